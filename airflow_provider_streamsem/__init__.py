@@ -1,0 +1,74 @@
+"""
+Micro-batch exactly-once ETL for Apache Airflow: bounded PySpark batches over offset ranges, an idempotent commit log, retries without duplicates.
+
+The public names are imported when they are first used: importing this package loads neither Airflow, pyspark nor boto3.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "FilesSink": "airflow_provider_streamsem.sinks.files",
+    "FilesSource": "airflow_provider_streamsem.sources.files",
+    "Guarantee": "airflow_provider_streamsem.batch.guarantee",
+    "Limits": "airflow_provider_streamsem.sources.contract",
+    "MicroBatchOperator": "airflow_provider_streamsem.operators.micro_batch",
+    "Pipeline": "airflow_provider_streamsem.batch.pipeline",
+    "RunResult": "airflow_provider_streamsem.batch.result",
+    "SparkEngine": "airflow_provider_streamsem.engines.spark",
+    "StreamsemError": "airflow_provider_streamsem.errors",
+    "guarantee": "airflow_provider_streamsem.batch.guarantee",
+    "load_pipeline": "airflow_provider_streamsem.batch.pipeline",
+    "open_log": "airflow_provider_streamsem.readers.files",
+    "read_committed": "airflow_provider_streamsem.readers.spark",
+    "run_batch": "airflow_provider_streamsem.batch.run",
+    "verify": "airflow_provider_streamsem.readers.verify",
+}
+
+__all__ = [
+    "FilesSink",
+    "FilesSource",
+    "Guarantee",
+    "Limits",
+    "MicroBatchOperator",
+    "Pipeline",
+    "RunResult",
+    "SparkEngine",
+    "StreamsemError",
+    "__version__",
+    "guarantee",
+    "load_pipeline",
+    "open_log",
+    "read_committed",
+    "run_batch",
+    "verify",
+]
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.batch.guarantee import Guarantee, guarantee
+    from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
+    from airflow_provider_streamsem.batch.result import RunResult
+    from airflow_provider_streamsem.batch.run import run_batch
+    from airflow_provider_streamsem.engines.spark import SparkEngine
+    from airflow_provider_streamsem.errors import StreamsemError
+    from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
+    from airflow_provider_streamsem.readers.files import open_log
+    from airflow_provider_streamsem.readers.spark import read_committed
+    from airflow_provider_streamsem.readers.verify import verify
+    from airflow_provider_streamsem.sinks.files import FilesSink
+    from airflow_provider_streamsem.sources.contract import Limits
+    from airflow_provider_streamsem.sources.files import FilesSource
+
+
+def __getattr__(name: str) -> object:
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_NAMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,66 @@
+"""Checks of what people give as arguments: each returns the value, or raises one :class:`InvalidError` that names argument, value and what is accepted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from airflow_provider_streamsem.errors import InvalidError
+
+
+def text(name: str, value: object, *, pattern: str = r".*\S.*", accepted: str = "text that is not empty") -> str:
+    """Text that matches ``pattern`` as a whole."""
+    if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL):
+        raise InvalidError(
+            f"{name} is not acceptable",
+            given=value if isinstance(value, str) else type(value).__name__,
+            accepted=accepted,
+        )
+    return value
+
+
+def choice(name: str, value: object, accepted: Collection[str]) -> str:
+    """One of some words."""
+    if not isinstance(value, str) or value not in accepted:
+        raise InvalidError(f"{name} is not one of the accepted words", given=value, accepted=sorted(accepted))
+    return value
+
+
+def whole(name: str, value: object, *, least: int) -> int:
+    """A whole number of ``least`` or more."""
+    if type(value) is not int or value < least:
+        raise InvalidError(f"{name} must be a whole number of {least} or more", given=value)
+    return value
+
+
+def flag(name: str, value: object) -> bool:
+    """True or false, and nothing that merely counts as either."""
+    if type(value) is not bool:
+        raise InvalidError(f"{name} must be true or false", given=value)
+    return value
+
+
+def words(name: str, value: object) -> tuple[str, ...]:
+    """A list of different texts, perhaps empty. A single text is refused: it would be taken letter by letter."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) and v for v in value):
+        raise InvalidError(
+            f"{name} must be a list of texts", given=value if isinstance(value, str) else type(value).__name__
+        )
+    if len({v.lower() for v in value}) != len(value):
+        raise InvalidError(f"{name} names something twice (case does not count)", given=list(value))
+    return tuple(value)
+
+
+def options(name: str, value: object) -> Mapping[str, str]:
+    """A mapping of text to text."""
+    if not isinstance(value, Mapping) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
+        raise InvalidError(f"{name} must map text to text", given=type(value).__name__)
+    return dict(value)
+
+
+def known_keys(where: str, given: Mapping[str, Any], accepted: Collection[str]) -> None:
+    """No key besides the accepted ones."""
+    unknown = sorted(set(given) - set(accepted))
+    if unknown:
+        raise InvalidError(f"{where} holds names that it does not know", given=unknown, accepted=sorted(accepted))

@@ -1,0 +1,236 @@
+"""The spec of a pipeline: frozen, checked once, the same from Python and from TOML."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from airflow_provider_streamsem import arguments, registry
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.protocol.codec import canonical, plain, sha256
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.sinks.contract import Sink
+from airflow_provider_streamsem.sources.contract import Limits, Source
+from airflow_provider_streamsem.stores.contract import split_url
+
+NAME = r"[a-z0-9_-]{1,64}"
+TRANSFORM = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
+LABELS = ("exactly_once", "at_least_once", "at_most_once")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """
+    What a pipeline reads, does and writes. One pipeline has one log.
+
+    :param name: ``[a-z0-9_-]{1,64}``: a label; identity is the uuid in the log
+    :param log: where the commit log lies: ``s3://bucket/prefix``, ``file:///path`` or an absolute path
+    :param source: where records come from
+    :param sinks: sink name → sink; all of one batch become visible at once
+    :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``, or its name ``"package.module:function"``; absent: rows pass as they are.
+        Evaluated once per attempt
+    :param where: an SQL predicate over the parsed columns, applied before the transform; rows for which it is not true are counted as filtered
+    :param rows: ``"filter"`` declares that the transform gives exactly one row for each row it gets, for every sink: then parsed = filtered + written is
+        checked in every attempt. ``"any"``: nothing is claimed across the transform
+    :param limits: the most that one batch reads
+    :param on_data_loss: ``"fail"``: records that are gone from the source stop the pipeline, naming them
+    :param require: the least guarantee; a pipeline that cannot keep it is refused here
+    :raises InvalidError: an argument is not acceptable, or the computed guarantee is below ``require``
+    """
+
+    name: str
+    log: str
+    source: Source
+    sinks: Mapping[str, Sink]
+    transform: Callable[[Any], Any] | str | None = None
+    where: str | None = None
+    rows: str = "any"
+    limits: Limits = field(default_factory=Limits)
+    on_data_loss: str = "fail"
+    require: str | None = None
+
+    def __post_init__(self) -> None:
+        arguments.text("pipeline name", self.name, pattern=NAME, accepted=NAME)
+        split_url(arguments.text("log", self.log))
+        registry.name_of("sources", self.source)
+        if not isinstance(self.sinks, Mapping) or not self.sinks:
+            raise InvalidError(
+                "sinks must map at least one name to a sink", given=type(self.sinks).__name__, pipeline=self.name
+            )
+        for name, sink in self.sinks.items():
+            arguments.text("sink name", name, pattern=NAME, accepted=NAME)
+            registry.name_of("sinks", sink)
+        self._check_places()
+        if isinstance(self.transform, str):
+            arguments.text("transform", self.transform, pattern=TRANSFORM, accepted="package.module:function")
+        elif self.transform is not None and not callable(self.transform):
+            raise InvalidError(
+                "transform must be a function or its name",
+                given=type(self.transform).__name__,
+                accepted="package.module:function",
+            )
+        if self.where is not None:
+            arguments.text("where", self.where)
+        arguments.choice("rows", self.rows, ("any", "filter"))
+        if not isinstance(self.limits, Limits):
+            raise InvalidError("limits must be a Limits", given=type(self.limits).__name__)
+        arguments.choice("on_data_loss", self.on_data_loss, ("fail",))
+        if self.require is not None:
+            from airflow_provider_streamsem.batch.guarantee import require
+
+            arguments.choice("require", self.require, LABELS)
+            require(self, self.require)
+
+    def _check_places(self) -> None:
+        places = {"log": self.log, **{f"sinks.{name}": sink.place for name, sink in self.sinks.items()}}
+        taken: list[tuple[str, tuple[str, str]]] = [(name, split_url(url)) for name, url in places.items()]
+        for at, (name, (scheme, path)) in enumerate(taken):
+            for other, (other_scheme, other_path) in taken[:at]:
+                nested = f"{path}/".startswith(f"{other_path}/") or f"{other_path}/".startswith(f"{path}/")
+                if scheme == other_scheme and nested:
+                    raise InvalidError(
+                        "the log and each dataset need a place of their own, none inside another",
+                        given={other: places[other], name: places[name]},
+                    )
+
+    def replace(self, **changes: Any) -> Pipeline:
+        """A pipeline with some arguments changed, checked anew."""
+        arguments.known_keys("Pipeline.replace", changes, [f.name for f in dataclasses.fields(self)])
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def transform_name(self) -> str:
+        """``package.module:function``, or ``""`` where rows pass as they are."""
+        if self.transform is None or isinstance(self.transform, str):
+            return self.transform or ""
+        return f"{self.transform.__module__}:{self.transform.__qualname__}"
+
+    def guarded(self) -> Json:
+        """What may not change under one log: the source's identity, the datasets."""
+        return {"source": self.source.guarded(), "sinks": {name: sink.guarded() for name, sink in self.sinks.items()}}
+
+    def to_json(self) -> Json:
+        """The spec as JSON; the same structure as the TOML form, with ``guarded`` added."""
+        return {
+            "format": 1,
+            "name": self.name,
+            "log": self.log,
+            "transform": self.transform_name,
+            "where": self.where,
+            "rows": self.rows,
+            "source": {"type": registry.name_of("sources", self.source), **plain(self.source)},
+            "sinks": {
+                name: {"type": registry.name_of("sinks", sink), **plain(sink)} for name, sink in self.sinks.items()
+            },
+            "limits": plain(self.limits),
+            "on_data_loss": self.on_data_loss,
+            "require": self.require,
+            "guarded": self.guarded(),
+        }
+
+    def spec_bytes(self) -> bytes:
+        """Canonical JSON of the spec."""
+        return canonical(self.to_json())
+
+    @property
+    def spec_sha256(self) -> str:
+        """By which plans and outcomes name this spec."""
+        return sha256(self.spec_bytes())
+
+    def load_transform(self) -> Callable[[Any], Any]:
+        """
+        The transform as a function.
+
+        :raises InvalidError: there is no such module or function
+        """
+        if self.transform is None:
+            return lambda frame: frame
+        if callable(self.transform):
+            return self.transform
+        module_name, _, qualified = self.transform.partition(":")
+        try:
+            found: Any = import_module(module_name)
+            for part in qualified.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError) as error:
+            raise InvalidError("the transform cannot be imported", given=self.transform, pipeline=self.name) from error
+        if not callable(found):
+            raise InvalidError(
+                "the transform's name is not that of a function", given=self.transform, pipeline=self.name
+            )
+        return found  # type: ignore[no-any-return]
+
+
+def from_json(spec: Mapping[str, Any], *, where: str = "the spec") -> Pipeline:
+    """
+    A pipeline from the structure of :meth:`Pipeline.to_json` or of a TOML file.
+
+    :param where: names the file in errors
+    :raises InvalidError: an unknown or missing key, or an argument that its class refuses
+    """
+    arguments.known_keys(where, spec, [f.name for f in dataclasses.fields(Pipeline)] + ["format", "guarded"])
+    given = {key: value for key, value in spec.items() if key not in ("format", "guarded") and value is not None}
+    given["source"] = _build("sources", given.get("source"), f"{where} [source]")
+    sinks = given.get("sinks")
+    if not isinstance(sinks, Mapping):
+        raise InvalidError(f"{where} must have a table [sinks.<name>] for each sink", given=type(sinks).__name__)
+    given["sinks"] = {name: _build("sinks", sink, f"{where} [sinks.{name}]") for name, sink in sinks.items()}
+    if "limits" in given:
+        given["limits"] = _call(Limits, given["limits"], f"{where} [limits]")
+    given["transform"] = given.get("transform") or None
+    return _call(Pipeline, given, where)  # type: ignore[no-any-return]
+
+
+def _build(kind: registry.Kind, given: object, where: str) -> Any:
+    if not isinstance(given, Mapping) or not isinstance(given.get("type"), str):
+        raise InvalidError(f"{where} must be a table with a `type`", accepted=registry.names(kind))
+    return _call(registry.lookup(kind, given["type"]), {k: v for k, v in given.items() if k != "type"}, where)
+
+
+def _call(cls: Any, given: object, where: str) -> Any:
+    if not isinstance(given, Mapping):
+        raise InvalidError(f"{where} must be a table", given=type(given).__name__)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    arguments.known_keys(where, given, fields)
+    missing = [
+        n
+        for n, f in fields.items()
+        if n not in given and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise InvalidError(f"{where} lacks arguments", missing=missing)
+    return cls(**given)
+
+
+def load_pipeline(path: str) -> Pipeline:
+    """
+    A pipeline from a TOML file.
+
+    :raises InvalidError: no such file, not TOML, or not a pipeline
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        with open(path, "rb") as file:
+            spec = tomllib.load(file)
+    except OSError as error:
+        raise InvalidError(
+            "the pipeline file cannot be read", path=path, reason=os.strerror(error.errno or 0)
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidError("the pipeline file is not TOML", path=path, reason=str(error).split("\n")[0]) from error
+    return from_json(spec, where=path)
+
+
+def pipeline_of_spec(data: bytes) -> Pipeline:
+    """A pipeline from the bytes of a stored spec, to read with: it has no transform."""
+    spec = json.loads(data)
+    return from_json({**spec, "transform": None}, where="the stored spec")

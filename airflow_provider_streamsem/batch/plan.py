@@ -1,0 +1,54 @@
+"""Planning: from a run's position to Plan(n), before a row is read (PROTOCOL.md, 4.2)."""
+
+from __future__ import annotations
+
+from airflow_provider_streamsem.batch.opening import Opened
+from airflow_provider_streamsem.errors import InternalError
+from airflow_provider_streamsem.protocol import offsets
+from airflow_provider_streamsem.protocol.entries import Plan
+from airflow_provider_streamsem.protocol.procedures import Ready
+from airflow_provider_streamsem.protocol.view import add_counts
+from airflow_provider_streamsem.sources.contract import Planner
+
+
+def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, drain: bool) -> Plan | None:
+    """
+    Cut the next plan of a run; ``None`` where the source has nothing new and therefore nothing is written (W15).
+
+    A drain's first plan freezes the target; every later one is cut towards it (W14, I19).
+    """
+    clock = opened.log.clock
+    planned_at_ms = clock.now_ms()
+    start = ready.head.next
+    target = ready.target
+    end = planner.latest_offsets() if target is None else target
+    if drain and ready.j == 0:
+        target = end
+    cut = planner.cut(start, end, opened.pipeline.limits)
+    if cut is None:
+        if ready.before is not None and ready.target is not None:
+            raise InternalError(
+                "a drain is below its target but the source gives nothing to read",
+                target=dict(ready.target),
+                next=dict(start),
+            )
+        return None
+    before_plan, before_outcome = ready.before or (None, None)
+    run_counts = dict(before_plan.run_counts) if before_plan else {}
+    if before_outcome is not None and before_outcome.committed:
+        run_counts = add_counts(run_counts, before_outcome.counts)
+    return Plan(
+        version=ready.head.closed + 1,
+        previous=ready.head.outcome_sha,
+        ranges=cut.ranges,
+        pins=cut.pins,
+        run_key=run_key,
+        j=ready.j,
+        target=target,
+        run_counts=run_counts,
+        run_start=before_plan.run_start if before_plan else {p: offsets.position(start, p) for p in cut.ranges},
+        planned_at_ms=planned_at_ms,
+        spec=opened.spec,
+        transform=opened.pipeline.transform_name,
+        nonce=clock.new_id(),
+    )

@@ -1,0 +1,165 @@
+"""
+The whole order of a run, on one page: look, plan, run, decide (PROTOCOL.md, 4).
+
+A run may die at any line and be started again, twice at once too: every step either reads what is durable or creates one object that others can go on from.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from airflow_provider_streamsem import registry
+from airflow_provider_streamsem.arguments import flag, text
+from airflow_provider_streamsem.batch import schema
+from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
+from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.batch.plan import plan_batch
+from airflow_provider_streamsem.batch.result import RunResult, answer, empty
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.engines.contract import Engine, Job
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.protocol import invariants
+from airflow_provider_streamsem.protocol.entries import Outcome, Plan, StagedManifest
+from airflow_provider_streamsem.protocol.procedures import Answered, Open, Ready, settled
+from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.sources.contract import Planner
+
+logger = logging.getLogger(__name__)
+
+
+def run_batch(
+    pipeline: Pipeline, *, run_key: str, drain: bool = False, engine: Engine | None = None, log: CommitLog | None = None
+) -> RunResult:
+    """
+    Run one batch of a pipeline, or with ``drain`` batches until the end that the source had when the run was planned.
+
+    The same ``run_key`` again gives the committed result without any work, or goes on where the run stopped. A run that found nothing new wrote nothing, so
+    the same key may find something later.
+
+    :param pipeline: the spec
+    :param run_key: names the run; the same for its retries and clears
+    :param drain: several batches, towards a target that is frozen in the first plan
+    :param engine: default: Spark in this process; no session is started before a batch is staged
+    :param log: default: the log at ``pipeline.log``
+    :returns: what is stored of the run (I12)
+    :raises StreamsemError: see :mod:`airflow_provider_streamsem.errors`; its class says whether a retry can help
+    """
+    if not isinstance(pipeline, Pipeline):
+        raise InvalidError("run_batch takes a Pipeline", given=type(pipeline).__name__)
+    text("run_key", run_key)
+    flag("drain", drain)
+    opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
+    run = _Run(
+        opened,
+        pipeline.source.open(opened.log, opened.head.outcome),
+        engine or registry.lookup("engines", "spark")(),
+        run_key,
+    )
+    position = opened.log.locate(run_key, opened.head)
+    while not isinstance(position, Answered):
+        if isinstance(position, Ready):
+            plan = plan_batch(opened, run.planner, position, run_key=run_key, drain=drain)
+            if plan is None:
+                return empty(opened, position.head, run_key)
+            head, fresh = opened.log.put_plan(position.head, plan)
+            logger.info("version %d: planned %s", plan.version, dict(plan.ranges))
+            if head.plan_sha == "" or head.plan != plan:
+                position = opened.log.locate(run_key, head)  # lost the create: look again (W12)
+                continue
+        else:
+            head, fresh = position.head, False
+        position = run.close(head, fresh=fresh)
+    return answer(opened, position, run_key)
+
+
+@dataclass(slots=True)
+class _Run:
+    opened: Opened
+    planner: Planner
+    engine: Engine
+    run_key: str
+
+    def close(self, head: Head, *, fresh: bool) -> Answered | Open | Ready:
+        """Bring the open version to its outcome, whoever planned it; returns where this run then stands."""
+        assert head.plan is not None
+        plan, log = head.plan, self.opened.log
+        staged = None if fresh else self._adopt(head)
+        staged = staged or self._stage(head)
+        decided = log.decide(head, self._outcome(plan, staged))
+        assert decided.outcome is not None
+        logger.info("version %d: %s", plan.version, decided.outcome.result)
+        log.write_segments(plan.version, [(decided.outcome, decided.outcome_sha)])
+        if plan.run_key != self.run_key:
+            return log.locate(self.run_key, decided)
+        return settled(decided, plan, decided.outcome)
+
+    def _adopt(self, head: Head) -> StagedManifest | None:
+        """An attempt that somebody finished and nobody decided, if all of it is there (W17)."""
+        sinks = self.opened.pipeline.sinks
+        for manifest in self.opened.log.find_staged(head):
+            if set(manifest.sinks) == set(sinks) and all(
+                sinks[name].is_complete(c) for name, c in manifest.sinks.items()
+            ):
+                logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
+                return manifest
+        return None
+
+    def _stage(self, head: Head) -> StagedManifest:
+        """A fresh attempt: stage every sink, reconcile, and only then write the manifest (W18)."""
+        assert head.plan is not None
+        plan, log, pipeline = head.plan, self.opened.log, self.opened.pipeline
+        started_ms = log.clock.now_ms()
+        attempt_id = log.clock.new_id()
+        job = Job(
+            source=pipeline.source,
+            sinks=pipeline.sinks,
+            transform=pipeline.load_transform(),
+            transform_name=pipeline.transform_name,
+            where=pipeline.where,
+            max_quarantined=pipeline.limits.max_quarantined,
+            plan=plan,
+            attempt_id=attempt_id,
+        )
+        pipeline.source.check_pins(plan.pins)
+        produced = self.engine.stage(job, log)
+        pipeline.source.check_pins(plan.pins)
+        invariants.check_i14_staged(produced.counts, produced.sinks, handed=produced.handed, rows=pipeline.rows)
+        schemas = schema.evolve({} if head.outcome is None else head.outcome.schemas, produced.schemas)
+        manifest = StagedManifest(
+            version=plan.version,
+            attempt_id=attempt_id,
+            plan=head.plan_sha,
+            spec=self.opened.spec,
+            transform=pipeline.transform_name,
+            sinks=produced.sinks,
+            schemas=schemas,
+            quarantine=produced.quarantine,
+            counts=produced.counts,
+            source=self.planner.hint(plan, produced.counts),
+            staged_ms=log.clock.now_ms() - started_ms,
+            nonce=log.clock.new_id(),
+        )
+        log.put_staged(manifest)
+        return manifest
+
+    def _outcome(self, plan: Plan, staged: StagedManifest) -> Outcome:
+        clock = self.opened.log.clock
+        decided_at_ms = clock.now_ms()
+        return Outcome(
+            version=plan.version,
+            result="commit",
+            plan=staged.plan,
+            attempt_id=staged.attempt_id,
+            sinks=staged.sinks,
+            schemas=staged.schemas,
+            quarantine=staged.quarantine,
+            counts=staged.counts,
+            next={p: end for p, (_, end) in plan.ranges.items()},
+            source=staged.source,
+            spec=staged.spec,
+            transform=staged.transform,
+            decided_at_ms=decided_at_ms,
+            duration_ms=max(0, decided_at_ms - plan.planned_at_ms),
+            nonce=clock.new_id(),
+        )

@@ -1,0 +1,196 @@
+"""The commands. Each takes parsed arguments and returns an :class:`Answer`; the functions behind them are the public ones."""
+
+from __future__ import annotations
+
+import argparse
+
+from airflow_provider_streamsem.batch.guarantee import guarantee
+from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
+from airflow_provider_streamsem.batch.run import run_batch
+from airflow_provider_streamsem.cli.output import Answer, Table
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.commitlog import doctor as doctor_
+from airflow_provider_streamsem.commitlog import maintenance
+from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.protocol.codec import plain
+from airflow_provider_streamsem.protocol.entries import Json, Outcome
+from airflow_provider_streamsem.protocol.offsets import Ranges
+from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
+from airflow_provider_streamsem.readers.lag import lag as lag_of
+from airflow_provider_streamsem.readers.verify import verify as verify_
+from airflow_provider_streamsem.stores.contract import Store, open_store
+
+
+def _log_url(target: str) -> str:
+    return load_pipeline(target).log if target.endswith(".toml") else target
+
+
+def _opened(args: argparse.Namespace) -> CommittedLog:
+    return open_log(_log_url(args.target))
+
+
+def _datasets(pipeline: Pipeline) -> dict[str, Store]:
+    return {sink.place: open_store(sink.place) for sink in pipeline.sinks.values()}
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """``streamsem run``"""
+    if not args.target.endswith(".toml"):
+        raise InvalidError("run needs a pipeline file", given=args.target, accepted="PIPELINE.toml")
+    from airflow_provider_streamsem.engines.spark import SparkEngine
+
+    pipeline = load_pipeline(args.target)
+    run_key = args.run_key or f"cli:{SYSTEM_CLOCK.new_id()}"
+    kept = guarantee(pipeline)
+    result = run_batch(pipeline, run_key=run_key, drain=args.drain, engine=SparkEngine(master=args.master))
+    lines = [f"run key    {run_key}", f"guarantee  {kept}", f"status     {result.status}"]
+    lines += [f"version    {result.version}", f"ranges     {_ranges(result.ranges)}"]
+    lines += [f"{name:<10} {count}" for name, count in sorted(result.counts.items())]
+    return Answer(document={**result.to_json(), "guarantee": plain(kept)}, lines=lines)
+
+
+def log(args: argparse.Namespace) -> Answer:
+    """``streamsem log``"""
+    if args.limit < 1:
+        raise InvalidError("--limit must be a whole number of 1 or more", given=args.limit)
+    opened = _opened(args)
+    datasets = _datasets(opened.pipeline())
+    rows = [_version_row(opened, datasets, version) for version in opened.versions(limit=args.limit)]
+    return Answer(
+        document={"log": opened.log.store.url, "pipeline": opened.record.name, "versions": rows},
+        tables=[log_table(opened.record.name, rows)],
+    )
+
+
+def _version_row(opened: CommittedLog, datasets: dict[str, Store], version: Version) -> Json:
+    outcome = version.outcome
+    return {
+        "version": version.version,
+        "result": "open" if outcome is None else outcome.result,
+        "ranges": plain(version.plan.ranges),
+        "files": 0 if outcome is None else sum(len(c.files) for c in outcome.sinks.values()),
+        "counts": {} if outcome is None else plain(outcome.counts),
+        "attempts": len(maintenance.attempts_of(opened.log, datasets, version.version)),
+        "duration_ms": None if outcome is None else outcome.duration_ms,
+        "run_key": version.plan.run_key,
+        "reason": "" if outcome is None else outcome.reason,
+    }
+
+
+def log_table(name: str, rows: list[Json]) -> Table:
+    """The log as a table for people."""
+    cells = []
+    for row in rows:
+        counts = row["counts"]
+        written = ", ".join(str(counts[key]) for key in sorted(counts) if key.startswith("written."))
+        duration = "" if row["duration_ms"] is None else f"{row['duration_ms'] / 1000:.1f} s"
+        shown = [row["version"], row["result"], _ranges(row["ranges"]), row["files"], counts.get("read", ""), written]
+        shown += [counts.get("filtered", ""), counts.get("quarantined", ""), row["attempts"], duration]
+        cells.append([str(cell) for cell in shown])
+    columns = [
+        "version",
+        "result",
+        "offsets",
+        "files",
+        "read",
+        "written",
+        "filtered",
+        "quarantined",
+        "attempts",
+        "duration",
+    ]
+    return Table(title=f"commit log of {name}", columns=columns, rows=cells)
+
+
+def _ranges(ranges: Ranges) -> str:
+    return ", ".join(f"{partition} [{start}, {end})" for partition, (start, end) in sorted(ranges.items()))
+
+
+def show(args: argparse.Namespace) -> Answer:
+    """``streamsem show``"""
+    opened = _opened(args)
+    plan, outcome = opened.log.plan(args.version), opened.log.outcome(args.version)
+    if plan is None:
+        raise InvalidError("there is no such version", given=args.version, newest_closed=opened.head)
+    document = {
+        "version": args.version,
+        "plan": plain(plan[0]),
+        "outcome": None if outcome is None else plain(outcome[0]),
+    }
+    lines = [f"version {args.version}: {'open' if outcome is None else outcome[0].result}"]
+    for title, entry in (("plan", document["plan"]), ("outcome", document["outcome"])):
+        lines += [f"{title}:"] + [
+            f"  {name:<14} {value}" for name, value in (entry or {}).items() if name not in ("sinks", "pins", "schemas")
+        ]
+    lines += _files_of(outcome[0]) if outcome is not None else []
+    return Answer(document=document, lines=lines)
+
+
+def _files_of(outcome: Outcome) -> list[str]:
+    return [
+        f"  {name}: {file.key}  {file.rows} rows  {file.bytes} bytes"
+        for name, sink in sorted(outcome.sinks.items())
+        for file in sink.files
+    ]
+
+
+def files(args: argparse.Namespace) -> Answer:
+    """``streamsem files``"""
+    found = _opened(args).files(version=args.at, since=args.since, sink=args.sink)
+    return Answer(document={"files": [plain(file) for file in found]}, lines=[file.path for file in found])
+
+
+def verify(args: argparse.Namespace) -> Answer:
+    """``streamsem verify``"""
+    verdict = verify_(
+        load_pipeline(args.target) if args.target.endswith(".toml") else args.target, files=not args.log_only
+    )
+    document = {**plain(verdict), "clean": verdict.clean}
+    seen = f"{verdict.versions} versions, {verdict.commits} commits, {verdict.files} visible files, {verdict.orphans} orphans"
+    lines = [
+        f"{'clean' if verdict.clean else 'FAULTS FOUND'}: {seen}",
+        *[f"{name:<20} {count}" for name, count in sorted(verdict.counts.items())],
+        *[f"{f.invariant} version={f.version} {f.what}" for f in verdict.findings],
+    ]
+    return Answer(document=document, lines=lines, exit_code=0 if verdict.clean else 1)
+
+
+def doctor(args: argparse.Namespace) -> Answer:
+    """``streamsem doctor``"""
+    report = doctor_.examine(open_commit_log(_log_url(args.target)))
+    rows = [["passed" if check.passed else "FAILED", check.name, check.seen] for check in report.checks]
+    table = Table(title=f"doctor of {report.place}", columns=["", "probe", "seen"], rows=rows)
+    return Answer(
+        document={**plain(report), "passed": report.passed}, tables=[table], exit_code=0 if report.passed else 1
+    )
+
+
+def lag(args: argparse.Namespace) -> Answer:
+    """``streamsem lag``"""
+    pipeline = load_pipeline(args.target) if args.target.endswith(".toml") else _opened(args).pipeline()
+    found = lag_of(pipeline)
+    age = "never" if found.last_commit_age_ms is None else f"{found.last_commit_age_ms / 1000:.0f} s ago"
+    return Answer(
+        document=plain(found),
+        lines=[f"lag          {found.lag} {found.unit}", f"last commit  {age}", f"version      {found.version}"],
+    )
+
+
+def abort(args: argparse.Namespace) -> Answer:
+    """``streamsem abort``"""
+    opened = _opened(args)
+    outcome = maintenance.abort(opened.log, opened.record, args.version, reason=args.reason)
+    told = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"
+    return Answer(
+        document={"version": args.version, "result": outcome.result}, lines=[f"version {args.version}: {told}"]
+    )
+
+
+def vacuum(args: argparse.Namespace) -> Answer:
+    """``streamsem vacuum``"""
+    opened = _opened(args)
+    done = maintenance.vacuum(opened.log, _datasets(opened.pipeline()), dry_run=args.dry_run)
+    count = sum(map(len, done.deleted.values()))
+    lines = [f"{'would delete' if args.dry_run else 'deleted'} {count} objects, {done.bytes} bytes"]
+    return Answer(document={**plain(done), "dry_run": args.dry_run}, lines=lines)

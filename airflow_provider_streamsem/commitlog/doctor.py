@@ -1,0 +1,149 @@
+"""Whether a store keeps the promise on which the log rests. A pipeline is not created on a store that does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+from airflow_provider_streamsem.clock import Clock
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.errors import UnsafeStoreError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.codec import canonical
+from airflow_provider_streamsem.stores.contract import Store, UnknownAnswerError
+
+PARALLEL = 8
+ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One probe: what was asked, whether the store did it, what was seen."""
+
+    name: str
+    passed: bool
+    seen: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """
+    What the probes found; stored under ``key`` in the log.
+
+    Known limitation: the probes can show that a store breaks its promise, not that it always keeps it.
+    """
+
+    key: str
+    place: str
+    at_ms: int
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every probe passed."""
+        return all(check.passed for check in self.checks)
+
+
+def examine(log: CommitLog) -> Report:
+    """
+    Probe a store with objects under ``doctor/`` and keep the report there. The probe's objects are removed again.
+
+    :raises StoreRefusedError: the store lets this process not write, read or list there
+    """
+    probe = f"doctor/probe-{log.clock.new_id()}/"
+    checks = (
+        *_checks(log.store, probe, log.clock),
+        _check("delete", lambda: _deleted(log.store, probe)),
+    )
+    report = Report(key=keys.doctor(log.clock.new_id()), place=log.store.url, at_ms=log.clock.now_ms(), checks=checks)
+    log.create(report.key, canonical({"format": 1, "entry": "doctor", **json.loads(json.dumps(asdict(report)))}))
+    return report
+
+
+def require_safe(log: CommitLog) -> Report:
+    """
+    :func:`examine`, refusing a store that failed.
+
+    :raises UnsafeStoreError: names the probes that failed
+    """
+    report = examine(log)
+    if not report.passed:
+        failed = "; ".join(f"{check.name}: {check.seen}" for check in report.checks if not check.passed)
+        raise UnsafeStoreError(
+            "the store does not keep create-if-absent", place=log.store.url, failed=failed, report=report.key
+        )
+    return report
+
+
+def _checks(store: Store, probe: str, clock: Clock) -> tuple[Check, ...]:
+    return (
+        _check(
+            "parallel creates of one key: exactly one wins and is read back", lambda: _one_winner(store, probe, clock)
+        ),
+        _check("a repeated create is refused and changes nothing", lambda: _repeat_refused(store, probe, clock)),
+        _check(
+            "a key that was never created reads as absent",
+            lambda: "" if store.read(probe + "absent") is None else "it had content",
+        ),
+        _check("a listing is complete and in the order of the keys' bytes", lambda: _ordered(store, probe)),
+    )
+
+
+def _check(name: str, probe: Callable[[], str]) -> Check:
+    try:
+        wrong = probe()
+    except UnknownAnswerError:
+        wrong = "the store gave no clear answer"
+    return Check(name=name, passed=not wrong, seen=wrong or "as it must be")
+
+
+def _create(store: Store, key: str, data: bytes, clock: Clock) -> bool:
+    for _ in range(10):
+        try:
+            return store.create(key, data) or store.read(key) == data
+        except UnknownAnswerError:
+            clock.sleep(0.1)
+    raise UnknownAnswerError(key)
+
+
+def _one_winner(store: Store, probe: str, clock: Clock) -> str:
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        for round_number in range(ROUNDS):
+            key = f"{probe}race-{round_number}"
+            bodies = [f'{{"writer":{i},"nonce":"{clock.new_id()}"}}'.encode() for i in range(PARALLEL)]
+            answers = list(pool.map(lambda body, key=key: _create(store, key, body, clock), bodies))
+            winners = [body for body, won in zip(bodies, answers, strict=True) if won]
+            if len(winners) != 1:
+                return f"{len(winners)} of {PARALLEL} were told that they won"
+            if store.read(key) != winners[0]:
+                return "the bytes read back are not the winner's"
+    return ""
+
+
+def _repeat_refused(store: Store, probe: str, clock: Clock) -> str:
+    key = f"{probe}repeat"
+    first, second = (f'{{"nonce":"{clock.new_id()}"}}'.encode() for _ in range(2))
+    if not _create(store, key, first, clock):
+        return "a first create was refused"
+    if _create(store, key, second, clock):
+        return "a second create was accepted"
+    return "" if store.read(key) == first else "a refused create changed the object"
+
+
+def _ordered(store: Store, probe: str) -> str:
+    names = ["order/a-b", "order/a/b", "order/a0", "order/b", "order/~"]
+    for name in reversed(names):
+        store.create(probe + name, b"{}")
+    listed = [stat.key for stat in store.list(f"{probe}order/")]
+    if listed != sorted((probe + name for name in names), key=str.encode):
+        return f"{len(listed)} keys of {len(names)}, or in another order"
+    first = [stat.key for stat in store.list(f"{probe}order/", limit=2)]
+    return "" if first == listed[:2] else "a limited listing did not start at the first key"
+
+
+def _deleted(store: Store, probe: str) -> str:
+    for stat in list(store.list(probe)):
+        store.delete(stat.key)
+    return "" if not list(store.list(probe)) else "deleted objects are still listed"

@@ -1,0 +1,239 @@
+"""The only loop that performs requests of the protocol, and the log's face to the layers above."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, NewerFormatError, UnavailableError
+from airflow_provider_streamsem.protocol import keys, procedures
+from airflow_provider_streamsem.protocol.codec import sha256
+from airflow_provider_streamsem.protocol.entries import (
+    READER_FEATURES,
+    WRITER_FEATURES,
+    Outcome,
+    PipelineRecord,
+    Plan,
+    StagedManifest,
+)
+from airflow_provider_streamsem.protocol.machine import (
+    Created,
+    Creation,
+    Event,
+    Exists,
+    Found,
+    Get,
+    Listed,
+    Missing,
+    Procedure,
+    Put,
+    Request,
+    Unknown,
+    create,
+    get,
+    list_keys,
+)
+from airflow_provider_streamsem.protocol.offsets import Offsets
+from airflow_provider_streamsem.protocol.view import Head, LogView, fold
+from airflow_provider_streamsem.stores.contract import Store, UnknownAnswerError, open_store
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """
+    How often and how long unknown answers are met with the same request again (W6, W7).
+
+    :param tries: requests in a row without a clear answer, after which the writer gives up and reports *unknown*
+    :param first_wait_s: seconds before the second request; doubled each time
+    :param longest_wait_s: the longest wait between two requests, seconds
+    """
+
+    tries: int = 8
+    first_wait_s: float = 0.1
+    longest_wait_s: float = 5.0
+
+
+@dataclass(slots=True)
+class CommitLog:
+    """
+    A pipeline's log on a store. It holds nothing that matters: two of them on one store are as good as one.
+
+    :param store: where the log lies
+    :param clock: waits between repeated requests
+    :param patience: for unknown answers
+    """
+
+    store: Store
+    clock: Clock = SYSTEM_CLOCK
+    patience: Patience = field(default_factory=Patience)
+
+    def perform(self, procedure: Procedure[T]) -> T:
+        """
+        Run a procedure to its end.
+
+        :raises UnavailableError: too many unknown answers in a row; nothing was concluded from them
+        """
+        unanswered = 0
+        event: Event | None = None
+        while True:
+            try:
+                request = next(procedure) if event is None else procedure.send(event)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            event = self._event(request)
+            unanswered = unanswered + 1 if isinstance(event, Unknown) else 0
+            if unanswered >= self.patience.tries:
+                procedure.close()
+                key = request.prefix if not isinstance(request, (Put, Get)) else request.key
+                raise UnavailableError(
+                    "the store gave no clear answer; whether the last request was applied is unknown",
+                    place=self.store.url,
+                    key=key,
+                    tries=unanswered,
+                )
+            if unanswered:
+                self.clock.sleep(min(self.patience.first_wait_s * 2 ** (unanswered - 1), self.patience.longest_wait_s))
+
+    def _event(self, request: Request) -> Event:
+        try:
+            if isinstance(request, Put):
+                return Created() if self.store.create(request.key, request.data) else Exists()
+            if isinstance(request, Get):
+                data = self.store.read(request.key)
+                return Missing() if data is None else Found(data)
+            return Listed(tuple(stat.key for stat in self.store.list(request.prefix, request.limit)))
+        except UnknownAnswerError:
+            return Unknown()
+
+    # --- objects that are not versions
+
+    def create(self, key: str, data: bytes) -> Creation:
+        """Create an object if absent, and say what is stored."""
+        return self.perform(create(key, data))
+
+    def read(self, key: str) -> bytes | None:
+        """The bytes under a key, or ``None``."""
+        return self.perform(get(key))
+
+    def list_keys(self, prefix: str, limit: int | None = None) -> tuple[str, ...]:
+        """The first keys under a prefix: a hint (W8)."""
+        return self.perform(list_keys(prefix, limit))
+
+    def read_pipeline(self) -> PipelineRecord | None:
+        """
+        ``pipeline.json``, or ``None`` where the log does not exist yet.
+
+        :raises NewerFormatError: it requires a feature that this release lacks
+        """
+        found = self.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
+        if found is None:
+            return None
+        unknown = {*found[0].reader_features} - READER_FEATURES or {*found[0].writer_features} - WRITER_FEATURES
+        if unknown:
+            raise NewerFormatError(
+                "the log requires features that this release lacks", place=self.store.url, features=sorted(unknown)
+            )
+        return found[0]
+
+    def create_pipeline(self, record: PipelineRecord) -> PipelineRecord:
+        """Create ``pipeline.json``; returns what is stored, ours or another's who was first."""
+        self.perform(procedures.create_entry(keys.PIPELINE, record))
+        stored = self.read_pipeline()
+        if stored is None:
+            raise LogDamagedError("an object that was created cannot be read", invariant="I1", key=keys.PIPELINE)
+        return stored
+
+    def put_spec(self, spec: bytes) -> str:
+        """Store a pipeline spec under its sha256, which is returned."""
+        digest = sha256(spec)
+        self.create(keys.spec(digest), spec)
+        return digest
+
+    def read_spec(self, digest: str) -> bytes:
+        """A pipeline spec by its sha256."""
+        data = self.read(keys.spec(digest))
+        if data is None or sha256(data) != digest:
+            raise LogDamagedError(
+                "a pipeline spec is missing or differs from its name", invariant="I1", key=keys.spec(digest)
+            )
+        return data
+
+    # --- versions, for writers
+
+    def find_head(self, genesis: Offsets) -> Head:
+        """The newest version that a listing hints at."""
+        return self.perform(procedures.find_head(genesis))
+
+    def read_head(self, genesis: Offsets, version: int) -> Head | None:
+        """The head at ``version``, by computed keys; ``None`` where nothing of it is stored."""
+        return self.perform(procedures.read_head(genesis, version))
+
+    def locate(self, run_key: str, head: Head) -> procedures.Position:
+        """Where a run stands."""
+        return self.perform(procedures.locate(run_key, head))
+
+    def put_plan(self, head: Head, plan: Plan) -> tuple[Head, bool]:
+        """Create the next plan; see :func:`procedures.put_plan`."""
+        return self.perform(procedures.put_plan(head, plan))
+
+    def find_staged(self, head: Head) -> list[StagedManifest]:
+        """Staged manifests of the open version."""
+        return self.perform(procedures.find_staged(head))
+
+    def put_staged(self, manifest: StagedManifest) -> None:
+        """Create an attempt's manifest, after the last byte of its last file (W18)."""
+        self.perform(procedures.create_entry(keys.attempt(manifest.version, manifest.attempt_id), manifest))
+
+    def decide(self, head: Head, outcome: Outcome) -> Head:
+        """Create pointer and outcome; returns the head with the outcome that is stored."""
+        return self.perform(procedures.decide(head, outcome))
+
+    def write_segments(self, version: int, known: list[tuple[Outcome, str]]) -> None:
+        """Create the segments that are full since ``version``."""
+        self.perform(procedures.write_segments(version, known))
+
+    # --- versions, for readers
+
+    def plan(self, version: int) -> tuple[Plan, str] | None:
+        """Plan(version) and the sha256 of its bytes."""
+        return self.perform(procedures.read_entry(Plan, keys.plan(version)))
+
+    def outcome(self, version: int) -> tuple[Outcome, str] | None:
+        """Outcome(version) and the sha256 of its bytes."""
+        return self.perform(procedures.read_entry(Outcome, keys.outcome(version)))
+
+    def closed_head(self) -> int:
+        """The newest closed version as a listing shows it; -1 where there is none."""
+        return self.find_head({}).closed
+
+    def view(self, genesis: Mapping[str, int], *, version: int | None = None, since: int = -1) -> LogView:
+        """
+        The log folded at ``version`` (default: the newest closed one), files above ``since`` only.
+
+        :raises InvalidError: ``version`` is not closed yet, or the two contradict each other
+        """
+        head = self.closed_head()
+        at = head if version is None else version
+        if not -1 <= at <= head or not -1 <= since <= at:
+            raise InvalidError(
+                "a version to read must be closed, and `since` not above it",
+                version=version,
+                since=since,
+                newest_closed=head,
+            )
+        view = fold(self.perform(procedures.read_parts_to(at, since)), genesis=genesis, since=since)
+        if view.version != at:
+            raise LogDamagedError(
+                "a read did not reach the version it was fixed at", invariant="I5", version=at, reached=view.version
+            )
+        return view
+
+
+def open_commit_log(url: str, *, clock: Clock = SYSTEM_CLOCK, patience: Patience | None = None) -> CommitLog:
+    """The log at a URL; no request is sent."""
+    return CommitLog(open_store(url), clock, patience or Patience())

@@ -1,0 +1,76 @@
+"""``@task.micro_batch``: a pipeline whose transform is the decorated function."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
+
+from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
+
+
+class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # type: ignore[misc]
+    """A :class:`MicroBatchOperator` whose transform is a function in the DAG file."""
+
+    custom_operator_name = "@task.micro_batch"
+    template_fields: Sequence[str] = (*DecoratedOperator.template_fields, *MicroBatchOperator.template_fields)
+    template_fields_renderers: ClassVar[dict[str, str]] = {**DecoratedOperator.template_fields_renderers}
+    shallow_copy_attrs: Sequence[str] = ("python_callable",)
+
+    def __init__(
+        self,
+        *,
+        python_callable: Callable[..., Any],
+        op_args: Sequence[Any] | None = None,
+        op_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        parameters = list(inspect.signature(python_callable).parameters.values())
+        if not parameters:
+            raise InvalidError(
+                "a function under @task.micro_batch must take a DataFrame", function=python_callable.__name__
+            )
+        if op_args or parameters[0].name in (op_kwargs or {}):
+            raise InvalidError(
+                "the DataFrame is filled in when the task runs; call the function with keyword arguments for the others only",
+                function=python_callable.__name__,
+                filled_in=parameters[0].name,
+            )
+        # DecoratedOperator binds the arguments to the signature; the DataFrame is not there yet, so a placeholder stands for it.
+        super().__init__(python_callable=python_callable, op_args=[None], op_kwargs=dict(op_kwargs or {}), **kwargs)
+        self.op_args: list[Any] = []
+
+    def _pipeline(self, context: Any) -> Pipeline:
+        """The pipeline with the decorated function as its transform."""
+        if self.pipeline_file:
+            self.pipeline, self.pipeline_file = load_pipeline(self.pipeline_file), None
+        function = functools.wraps(self.python_callable)(functools.partial(self.python_callable, **self.op_kwargs))
+        if self.pipeline is not None and self.pipeline.transform is not None:
+            raise InvalidError(
+                "a pipeline under @task.micro_batch must not have a transform of its own",
+                given=self.pipeline.transform_name,
+            )
+        return super()._pipeline(context).replace(transform=function)
+
+
+def micro_batch_task(
+    python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
+) -> TaskDecorator:
+    """
+    Make ``fn(df) -> df`` the transform of a pipeline, and the pipeline a task.
+
+    :param python_callable: ``fn(DataFrame, **given) -> DataFrame`` or ``-> {sink name: DataFrame}``; keyword arguments come from the call in the DAG
+    :param multiple_outputs: accepted for Airflow's sake; the result is one small JSON value
+    :param kwargs: those of :class:`MicroBatchOperator`; ``pipeline`` must have no transform
+    """
+    return task_decorator_factory(
+        python_callable=python_callable,
+        multiple_outputs=False,
+        decorated_operator_class=_MicroBatchDecoratedOperator,
+        **kwargs,
+    )

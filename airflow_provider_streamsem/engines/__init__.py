@@ -1,0 +1,1 @@
+"""Engines: what evaluates a batch. :mod:`contract` says what one must keep."""

@@ -1,0 +1,91 @@
+"""
+The JVM behind a classic Spark session: whether it lives, how to let go of a dead one, and a clone of a session. Imports pyspark.
+
+This is the one place that touches names of pyspark that are not public; written against 4.1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from pyspark.core.context import SparkContext
+from pyspark.sql import DataFrame, Observation, SparkSession
+
+
+def forget_dead_jvm() -> None:
+    """
+    Let go of a session whose JVM was killed, so that the next one starts.
+
+    pyspark keeps a killed JVM's gateway for ever: ``getOrCreate`` and ``stop`` then fail with a refused connection. Only a JVM that this process
+    launched is judged: its exit is known from the process itself, never guessed from a slow answer.
+    """
+    jvm_gateway: Any = SparkContext._gateway
+    process = getattr(jvm_gateway, "proc", None)
+    if process is None or process.poll() is None:
+        return
+    context: Any = SparkContext._active_spark_context
+    with suppress(Exception):
+        process.stdin.close()
+    with suppress(Exception):
+        jvm_gateway.shutdown()
+    with suppress(Exception):
+        context._accumulatorServer.shutdown()
+    with SparkContext._lock:
+        SparkContext._active_spark_context = None
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+        SparkContext._next_accum_id = 0
+    SparkSession._instantiatedSession = None
+    SparkSession._activeSession = None
+    for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"):
+        os.environ.pop(name, None)
+
+
+@contextmanager
+def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A clone of a session (same context, tables, views and settings) with some settings of its own, active while the block runs."""
+    inner: Any = session
+    clone = SparkSession(inner._sc, inner._jsparkSession.cloneSession())
+    for key, value in settings.items():
+        clone.conf.set(key, value)
+    _activate(clone)
+    try:
+        yield clone
+    finally:
+        with suppress(Exception):  # the JVM may have died meanwhile; the next call starts another
+            _activate(session)
+
+
+def _activate(session: SparkSession) -> None:
+    inner: Any = session
+    inner._jvm.SparkSession.setActiveSession(inner._jsparkSession)
+    SparkSession._activeSession = session
+
+
+def observed(observation: Observation) -> dict[str, int] | None:
+    """
+    What an observation counted, or ``None`` where it never ran.
+
+    ``Observation.get`` waits for ever where the optimizer dropped the node; this asks the JVM with its own short bound.
+    """
+    inner: Any = observation
+    if inner._jo is None:
+        return None
+    found = inner._jo.getRowOrEmpty()
+    if found.isEmpty():
+        return None
+    row = found.get()
+    if row.length() == 0:
+        return None
+    return {name: int(row.get(i)) for i, name in enumerate(row.schema().fieldNames())}
+
+
+def stops_early(frame: DataFrame) -> bool:
+    """Whether the optimized plan holds a node that may leave input unread."""
+    inner: Any = frame
+    text = inner._jdf.queryExecution().optimizedPlan().toString()
+    words = {line.strip(" :+-|").split(" ")[0] for line in text.split("\n")}
+    return bool(words & {"GlobalLimit", "LocalLimit", "Tail", "Offset", "GlobalLimitAndOffset"})

@@ -1,0 +1,165 @@
+"""One attempt on Spark: read the plan, tell bad records apart, evaluate the transform once, stage every sink, count everything. Imports pyspark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.engines.contract import Job, Produced
+from airflow_provider_streamsem.engines.gateway import observed, stops_early
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.codec import canonical
+from airflow_provider_streamsem.protocol.entries import Quarantine
+from airflow_provider_streamsem.sources.contract import Loaded
+
+_RECORDS_PER_PART = 5_000
+
+
+@dataclass(slots=True)
+class Staging:
+    """One attempt. Used once."""
+
+    session: SparkSession
+    job: Job
+    log: CommitLog
+    _kept: list[DataFrame] = field(default_factory=list)
+
+    def run(self) -> Produced:
+        """Stage every sink; the counts are of what was really read and written."""
+        loaded = self.job.source.load(self.session, self.job.plan.pins)
+        watched = Observation()
+        asked = self._asked(loaded)
+        records = loaded.frame.observe(watched, *asked)
+        try:
+            outputs = self._outputs(self._good(loaded, records))
+            reread = observed(watched) is not None or any(stops_early(frame) for frame in outputs.values())
+            handed = {name: self._write(name, outputs[name]) for name in self.job.sinks}
+        finally:
+            for frame in self._kept:
+                frame.unpersist()
+        counted = None if reread else observed(watched)
+        if counted is None:
+            counted = self._count(loaded, asked)
+        sinks = {
+            name: sink.collect(self.job.plan.version, self.job.attempt_id) for name, sink in self.job.sinks.items()
+        }
+        counts = {
+            "read": counted["read"],
+            "parsed": counted["read"] - counted["bad"],
+            "quarantined": counted["bad"],
+            "filtered": counted["filtered"],
+        }
+        counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
+        return Produced(
+            sinks=sinks,
+            schemas={name: frame.schema.json() for name, frame in outputs.items()},
+            quarantine=self._quarantine(loaded, counted["bad"]),
+            counts=counts,
+            handed=handed,
+        )
+
+    def _asked(self, loaded: Loaded) -> list[Column]:
+        """What is counted of the records. Every column is asked for: what is not asked for is not parsed, and then cannot be found bad."""
+        bad = F.lit(False) if loaded.bad is None else loaded.bad
+        kept = F.lit(True) if self.job.where is None else F.coalesce(F.expr(self.job.where), F.lit(False))
+        asked = [
+            F.count(F.lit(1)).alias("read"),
+            F.count_if(bad).alias("bad"),
+            F.count_if(~bad & ~kept).alias("filtered"),
+        ]
+        if loaded.bad is None:
+            return asked
+        return asked + [
+            F.count(F.col("`" + name.replace("`", "``") + "`")).alias(f"c{i}")
+            for i, name in enumerate(loaded.frame.columns)
+        ]
+
+    def _good(self, loaded: Loaded, records: DataFrame) -> DataFrame:
+        good = records if loaded.bad is None else records.where(~loaded.bad)
+        good = good if self.job.where is None else good.where(F.expr(self.job.where))
+        return good.drop(*loaded.drop)
+
+    def _outputs(self, good: DataFrame) -> dict[str, DataFrame]:
+        """The transform's result for each sink; what several sinks share is kept, so that it is evaluated once."""
+        names = list(self.job.sinks)
+        result = self.job.transform(self._keep(good) if len(names) > 1 else good)
+        if isinstance(result, DataFrame):
+            shared = self._keep(result) if len(names) > 1 else result
+            return dict.fromkeys(names, shared)
+        if not isinstance(result, Mapping) or not all(isinstance(frame, DataFrame) for frame in result.values()):
+            raise DataError(
+                "the transform returned neither a DataFrame nor a mapping of sink names to DataFrames; nothing became visible",
+                transform=self.job.transform_name,
+                returned=type(result).__name__,
+            )
+        if set(result) != set(names):
+            raise DataError(
+                "the transform returned DataFrames for other sinks than the pipeline has; nothing became visible",
+                returned=sorted(result),
+                sinks=sorted(names),
+            )
+        once = {id(frame): frame for frame in result.values()}
+        if len(once) < len(result):
+            once = {key: self._keep(frame) for key, frame in once.items()}
+        return {name: once[id(frame)] for name, frame in result.items()}
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        self._kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        return self._kept[-1]
+
+    def _write(self, name: str, frame: DataFrame) -> int | None:
+        """Stage one sink; returns the rows that Spark handed to its writer."""
+        handed = Observation()
+        self.job.sinks[name].stage(
+            frame.observe(handed, F.count(F.lit(1)).alias("rows")), self.job.plan.version, self.job.attempt_id
+        )
+        counted = observed(handed)
+        return None if counted is None else counted["rows"]
+
+    def _count(self, loaded: Loaded, asked: list[Column]) -> dict[str, int]:
+        """Count the records in a pass of their own, where the transform may not have read all of them."""
+        row = loaded.frame.agg(*asked).first()
+        return {} if row is None else {name: int(row[name]) for name in ("read", "bad", "filtered")}
+
+    def _quarantine(self, loaded: Loaded, bad: int) -> Quarantine:
+        """Store the bad records beside the log, in parts; a second pass over the same pins, made only where there are any."""
+        most = self.job.max_quarantined
+        if bad > most:
+            raise DataError(
+                "more records cannot be parsed than limits.max_quarantined allows; nothing became visible",
+                version=self.job.plan.version,
+                found=bad,
+                allowed=most,
+            )
+        if bad == 0:
+            return Quarantine()
+        stored: list[str] = []
+        part: list[bytes] = []
+        rows = 0
+        for record in loaded.bad_records():
+            rows += 1
+            part.append(canonical({**record.place, "raw": record.raw, "error": record.error}) + b"\n")
+            if len(part) == _RECORDS_PER_PART:
+                stored.append(self._store_part(len(stored), part))
+                part = []
+        if part:
+            stored.append(self._store_part(len(stored), part))
+        if rows != bad:
+            raise DataError(
+                "the records that cannot be parsed changed between two passes over the same files",
+                version=self.job.plan.version,
+                first=bad,
+                second=rows,
+            )
+        return Quarantine(rows=rows, keys=tuple(stored))
+
+    def _store_part(self, number: int, part: list[bytes]) -> str:
+        key = keys.quarantine(self.job.plan.version, self.job.attempt_id, number)
+        self.log.create(key, b"".join(part))
+        return key

@@ -1,0 +1,112 @@
+"""
+The one tree of errors.
+
+There is one class for each *different reaction* of the person who meets it. A message says what is true now, then ``key=value`` pairs; what to do
+stands in :attr:`StreamsemError.do`. A cause is chained, never quoted: causes may hold secrets.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StreamsemError(Exception):
+    """
+    Base of all errors of this package; never raised itself.
+
+    :param truth: what is true now: what was found, and whether anything was written or is visible
+    :param fields: the facts, as attributes and as ``key=value`` in the message
+    """
+
+    retryable: ClassVar[bool]
+    do: ClassVar[str]
+
+    def __init__(self, truth: str, **fields: object) -> None:
+        if type(self) is StreamsemError:
+            raise TypeError("StreamsemError is the base of a tree. Do: raise one of its subclasses.")
+        super().__init__(truth)
+        self.truth = truth
+        self.fields = fields
+
+    def __str__(self) -> str:
+        pairs = "".join(f" {name}={value!r}" for name, value in self.fields.items())
+        return f"{self.truth}{pairs}. Do: {self.do}"
+
+
+class InvalidError(StreamsemError):
+    """An argument or a file that a person wrote is not acceptable. Nothing was written."""
+
+    retryable = False
+    do = "correct the value that is named, then run again; nothing was written."
+
+
+class ConflictError(StreamsemError):
+    """Two pipelines, logs or specs claim the same name or dataset. Nothing was written."""
+
+    retryable = False
+    do = "give this pipeline a log and datasets of its own, or make its guarded fields equal to those in the log; nothing was written."
+
+
+class UnavailableError(StreamsemError):
+    """The store gave no clear answer within the budget. Whether the last request was applied is unknown; nothing was deleted."""
+
+    retryable = True
+    do = (
+        "run again: the next run reads what is stored and goes on from it, whether or not the last request was applied."
+    )
+
+
+class StoreRefusedError(StreamsemError):
+    """The store refused a request for good (permission, read-only, no space, no such bucket). The refused object was not written."""
+
+    retryable = False
+    do = "give the process the right to read, list and create under this place, or free space there, then run again; what is committed stays."
+
+
+class UnsafeStoreError(StreamsemError):
+    """The store does not keep the one promise on which the log rests. No version was written."""
+
+    retryable = False
+    do = "use a store with atomic create-if-absent and run `streamsem doctor` on it; do not run pipelines on this one."
+
+
+class LogDamagedError(StreamsemError):
+    """What is stored contradicts an invariant of the protocol. Nothing was written by this process after it saw that."""
+
+    retryable = False
+    do = "run `streamsem verify` for the whole report, and restore the object that is named from a copy; never delete log entries."
+
+
+class NewerFormatError(StreamsemError):
+    """The log was written by a newer release. Nothing was written."""
+
+    retryable = False
+    do = "upgrade airflow-provider-streamsem; nothing was written, and the newer writers go on undisturbed."
+
+
+class SourceChangedError(StreamsemError):
+    """What the plan pinned is no longer what lies in the source. The attempt is void; nothing became visible."""
+
+    retryable = False
+    do = "put the named item back as it was and run again, or close the version with `streamsem abort` so that the range is planned anew."
+
+
+class DataError(StreamsemError):
+    """The data cannot be processed as the pipeline asks. The attempt is void; nothing became visible and the offsets did not move."""
+
+    retryable = False
+    do = "mend the data or the pipeline and run again: the same range is read again."
+
+
+class StageError(StreamsemError):
+    """The engine failed while staging. The attempt is void; nothing became visible and the offsets did not move."""
+
+    retryable = True
+    do = "run again: the same range is staged anew; if it keeps failing, read the cause above, mend the transform, or `streamsem abort` the version."
+
+
+class InternalError(StreamsemError):
+    """The package contradicted itself. What was committed before stays."""
+
+    retryable = False
+    do = "keep the log as it is and report this with the output of `streamsem verify`."

@@ -1,0 +1,203 @@
+"""
+Entries to canonical JSON and back (PROTOCOL.md, W2-W4, R2, R3).
+
+Canonical: UTF-8, keys sorted, no white space, no floats. ``checksum`` is the sha256 of the canonical JSON of the other fields. A decoder refuses a newer
+format, ignores unknown fields of its own, and names the field that is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from airflow_provider_streamsem.errors import LogDamagedError, NewerFormatError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.entries import FORMAT, Entry, Json
+
+SPILL_BYTES = 65_536
+_SPILL = "$spill"
+E = TypeVar("E", bound=Entry)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """An entry's bytes, and the parts that must be created under ``spill/`` before it is sent: key → bytes."""
+
+    data: bytes
+    spills: Mapping[str, bytes]
+
+    @property
+    def sha256(self) -> str:
+        """By which the next entry of the chain names this one."""
+        return sha256(self.data)
+
+
+def sha256(data: bytes) -> str:
+    """Hexadecimal sha256."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def canonical(value: Json) -> bytes:
+    """
+    Canonical JSON of a value.
+
+    :raises TypeError: a float or another type that JSON cannot hold exactly. Do: store exact numbers as integers or text.
+    """
+    _refuse_floats(value)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _refuse_floats(value: Json) -> None:
+    if isinstance(value, float):
+        raise TypeError(f"a float has no canonical form: {value!r}")
+    if isinstance(value, Mapping):
+        for item in value.values():
+            _refuse_floats(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _refuse_floats(item)
+
+
+def plain(value: object) -> Json:
+    """Dataclasses, mappings and tuples as the dicts and lists that JSON holds."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def encode(entry: Entry) -> Encoded:
+    """
+    Bytes of an entry, parts above 64 KiB spilled (W4).
+
+    The spilled bytes are canonical JSON too and are named by their sha256, so a part that two entries share is stored once.
+    """
+    body: dict[str, Json] = {"entry": entry.entry, "format": FORMAT, **plain(entry)}
+    spills: dict[str, bytes] = {}
+    for name in entry.spillable:
+        data = canonical(body[name])
+        if len(data) > SPILL_BYTES:
+            spills[keys.spill(sha256(data))] = data
+            body[name] = {_SPILL: sha256(data), "bytes": len(data)}
+    body["checksum"] = sha256(canonical(body))
+    return Encoded(data=canonical(body), spills=spills)
+
+
+def spilled(cls: type[Any], body: Mapping[str, Json]) -> dict[str, str]:
+    """Field → sha256 of each spilled part of a parsed entry."""
+    found = {}
+    for name in cls.spillable:
+        value = body.get(name)
+        if isinstance(value, dict) and set(value) == {_SPILL, "bytes"}:
+            found[name] = str(value[_SPILL])
+    return found
+
+
+def parse(cls: type[Any], key: str, data: bytes) -> dict[str, Json]:
+    """
+    The JSON object of an entry, format, kind and checksum checked; spilled parts still absent.
+
+    :raises NewerFormatError: the format is above this release's
+    :raises LogDamagedError: not JSON, not this entry, or its checksum differs
+    """
+    try:
+        body = json.loads(data)
+    except ValueError as error:
+        raise LogDamagedError("an entry is not JSON", invariant="I1", key=key) from error
+    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
+        raise LogDamagedError("an object is not an entry of this log", invariant="I1", key=key)
+    if body["format"] > FORMAT:
+        raise NewerFormatError(
+            "an entry has a newer format than this release reads", key=key, format=body["format"], reads=FORMAT
+        )
+    given = body.pop("checksum", None)
+    if given != sha256(_canonical_or_damaged(key, body)):
+        raise LogDamagedError(
+            "an entry's checksum differs from its bytes: it was edited or torn", invariant="I1", key=key
+        )
+    if body.get("entry") != cls.entry:
+        raise LogDamagedError(
+            "an object is another kind of entry", invariant="I1", key=key, expected=cls.entry, found=body.get("entry")
+        )
+    return body
+
+
+def _canonical_or_damaged(key: str, body: Json) -> bytes:
+    """Canonical bytes of what was read; a number that no writer could have written is damage."""
+    try:
+        return canonical(body)
+    except (TypeError, ValueError) as error:
+        raise LogDamagedError("an entry holds a value that has no canonical form", invariant="I1", key=key) from error
+
+
+def decode(cls: type[E], key: str, data: bytes, parts: Mapping[str, bytes] | None = None) -> E:
+    """
+    An entry from its bytes.
+
+    :param parts: spilled field → bytes, as :func:`spilled` asked for
+    :raises LogDamagedError: a field is missing or of another type, or a part's sha256 differs
+    """
+    body = parse(cls, key, data)
+    for name, digest in spilled(cls, body).items():
+        part = (parts or {}).get(name)
+        if part is None or sha256(part) != digest:
+            raise LogDamagedError(
+                "a spilled part is missing or differs from its name", invariant="I1", key=keys.spill(digest), entry=key
+            )
+        body[name] = json.loads(part)
+    built: E = _build(cls, body, key)
+    return built
+
+
+def _build(cls: type[Any], body: Json, where: str) -> Any:
+    if not isinstance(body, dict):
+        raise LogDamagedError("a field has another type than the protocol gives it", invariant="I1", where=where)
+    hints = _hints(cls)  # type: ignore[arg-type]
+    values = {}
+    for f in dataclasses.fields(cls):
+        if f.name in body:
+            values[f.name] = _value(hints[f.name], body[f.name], f"{where}:{f.name}")
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise LogDamagedError("a field of an entry is missing", invariant="I1", where=f"{where}:{f.name}")
+    return cls(**values)
+
+
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _value(hint: Any, value: Json, where: str) -> Any:
+    if hint is Any:
+        return value
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        if value is None and NoneType in args:
+            return None
+        return _value(next(a for a in args if a is not NoneType), value, where)
+    if origin is Literal:
+        if value not in args:
+            raise NewerFormatError(
+                "an entry holds a word that this release does not know", where=where, found=value, reads=args
+            )
+        return value
+    if origin is tuple and isinstance(value, list):
+        if args[-1] is Ellipsis:
+            return tuple(_value(args[0], item, where) for item in value)
+        if len(value) == len(args):
+            return tuple(_value(a, item, where) for a, item in zip(args, value, strict=True))
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, dict):
+        return {str(k): _value(args[1], item, f"{where}.{k}") for k, item in value.items()}
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _build(hint, value, where)
+    if hint in (int, str) and type(value) is hint:
+        return value
+    raise LogDamagedError("a field has another type or value than the protocol gives it", invariant="I1", where=where)

@@ -1,0 +1,222 @@
+"""
+The entries of the log: frozen records, fields as in PROTOCOL.md section 2.
+
+They hold no behaviour beyond naming themselves. Times are milliseconds UTC, sizes bytes, ranges ``[start, end)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
+
+FORMAT = 1
+READER_FEATURES: frozenset[str] = frozenset()
+WRITER_FEATURES: frozenset[str] = frozenset()
+
+Json: TypeAlias = Any
+"""a value that JSON can hold: dict, list, str, int, bool, None"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRecord:
+    """``pipeline.json``: what never changes about a pipeline."""
+
+    entry: ClassVar[str] = "pipeline"
+    spillable: ClassVar[tuple[str, ...]] = ()
+    pipeline_uuid: str
+    name: str
+    genesis: Offsets
+    spec: str
+    reader_features: tuple[str, ...] = ()
+    writer_features: tuple[str, ...] = ()
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """One staged file. ``key`` is relative to the dataset; ``partition`` maps column → text, or ``None`` for null; ``checksum`` names its own method."""
+
+    key: str
+    bytes: int
+    rows: int
+    checksum: str
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committable:
+    """What staging one sink returns: the files that become visible with the outcome."""
+
+    format: str
+    rows: int
+    files: tuple[DataFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """Records that could not be parsed: JSON lines under ``keys``, relative to the log's root."""
+
+    rows: int = 0
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Plan(n): what version n will do. Written before the first row is read."""
+
+    entry: ClassVar[str] = "plan"
+    spillable: ClassVar[tuple[str, ...]] = ("pins", "ranges")
+    version: int
+    kind: Literal["batch"] = "batch"
+    previous: str
+    ranges: Ranges
+    pins: Json = None
+    run_key: str
+    j: int
+    target: Offsets | None = None
+    run_start: Offsets
+    run_counts: Mapping[str, int] = field(default_factory=dict)
+    planned_at_ms: int
+    spec: str
+    transform: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedManifest:
+    """Everything that one attempt produced: complete, so that anyone can decide it."""
+
+    entry: ClassVar[str] = "manifest"
+    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "source")
+    version: int
+    attempt_id: str
+    plan: str
+    spec: str
+    transform: str
+    sinks: Mapping[str, Committable]
+    schemas: Mapping[str, str]
+    quarantine: Quarantine
+    counts: Mapping[str, int]
+    source: Json = None
+    staged_ms: int
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Outcome(n): what became of version n. The one object that decides."""
+
+    entry: ClassVar[str] = "outcome"
+    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "source")
+    version: int
+    result: Literal["commit", "abort"]
+    plan: str
+    attempt_id: str | None
+    sinks: Mapping[str, Committable] = field(default_factory=dict)
+    schemas: Mapping[str, str] = field(default_factory=dict)
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    gaps: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    next: Offsets
+    source: Json = None
+    spec: str
+    transform: str
+    decided_at_ms: int
+    duration_ms: int = 0
+    reason: str = ""
+    nonce: str
+
+    @property
+    def committed(self) -> bool:
+        """Whether the version's output is visible."""
+        return self.result == "commit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPointer:
+    """Says that the j-th version planned under a run key is ``version``; the bytes are a function of Plan(version)."""
+
+    entry: ClassVar[str] = "pointer"
+    spillable: ClassVar[tuple[str, ...]] = ()
+    run_key: str
+    j: int
+    version: int
+    target: Offsets | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFile:
+    """A visible file with the version that made it visible."""
+
+    version: int
+    sink: str
+    file: DataFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """
+    A fold of outcomes. Level 1: versions ``[100·index, 100·(index+1))`` with their files. Level k > 1: totals of 100 segments of level k-1.
+
+    ``last`` is the sha256 of the newest outcome folded, ``next`` its offsets, ``children`` the sha256 of each child's bytes (empty at level 1).
+    """
+
+    entry: ClassVar[str] = "segment"
+    spillable: ClassVar[tuple[str, ...]] = ()
+    level: int
+    index: int
+    last: str
+    next: Offsets
+    commits: int
+    aborts: int
+    counts: Mapping[str, int]
+    files: tuple[SegmentFile, ...] = ()
+    children: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """
+    A file as a listing showed it.
+
+    ``path`` is relative to the source's place, ``identity`` is ``etag:<etag>`` or ``mtime:<ns>``; ``mtime_ns`` only orders.
+    """
+
+    path: str
+    bytes: int
+    identity: str
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery:
+    """
+    ``discovered/<i>``: files that got the ordinals ``first, first + 1, …`` (PROTOCOL.md, 9).
+
+    ``settled_ns`` is -1 where the entry is followed by another of the same discovery and says nothing about the whole. Else: the known files with
+    ``mtime_ns < settled_ns`` that were listed number ``settled_count`` and have the digest ``settled_digest``; ``edge`` maps the fingerprint of each
+    known file at or above it to its ``mtime_ns``; ``vanished`` known files were not listed.
+    """
+
+    entry: ClassVar[str] = "discovery"
+    spillable: ClassVar[tuple[str, ...]] = ()
+    i: int
+    first: int
+    files: tuple[FoundFile, ...]
+    settled_ns: int = -1
+    settled_digest: str = ""
+    settled_count: int = 0
+    edge: Mapping[str, int] = field(default_factory=dict)
+    vanished: int = 0
+    nonce: str
+
+    @property
+    def end(self) -> int:
+        """The next ordinal to give."""
+        return self.first + len(self.files)
+
+
+Entry: TypeAlias = PipelineRecord | Plan | StagedManifest | Outcome | RunPointer | Segment | Discovery

@@ -1,0 +1,106 @@
+"""Object keys under the log's root (PROTOCOL.md, 2). The newest version sorts first, so that a listing of four keys finds the head."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+N = 10**12
+
+PIPELINE = "pipeline.json"
+DATASET_MARKER = "_streamsem.json"
+LOG = "log/"
+DISCOVERED = "discovered/"
+
+_ENTRY = re.compile(r"log/(\d{8})/(\d{12})-(\d+)\.([pc])\.json")
+_NEWEST_FIRST = re.compile(r".*/(\d{12})-(\d+)\.json")
+
+
+def _inv(n: int) -> str:
+    if not 0 <= n < N:
+        raise ValueError(f"a position must lie in [0, {N}), got {n}")
+    return f"{N - 1 - n:012d}"
+
+
+def plan(version: int) -> str:
+    """Key of Plan(version)."""
+    inv = _inv(version)
+    return f"{LOG}{inv[:8]}/{inv}-{version}.p.json"
+
+
+def outcome(version: int) -> str:
+    """Key of Outcome(version); sorts just before its plan."""
+    inv = _inv(version)
+    return f"{LOG}{inv[:8]}/{inv}-{version}.c.json"
+
+
+def parse_entry(key: str) -> tuple[int, str] | None:
+    """``(version, "p" | "c")`` of a key under ``log/``, or ``None`` where the key is not one of ours."""
+    match = _ENTRY.fullmatch(key)
+    if match is None:
+        return None
+    version = int(match[3])
+    if version >= N or match[1] + match[2] != _inv(version)[:8] + _inv(version):
+        return None
+    return version, match[4]
+
+
+def attempts(version: int) -> str:
+    """Prefix of the staged manifests of a version."""
+    return f"attempts/{version}/"
+
+
+def attempt(version: int, attempt_id: str) -> str:
+    """Key of the staged manifest of one attempt."""
+    return f"{attempts(version)}{attempt_id}.json"
+
+
+def run(run_key: str) -> str:
+    """Prefix of the pointers of a run."""
+    return f"runs/{hashlib.sha256(run_key.encode()).hexdigest()}/"
+
+
+def pointer(run_key: str, j: int) -> str:
+    """Key of the j-th pointer of a run."""
+    return f"{run(run_key)}{_inv(j)}-{j}.json"
+
+
+def discovered(i: int) -> str:
+    """Key of the i-th discovery."""
+    return f"{DISCOVERED}{_inv(i)}-{i}.json"
+
+
+def parse_newest_first(key: str) -> int | None:
+    """The number in a run pointer's or a discovery's key, or ``None`` where the key is not one of ours."""
+    match = _NEWEST_FIRST.fullmatch(key)
+    return int(match[2]) if match is not None and match[1] == _inv(int(match[2])) else None
+
+
+def quarantine(version: int, attempt_id: str, part: int) -> str:
+    """Key of one part of the records of an attempt that could not be parsed."""
+    return f"quarantine/{version}/{attempt_id}/{part:05d}.jsonl"
+
+
+def segment(level: int, index: int) -> str:
+    """Key of a segment."""
+    return f"segments/{level}/{index}.json"
+
+
+def spill(sha256: str) -> str:
+    """Key of a part that was too large for its entry."""
+    return f"spill/{sha256}.json"
+
+
+def spec(sha256: str) -> str:
+    """Key of a pipeline spec."""
+    return f"specs/{sha256}.json"
+
+
+def doctor(report_id: str) -> str:
+    """Key of a doctor report."""
+    return f"doctor/{report_id}.json"
+
+
+def data_prefix(version: int, attempt_id: str = "") -> str:
+    """Prefix, under a dataset, of what a version's attempts (or one attempt) wrote."""
+    return f"data/{version}/{attempt_id}/" if attempt_id else f"data/{version}/"

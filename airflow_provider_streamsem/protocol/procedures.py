@@ -1,0 +1,290 @@
+"""
+What a writer and a reader do, as procedures (PROTOCOL.md 4 and 5): each yields requests and is sent events; none performs anything.
+
+A procedure may be stopped for ever at any ``yield`` and run again from its start by anyone: that is a crash, and nothing is lost by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.protocol import codec, invariants, keys, offsets, segments
+from airflow_provider_streamsem.protocol.entries import Entry, Outcome, Plan, RunPointer, Segment, StagedManifest
+from airflow_provider_streamsem.protocol.machine import Creation, Procedure, create, get, list_keys
+from airflow_provider_streamsem.protocol.offsets import Offsets
+from airflow_provider_streamsem.protocol.view import Head
+
+E = TypeVar("E", bound=Entry)
+HEAD_KEYS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The run is done: ``plan`` and ``outcome`` are those of its last version (W11)."""
+
+    head: Head
+    plan: Plan
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """``head.plan`` has no outcome: close it first, whoever planned it (W9)."""
+
+    head: Head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """
+    All is closed: plan the version after the head, as number ``j`` of this run.
+
+    ``target`` is the run's frozen end, ``None`` before its first plan; ``before`` the plan and outcome of j - 1.
+    """
+
+    head: Head
+    j: int = 0
+    target: Offsets | None = None
+    before: tuple[Plan, Outcome] | None = None
+
+
+Position = Answered | Open | Ready
+
+
+def read_entry(cls: type[E], key: str) -> Procedure[tuple[E, str] | None]:
+    """An entry and the sha256 of its bytes, spilled parts included; ``None`` where the key is missing."""
+    data = yield from get(key)
+    if data is None:
+        return None
+    return (yield from read_parts(cls, key, data))
+
+
+def read_parts(cls: type[E], key: str, data: bytes) -> Procedure[tuple[E, str]]:
+    """Complete an entry whose bytes are at hand with its spilled parts."""
+    parts = {}
+    for name, digest in codec.spilled(cls, codec.parse(cls, key, data)).items():
+        part = yield from get(keys.spill(digest))
+        if part is not None:
+            parts[name] = part
+    return codec.decode(cls, key, data, parts), codec.sha256(data)
+
+
+def create_entry(key: str, entry: Entry) -> Procedure[Creation]:
+    """Create an entry, its spilled parts before it (W4)."""
+    encoded = codec.encode(entry)
+    for spill, part in encoded.spills.items():
+        written = yield from create(spill, part)
+        invariants.check_i1(spill, written.data, part)
+    return (yield from create(key, encoded.data))
+
+
+def find_head(genesis: Offsets) -> Procedure[Head]:
+    """The newest version that a listing hints at (W8, W9)."""
+    listed = yield from list_keys(keys.LOG, HEAD_KEYS)
+    versions = [parsed[0] for parsed in map(keys.parse_entry, listed) if parsed is not None]
+    if not versions:
+        return Head(genesis=genesis)
+    head = yield from read_head(genesis, max(versions))
+    if head is None:
+        raise LogDamagedError("a listed version has neither plan nor outcome", invariant="I1", version=max(versions))
+    return head
+
+
+def read_head(genesis: Offsets, version: int) -> Procedure[Head | None]:
+    """The head, if ``version`` is the newest: by computed keys. ``None`` where nothing of ``version`` is stored."""
+    outcome = yield from read_entry(Outcome, keys.outcome(version))
+    if outcome is not None:
+        return Head(genesis=genesis, outcome=outcome[0], outcome_sha=outcome[1])
+    plan = yield from read_entry(Plan, keys.plan(version))
+    if plan is None:
+        return None
+    before = Head(genesis=genesis)
+    if version > 0:
+        previous = yield from read_entry(Outcome, keys.outcome(version - 1))
+        if previous is None:
+            raise LogDamagedError("a plan stands before the outcome it should follow", invariant="I2", version=version)
+        before = Head(genesis=genesis, outcome=previous[0], outcome_sha=previous[1])
+    return before.planned(*plan)
+
+
+def locate(run_key: str, head: Head) -> Procedure[Position]:
+    """
+    Where a run stands, the head being known (W9-W11).
+
+    The pointers are read after the head, never before it: a pointer that is missing now cannot belong to a version closed before the head was read.
+    """
+    if head.plan is not None:
+        return Open(head=head)
+    pointer = yield from _newest_pointer(run_key)
+    if pointer is None:
+        return Ready(head=head)
+    if pointer.version > head.closed:
+        later = yield from read_head(head.genesis, pointer.version)
+        if later is None:
+            raise LogDamagedError(
+                "a run's pointer names a version that does not exist", invariant="I16", version=pointer.version
+            )
+        if later.plan is not None:
+            return Open(head=later)
+        head = later
+    plan = yield from read_entry(Plan, keys.plan(pointer.version))
+    if plan is None:
+        raise LogDamagedError(
+            "a run's pointer names a version that does not exist", invariant="I16", version=pointer.version
+        )
+    invariants.check_i16(pointer, plan[0])
+    outcome = yield from _outcome_of(head, pointer.version)
+    invariants.check_i3_outcome(outcome, plan_sha=plan[1])
+    return settled(head, plan[0], outcome)
+
+
+def settled(head: Head, plan: Plan, outcome: Outcome) -> Answered | Ready:
+    """Where a run stands after its newest plan was closed by ``outcome`` (W11)."""
+    if outcome.committed and (plan.target is None or offsets.reached(outcome.next, plan.target)):
+        return Answered(head=head, plan=plan, outcome=outcome)
+    return Ready(head=head, j=plan.j + 1, target=plan.target, before=(plan, outcome))
+
+
+def _outcome_of(head: Head, version: int) -> Procedure[Outcome]:
+    if head.outcome is not None and head.closed == version:
+        return head.outcome
+    outcome = yield from read_entry(Outcome, keys.outcome(version))
+    if outcome is None:
+        raise LogDamagedError("a version below a closed one has no outcome", invariant="I2", version=version)
+    return outcome[0]
+
+
+def _newest_pointer(run_key: str) -> Procedure[RunPointer | None]:
+    """Pointer 0 first, since most runs have none; then a listing hints and a missing j + 1 confirms (W10)."""
+    found = yield from read_entry(RunPointer, keys.pointer(run_key, 0))
+    if found is None:
+        return None
+    newest = found[0]
+    listed = yield from list_keys(keys.run(run_key), 1)
+    hint = max((j for j in map(keys.parse_newest_first, listed) if j is not None), default=0)
+    j = max(hint, 1)
+    while (later := (yield from read_entry(RunPointer, keys.pointer(run_key, j)))) is not None:
+        newest, j = later[0], j + 1
+    return newest
+
+
+def put_plan(head: Head, plan: Plan) -> Procedure[tuple[Head, bool]]:
+    """
+    Create Plan(head.closed + 1); returns the head that is then true, and whether the store answered *created* to us (W13, W17).
+
+    A lost create returns the winner's plan, or what became of it meanwhile.
+    """
+    invariants.check_i19(plan)
+    head.planned(plan, "")
+    key = keys.plan(plan.version)
+    written = yield from create_entry(key, plan)
+    if written.mine:
+        return head.planned(plan, codec.sha256(written.data)), written.first
+    winner = yield from read_parts(Plan, key, written.data)
+    head.planned(*winner)
+    found = yield from read_head(head.genesis, plan.version)
+    if found is None:
+        raise LogDamagedError("a plan that was read is no longer there", invariant="I1", key=key)
+    return found, False
+
+
+def find_staged(head: Head) -> Procedure[list[StagedManifest]]:
+    """The staged manifests of the open version that were made for its very plan (W17). Whether their files are there, the sinks say."""
+    assert head.plan is not None
+    found = []
+    for key in (yield from list_keys(keys.attempts(head.plan.version))):
+        manifest = yield from read_entry(StagedManifest, key)
+        if manifest is not None and manifest[0].plan == head.plan_sha:
+            found.append(manifest[0])
+    return found
+
+
+def decide(head: Head, outcome: Outcome) -> Procedure[Head]:
+    """Create the pointer of the open plan, then its outcome; returns the head with the outcome that is stored, mine or another's (W20-W22)."""
+    assert head.plan is not None
+    plan = head.plan
+    head.decided(outcome, "")
+    pointer = RunPointer(run_key=plan.run_key, j=plan.j, version=plan.version, target=plan.target)
+    pointer_key = keys.pointer(plan.run_key, plan.j)
+    written = yield from create_entry(pointer_key, pointer)
+    if not written.mine:
+        stored_pointer, _ = yield from read_parts(RunPointer, pointer_key, written.data)
+        invariants.check_i16(stored_pointer, plan)
+    key = keys.outcome(plan.version)
+    written = yield from create_entry(key, outcome)
+    stored = outcome if written.mine else (yield from read_parts(Outcome, key, written.data))[0]
+    return head.decided(stored, codec.sha256(written.data))
+
+
+def write_segments(version: int, known: Sequence[tuple[Outcome, str]] = ()) -> Procedure[None]:
+    """Create the segments that are full since ``version`` was closed (W23). ``known``: outcomes at hand, with the sha256 of their bytes."""
+    at_hand = {outcome.version: (outcome, sha) for outcome, sha in known}
+    for level, index in segments.due(version):
+        if level == 1:
+            yield from _write_level_1(index, at_hand)
+        else:
+            yield from _write_parent(level, index)
+
+
+def _write_level_1(index: int, at_hand: dict[int, tuple[Outcome, str]]) -> Procedure[Segment]:
+    folded = []
+    for version in range(index * segments.WIDTH, (index + 1) * segments.WIDTH):
+        pair = at_hand.get(version) or (yield from read_entry(Outcome, keys.outcome(version)))
+        if pair is None:
+            raise LogDamagedError("a version below a closed one has no outcome", invariant="I2", version=version)
+        folded.append(pair)
+    return (yield from _create_segment(segments.level_1(index, [o for o, _ in folded], folded[-1][1])))
+
+
+def _write_parent(level: int, index: int) -> Procedure[Segment]:
+    children = []
+    for child in range(index * segments.WIDTH, (index + 1) * segments.WIDTH):
+        children.append((yield from read_or_write_segment(level - 1, child)))
+    return (yield from _create_segment(segments.parent(level, index, children)))
+
+
+def _create_segment(segment: Segment) -> Procedure[Segment]:
+    key = keys.segment(segment.level, segment.index)
+    written = yield from create_entry(key, segment)
+    if not written.mine:
+        invariants.check_i9(codec.decode(Segment, key, written.data), segment)
+    return segment
+
+
+def read_or_write_segment(level: int, index: int) -> Procedure[Segment]:
+    """A segment that is full; made now where nobody made it (W23)."""
+    found = yield from read_entry(Segment, keys.segment(level, index))
+    if found is not None:
+        return found[0]
+    return (yield from (_write_level_1(index, {}) if level == 1 else _write_parent(level, index)))
+
+
+def read_parts_to(version: int, since: int = -1) -> Procedure[list[Segment | Outcome]]:
+    """
+    What folds to the log at ``version``: segments for full hundreds, outcomes for the rest (R1, R4, R5). Reads only, writes nothing.
+
+    :param since: hundreds that end at or below it are still read, for the totals
+    """
+    parts: list[Segment | Outcome] = []
+    full = (version + 1) // segments.WIDTH
+    for index in range(full):
+        segment = yield from read_entry(Segment, keys.segment(1, index))
+        if segment is not None:
+            parts.append(segment[0])
+        else:
+            parts += yield from _outcomes(range(index * segments.WIDTH, (index + 1) * segments.WIDTH))
+    parts += yield from _outcomes(range(full * segments.WIDTH, version + 1))
+    return parts
+
+
+def _outcomes(versions: Iterator[int] | range) -> Procedure[list[Outcome]]:
+    found = []
+    for version in versions:
+        outcome = yield from read_entry(Outcome, keys.outcome(version))
+        if outcome is None:
+            raise LogDamagedError("a version below the head has no outcome", invariant="I2", version=version)
+        found.append(outcome[0])
+    return found

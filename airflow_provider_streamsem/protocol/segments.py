@@ -1,0 +1,74 @@
+"""
+Deterministic folds that let a reader skip history (W23, R5, I9).
+
+Level 1 folds 100 versions with their files. Level k > 1 folds 100 segments of the level below: totals and the children's sha256, never file lists, so
+its size does not grow with the data. Equal inputs give equal bytes, so writers may race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_provider_streamsem.protocol import offsets
+from airflow_provider_streamsem.protocol.codec import encode
+from airflow_provider_streamsem.protocol.entries import Outcome, Segment
+from airflow_provider_streamsem.protocol.view import add_counts, visible
+
+WIDTH = 100
+
+
+def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
+    """
+    Fold the outcomes of versions ``[100·index, 100·(index+1))``, in order.
+
+    :param last: sha256 of the bytes of the newest of them
+    """
+    if [o.version for o in outcomes] != list(range(index * WIDTH, (index + 1) * WIDTH)):
+        raise ValueError(f"segment {index} folds exactly its own {WIDTH} versions")
+    counts: dict[str, int] = {}
+    next_offsets: offsets.Offsets = {}
+    for outcome in outcomes:
+        next_offsets = offsets.advance(next_offsets, outcome.next)
+        counts = add_counts(counts, outcome.counts) if outcome.committed else counts
+    commits = sum(o.committed for o in outcomes)
+    files = tuple(f for o in outcomes for f in visible(o))
+    return Segment(
+        level=1,
+        index=index,
+        last=last,
+        next=next_offsets,
+        commits=commits,
+        aborts=WIDTH - commits,
+        counts=counts,
+        files=files,
+    )
+
+
+def parent(level: int, index: int, children: Sequence[Segment]) -> Segment:
+    """Fold 100 segments of ``level - 1``, in order."""
+    if [(c.level, c.index) for c in children] != [(level - 1, i) for i in range(index * WIDTH, (index + 1) * WIDTH)]:
+        raise ValueError(f"segment {level}/{index} folds exactly its own {WIDTH} children")
+    counts: dict[str, int] = {}
+    next_offsets: offsets.Offsets = {}
+    for child in children:
+        next_offsets = offsets.advance(next_offsets, child.next)
+        counts = add_counts(counts, child.counts)
+    return Segment(
+        level=level,
+        index=index,
+        last=children[-1].last,
+        next=next_offsets,
+        counts=counts,
+        commits=sum(c.commits for c in children),
+        aborts=sum(c.aborts for c in children),
+        children=tuple(encode(c).sha256 for c in children),
+    )
+
+
+def due(version: int) -> list[tuple[int, int]]:
+    """``(level, index)`` of every segment that becomes full when ``version`` is closed, lowest level first."""
+    found, level, width = [], 1, WIDTH
+    while (version + 1) % width == 0:
+        found.append((level, (version + 1) // width - 1))
+        level, width = level + 1, width * WIDTH
+    return found

@@ -1,0 +1,142 @@
+"""What the log says: the head of a log for its writers, and a pure fold of it for its readers (R1, R4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from airflow_provider_streamsem.protocol import invariants, offsets
+from airflow_provider_streamsem.protocol.entries import Outcome, Plan, Segment, SegmentFile
+from airflow_provider_streamsem.protocol.machine import VERSION, VersionState
+from airflow_provider_streamsem.protocol.offsets import Offsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """
+    The newest version that is known, and what the next plan needs of it.
+
+    ``outcome`` and ``outcome_sha`` are those of the newest *closed* version (``None`` and ``""`` before the first); ``plan`` and ``plan_sha`` those
+    of the open version after it, where there is one.
+    """
+
+    genesis: Offsets
+    outcome: Outcome | None = None
+    outcome_sha: str = ""
+    plan: Plan | None = None
+    plan_sha: str = ""
+
+    @property
+    def closed(self) -> int:
+        """The newest closed version; -1 before the first."""
+        return -1 if self.outcome is None else self.outcome.version
+
+    @property
+    def next(self) -> Offsets:
+        """Where the next plan starts."""
+        return self.genesis if self.outcome is None else offsets.advance(self.genesis, self.outcome.next)
+
+    @property
+    def state(self) -> VersionState:
+        """The state of the newest version that has anything stored."""
+        state = VersionState.VOID
+        for step in self._steps():
+            state = VERSION[state, step]
+        return state
+
+    def _steps(self) -> tuple[str, ...]:
+        if self.plan is not None:
+            return ("plan",)
+        return () if self.outcome is None else ("plan", self.outcome.result)
+
+    def planned(self, plan: Plan, sha256: str) -> Head:
+        """The head after Plan(closed + 1) was stored. Checks I3 and I4."""
+        invariants.check_i3_plan(plan, after=self.outcome_sha)
+        invariants.check_i4(plan, closed=self.closed, next=self.next)
+        return Head(
+            genesis=self.genesis, outcome=self.outcome, outcome_sha=self.outcome_sha, plan=plan, plan_sha=sha256
+        )
+
+    def decided(self, outcome: Outcome, sha256: str) -> Head:
+        """The head after the outcome of its open plan was stored. Checks I2, I3, I4 and I14."""
+        invariants.check_i2(self.plan, outcome)
+        assert self.plan is not None
+        invariants.check_i3_outcome(outcome, plan_sha=self.plan_sha)
+        invariants.check_next(self.plan, outcome, before=self.next)
+        invariants.check_i14(outcome)
+        return Head(genesis=self.genesis, outcome=outcome, outcome_sha=sha256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogView:
+    """
+    The log folded up to one version: which files are visible, and the totals.
+
+    ``version`` is -1 for an empty log. ``files`` is in order of versions.
+    """
+
+    version: int = -1
+    next: Offsets = field(default_factory=dict)
+    commits: int = 0
+    aborts: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    files: tuple[SegmentFile, ...] = ()
+    schemas: Mapping[str, str] = field(default_factory=dict)
+
+    def sink(self, name: str) -> tuple[SegmentFile, ...]:
+        """The visible files of one sink."""
+        return tuple(f for f in self.files if f.sink == name)
+
+
+def visible(outcome: Outcome) -> list[SegmentFile]:
+    """The files that one outcome makes visible: none for an abort."""
+    if not outcome.committed:
+        return []
+    return [
+        SegmentFile(version=outcome.version, sink=name, file=file)
+        for name, committable in sorted(outcome.sinks.items())
+        for file in committable.files
+    ]
+
+
+def add_counts(total: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    """Counts added name by name."""
+    return {name: total.get(name, 0) + more.get(name, 0) for name in sorted({*total, *more})}
+
+
+def fold(parts: Iterable[Segment | Outcome], *, genesis: Offsets, since: int = -1) -> LogView:
+    """
+    Fold level-1 segments and outcomes, in order of versions and without a hole, into a view.
+
+    :param since: only files of versions above this one are kept; totals are of the whole log
+    :raises LogDamagedError: a version is missing or doubled between the parts (R1)
+    """
+    version, commits, aborts = -1, 0, 0
+    counts: dict[str, int] = {}
+    next_offsets: Offsets = dict(genesis)
+    files: list[SegmentFile] = []
+    schemas: Mapping[str, str] = {}
+    for part in parts:
+        if isinstance(part, Segment):
+            invariants.check_follows(part.index * 100, version)
+            version = part.index * 100 + 99
+            commits, aborts = commits + part.commits, aborts + part.aborts
+            counts = add_counts(counts, part.counts)
+            files += [f for f in part.files if f.version > since]
+        else:
+            invariants.check_follows(part.version, version)
+            version = part.version
+            commits, aborts = commits + part.committed, aborts + (not part.committed)
+            counts = add_counts(counts, part.counts) if part.committed else counts
+            files += visible(part) if version > since else []
+            schemas = part.schemas
+        next_offsets = offsets.advance(next_offsets, part.next)
+    return LogView(
+        version=version,
+        next=next_offsets,
+        commits=commits,
+        aborts=aborts,
+        counts=counts,
+        files=tuple(files),
+        schemas=schemas,
+    )

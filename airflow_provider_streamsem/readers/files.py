@@ -1,0 +1,142 @@
+"""The visible files of a log, by name, for any engine that reads files. Never a listing of the data directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from airflow_provider_streamsem.arguments import whole
+from airflow_provider_streamsem.batch.pipeline import Pipeline, pipeline_of_spec
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan
+from airflow_provider_streamsem.protocol.view import LogView
+from airflow_provider_streamsem.stores.contract import split_url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedFile:
+    """
+    A visible file.
+
+    :param path: absolute, or a URL where the dataset is one
+    :param partition: column → value as text, ``None`` for null; the columns are in the file too
+    """
+
+    version: int
+    sink: str
+    path: str
+    format: str
+    bytes: int
+    rows: int
+    partition: Mapping[str, str | None]
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A version as the log has it; ``outcome`` is ``None`` while it is open."""
+
+    version: int
+    plan: Plan
+    outcome: Outcome | None
+
+
+@dataclass(slots=True)
+class CommittedLog:
+    """
+    A log to read. What it answers for a version is the same for ever (I7).
+
+    :param log: the commit log
+    :param record: its ``pipeline.json``
+    """
+
+    log: CommitLog
+    record: PipelineRecord
+    _pipeline: Pipeline | None = field(default=None)
+
+    @property
+    def head(self) -> int:
+        """The newest closed version; -1 where there is none."""
+        return self.log.closed_head()
+
+    def pipeline(self) -> Pipeline:
+        """The spec of the newest outcome, or the first spec; its transform is only a name."""
+        if self._pipeline is None:
+            outcome = self.log.find_head(self.record.genesis).outcome
+            self._pipeline = pipeline_of_spec(self.log.read_spec(self.record.spec if outcome is None else outcome.spec))
+        return self._pipeline
+
+    def view(self, *, version: int | None = None, since: int | None = None) -> LogView:
+        """The log folded at ``version``: files of versions above ``since``, totals of the whole."""
+        for name, value in (("version", version), ("since", since)):
+            if value is not None:
+                whole(name, value, least=-1)
+        return self.log.view(self.record.genesis, version=version, since=-1 if since is None else since)
+
+    def files(
+        self, *, version: int | None = None, since: int | None = None, sink: str | None = None
+    ) -> list[CommittedFile]:
+        """
+        The visible files, in order of versions.
+
+        :param version: as of this version, inclusive; default: the newest closed one
+        :param since: only files that became visible by versions *above* this one
+        :param sink: of one sink; default: of all
+        :raises InvalidError: a version that is not closed, or no such sink
+        """
+        sinks = self.pipeline().sinks
+        if sink is not None and sink not in sinks:
+            raise InvalidError("the pipeline has no such sink", given=sink, accepted=sorted(sinks))
+        return [
+            CommittedFile(
+                version=f.version,
+                sink=f.sink,
+                path=_joined(sinks[f.sink].place, f.file.key),
+                format=sinks[f.sink].format,
+                bytes=f.file.bytes,
+                rows=f.file.rows,
+                partition=f.file.partition,
+                checksum=f.file.checksum,
+            )
+            for f in self.view(version=version, since=since).files
+            if sink in (None, f.sink)
+        ]
+
+    def schema(self, sink: str, *, version: int | None = None) -> str | None:
+        """A sink's columns as Spark schema JSON at ``version``; ``None`` where nothing was committed yet."""
+        found = self.log.outcome(self.head if version is None else version) if self.head >= 0 else None
+        return None if found is None else found[0].schemas.get(sink)
+
+    def versions(self, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Version]:
+        """The versions with what is stored of them, an open one included."""
+        head = self.log.find_head(self.record.genesis)
+        newest = head.closed if head.plan is None else head.plan.version
+        numbers = range(newest, -1, -1) if newest_first else range(newest + 1)
+        for number in list(numbers)[:limit]:
+            plan, outcome = self.log.plan(number), self.log.outcome(number)
+            if plan is not None:
+                yield Version(version=number, plan=plan[0], outcome=None if outcome is None else outcome[0])
+
+
+def _joined(place: str, key: str) -> str:
+    scheme, rest = split_url(place)
+    return os.path.join(rest, key) if scheme == "file" else f"{place.rstrip('/')}/{key}"
+
+
+def open_log(log: str | CommitLog) -> CommittedLog:
+    """
+    Open a log for reading.
+
+    :param log: its URL
+    :raises InvalidError: there is no log
+    """
+    opened = log if isinstance(log, CommitLog) else open_commit_log(log)
+    record = opened.read_pipeline()
+    if record is None:
+        raise InvalidError(
+            "there is no log at this place: no pipeline has run on it yet, or the place is another",
+            log=opened.store.url,
+        )
+    return CommittedLog(opened, record)

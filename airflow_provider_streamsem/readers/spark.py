@@ -1,0 +1,58 @@
+"""A dataset as of a version, as a Spark DataFrame."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.readers.files import CommittedLog, open_log
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read_committed(
+    spark: SparkSession,
+    log: str | CommittedLog,
+    *,
+    version: int | None = None,
+    since: int | None = None,
+    sink: str | None = None,
+) -> DataFrame:
+    """
+    The visible rows of one sink.
+
+    Shape: the columns of the sink's newest schema at ``version``; a column that a file lacks is null.
+
+    :param log: URL of the log, or an opened one
+    :param version: as of this version, inclusive; default: the newest closed one
+    :param since: only rows that became visible by versions *above* this one
+    :param sink: needed where the pipeline has several
+    :raises InvalidError: no log, no such version or sink, or nothing was committed yet, so that the columns are not known
+    """
+    from pyspark.sql.types import StructType
+
+    from airflow_provider_streamsem.sinks.write import TEXT_OPTIONS
+
+    opened = open_log(log) if isinstance(log, str) else log
+    sinks = opened.pipeline().sinks
+    if sink is None and len(sinks) > 1:
+        raise InvalidError("the pipeline has several sinks: name one", accepted=sorted(sinks))
+    name = sink or next(iter(sinks))
+    at = opened.head if version is None else version
+    files = opened.files(version=at, since=since, sink=name)
+    stored = opened.schema(name, version=at)
+    if stored is None:
+        raise InvalidError(
+            "nothing was committed yet, so the columns are not known", log=opened.log.store.url, version=at
+        )
+    schema = StructType.fromJson(json.loads(stored))
+    if not files:
+        return spark.createDataFrame([], schema)
+    return (
+        spark.read.schema(schema)
+        .format(files[0].format)
+        .options(**TEXT_OPTIONS.get(files[0].format, {}))
+        .load([f.path for f in files])
+    )

@@ -1,0 +1,258 @@
+"""Whether a log and its datasets are what the protocol says: every invariant that can be read, every visible file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.errors import ConflictError, LogDamagedError, StreamsemError
+from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
+from airflow_provider_streamsem.protocol.discovery import fingerprint
+from airflow_provider_streamsem.protocol.entries import DataFile, Discovery, Entry, Outcome, Plan, RunPointer, Segment
+from airflow_provider_streamsem.protocol.offsets import Ranges
+from airflow_provider_streamsem.protocol.view import Head, add_counts
+from airflow_provider_streamsem.readers.files import CommittedLog, open_log
+from airflow_provider_streamsem.sinks import footers
+from airflow_provider_streamsem.sinks.contract import Sink
+from airflow_provider_streamsem.stores.contract import open_store, split_url
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Entry)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One contradiction: the invariant it breaks, where, and what is true now."""
+
+    invariant: str
+    what: str
+    version: int | None = None
+    key: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Verdict:
+    """
+    What a verification found.
+
+    :param versions: closed versions
+    :param counts: rows over all commits, as the outcomes have them
+    :param files: visible files; ``rows`` by sink as counted in the files themselves
+    :param orphans: files of attempts that lost or died: invisible, removed by vacuum
+    """
+
+    log: str
+    versions: int = 0
+    commits: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    files: int = 0
+    rows: dict[str, int] = field(default_factory=dict)
+    orphans: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+
+def verify(log: str | CommitLog | Pipeline, *, files: bool = True) -> Verdict:
+    """
+    Check a log from its first version to its head, and every visible file: size, checksum, rows counted anew.
+
+    Reads everything once; writes nothing. An open version is not a fault.
+
+    :param log: URL of a log, an opened one, or a pipeline (whose datasets are then looked at even where there is no log)
+    :param files: ``False`` checks only the log
+    """
+    if isinstance(log, Pipeline):
+        commit_log = open_commit_log(log.log)
+        if commit_log.read_pipeline() is None:
+            return _without_log(log)
+    else:
+        commit_log = log if isinstance(log, CommitLog) else open_commit_log(log)
+    check = _Verification(open_log(commit_log), Verdict(log=commit_log.store.url))
+    check.run(files)
+    return check.verdict
+
+
+def _without_log(pipeline: Pipeline) -> Verdict:
+    verdict = Verdict(log=pipeline.log)
+    for name, sink in pipeline.sinks.items():
+        try:
+            sink.refuse_orphan(pipeline.log)
+        except ConflictError as error:
+            verdict.findings.append(Finding(invariant="I6", what=f"sink {name}: {error}", key=keys.DATASET_MARKER))
+    return verdict
+
+
+@dataclass(slots=True)
+class _Verification:
+    opened: CommittedLog
+    verdict: Verdict
+
+    def run(self, files: bool) -> None:
+        outcomes = self._versions()
+        self.verdict.commits = sum(o.committed for o, _ in outcomes)
+        for outcome, _ in outcomes:
+            if outcome.committed:
+                self.verdict.counts = add_counts(self.verdict.counts, outcome.counts)
+        self._segments(outcomes)
+        self._discoveries()
+        for outcome, _ in outcomes:
+            self._quarantine(outcome)
+        if files:
+            self._files([o for o, _ in outcomes])
+
+    def _try(self, check: Callable[[], T], *, version: int | None = None) -> T | None:
+        """What a check returns; a contradiction becomes a finding, and the verification goes on."""
+        try:
+            return check()
+        except StreamsemError as error:
+            where = error.fields.get("key") or error.fields.get("where") or ""
+            what = str(error).split(". Do:")[0]
+            self._found(str(error.fields.get("invariant", "I1")), what, version=version, key=str(where))
+            return None
+
+    def _found(self, invariant: str, what: str, *, version: int | None = None, key: str = "") -> None:
+        self.verdict.findings.append(Finding(invariant=invariant, what=what, version=version, key=key))
+
+    def _entry(self, cls: type[E], key: str, version: int | None = None) -> tuple[E, str] | None:
+        return self._try(partial(self.opened.log.perform, procedures.read_entry(cls, key)), version=version)
+
+    def _versions(self) -> list[tuple[Outcome, str]]:
+        """Every version in order, each held against the one before it."""
+        log, genesis = self.opened.log, self.opened.record.genesis
+        listed = [parsed for parsed in map(keys.parse_entry, log.list_keys(keys.LOG)) if parsed is not None]
+        newest = max((version for version, _ in listed), default=-1)
+        outcomes: list[tuple[Outcome, str]] = []
+        head = Head(genesis=genesis)
+        ranges: list[Ranges] = []
+        for version in range(newest + 1):
+            plan = self._entry(Plan, keys.plan(version), version)
+            outcome = self._entry(Outcome, keys.outcome(version), version)
+            if plan is None:
+                self._found("I2", "a version has no plan that can be read", version=version)
+            if outcome is None and version < newest:
+                self._found("I2", "a version below the head has no outcome that can be read", version=version)
+            if plan is not None:
+                self._version(head, plan, outcome)
+            if plan is not None and outcome is not None and outcome[0].committed:
+                ranges.append(plan[0].ranges)
+            if outcome is not None:
+                head = Head(genesis=genesis, outcome=outcome[0], outcome_sha=outcome[1])
+                outcomes.append(outcome)
+        self._try(partial(invariants.check_i5, ranges, genesis=genesis, next=head.next))
+        self.verdict.versions = len(outcomes)
+        return outcomes
+
+    def _version(self, head: Head, plan: tuple[Plan, str], outcome: tuple[Outcome, str] | None) -> None:
+        """A version against the head before it."""
+        version = plan[0].version
+        self._try(partial(invariants.check_i19, plan[0]), version=version)
+        self._try(partial(head.planned, *plan), version=version)
+        if outcome is None:
+            return
+        opened = Head(
+            genesis=head.genesis, outcome=head.outcome, outcome_sha=head.outcome_sha, plan=plan[0], plan_sha=plan[1]
+        )
+        self._try(partial(opened.decided, *outcome), version=version)
+        pointer = self._entry(RunPointer, keys.pointer(plan[0].run_key, plan[0].j), version)
+        if pointer is None:
+            self._found("I16", "a closed version has no run pointer", version=version)
+        else:
+            self._try(partial(invariants.check_i16, pointer[0], plan[0]), version=version)
+
+    def _segments(self, outcomes: list[tuple[Outcome, str]]) -> None:
+        """Every segment that is stored equals its fold; one that is missing is no fault (R5)."""
+        children: dict[int, Segment] = {}
+        for index in range(len(outcomes) // segments.WIDTH):
+            part = outcomes[index * segments.WIDTH : (index + 1) * segments.WIDTH]
+            if [o.version for o, _ in part] != list(range(index * segments.WIDTH, (index + 1) * segments.WIDTH)):
+                return
+            children[index] = segments.level_1(index, [o for o, _ in part], part[-1][1])
+        level = 1
+        while children:
+            for index, expected in children.items():
+                stored = self._entry(Segment, keys.segment(level, index))
+                if stored is not None:
+                    self._try(partial(invariants.check_i9, stored[0], expected))
+            level += 1
+            children = {
+                index: segments.parent(
+                    level, index, [children[i] for i in range(index * segments.WIDTH, (index + 1) * segments.WIDTH)]
+                )
+                for index in range(len(children) // segments.WIDTH)
+            }
+
+    def _discoveries(self) -> None:
+        """Ordinals follow one another, and no file has two (D1)."""
+        numbers = sorted(
+            i for i in map(keys.parse_newest_first, self.opened.log.list_keys(keys.DISCOVERED)) if i is not None
+        )
+        seen: set[str] = set()
+        expected = 0
+        for i in range(max(numbers, default=-1) + 1):
+            found = self._entry(Discovery, keys.discovered(i))
+            if found is None:
+                self._found("I1", "a discovery is missing", key=keys.discovered(i))
+                return
+            entry = found[0]
+            marks = {fingerprint(f) for f in entry.files}
+            if entry.first != expected or len(marks) != len(entry.files) or marks & seen:
+                what = "a file was given two ordinals, or ordinals do not follow one another"
+                self._found("D1", what, key=keys.discovered(i))
+            seen |= marks
+            expected = entry.end
+
+    def _quarantine(self, outcome: Outcome) -> None:
+        rows = 0
+        for key in outcome.quarantine.keys:
+            data = self.opened.log.read(key)
+            if data is None:
+                self._found("I6", "quarantined records are missing", version=outcome.version, key=key)
+                return
+            rows += data.count(b"\n")
+        if rows != outcome.quarantine.rows:
+            self._found("I14", "quarantined records are more or fewer than recorded", version=outcome.version)
+
+    def _files(self, outcomes: list[Outcome]) -> None:
+        """Every visible file: there, unchanged, counted anew, and named once."""
+        pipeline = self.opened.pipeline()
+        named: set[tuple[str, str]] = set()
+        for name, sink in pipeline.sinks.items():
+            self._try(partial(sink.claim, self.opened.record.pipeline_uuid, pipeline.log, new=False))
+            self.verdict.rows[name] = 0
+        for outcome in outcomes:
+            for name, committable in outcome.sinks.items():
+                for file in committable.files:
+                    if (name, file.key) in named or f"/{outcome.attempt_id}/" not in file.key:
+                        what = "a file is named twice, or lies outside its attempt's own place"
+                        self._found("I8", what, version=outcome.version, key=file.key)
+                    named.add((name, file.key))
+                    check = partial(_file, pipeline.sinks[name], file, committable.format, outcome.version)
+                    self.verdict.rows[name] += self._try(check, version=outcome.version) or 0
+        self.verdict.files = len(named)
+        for name, sink in pipeline.sinks.items():
+            self.verdict.orphans += sum((name, key) not in named for key in _data_keys(sink))
+
+
+def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:
+    """Rows of one visible file, counted in the file."""
+    stat = open_store(sink.place).stat(file.key)
+    path = f"{split_url(sink.place)[1]}/{file.key}"
+    found = footers.checksum(path, format) if stat is not None and stat.bytes == file.bytes else None
+    invariants.check_i6(file, version=version, found_bytes=None if stat is None else stat.bytes, found_checksum=found)
+    rows = footers.describe(path, format).rows
+    if rows != file.rows:
+        what = "a visible file holds another number of rows than recorded"
+        raise LogDamagedError(what, invariant="I14", key=file.key, rows=rows, recorded=file.rows)
+    return rows
+
+
+def _data_keys(sink: Sink) -> Iterator[str]:
+    return (stat.key for stat in open_store(sink.place).list("data/"))

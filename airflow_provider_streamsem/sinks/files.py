@@ -1,0 +1,207 @@
+"""
+Files in a dataset of this package: Parquet, ORC, JSON lines or CSV, under an attempt's own directory.
+
+A file becomes visible by the outcome that names it, and by nothing else: readers ask the log (``read_committed``, ``streamsem files``), never a listing.
+Known limitation: in this release a dataset lies on local or mounted disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    InvalidError,
+    LogDamagedError,
+    StoreRefusedError,
+    UnavailableError,
+)
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.codec import canonical
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
+from airflow_provider_streamsem.sinks import footers
+from airflow_provider_streamsem.stores.contract import Store, UnknownAnswerError, open_store, split_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+FORMATS = ("csv", "json", "orc", "parquet")
+CODECS = {
+    "parquet": ("zstd", "snappy", "gzip", "lz4", "none"),
+    "orc": ("zstd", "snappy", "zlib", "lz4", "none"),
+    "json": ("gzip", "none"),
+    "csv": ("gzip", "none"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSink:
+    """
+    Files below ``path``; ``path/_streamsem.json`` says whose they are.
+
+    Partition columns stay in the files, with their types; one file holds one value of them, so that null, an empty string and odd text stay apart.
+    Timestamps are stored in microseconds (Parquet ``TIMESTAMP_MICROS``, not ``INT96``).
+
+    :param path: the dataset's place: an absolute path or ``file:///path``
+    :param format: ``parquet``, ``orc``, ``json`` (one object a line) or ``csv`` (with header)
+    :param partition_by: columns by whose values rows are put into files
+    :param codec: ``zstd`` (default of Parquet and ORC), ``snappy``, ``gzip``, ``lz4``, ``zlib``, ``none``: what the format has
+    :param target_file_bytes: aim at files of this many bytes, at the price of a shuffle; absent: one file for each Spark task and partition value
+    """
+
+    delivery: ClassVar[str] = "exactly_once"
+    reasons: ClassVar[tuple[str, ...]] = (
+        "every attempt writes under a name of its own, and one create-if-absent object decides which attempt's files are visible",
+        "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
+    )
+    path: str
+    format: str = "parquet"
+    partition_by: Sequence[str] = ()
+    codec: str | None = None
+    target_file_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        where = "sink files:"
+        scheme, _ = split_url(arguments.text(f"{where} path", self.path))
+        if scheme != "file":
+            raise InvalidError(
+                f"{where} path must be on local or mounted disk in this release",
+                given=self.path,
+                accepted="/path or file:///path",
+            )
+        arguments.choice(f"{where} format", self.format, FORMATS)
+        object.__setattr__(self, "partition_by", arguments.words(f"{where} partition_by", self.partition_by))
+        if self.codec is not None:
+            arguments.choice(f"{where} codec of format {self.format}", self.codec, CODECS[self.format])
+        if self.target_file_bytes is not None:
+            arguments.whole(f"{where} target_file_bytes", self.target_file_bytes, least=65_536)
+
+    @property
+    def place(self) -> str:
+        """The dataset's place as it was given."""
+        return self.path
+
+    @property
+    def root(self) -> str:
+        """The dataset's directory."""
+        return split_url(self.path)[1]
+
+    def guarded(self) -> Json:
+        """The dataset and its format. Partitioning, codec and file size may change: the manifest holds what each file needs."""
+        return {"type": "files", "path": self.path, "format": self.format}
+
+    def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
+        """Find the dataset's mark, or write it where the log is new."""
+        mark = canonical({"format": 1, "entry": "dataset", "pipeline_uuid": pipeline_uuid, "log": log})
+        store = self._store()
+        try:
+            stored = store.read(keys.DATASET_MARKER)
+            if stored is None and not new:
+                raise LogDamagedError(
+                    "a dataset has lost its mark: is it another directory, or was it emptied?",
+                    place=self.path,
+                    key=keys.DATASET_MARKER,
+                )
+            if stored is None:
+                self._refuse_files(store)
+                store.create(keys.DATASET_MARKER, mark)
+                stored = store.read(keys.DATASET_MARKER)
+        except UnknownAnswerError as error:
+            raise UnavailableError(
+                "the dataset's place gave no clear answer; nothing became visible", place=self.path
+            ) from error
+        if stored != mark:
+            raise ConflictError(
+                "the dataset belongs to another pipeline or log", place=self.path, mark=keys.DATASET_MARKER, log=log
+            )
+
+    def refuse_orphan(self, log: str) -> None:
+        """A marked dataset without its log is never started over."""
+        store = self._store()
+        if store.stat(keys.DATASET_MARKER) is not None:
+            raise ConflictError(
+                "the dataset is marked as the output of a log, but there is no log at the given place",
+                place=self.path,
+                log=log,
+            )
+        self._refuse_files(store)
+
+    def _refuse_files(self, store: Store) -> None:
+        if next(store.list("data/", limit=1), None) is not None:
+            raise ConflictError(
+                "the dataset's place holds output that no log names", place=self.path, directory="data/"
+            )
+
+    def attempt_place(self, version: int, attempt_id: str) -> str:
+        """The attempt's own directory."""
+        return os.path.join(self.root, keys.data_prefix(version, attempt_id).rstrip("/"))
+
+    def stage(self, frame: DataFrame, version: int, attempt_id: str) -> None:
+        """Write with Spark's own writer."""
+        from airflow_provider_streamsem.sinks import write
+
+        write.write_files(frame, self, self.attempt_place(version, attempt_id))
+
+    def collect(self, version: int, attempt_id: str) -> Committable:
+        """Sync and count each file of the attempt. Spark's job commit has moved only files of accepted tasks there."""
+        prefix = keys.data_prefix(version, attempt_id)
+        files = []
+        for stat in self._store().list(prefix):
+            relative = stat.key[len(prefix) :]
+            if any(
+                part.startswith(("_", ".")) and not part.startswith(footers.PARTITION) for part in relative.split("/")
+            ):
+                continue
+            path = os.path.join(self.root, stat.key)
+            _sync(path)
+            described = footers.describe(path, self.format)
+            values = footers.partition_values(relative, path, self.format, self.partition_by)
+            files.append(
+                DataFile(
+                    key=stat.key, bytes=stat.bytes, rows=described.rows, checksum=described.checksum, partition=values
+                )
+            )
+        for directory in {os.path.dirname(os.path.join(self.root, f.key)) for f in files} | {
+            self.attempt_place(version, attempt_id)
+        }:
+            _sync_up(directory, self.root)
+        return Committable(format=self.format, rows=sum(f.rows for f in files), files=tuple(files))
+
+    def is_complete(self, committable: Committable) -> bool:
+        """Size and checksum of every file."""
+        store = self._store()
+        for file in committable.files:
+            stat = store.stat(file.key)
+            if (
+                stat is None
+                or stat.bytes != file.bytes
+                or footers.checksum(os.path.join(self.root, file.key), committable.format) != file.checksum
+            ):
+                return False
+        return True
+
+    def _store(self) -> Store:
+        return open_store(self.path)
+
+
+def _sync(path: str) -> None:
+    """The outcome is durable, so what it names must be: a file that Spark wrote may still be in the page cache."""
+    flags = os.O_RDONLY | (os.O_DIRECTORY if os.path.isdir(path) else 0)
+    try:
+        descriptor = os.open(path, flags)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StoreRefusedError("a staged file could not be made durable; nothing became visible", file=path) from error
+
+
+def _sync_up(directory: str, root: str) -> None:
+    while len(directory) >= len(root) and os.path.isdir(directory):
+        _sync(directory)
+        directory = os.path.dirname(directory)

@@ -1,0 +1,150 @@
+"""
+What lies in a written file: rows, checksum, partition values. pyarrow is imported on first use.
+
+The checksum of a Parquet file is the sha256 of its footer, which holds the place, size and statistics of every column chunk; of the other formats, that of
+the whole content. Formats without row counts are counted by reading them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from airflow_provider_streamsem.errors import DataError
+
+PARTITION = "__p"
+_PARQUET_TAIL = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """Rows and checksum of one file."""
+
+    rows: int
+    checksum: str
+
+
+def describe(path: str, format: str) -> Described:
+    """
+    Count a file and name its bytes.
+
+    :raises DataError: it is not a whole file of its format
+    """
+    try:
+        return Described(rows=_rows(path, format), checksum=checksum(path, format))
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors and OSErrors
+        raise DataError("a written file cannot be read as its format", file=path, format=format) from error
+
+
+def checksum(path: str, format: str) -> str:
+    """``footer:<sha256>`` of a Parquet file, ``content:<sha256>`` of another; ``""`` where a Parquet file has no footer."""
+    with open(path, "rb") as file:
+        if format != "parquet":
+            return f"content:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        size = file.seek(0, os.SEEK_END)
+        if size < _PARQUET_TAIL:
+            return ""
+        file.seek(size - _PARQUET_TAIL)
+        tail = file.read(_PARQUET_TAIL)
+        length = int.from_bytes(tail[:4], "little")
+        if tail[4:] != b"PAR1" or length > size - _PARQUET_TAIL:
+            return ""
+        file.seek(size - _PARQUET_TAIL - length)
+        return f"footer:{hashlib.sha256(file.read(length)).hexdigest()}"
+
+
+def _rows(path: str, format: str) -> int:
+    if format == "parquet":
+        import pyarrow.parquet
+
+        return int(pyarrow.parquet.read_metadata(path).num_rows)
+    if format == "orc":
+        import pyarrow.orc
+
+        return int(pyarrow.orc.ORCFile(path).nrows)
+    if format == "json":
+        return _json_lines(path)
+    return int(_csv_table(path).num_rows)
+
+
+def _json_lines(path: str) -> int:
+    import pyarrow
+
+    with pyarrow.input_stream(path, compression="detect") as stream:
+        count, last = 0, b"\n"
+        while block := stream.read(1 << 20):
+            count, last = count + block.count(b"\n"), block[-1:]
+        return count + (last != b"\n")
+
+
+def _csv_table(path: str) -> Any:
+    """A CSV file as :data:`airflow_provider_streamsem.sinks.write.TEXT_OPTIONS` has it, every column as text."""
+    import pyarrow
+    from pyarrow import csv
+
+    with pyarrow.input_stream(path, compression="detect") as stream:
+        data = stream.read()
+    header = csv.read_csv(
+        pyarrow.BufferReader(data.split(b"\n", 1)[0] + b"\n"), parse_options=_csv_dialect()
+    ).column_names
+    return csv.read_csv(
+        pyarrow.BufferReader(data),
+        parse_options=_csv_dialect(),
+        convert_options=csv.ConvertOptions(
+            column_types=dict.fromkeys(header, pyarrow.string()),
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            null_values=["\\N"],
+        ),
+    )
+
+
+def _csv_dialect() -> Any:
+    from pyarrow import csv
+
+    return csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+
+
+def partition_values(relative: str, path: str, format: str, columns: Sequence[str]) -> dict[str, str | None]:
+    """
+    Column → value of the one partition that a file holds, as text: ISO 8601 in UTC for timestamps, ``None`` for null.
+
+    The directory names are those that :func:`airflow_provider_streamsem.sinks.write.encoded` gave moments ago; a value too long for a
+    directory name is read from the file itself. Nobody reads these names again after the manifest is written.
+    """
+    values: dict[str, str | None] = {}
+    for column, part in zip(columns, relative.split("/"), strict=False):
+        token = part.partition("=")[2]
+        if token[0] == "n":
+            values[column] = None
+        elif token[0] == "v":
+            values[column] = bytes.fromhex(token[1:]).decode(errors="surrogateescape").encode(errors="replace").decode()
+        elif token[0] == "t":
+            at = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=int(token[1:]))
+            values[column] = at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        else:
+            values[column] = _first_value(path, format, column)
+    return values
+
+
+def _first_value(path: str, format: str, column: str) -> str:
+    if format == "parquet":
+        import pyarrow.parquet
+
+        return str(pyarrow.parquet.ParquetFile(path).read_row_group(0, columns=[column])[column][0].as_py())
+    if format == "orc":
+        import pyarrow.orc
+
+        return str(pyarrow.orc.ORCFile(path).read_stripe(0, columns=[column])[column][0].as_py())
+    if format == "csv":
+        return str(_csv_table(path)[column][0].as_py())
+    import json
+
+    import pyarrow
+
+    with pyarrow.input_stream(path, compression="detect") as stream:
+        return str(json.loads(stream.read().split(b"\n", 1)[0])[column])

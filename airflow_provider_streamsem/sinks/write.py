@@ -1,0 +1,84 @@
+"""Spark's writer, as a file sink uses it. Imports pyspark: only engines reach this."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, DataType, DoubleType, FloatType, TimestampType
+
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.sinks.footers import PARTITION
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.sinks.files import FilesSink
+
+_LONGEST_NAMED_BYTES = 64
+_OPTIONS = {
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    "mapreduce.fileoutputcommitter.algorithm.version": "1",
+    # Hadoop's checksummed local file system would put a .crc file beside each file; the manifest has checksums of its own.
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+TEXT_OPTIONS = {
+    # RFC 4180 quoting, and a null that an empty text is not.
+    "csv": {"header": "true", "escape": '"', "nullValue": "\\N", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"},
+    "json": {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"},
+}
+"""Options by which rows of a text format are written, and read back as they were"""
+
+
+def write_files(frame: DataFrame, sink: FilesSink, place: str) -> None:
+    """
+    Write a DataFrame into an attempt's own directory.
+
+    Partition columns are written twice: as they are, and encoded under a name of ours, by which Spark partitions and which it then leaves out.
+    """
+    by_name = {field.name: field.dataType for field in frame.schema.fields}
+    missing = [name for name in sink.partition_by if name not in by_name]
+    if missing:
+        raise DataError(
+            "the transform's result lacks partition columns", sink=sink.path, missing=missing, columns=list(by_name)
+        )
+    taken = [name for name in by_name if name.lower().startswith(PARTITION)]
+    if sink.partition_by and taken:
+        raise DataError(
+            f"column names that start with {PARTITION} are kept for partitioning", sink=sink.path, columns=taken
+        )
+    copies = [f"{PARTITION}{i}" for i in range(len(sink.partition_by))]
+    for copy, name in zip(copies, sink.partition_by, strict=True):
+        frame = frame.withColumn(copy, encoded(F.col(f"`{name}`"), by_name[name]))
+    if sink.target_file_bytes is not None:
+        frame.sparkSession.conf.set("spark.sql.adaptive.advisoryPartitionSizeInBytes", str(sink.target_file_bytes))
+        frame = frame.hint("rebalance", *copies)
+    codec = sink.codec or ("zstd" if sink.format in ("parquet", "orc") else "none")
+    writer = (
+        frame.write.format(sink.format)
+        .mode("error")
+        .options(**_OPTIONS, **TEXT_OPTIONS.get(sink.format, {}), compression=codec)
+    )
+    (writer.partitionBy(*copies) if copies else writer).save(place)
+
+
+def encoded(value: Column, kind: DataType) -> Column:
+    """
+    A value as a directory name: one name for each value, and different names for null, an empty string and any text, however odd.
+
+    ``n`` null · ``t<microseconds>`` a timestamp · ``v<hex>`` the text's UTF-8 bytes · ``h<sha256>`` of text too long for a name.
+    """
+    if isinstance(kind, TimestampType):
+        return F.when(value.isNull(), F.lit("n")).otherwise(F.concat(F.lit("t"), F.unix_micros(value).cast("string")))
+    if isinstance(kind, BinaryType):
+        data = value
+    elif isinstance(kind, (DoubleType, FloatType)):
+        data = F.when(value == 0, F.lit(0).cast(kind)).otherwise(value).cast("string").cast("binary")  # -0.0 equals 0.0
+    else:
+        data = value.cast("string").cast("binary")
+    named = F.concat(F.lit("v"), F.hex(data))
+    return (
+        F.when(value.isNull(), F.lit("n"))
+        .when(F.octet_length(data) <= _LONGEST_NAMED_BYTES, named)
+        .otherwise(F.concat(F.lit("h"), F.sha2(data, 256)))
+    )

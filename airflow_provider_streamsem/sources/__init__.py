@@ -1,0 +1,1 @@
+"""Sources: where records come from. One file each; :mod:`contract` says what a source must keep."""

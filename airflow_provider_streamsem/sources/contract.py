@@ -1,0 +1,132 @@
+"""What a source is. A new source is one file with one class, one line in the registry, one conformance fixture and one page of docs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
+from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """
+    The most that one batch reads. A single item that is larger than a limit is taken alone: a limit never stops a pipeline.
+
+    :param max_files: files, 1 or more
+    :param max_bytes: bytes as they lie in the source, 1 or more
+    :param max_rows: rows, estimated from the bytes per row of the last committed batch (before the first: 100 bytes a row)
+    :param max_quarantined: records that cannot be parsed; a batch with more of them fails and nothing moves. 0: the first one fails it
+    """
+
+    max_files: int | None = None
+    max_bytes: int | None = None
+    max_rows: int | None = None
+    max_quarantined: int = 10_000
+
+    def __post_init__(self) -> None:
+        for name in ("max_files", "max_bytes", "max_rows"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise InvalidError(f"limits.{name} must be a whole number of 1 or more, or absent", given=value)
+        if type(self.max_quarantined) is not int or self.max_quarantined < 0:
+            raise InvalidError("limits.max_quarantined must be a whole number of 0 or more", given=self.max_quarantined)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Ranges for one plan, and the pins by which exactly these records are read again."""
+
+    ranges: Ranges
+    pins: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRecord:
+    """A record that could not be parsed. ``place`` says where it lies (files: ``path``), ``raw`` is its text, ``error`` what is wrong with it."""
+
+    place: Mapping[str, str | int]
+    raw: str
+    error: str
+
+
+class Loaded(Protocol):
+    """
+    The records of a plan on Spark, split into what was parsed and what was not.
+
+    :attr frame: one row a record; where ``bad`` is not ``None``, rows for which it is true could not be parsed, and their other columns mean nothing
+    :attr bad: a boolean column over ``frame``, or ``None`` where every record that is read is parsed
+    :attr drop: columns of ``frame`` that the transform does not see
+    """
+
+    frame: DataFrame
+    bad: Any
+    drop: tuple[str, ...]
+
+    def bad_records(self) -> Iterator[BadRecord]:
+        """The records that could not be parsed: a second pass over the same range, made only where there are any."""
+        ...
+
+
+class Planner(Protocol):
+    """A source bound to a log for one process. It remembers what it read of the log, so that a drain does not ask twice."""
+
+    def latest_offsets(self) -> Offsets:
+        """One past the newest record, per partition, exclusive. May write to the log (discovery); never moves an offset."""
+        ...
+
+    def cut(self, start: Offsets, end: Offsets, limits: Limits) -> Cut | None:
+        """Ranges from ``start`` (inclusive) towards ``end`` (exclusive) within ``limits``; ``None`` where there is nothing in between."""
+        ...
+
+    def hint(self, plan: Plan, counts: Mapping[str, int]) -> Json:
+        """What the outcome of ``plan`` carries so that the next process asks the log for less. Never trusted for safety."""
+        ...
+
+    def lag(self, start: Offsets) -> int:
+        """Items that lie in the source and are not below ``start``. Writes nothing."""
+        ...
+
+
+class Source(Protocol):
+    """
+    Where records come from.
+
+    * Every range is ``[start, end)``: ``end`` is the next offset to read.
+    * A replayable source gives the same records for the same ranges and pins, every time, or raises ``SourceChangedError``.
+    * With ``replayable = False`` a pipeline can be at-most-once at best.
+    """
+
+    replayable: bool
+    reasons: tuple[str, ...]
+
+    def guarded(self) -> Json:
+        """What may not change under one log: the source's identity."""
+        ...
+
+    def genesis(self) -> Offsets:
+        """Where the first version starts."""
+        ...
+
+    def open(self, log: CommitLog, last: Outcome | None) -> Planner:
+        """Bind the source to a log. Sends no request."""
+        ...
+
+    def check_pins(self, pins: Json) -> None:
+        """
+        Compare what lies in the source with what the plan pinned; called before and after it is read (D5).
+
+        :raises SourceChangedError: names the first item that changed or vanished
+        """
+        ...
+
+    def load(self, spark: SparkSession, pins: Json) -> Loaded:
+        """The planned records as a DataFrame. Lazy: nothing is read yet."""
+        ...

@@ -1,0 +1,267 @@
+"""
+Files that arrive in a place: JSON lines, CSV, Parquet, ORC or text, on local disk or under an S3 prefix.
+
+Finding new files lists the place, which is linear in what lies there (``start_after`` and a narrower place help); what is read and written of the *log*
+depends only on the new files. Names that start with ``_`` or ``.`` in any part of the path, and names ending in ``._COPYING_``, are files that
+their writers have not finished, as in Hadoop and Spark; they are passed over until they are renamed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import FoundFile, Json, Outcome, Plan
+from airflow_provider_streamsem.protocol.offsets import Offsets, position
+from airflow_provider_streamsem.sources.contract import Cut, Limits
+from airflow_provider_streamsem.sources.ledger import Ledger
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, open_store, split_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_streamsem.sources.records import FileRecords
+
+PARTITION = "files"
+FORMATS = ("csv", "json", "orc", "parquet", "text")
+NEEDS_SCHEMA = ("csv", "json")
+ASSUMED_BYTES_PER_ROW = 100
+_OURS = frozenset(
+    [
+        "mode",
+        "columnnameofcorruptrecord",
+        "columnpruning",
+        "enforceschema",
+        "multiline",
+        "ignorecorruptfiles",
+        "ignoremissingfiles",
+        "path",
+        "paths",
+        "pathglobfilter",
+        "recursivefilelookup",
+        "modifiedbefore",
+        "modifiedafter",
+        "wholetext",
+        "linesep",
+        "mergeschema",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesSource:
+    """
+    Files below a place, each read once, whole.
+
+    Offsets are ordinals: the order in which the log first saw the files, by time of modification and then path. A file is path + size + ETag (S3) or
+    path + size + time of modification (disk): a file that is overwritten counts as a new file, and one that changes under a plan fails the batch.
+
+    :param path: where the files lie: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
+    :param format: ``json`` (one object a line), ``csv``, ``parquet``, ``orc`` or ``text`` (one column ``value``)
+    :param schema: columns as Spark DDL, ``"id long, at timestamp"``; required for ``json`` and ``csv``, refused for ``text``, optional otherwise
+    :param options: options of Spark's reader, such as ``{"header": "true"}``. Those on which the accounting of records rests are refused
+    :param glob: which file names count, such as ``*.csv``; the name only, not its directories
+    :param start_after: paths at or before this one (relative to ``path``) are never looked at; may hold ``strftime`` fields, filled with the
+        UTC time ``lookback_days`` before the listing. A file that arrives behind it is never read
+    :param lookback_days: for ``start_after`` with fields
+    """
+
+    replayable: ClassVar[bool] = True
+    reasons: ClassVar[tuple[str, ...]] = (
+        "each file gets one ordinal, for ever; the plan pins its size and ETag or time of modification, checked before and after it is read",
+        "a record that cannot be parsed goes to the quarantine of the same commit",
+    )
+    path: str
+    format: str
+    schema: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    glob: str = "*"
+    start_after: str = ""
+    lookback_days: int = 0
+
+    def __post_init__(self) -> None:
+        where = "source files:"
+        split_url(arguments.text(f"{where} path", self.path))
+        arguments.choice(f"{where} format", self.format, FORMATS)
+        if self.schema is not None:
+            arguments.text(f"{where} schema", self.schema, accepted='Spark DDL, such as "id long, at timestamp"')
+        if self.schema is None and self.format in NEEDS_SCHEMA:
+            raise InvalidError(
+                f"{where} schema is required for this format: a schema guessed from each batch would change with it",
+                format=self.format,
+            )
+        if self.schema is not None and self.format == "text":
+            raise InvalidError(
+                f"{where} schema is not accepted for this format: its one column is `value string`", format=self.format
+            )
+        object.__setattr__(self, "options", arguments.options(f"{where} options", self.options))
+        refused = sorted(name for name in self.options if name.lower() in _OURS)
+        if refused:
+            raise InvalidError(f"{where} options holds options on which the accounting of records rests", given=refused)
+        arguments.text(f"{where} glob", self.glob, pattern=r"[^/]+", accepted="a pattern of file names, without '/'")
+        if not isinstance(self.start_after, str):
+            raise InvalidError(f"{where} start_after must be text", given=type(self.start_after).__name__)
+        arguments.whole(f"{where} lookback_days", self.lookback_days, least=0)
+        if self.lookback_days and "%" not in self.start_after:
+            raise InvalidError(
+                f"{where} lookback_days needs a start_after with fields, such as 'date=%Y-%m-%d'",
+                given=self.start_after,
+            )
+
+    def guarded(self) -> Json:
+        """The place and the format."""
+        return {"type": "files", "path": self.path, "format": self.format}
+
+    def genesis(self) -> Offsets:
+        """The first ordinal."""
+        return {PARTITION: 0}
+
+    def open(self, log: CommitLog, last: Outcome | None) -> FilesPlanner:
+        """Bind to a log."""
+        return FilesPlanner(self, log, last)
+
+    def listing(self, now_ms: int) -> list[FoundFile]:
+        """
+        Every file that counts, as it lies there now.
+
+        :raises UnavailableError: the place gave no answer
+        """
+        after = self.start_after
+        if "%" in after:
+            after = (
+                datetime.fromtimestamp(now_ms / 1000, tz=timezone.utc) - timedelta(days=self.lookback_days)
+            ).strftime(after)
+        try:
+            return [
+                _found(stat) for stat in open_store(self.path).list("", start_after=after) if self._counts(stat.key)
+            ]
+        except UnknownAnswerError as error:
+            raise UnavailableError(
+                "the source's place gave no clear answer to a listing; nothing was written", place=self.path
+            ) from error
+
+    def _counts(self, key: str) -> bool:
+        parts = key.split("/")
+        return (
+            not any(part[:1] in ("_", ".") for part in parts)
+            and not key.endswith("._COPYING_")
+            and fnmatchcase(parts[-1], self.glob)
+        )
+
+    def check_pins(self, pins: Json) -> None:
+        """Each pinned file is there with the pinned size and identity (D5)."""
+        store = open_store(self.path)
+        for path, size, identity in pins:
+            try:
+                stat = store.stat(path)
+            except UnknownAnswerError as error:
+                raise UnavailableError(
+                    "the source's place gave no clear answer; nothing became visible", place=self.path, file=path
+                ) from error
+            if stat is None:
+                raise SourceChangedError(
+                    "a planned file is no longer there; nothing became visible", place=self.path, file=path
+                )
+            if (stat.bytes, _identity(stat)) != (size, identity):
+                raise SourceChangedError(
+                    "a planned file was changed after it was planned; nothing became visible",
+                    place=self.path,
+                    file=path,
+                )
+            if size == 0 and (self.format in ("parquet", "orc") or path.endswith(".gz")):
+                raise DataError(
+                    "a file of this format cannot be empty; nothing became visible",
+                    place=self.path,
+                    file=path,
+                    format=self.format,
+                )
+
+    def load(self, spark: SparkSession, pins: Json) -> FileRecords:
+        """The pinned files on Spark."""
+        from airflow_provider_streamsem.sources.records import FileRecords
+
+        return FileRecords(spark, self, [path for path, _, _ in pins])
+
+
+def _identity(stat: ObjectStat) -> str:
+    return f"etag:{stat.etag}" if stat.etag else f"mtime:{stat.mtime_ns}"
+
+
+def _found(stat: ObjectStat) -> FoundFile:
+    return FoundFile(path=stat.key, bytes=stat.bytes, identity=_identity(stat), mtime_ns=stat.mtime_ns)
+
+
+class FilesPlanner:
+    """A :class:`FilesSource` bound to a log for one process."""
+
+    def __init__(self, source: FilesSource, log: CommitLog, last: Outcome | None) -> None:
+        hint: Mapping[str, Any] = last.source if last is not None and isinstance(last.source, Mapping) else {}
+        self._source = source
+        self._clock = log.clock
+        self._ledger = Ledger(log, newest_hint=_number(hint, "newest", -1), at_hint=_number(hint, "at", -1))
+        self._bytes_per_row = max(1, _number(hint, "bytes_per_row", ASSUMED_BYTES_PER_ROW))
+
+    def latest_offsets(self) -> Offsets:
+        """List the place and give ordinals to what is new there."""
+        return {PARTITION: self._ledger.add(self._source.listing(self._clock.now_ms()))}
+
+    def cut(self, start: Offsets, end: Offsets, limits: Limits) -> Cut | None:
+        """Files in the order of their ordinals, as many as the limits allow, at least one."""
+        first, last = position(start, PARTITION), position(end, PARTITION)
+        if limits.max_files is not None:
+            last = min(last, first + limits.max_files)
+        if first >= last:
+            return None
+        most = [limits.max_bytes] if limits.max_bytes is not None else []
+        most += [limits.max_rows * self._bytes_per_row] if limits.max_rows is not None else []
+        taken = _within(self._ledger.files(first, last), min(most, default=None))
+        return Cut(ranges={PARTITION: (first, first + len(taken))}, pins=[[f.path, f.bytes, f.identity] for f in taken])
+
+    def hint(self, plan: Plan, counts: Mapping[str, int]) -> Json:
+        """Where the newest discovery and the next ordinal stand, and the bytes per row of this batch."""
+        newest = self._ledger.newest()
+        size, rows = sum(pin[1] for pin in plan.pins), counts.get("read", 0)
+        return {
+            "newest": -1 if newest is None else newest.i,
+            "at": self._ledger.index_of(plan.ranges[PARTITION][1]),
+            "bytes_per_row": max(1, size // rows) if rows else self._bytes_per_row,
+        }
+
+    def lag(self, start: Offsets) -> int:
+        """Files that lie there or were discovered, and are not below ``start``."""
+        newest = self._ledger.newest()
+        discovered = 0 if newest is None else newest.end
+        return (
+            discovered
+            - position(start, PARTITION)
+            + len(self._ledger.unseen(self._source.listing(self._clock.now_ms())).new)
+        )
+
+
+def _number(hint: Mapping[str, Any], name: str, default: int) -> int:
+    value = hint.get(name)
+    return value if type(value) is int else default
+
+
+def _within(files: Sequence[FoundFile], most_bytes: int | None) -> Sequence[FoundFile]:
+    total = 0
+    for count, file in enumerate(files):
+        total += file.bytes
+        if most_bytes is not None and total > most_bytes and count > 0:
+            return files[:count]
+    return files
+
+
+def spark_paths(place: str, paths: Sequence[str]) -> Iterator[str]:
+    """Paths as Spark's reader takes them: glob characters escaped, ``s3`` as ``s3a``."""
+    scheme, rest = split_url(place)
+    root = f"s3a://{rest}" if scheme == "s3" else rest
+    for path in paths:
+        yield "".join("\\" + c if c in "\\*?[]{}^" else c for c in os.path.join(root, path))

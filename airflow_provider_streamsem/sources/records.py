@@ -1,0 +1,137 @@
+"""Files as records on Spark: every physical record is either parsed or told apart as bad. Imports pyspark: only engines import this."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructType
+
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.sources.contract import BadRecord
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.sources.files import FilesSource
+
+RAW = "__streamsem_raw"
+PATH = "__streamsem_path"
+_RECORD = "__streamsem_record"
+
+
+class FileRecords:
+    """
+    The records of some files (:class:`airflow_provider_streamsem.sources.contract.Loaded`).
+
+    CSV goes through Spark's own reader: it judges a row by the columns it is asked for, so the engine asks for all of them whatever the transform
+    uses. JSON lines are read as text and parsed after it, since Spark's JSON reader drops what follows the first object of a line without a word.
+    """
+
+    bad: Column | None
+    frame: DataFrame
+    drop: tuple[str, ...]
+
+    def __init__(self, spark: SparkSession, source: FilesSource, paths: list[str]) -> None:
+        from airflow_provider_streamsem.sources.files import spark_paths
+
+        self._source = source
+        located = list(spark_paths(source.path, paths))
+        reader = spark.read.options(ignoreCorruptFiles="false", ignoreMissingFiles="false", **source.options)
+        if source.format == "csv":
+            self._read_csv(spark, located)
+        elif source.format == "json":
+            self._read_json(spark, located)
+        elif source.format == "text":
+            self.frame, self.bad, self.drop = reader.text(located), None, ()
+        else:
+            reader = reader.schema(_struct(spark, source.schema)) if source.schema else reader
+            self.frame, self.bad, self.drop = reader.format(source.format).load(located), None, ()
+
+    def _read_csv(self, spark: SparkSession, located: list[str]) -> None:
+        columns = _struct(spark, self._source.schema or "")
+        options = dict(self._source.options)
+        reader = spark.read.schema(StructType([*columns.fields]).add(RAW, StringType()))
+        reader = reader.options(
+            ignoreCorruptFiles="false", ignoreMissingFiles="false", mode="PERMISSIVE", columnNameOfCorruptRecord=RAW
+        )
+        # enforceSchema=false makes Spark compare headers with the schema; true would map columns by position and swap them silently.
+        reader = reader.options(columnPruning="false", enforceSchema="false", **options)
+        self.frame = reader.csv(located).select(
+            *[_quoted(f.name) for f in columns.fields], F.col(RAW), F.col("_metadata.file_path").alias(PATH)
+        )
+        self.bad, self.drop = F.col(RAW).isNotNull(), (RAW, PATH)
+
+    def _read_json(self, spark: SparkSession, located: list[str]) -> None:
+        columns = _struct(spark, self._source.schema or "")
+        lines = spark.read.options(ignoreCorruptFiles="false", ignoreMissingFiles="false").text(located)
+        lines = lines.select(F.col("value").alias(RAW), F.col("_metadata.file_path").alias(PATH)).where(
+            F.trim(RAW) != ""
+        )
+        options = {**self._source.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _RECORD}
+        struct = StructType([*columns.fields]).add(_RECORD, StringType())
+        parsed = lines.select(RAW, PATH, F.from_json(RAW, struct, options).alias(_RECORD))
+        is_bad = (
+            F.col(_RECORD).isNull()
+            | F.col(_RECORD)[_RECORD].isNotNull()
+            | ~_one_value(F.col(RAW))
+            | ~F.expr(f"is_valid_utf8({RAW})")
+        )
+        self.frame = parsed.select(
+            *[F.col(_RECORD)[f.name].alias(f.name) for f in columns.fields], is_bad.alias(_RECORD), RAW, PATH
+        )
+        self.bad, self.drop = F.col(_RECORD), (_RECORD, RAW, PATH)
+
+    def bad_records(self) -> Iterator[BadRecord]:
+        """A second pass over the same files, for the bad records only."""
+        if self.bad is None:
+            return
+        asked = [F.count(_quoted(name)).alias(f"c{i}") for i, name in enumerate(self.frame.columns)]
+        from pyspark.sql import Observation
+
+        # Observing every column keeps Spark from reading fewer of them, which would change what counts as bad.
+        rows = self.frame.observe(Observation(), *asked).where(self.bad).select(PATH, RAW)
+        for path, raw in rows.toLocalIterator():
+            yield BadRecord(
+                place={"path": _plain_path(path)},
+                raw=raw,
+                error=f"not a {self._source.format} record of the schema {self._source.schema}",
+            )
+
+
+def _struct(spark: SparkSession, ddl: str) -> StructType:
+    try:
+        struct = StructType.fromDDL(ddl)
+    except Exception as error:
+        raise InvalidError("source files: schema is not Spark DDL", given=ddl) from error
+    reserved = [f.name for f in struct.fields if f.name.lower().startswith("__streamsem")]
+    if reserved:
+        raise InvalidError("source files: schema uses names that are kept for this package", given=reserved)
+    return struct
+
+
+def _quoted(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _one_value(raw: Column) -> Column:
+    """
+    Whether a line holds one JSON value and nothing after it.
+
+    A line whose only ``}`` is its last character does; any other is read as an array that must then have exactly two elements: the line's value and a
+    random word, which no line can hold in advance.
+    """
+    word = secrets.token_hex(16)
+    elements = F.from_json(F.concat(F.lit("["), raw, F.lit(f',"{word}"]')), "array<string>")
+    exactly = F.coalesce(F.size(elements) == 2, F.lit(False)) & F.coalesce(
+        F.element_at(elements, -1) == word, F.lit(False)
+    )
+    return F.when(raw.rlike(r"^[^}]*\}\s*$"), F.lit(True)).otherwise(exactly)
+
+
+def _plain_path(uri: str) -> str:
+    """A path as people write it, from Spark's percent-encoded URI."""
+    plain = unquote(uri)
+    return plain.removeprefix("file://").removeprefix("file:") if plain.startswith("file:") else plain

@@ -1,0 +1,196 @@
+"""
+A store in a directory of a local or mounted POSIX file system.
+
+An object is written to a name of its own, synced, and linked to its key: a link either makes the whole object visible or fails because the key is there,
+so no torn entry is ever visible and at most one creator wins. The directory is synced after it. Known limitation: the file system must have hard links
+and an atomic ``link`` (most have; some network mounts and FUSE mounts of object stores do not): ``streamsem doctor`` finds out.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError
+
+_PARTIAL = ".streamsem-partial-"
+_REFUSED = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EMLINK,
+    errno.ENOTSUP,
+}
+
+
+class LocalStore:
+    """
+    Objects as files below ``root``.
+
+    :param root: an absolute path; made on the first create
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.url = root
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write to a name of its own, sync, link, sync the directory."""
+        path = self._path(key)
+        directory = os.path.dirname(path)
+        if os.path.lexists(path):
+            self._sync_directory(directory)  # its creator may have died before its own sync
+            return False
+        partial = os.path.join(directory, _PARTIAL + SYSTEM_CLOCK.new_id())
+        try:
+            self._make_directories(directory)
+            with open(partial, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            self._remove_partial(partial)
+            raise self._translated(error, key) from error
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise self._translated(error, key) from error
+        finally:
+            self._remove_partial(partial)
+        self._sync_directory(directory)
+        return True
+
+    def read(self, key: str) -> bytes | None:
+        """The file's bytes, or ``None``."""
+        try:
+            with open(self._path(key), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._translated(error, key) from error
+
+    def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+        """Files in the order of their keys, as a walk that opens one directory at a time."""
+        directory = prefix.rpartition("/")[0]
+        found = self._walk(directory + "/" if directory else "", prefix, start_after)
+        for count, stat in enumerate(found):
+            if limit is not None and count >= limit:
+                return
+            yield stat
+
+    def stat(self, key: str) -> ObjectStat | None:
+        """Size and mtime, or ``None``."""
+        try:
+            status = os.stat(self._path(key))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise self._translated(error, key) from error
+        return ObjectStat(key=key, bytes=status.st_size, etag="", mtime_ns=status.st_mtime_ns)
+
+    def delete(self, key: str) -> None:
+        """Remove the file, and its directory where that leaves it empty."""
+        path = self._path(key)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._translated(error, key) from error
+        parent = os.path.dirname(path)
+        while parent != self.root and not self._holds_anything(parent):
+            parent = os.path.dirname(parent)
+
+    def _walk(self, directory: str, prefix: str, start_after: str) -> Iterator[ObjectStat]:
+        try:
+            with os.scandir(os.path.join(self.root, directory)) as entries:
+                # A directory sorts as its name with "/": "a-b" before "a/b", as in an object store.
+                names = sorted(
+                    (directory + e.name + ("/" if e.is_dir() else "")).encode()
+                    for e in entries
+                    if not e.name.startswith(_PARTIAL)
+                )
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise self._translated(error, directory) from error
+        for name in names:
+            key = os.fsdecode(name)
+            if key.endswith("/"):
+                if (key.startswith(prefix) or prefix.startswith(key)) and not (
+                    key <= start_after and not start_after.startswith(key)
+                ):
+                    yield from self._walk(key, prefix, start_after)
+            elif key.startswith(prefix) and key > start_after and (stat := self.stat(key)) is not None:
+                yield stat
+
+    def _path(self, key: str) -> str:
+        if not key or key.startswith("/") or any(part in ("", ".", "..") for part in key.split("/")):
+            raise InvalidError("a key must be relative and without '.' or '..'", key=key)
+        return os.path.join(self.root, key)
+
+    def _make_directories(self, directory: str) -> None:
+        missing = []
+        while not os.path.isdir(directory):
+            missing.append(directory)
+            directory = os.path.dirname(directory)
+        for path in reversed(missing):
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                continue
+            self._sync_directory(os.path.dirname(path))
+
+    def _sync_directory(self, directory: str) -> None:
+        # A failed sync means that the link may not survive a power cut: applied, but not known to be durable. Sending again finds it.
+        try:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise UnknownAnswerError(directory) from error
+
+    @staticmethod
+    def _remove_partial(partial: str) -> None:
+        try:
+            os.unlink(partial)
+        except OSError:
+            return
+
+    @staticmethod
+    def _holds_anything(directory: str) -> bool:
+        try:
+            os.rmdir(directory)
+        except OSError:
+            return True
+        return False
+
+    def _translated(self, error: OSError, key: str) -> Exception:
+        if error.errno in _REFUSED:
+            return StoreRefusedError(
+                "the file system refused a request; the object was not written",
+                place=self.root,
+                key=key,
+                errno=errno.errorcode[error.errno],
+            )
+        return UnknownAnswerError(key)
+
+
+def open_local_store(path: str) -> LocalStore:
+    """The store below an absolute path."""
+    if path == "/":
+        raise InvalidError("the root of the file system cannot be a store", given=path)
+    return LocalStore(path)

@@ -1,0 +1,70 @@
+"""A store in this process's memory, for tests. ``memory://name`` opens the same store everywhere in the process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from threading import Lock
+
+from sortedcontainers import SortedDict
+
+from airflow_provider_streamsem.stores.contract import ObjectStat
+
+
+class MemoryStore:
+    """
+    Sorted keys in memory; each call is atomic.
+
+    :param objects: what it holds from the start
+    """
+
+    def __init__(self, url: str = "memory://", objects: Mapping[str, bytes] | None = None) -> None:
+        self.url = url
+        self._objects: SortedDict[str, bytes] = SortedDict(objects or {})
+        self._lock = Lock()
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write if absent."""
+        with self._lock:
+            if key in self._objects:
+                return False
+            self._objects[key] = bytes(data)
+            return True
+
+    def read(self, key: str) -> bytes | None:
+        """The bytes, or ``None``."""
+        return self._objects.get(key)
+
+    def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+        """Objects in order of their keys."""
+        with self._lock:
+            found: list[ObjectStat] = []
+            for key in self._objects.irange(minimum=max(prefix, start_after)):
+                if not key.startswith(prefix) or (limit is not None and len(found) == limit):
+                    break
+                if key > start_after:
+                    found.append(self._stat(key))
+        return iter(found)
+
+    def stat(self, key: str) -> ObjectStat | None:
+        """Size and identity, or ``None``."""
+        return self._stat(key) if key in self._objects else None
+
+    def delete(self, key: str) -> None:
+        """Remove."""
+        with self._lock:
+            self._objects.pop(key, None)
+
+    def _stat(self, key: str) -> ObjectStat:
+        data = self._objects[key]
+        return ObjectStat(
+            key=key, bytes=len(data), etag=hashlib.md5(data, usedforsecurity=False).hexdigest(), mtime_ns=0
+        )
+
+
+_OPENED: dict[str, MemoryStore] = {}
+
+
+def open_memory_store(name: str) -> MemoryStore:
+    """The store of this name in this process; made where there is none."""
+    return _OPENED.setdefault(name, MemoryStore(f"memory://{name}"))

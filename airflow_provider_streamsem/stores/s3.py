@@ -1,0 +1,165 @@
+"""
+A store in an S3 bucket, by conditional writes (``If-None-Match: *``).
+
+boto3's own retries are off: a retried create would come back as 412 and hide that the first sending was applied. Credentials, region and endpoint come from
+boto3's default chain (``AWS_*`` variables, profile, instance role). AWS S3 documentation, conditional writes: 412 means that the key exists, 409 that a
+conflicting request was under way and nothing is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError
+
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 30
+_MISSING = {"NoSuchKey", "404", "NotFound"}
+_REFUSED_STATUS = {400, 401, 403, 404, 405, 411, 413, 501}
+
+
+class S3Store:
+    """
+    Objects below a prefix of a bucket.
+
+    :param bucket: its name
+    :param prefix: ``""`` or a path without a slash at its end
+    :param client: a boto3 S3 client, for tests; default: one of boto3's default chain, made at the first request
+    """
+
+    def __init__(self, bucket: str, prefix: str, client: Any = None) -> None:
+        self.bucket = bucket
+        self.prefix = prefix + "/" if prefix else ""
+        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._given = client
+
+    @cached_property
+    def _client(self) -> Any:
+        if self._given is not None:
+            return self._given
+        import boto3
+        from botocore.config import Config
+
+        config = Config(
+            retries={"total_max_attempts": 1},
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=READ_TIMEOUT_S,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+        return boto3.session.Session().client("s3", config=config)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """PUT with ``If-None-Match: *``; 412 is ``False``."""
+        try:
+            self._client.put_object(
+                Bucket=self.bucket, Key=self.prefix + key, Body=data, IfNoneMatch="*", ContentType="application/json"
+            )
+        except Exception as error:
+            if _status(error) == 412:
+                return False
+            raise self._translated(error, key) from error
+        return True
+
+    def read(self, key: str) -> bytes | None:
+        """GET; 404 is ``None``."""
+        try:
+            data: bytes = self._client.get_object(Bucket=self.bucket, Key=self.prefix + key)["Body"].read()
+        except Exception as error:
+            if _code(error) in _MISSING:
+                return None
+            raise self._translated(error, key) from error
+        return data
+
+    def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+        """ListObjectsV2, page by page."""
+        request: dict[str, Any] = {"Bucket": self.bucket, "Prefix": self.prefix + prefix}
+        if start_after:
+            request["StartAfter"] = self.prefix + start_after
+        left = limit
+        while left is None or left > 0:
+            try:
+                page = self._client.list_objects_v2(**request, MaxKeys=1000 if left is None else min(left, 1000))
+            except Exception as error:
+                raise self._translated(error, prefix) from error
+            for item in page.get("Contents", []):
+                yield ObjectStat(
+                    key=item["Key"][len(self.prefix) :],
+                    bytes=item["Size"],
+                    etag=item["ETag"].strip('"'),
+                    mtime_ns=int(item["LastModified"].timestamp()) * 1_000_000_000,
+                )
+            if not page.get("IsTruncated"):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+            left = None if left is None else left - len(page.get("Contents", []))
+
+    def stat(self, key: str) -> ObjectStat | None:
+        """HEAD; 404 is ``None``."""
+        try:
+            item = self._client.head_object(Bucket=self.bucket, Key=self.prefix + key)
+        except Exception as error:
+            if _code(error) in _MISSING:
+                return None
+            raise self._translated(error, key) from error
+        return ObjectStat(
+            key=key,
+            bytes=item["ContentLength"],
+            etag=item["ETag"].strip('"'),
+            mtime_ns=int(item["LastModified"].timestamp()) * 1_000_000_000,
+        )
+
+    def delete(self, key: str) -> None:
+        """DELETE."""
+        try:
+            self._client.delete_object(Bucket=self.bucket, Key=self.prefix + key)
+        except Exception as error:
+            raise self._translated(error, key) from error
+
+    def _translated(self, error: Exception, key: str) -> Exception:
+        """What a failed request means to the caller. Anything but a clear refusal is unknown."""
+        from botocore.exceptions import (
+            ClientError,
+            HTTPClientError,
+            NoCredentialsError,
+            NoRegionError,
+            PartialCredentialsError,
+            ResponseStreamingError,
+        )
+
+        if isinstance(error, (NoCredentialsError, NoRegionError, PartialCredentialsError)):
+            return StoreRefusedError(
+                "the process has no complete credentials or region for S3; nothing was sent", place=self.url
+            )
+        if isinstance(error, ClientError):
+            if _status(error) in _REFUSED_STATUS and _code(error) not in ("RequestTimeout", "RequestTimeTooSkewed"):
+                return StoreRefusedError(
+                    "S3 refused a request; the object was not written",
+                    place=self.url,
+                    key=key,
+                    status=_status(error),
+                    code=_code(error),
+                )
+            return UnknownAnswerError(key)
+        if isinstance(error, (HTTPClientError, ResponseStreamingError, OSError)):
+            return UnknownAnswerError(key)
+        return error
+
+
+def _status(error: Exception) -> int:
+    return int(getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _code(error: Exception) -> str:
+    return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+
+
+def open_s3_store(rest: str) -> S3Store:
+    """The store of ``bucket/prefix``."""
+    bucket, _, prefix = rest.partition("/")
+    if "//" in prefix:
+        raise InvalidError("an S3 prefix must not hold an empty part", given=rest)
+    return S3Store(bucket, prefix)

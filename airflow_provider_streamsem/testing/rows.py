@@ -1,0 +1,92 @@
+"""An engine without Spark, for tests of everything around it: JSON lines in, JSON lines out, in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.engines.contract import Job, Produced
+from airflow_provider_streamsem.errors import DataError, StageError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.codec import canonical
+from airflow_provider_streamsem.protocol.entries import Quarantine
+from airflow_provider_streamsem.stores.contract import open_store, split_url
+
+SCHEMA = json.dumps({"type": "struct", "fields": []})
+
+
+class RowsEngine:
+    """
+    Stages :class:`FilesSource` files of format ``json`` into :class:`FilesSink` datasets of format ``json`` on disk.
+
+    The transform is called with a list of dicts and returns one. A line that is not a JSON object is quarantined. It keeps the contract of an engine and
+    nothing else: no partitions, no SQL predicate.
+
+    :param step: called with the name of each step, before it, so that a test can stop there
+    """
+
+    def __init__(self, step: Callable[[str], object] | None = None) -> None:
+        self._step = step or (lambda name: None)
+        self.staged = 0
+
+    def stage(self, job: Job, log: CommitLog) -> Produced:
+        """Read, transform, write one file a sink."""
+        self.staged += 1
+        self._step("read")
+        rows, bad = self._read(job)
+        self._step("transform")
+        out = list(job.transform(rows))
+        sinks = {}
+        for name, sink in sorted(job.sinks.items()):
+            self._step(f"write {name}")
+            self._write(sink.attempt_place(job.plan.version, job.attempt_id), out)
+            self._step(f"collect {name}")
+            sinks[name] = sink.collect(job.plan.version, job.attempt_id)
+        if len(bad) > job.max_quarantined:
+            raise DataError("more records cannot be parsed than allowed", found=len(bad), allowed=job.max_quarantined)
+        counts = {"read": len(rows) + len(bad), "parsed": len(rows), "quarantined": len(bad), "filtered": 0}
+        counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
+        self._step("staged")
+        return Produced(
+            sinks=sinks,
+            schemas=dict.fromkeys(sinks, SCHEMA),
+            quarantine=self._quarantine(job, bad, log),
+            counts=counts,
+            handed=dict.fromkeys(sinks, len(out)),
+        )
+
+    def _read(self, job: Job) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+        store = open_store(job.source.path)  # type: ignore[attr-defined]
+        rows, bad = [], []
+        for path, *_ in job.plan.pins:
+            data = store.read(path)
+            if data is None:
+                raise StageError("a planned file vanished before it was read; nothing became visible", file=path)
+            for line in data.decode().splitlines():
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    row = None
+                if isinstance(row, dict):
+                    rows.append(row)
+                else:
+                    bad.append((path, line))
+        return rows, bad
+
+    def _write(self, place: str, rows: list[dict[str, Any]]) -> None:
+        directory = split_url(place)[1]
+        os.makedirs(directory, exist_ok=False)
+        with open(os.path.join(directory, "part-00000.json"), "x", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def _quarantine(self, job: Job, bad: list[tuple[str, str]], log: CommitLog) -> Quarantine:
+        if not bad:
+            return Quarantine()
+        key = keys.quarantine(job.plan.version, job.attempt_id, 0)
+        log.create(
+            key, b"".join(canonical({"path": p, "raw": raw, "error": "not a JSON object"}) + b"\n" for p, raw in bad)
+        )
+        return Quarantine(rows=len(bad), keys=(key,))

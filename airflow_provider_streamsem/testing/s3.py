@@ -1,0 +1,71 @@
+"""
+An S3 server in this process: moto's, on loopback, with a lock before it.
+
+moto looks for a key and then writes it without holding anything in between, so that two concurrent creates can both win. Real S3 does not do that; the
+lock makes each request atomic. It proves nothing about the concurrency of a real server: `streamsem doctor` does that, on the real one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import Lock, Thread
+from typing import Any
+
+
+@contextmanager
+def s3_server(*, bucket: str, port: int = 0) -> Iterator[str]:
+    """
+    Run an S3 server with one bucket while the block runs; yields its endpoint.
+
+    :param port: 0: any free one
+    """
+    import boto3
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):  # type: ignore[misc]
+        def log(self, type: str, message: str, *args: Any) -> None:
+            return
+
+    application = one_at_a_time(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", port, application, threaded=True, request_handler=Quiet)
+    thread = Thread(target=server.serve_forever, name="s3-server", daemon=True)
+    thread.start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    try:
+        boto3.client("s3", endpoint_url=endpoint, **credentials()).create_bucket(Bucket=bucket)
+        yield endpoint
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+
+
+def credentials() -> dict[str, str]:
+    """What this server accepts: anything."""
+    return {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-east-1"}
+
+
+def environment(endpoint: str) -> dict[str, str]:
+    """Variables by which boto3 finds the server."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1"])),
+    }
+
+
+def one_at_a_time(application: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+    """A WSGI application that serves one request at a time, body included."""
+    lock = Lock()
+
+    def locked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        with lock:
+            return [b"".join(application(environ, start_response))]
+
+    return locked
