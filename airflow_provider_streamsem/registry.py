@@ -7,6 +7,7 @@ Looking a name up imports its module; nothing else does. Other packages add name
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
@@ -32,8 +33,14 @@ def names(kind: Kind) -> list[str]:
     return sorted({*_BUILT_IN[kind], *_others(kind)})
 
 
+@cache
 def _others(kind: Kind) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=f"streamsem.{kind}") if entry.name not in _BUILT_IN[kind]}
+
+
+def knows(kind: Kind, name: str) -> bool:
+    """Whether a name is registered. The metadata of installed packages is read once, and only for a name that is not this package's."""
+    return name in _BUILT_IN[kind] or name in _others(kind)
 
 
 def lookup(kind: Kind, name: str) -> Any:

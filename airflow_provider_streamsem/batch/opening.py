@@ -11,6 +11,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
 from airflow_provider_streamsem.protocol.entries import PipelineRecord
 from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.stores.contract import open_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,8 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
     :raises UnsafeStoreError: a new log on a store that does not keep create-if-absent
     :raises ConflictError: the log is of another pipeline or of a spec with other guarded fields; a dataset belongs to another log
     """
-    if pipeline.log.startswith("memory:") and log.store.url != pipeline.log:
-        raise InvalidError("the log that is open is not the pipeline's", pipeline=pipeline.log, opened=log.store.url)
+    if open_store(pipeline.log).url != log.store.url:
+        raise InvalidError("the log that was given is not the pipeline's", pipeline=pipeline.log, given=log.store.url)
     spec = pipeline.spec_bytes()
     record = log.read_pipeline() or _create(pipeline, log, spec)
     if record.name != pipeline.name:
@@ -47,8 +48,15 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
 
 
 def _create(pipeline: Pipeline, log: CommitLog, spec: bytes) -> PipelineRecord:
-    for sink in pipeline.sinks.values():
-        sink.refuse_orphan(pipeline.log)
+    try:
+        for sink in pipeline.sinks.values():
+            sink.refuse_orphan(pipeline.log)
+    except ConflictError:
+        # Another process may have created log and mark since we looked for the log.
+        meanwhile = log.read_pipeline()
+        if meanwhile is None:
+            raise
+        return meanwhile
     doctor.require_safe(log)
     record = PipelineRecord(
         pipeline_uuid=log.clock.new_id(),

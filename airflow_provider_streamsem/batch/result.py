@@ -19,9 +19,9 @@ class RunResult:
     """
     The answer of a run.
 
-    :param status: ``committed``, or ``empty`` where the source had nothing new
+    :param status: ``committed``, or ``empty`` where the source had nothing new (or other runs committed all of it)
     :param version: the run's last version; of an empty run the newest closed one, -1 before the first
-    :param ranges: partition → ``[start, end)`` over all batches of the run; empty for an empty run
+    :param ranges: partition → ``[start, end)`` from the run's first batch to its last; batches of other runs in between lie inside it. Empty for an empty run
     :param counts: rows over all batches of the run: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``
     :param batches: how many versions the run committed or tried
     :param outcome: key of the last outcome under the log's root, ``""`` for an empty run
@@ -45,8 +45,9 @@ class RunResult:
 def answer(opened: Opened, answered: Answered, run_key: str) -> RunResult:
     """The result of a run whose last version is closed."""
     plan, outcome = answered.plan, answered.outcome
+    counts = add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
     return RunResult(
-        status="committed",
+        status="committed" if counts else "empty",
         pipeline=opened.pipeline.name,
         log=opened.pipeline.log,
         run_key=run_key,
@@ -56,7 +57,7 @@ def answer(opened: Opened, answered: Answered, run_key: str) -> RunResult:
             for p, end in sorted(outcome.next.items())
             if end > position(plan.run_start, p)
         },
-        counts=add_counts(plan.run_counts, outcome.counts),
+        counts=counts,
         batches=plan.j + 1,
         outcome=keys.outcome(outcome.version),
     )

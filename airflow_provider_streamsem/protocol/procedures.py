@@ -23,7 +23,7 @@ HEAD_KEYS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The run is done: ``plan`` and ``outcome`` are those of its last version (W11)."""
+    """The run is done: ``plan`` and ``outcome`` are those of its last version; an abort where other runs committed its range (W11)."""
 
     head: Head
     plan: Plan
@@ -142,8 +142,12 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
 
 
 def settled(head: Head, plan: Plan, outcome: Outcome) -> Answered | Ready:
-    """Where a run stands after its newest plan was closed by ``outcome`` (W11)."""
-    if outcome.committed and (plan.target is None or offsets.reached(outcome.next, plan.target)):
+    """
+    Where a run stands after its newest plan was closed by ``outcome`` (W11).
+
+    A drain's target is reached when the *head* is there: other runs may have committed part of the way.
+    """
+    if outcome.committed if plan.target is None else offsets.reached(head.next, plan.target):
         return Answered(head=head, plan=plan, outcome=outcome)
     return Ready(head=head, j=plan.j + 1, target=plan.target, before=(plan, outcome))
 

@@ -107,9 +107,14 @@ class FilesSink:
                     key=keys.DATASET_MARKER,
                 )
             if stored is None:
-                self._refuse_files(store)
-                store.create(keys.DATASET_MARKER, mark)
+                occupied = self._holds_files(store)
+                # Read again: whoever put files there since has marked the dataset before them.
                 stored = store.read(keys.DATASET_MARKER)
+                if stored is None and occupied:
+                    raise _unknown_output(self.path)
+                if stored is None:
+                    store.create(keys.DATASET_MARKER, mark)
+                    stored = store.read(keys.DATASET_MARKER)
         except UnknownAnswerError as error:
             raise UnavailableError(
                 "the dataset's place gave no clear answer; nothing became visible", place=self.path
@@ -128,13 +133,11 @@ class FilesSink:
                 place=self.path,
                 log=log,
             )
-        self._refuse_files(store)
+        if self._holds_files(store):
+            raise _unknown_output(self.path)
 
-    def _refuse_files(self, store: Store) -> None:
-        if next(store.list("data/", limit=1), None) is not None:
-            raise ConflictError(
-                "the dataset's place holds output that no log names", place=self.path, directory="data/"
-            )
+    def _holds_files(self, store: Store) -> bool:
+        return next(store.list("data/", limit=1), None) is not None
 
     def attempt_place(self, version: int, attempt_id: str) -> str:
         """The attempt's own directory."""
@@ -186,6 +189,10 @@ class FilesSink:
 
     def _store(self) -> Store:
         return open_store(self.path)
+
+
+def _unknown_output(place: str) -> ConflictError:
+    return ConflictError("the dataset's place holds output that no log names", place=place, directory="data/")
 
 
 def _sync(path: str) -> None:

@@ -89,7 +89,7 @@ def split_url(url: str) -> tuple[str, str]:
     if os.path.isabs(url):
         return "file", os.path.normpath(url)
     parts = urlsplit(url)
-    if parts.scheme not in registry.names("stores"):
+    if not registry.knows("stores", parts.scheme):
         raise InvalidError(
             "a place must be an absolute path or a URL of a known scheme",
             given=url.split("@")[-1],

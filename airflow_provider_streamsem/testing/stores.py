@@ -83,12 +83,14 @@ class FaultyStore:
     Passes requests on, and does a fault at request number ``at`` (from 0).
 
     :param meanwhile: called once while the process is paused, or just before an unanswered request is sent again
+    :param unless: requests for keys that start with this are passed on and not numbered
     """
 
     store: Store
     at: int
     fault: Fault
     meanwhile: Callable[[], object] | None = None
+    unless: str = "doctor/"
     seen: int = field(default=0, init=False)
     url: str = field(default="", init=False)
     _late: tuple[str, bytes] | None = field(default=None, init=False)
@@ -103,7 +105,7 @@ class FaultyStore:
 
     def create(self, key: str, data: bytes) -> bool:
         """Pass on, or do the fault."""
-        fault = self._next()
+        fault = self._next(key)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
             self._late = (key, data) if fault is Fault.APPLIED_LATE else None
             self._others()
@@ -116,7 +118,7 @@ class FaultyStore:
 
     def read(self, key: str) -> bytes | None:
         """Pass on, or do the fault."""
-        fault = self._next()
+        fault = self._next(key)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
             raise UnknownAnswerError(key)
         if fault is Fault.PAUSE_BEFORE:
@@ -127,7 +129,7 @@ class FaultyStore:
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
         """Pass on, or do the fault."""
-        fault = self._next()
+        fault = self._next(prefix)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
             raise UnknownAnswerError(prefix)
         if fault is Fault.PAUSE_BEFORE:
@@ -144,7 +146,9 @@ class FaultyStore:
         """Pass on."""
         self.store.delete(key)
 
-    def _next(self) -> Fault | None:
+    def _next(self, key: str) -> Fault | None:
+        if key.startswith(self.unless):
+            return None
         if self._late is not None:
             late, self._late = self._late, None
             self.store.create(*late)

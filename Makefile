@@ -1,0 +1,42 @@
+# Every target sets up what it needs: a virtual environment from PyPI, and Java from PyPI where the machine has none.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+RUN = JAVA_HOME="$$($(BIN)/python tools/java_home.py)" PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check prove bench clean
+
+help:  ## say what the targets do
+	@grep -E '^[a-z.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; found " + sys.version.split()[0] + ". Do: make PYTHON=/path/to/python3.11 ...") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
+	touch .venv/ready
+
+demo: .venv/ready  ## run the quickstart DAG on a year of flights, kill it twice, and check every row (3 minutes)
+	@$(RUN) demo/quickstart.py
+
+test: .venv/ready check  ## lint, types, architecture, and every test but the long ones (8 minutes)
+	$(RUN) -m coverage erase
+	$(RUN) -m coverage run -m pytest -m 'not prove' $(ARGS)
+	$(RUN) -m coverage combine --quiet
+	$(RUN) -m coverage report --include='airflow_provider_streamsem/protocol/*' --fail-under=100
+	$(RUN) -m coverage report --fail-under=85 --skip-covered
+
+check: .venv/ready  ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+prove: .venv/ready  ## the long tests: real Spark killed at random
+	$(RUN) -m pytest -m prove $(ARGS)
+
+bench: .venv/ready  ## measure costs and ratios; prints tables
+	$(RUN) benchmarks/run.py $(ARGS)
+
+clean:  ## remove what the targets made
+	rm -rf .venv .demo build dist *.egg-info .coverage* .hypothesis .pytest_cache .mypy_cache .ruff_cache

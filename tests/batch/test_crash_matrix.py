@@ -1,0 +1,204 @@
+"""
+Every request of a run × every fault × who goes on afterwards. Enumerated: the number of requests is counted first, and a run in which the chosen request is
+not reached fails the test.
+
+Afterwards, always: one outcome a version, ``verify`` clean, every row visible once, and the same run key answers the same again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
+from tests.worlds import World
+
+CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER)
+ANSWERS = (Fault.LOST_REPLY, Fault.CONFLICT, Fault.ERROR_AFTER, Fault.APPLIED_LATE)
+PAUSES = (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)
+NEVER = 10**9
+
+
+def first_batch(world: World) -> tuple[str, bool]:
+    """The pipeline itself is created in this run."""
+    world.arrive(2)
+    return "run", False
+
+
+def later_batch(world: World) -> tuple[str, bool]:
+    """A single batch on a log that exists."""
+    world.arrive(2, bad_lines=1)
+    world.run("earlier")
+    world.arrive(2, bad_lines=1)
+    return "run", False
+
+
+def drain(world: World) -> tuple[str, bool]:
+    """Two batches towards a target."""
+    world.arrive(1)
+    world.run("earlier")
+    world.arrive(3)
+    return "run", True
+
+
+def resumed_drain(world: World) -> tuple[str, bool]:
+    """A drain that died in its second batch, run again."""
+    world.arrive(4)
+
+    def dies(step: str) -> None:
+        if step == "read" and engine.staged == 2:
+            raise Crash
+
+    engine = RowsEngine(dies)
+    with pytest.raises(Crash):
+        world.run("run", drain=True, engine=engine)
+    world.arrive(1)
+    return "run", True
+
+
+def behind_another_run(world: World) -> tuple[str, bool]:
+    """Another run's version is open and must be finished first."""
+    world.arrive(3)
+
+    def dies(step: str) -> None:
+        raise Crash
+
+    with pytest.raises(Crash):
+        world.run("other", engine=RowsEngine(dies))
+    return "run", False
+
+
+SCENES: list[Callable[[World], tuple[str, bool]]] = [first_batch, later_batch, drain, resumed_drain, behind_another_run]
+
+
+class Stage:
+    """A scene prepared once; each case starts from a copy of it."""
+
+    def __init__(self, scene: Callable[[World], tuple[str, bool]], root: Path) -> None:
+        self._prepared = World(root / "world")
+        self.run_key, self.drain = scene(self._prepared)
+        assert isinstance(self._prepared.store, MemoryStore)
+        self._objects = {stat.key: self._prepared.store.read(stat.key) or b"" for stat in self._prepared.store.list("")}
+        self._saved = root / "saved"
+        shutil.copytree(root / "world", self._saved)
+
+    def world(self) -> World:
+        shutil.rmtree(self._prepared.root)
+        shutil.copytree(self._saved, self._prepared.root)  # keeps times of modification
+        assert isinstance(self._prepared.store, MemoryStore)
+        self._prepared.store._objects.clear()
+        self._prepared.store._objects.update(self._objects)
+        return self._prepared
+
+    def requests(self) -> int:
+        world = self.world()
+        store = FaultyStore(world.store, NEVER, Fault.CONFLICT)
+        world.run(self.run_key, drain=self.drain, store=store)
+        return store.seen
+
+    def settle(self, world: World) -> None:
+        """Whoever died is started again; then nothing changes any more and all is right."""
+        first = world.run(self.run_key, drain=self.drain)
+        head = world.opened().head
+        engine = RowsEngine()
+        assert world.run(self.run_key, drain=self.drain, engine=engine) == first
+        assert (engine.staged, world.opened().head) == (0, head)
+        world.run("rest", drain=True)
+        world.check()
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+class TestEveryRequest:
+    @pytest.fixture
+    def stage(self, scene: Callable[[World], tuple[str, bool]], tmp_path: Path) -> Stage:
+        return Stage(scene, tmp_path)
+
+    @pytest.mark.parametrize("fault", CRASHES, ids=lambda fault: fault.name)
+    def test_crash_then_a_new_process(self, stage: Stage, fault: Fault) -> None:
+        for at in range(stage.requests()):
+            world = stage.world()
+            with pytest.raises(Crash):
+                world.run(stage.run_key, drain=stage.drain, store=FaultyStore(world.store, at, fault))
+            stage.settle(world)
+
+    @pytest.mark.parametrize("fault", CRASHES, ids=lambda fault: fault.name)
+    def test_crash_then_another_run_first(self, stage: Stage, fault: Fault) -> None:
+        for at in range(stage.requests()):
+            world = stage.world()
+            with pytest.raises(Crash):
+                world.run(stage.run_key, drain=stage.drain, store=FaultyStore(world.store, at, fault))
+            world.run("another")
+            stage.settle(world)
+
+    @pytest.mark.parametrize("fault", ANSWERS, ids=lambda fault: fault.name)
+    def test_bad_answer_then_the_same_process_goes_on(self, stage: Stage, fault: Fault) -> None:
+        for at in range(stage.requests()):
+            world = stage.world()
+            store = FaultyStore(world.store, at, fault)
+            world.run(stage.run_key, drain=stage.drain, store=store)
+            assert store.reached
+            stage.settle(world)
+
+    @pytest.mark.parametrize("other", ["run", "another"])
+    @pytest.mark.parametrize("fault", [*ANSWERS, *PAUSES], ids=lambda fault: fault.name)
+    def test_both_at_once(self, stage: Stage, fault: Fault, other: str) -> None:
+        """While one process waits at a request, a second one (a retry of the same run, or another run) goes all the way."""
+        for at in range(stage.requests()):
+            world = stage.world()
+            store = FaultyStore(world.store, at, fault, meanwhile=lambda world=world: world.run(other, drain=stage.drain))
+            world.run(stage.run_key, drain=stage.drain, store=store)
+            assert store.reached
+            stage.settle(world)
+
+    @pytest.mark.parametrize("fault", CRASHES, ids=lambda fault: fault.name)
+    def test_crash_of_a_retry_of_a_crash(self, stage: Stage, fault: Fault) -> None:
+        for at in range(0, stage.requests()):
+            world = stage.world()
+            with pytest.raises(Crash):
+                world.run(stage.run_key, drain=stage.drain, store=FaultyStore(world.store, at, fault))
+            again = FaultyStore(world.store, at, fault)
+            try:
+                world.run(stage.run_key, drain=stage.drain, store=again)
+            except Crash:
+                assert again.reached
+            stage.settle(world)
+
+
+@pytest.mark.parametrize("step", ["read", "transform", "write out", "collect out", "staged"])
+@pytest.mark.parametrize("other", ["run", "another"])
+def test_zombie_at_every_step_of_staging(tmp_path: Path, step: str, other: str) -> None:
+    """A process stops in the middle of staging, another goes all the way, then the first goes on: one outcome, its own files are orphans."""
+    world = World(tmp_path)
+    world.arrive(3)
+
+    def pauses(name: str) -> None:
+        if name == step and zombie.staged == 1:
+            world.run(other, drain=True)
+
+    zombie = RowsEngine(pauses)
+    result = world.run("run", engine=zombie)
+    assert result.status == ("committed" if other == "run" else "empty") or result.version >= 0
+    world.run("rest", drain=True)
+    world.check()
+
+
+@pytest.mark.parametrize("step", ["read", "transform", "write out", "collect out", "staged"])
+def test_crash_at_every_step_of_staging(tmp_path: Path, step: str) -> None:
+    world = World(tmp_path)
+    world.arrive(3)
+
+    def dies(name: str) -> None:
+        if name == step:
+            raise Crash
+
+    for _ in range(3):
+        with pytest.raises(Crash):
+            world.run("run", drain=True, engine=RowsEngine(dies))
+    assert world.opened().head == -1
+    assert world.run("run", drain=True).ranges == {"files": (0, 3)}
+    world.check()

@@ -1,0 +1,383 @@
+"""What a run answers, and what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem import FilesSink, Limits
+from airflow_provider_streamsem.commitlog import maintenance
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, LogDamagedError, SourceChangedError
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import CountingStore
+from tests.worlds import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def requests(store: CountingStore) -> list[tuple[str, str]]:
+    """Requests as (method, first part of the key), doctor and specs left out: they belong to the pipeline's creation."""
+    return [(m, k.split("/")[0]) for m, k in store.keys if not k.startswith(("doctor/", "specs/"))]
+
+
+def test_single_batch_commits_what_its_limits_allow(world: World) -> None:
+    world.arrive(3)
+    result = world.run("a")
+    assert (result.status, result.version, result.batches) == ("committed", 0, 1)
+    assert result.ranges == {"files": (0, 2)}
+    assert result.counts == {"filtered": 0, "parsed": 6, "quarantined": 0, "read": 6, "written.out": 6}
+    assert world.visible() == Counter(range(6))
+    assert world.log().read(result.outcome) is not None
+
+
+def test_next_run_goes_on_where_the_last_ended(world: World) -> None:
+    world.arrive(3)
+    world.run("a")
+    assert world.run("b").ranges == {"files": (2, 3)}
+    world.check()
+
+
+def test_run_with_nothing_new_writes_nothing(world: World) -> None:
+    world.arrive(1)
+    world.run("a")
+    store = CountingStore(world.store)
+    result = world.run("b", store=store)
+    assert (result.status, result.version, result.outcome) == ("empty", 0, "")
+    assert store.requests["create"] == 0
+
+
+def test_same_run_key_again_answers_the_same_and_stages_nothing(world: World) -> None:
+    world.arrive(3)
+    first = world.run("a")
+    world.arrive(1)
+    world.run("b")
+    engine = RowsEngine()
+    assert world.run("a", engine=engine) == first
+    assert engine.staged == 0
+
+
+def test_same_drain_again_answers_the_same_and_stages_nothing(world: World) -> None:
+    world.arrive(5)
+    first = world.run("a", drain=True)
+    assert (first.batches, first.ranges, first.counts["read"]) == (3, {"files": (0, 5)}, 15)
+    world.arrive(2)
+    world.run("b", drain=True)
+    engine = RowsEngine()
+    assert world.run("a", drain=True, engine=engine) == first
+    assert engine.staged == 0
+    world.check()
+
+
+def test_drain_stops_at_the_target_frozen_by_its_first_plan(world: World) -> None:
+    world.arrive(4)
+    arrived = iter([True])
+
+    def more_arrives(step: str) -> None:
+        if step == "read" and next(arrived, False):
+            world.arrive(3)
+
+    result = world.run("a", drain=True, engine=RowsEngine(more_arrives))
+    assert result.ranges == {"files": (0, 4)}
+    assert world.run("b", drain=True).ranges == {"files": (4, 7)}
+    world.check()
+
+
+def test_I19_retry_of_a_drain_goes_on_towards_the_same_target(world: World) -> None:
+    world.arrive(4)
+
+    class Died(Exception): ...
+
+    def dies_in_second_batch(step: str) -> None:
+        if step == "read" and engine.staged == 2:
+            raise Died
+
+    engine = RowsEngine(dies_in_second_batch)
+    with pytest.raises(Died):
+        world.run("a", drain=True, engine=engine)
+    world.arrive(2)
+    assert world.run("a", drain=True).ranges == {"files": (0, 4)}
+    assert world.run("b", drain=True).ranges == {"files": (4, 6)}
+    world.check()
+
+
+def test_single_batch_costs_seven_log_requests_and_two_for_discovery(world: World) -> None:
+    world.arrive(2)
+    world.run("a")
+    world.arrive(1)
+    store = CountingStore(world.store)
+    world.run("b", store=store)
+    assert requests(store) == [
+        ("read", "pipeline.json"),  # opening, once a process
+        ("list", "log"),
+        ("read", "log"),
+        ("read", "runs"),
+        ("read", "discovered"),  # discovery
+        ("create", "discovered"),
+        ("create", "log"),
+        ("create", "attempts"),
+        ("create", "runs"),
+        ("create", "log"),
+    ]
+
+
+def test_further_batch_of_a_drain_costs_four_log_requests(world: World) -> None:
+    world.arrive(2)
+    world.run("a")
+    costs = []
+    for files in (2, 4, 6):
+        world.arrive(files)
+        store = CountingStore(world.store)
+        world.run(f"drain-{files}", drain=True, store=store)
+        costs.append(len(requests(store)))
+    assert [later - earlier for earlier, later in zip(costs, costs[1:], strict=False)] == [4, 4]
+
+
+def test_idle_poll_costs_one_listing_and_two_reads_besides_discovery(world: World) -> None:
+    world.arrive(2)
+    world.run("a")
+    store = CountingStore(world.store)
+    world.run("b", store=store)
+    assert [r for r in requests(store) if r[1] not in ("pipeline.json", "discovered")] == [
+        ("list", "log"),
+        ("read", "log"),
+        ("read", "runs"),
+    ]
+
+
+def test_open_version_of_another_run_is_finished_first(world: World) -> None:
+    world.arrive(3)
+
+    class Died(Exception): ...
+
+    def dies(step: str) -> None:
+        raise Died
+
+    with pytest.raises(Died):
+        world.run("a", engine=RowsEngine(dies))
+    result = world.run("b")
+    assert result.ranges == {"files": (2, 3)}
+    assert world.run("a").version == 0
+    world.check()
+
+
+def test_staged_attempt_that_nobody_decided_is_adopted_without_staging_again(world: World) -> None:
+    world.arrive(2)
+    from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
+
+    for at in range(40):
+        store = FaultyStore(world.store, at, Fault.CRASH_BEFORE)
+        try:
+            world.run("a", store=store)
+        except Crash:
+            if not world.log().list_keys("attempts/"):
+                continue
+        break
+    engine = RowsEngine()
+    assert world.run("a", engine=engine).version == 0
+    assert engine.staged == 0
+    world.check()
+
+
+def test_staged_attempt_with_a_missing_file_is_not_adopted(world: World) -> None:
+    world.arrive(2)
+    from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
+
+    for at in range(40):
+        try:
+            world.run("a", store=FaultyStore(world.store, at, Fault.CRASH_BEFORE))
+        except Crash:
+            if world.log().list_keys("attempts/"):
+                break
+    for path in (world.root / "out" / "data").rglob("*.json"):
+        path.unlink()
+    engine = RowsEngine()
+    world.run("a", engine=engine)
+    assert engine.staged == 1
+    world.check()
+
+
+def test_aborted_version_is_planned_anew_by_the_same_run(world: World) -> None:
+    world.arrive(2)
+
+    class Died(Exception): ...
+
+    def dies(step: str) -> None:
+        raise Died
+
+    with pytest.raises(Died):
+        world.run("a", engine=RowsEngine(dies))
+    opened = world.opened()
+    aborted = maintenance.abort(opened.log, opened.record, 0, reason="poison")
+    assert (aborted.result, aborted.reason) == ("abort", "poison")
+    result = world.run("a", pipeline=world.pipeline(limits=Limits(max_files=1)))
+    assert (result.version, result.ranges, result.batches) == (1, {"files": (0, 1)}, 2)
+    assert world.run("a") == result
+    world.run("b", drain=True)
+    world.check()
+
+
+def test_zombie_that_wakes_after_an_abort_commits_nothing_of_the_aborted_version(world: World) -> None:
+    world.arrive(2)
+
+    def aborted_meanwhile(step: str) -> None:
+        if step == "staged" and engine.staged == 1:
+            opened = world.opened()
+            maintenance.abort(opened.log, opened.record, 0, reason="took too long")
+
+    engine = RowsEngine(aborted_meanwhile)
+    result = world.run("a", engine=engine)
+    assert (result.version, engine.staged) == (1, 2)
+    assert world.opened().log.outcome(0)[0].result == "abort"  # type: ignore[index]
+    world.check()
+
+
+def test_abort_after_a_commit_is_refused(world: World) -> None:
+    world.arrive(1)
+    world.run("a")
+    opened = world.opened()
+    with pytest.raises(InvalidError, match="only the open version"):
+        maintenance.abort(opened.log, opened.record, 0, reason="too late")
+
+
+def test_vacuum_deletes_losing_attempts_of_closed_versions_and_nothing_else(world: World) -> None:
+    world.arrive(4)
+    world.run("a")
+    stray = world.root / "out" / "data" / "0" / "lost-attempt" / "part.json"
+    stray.parent.mkdir()
+    stray.write_text("{}\n")
+    open_stray = world.root / "out" / "data" / "1" / "running-attempt" / "part.json"
+    open_stray.parent.mkdir(parents=True)
+    open_stray.write_text("{}\n")
+    from airflow_provider_streamsem.stores.contract import open_store
+
+    datasets = {str(world.root / "out"): open_store(str(world.root / "out"))}
+    assert maintenance.vacuum(world.log(), datasets, dry_run=True).deleted == {
+        str(world.root / "out"): ("data/0/lost-attempt/part.json",)
+    }
+    assert stray.exists()
+    maintenance.vacuum(world.log(), datasets)
+    assert not stray.exists()
+    assert open_stray.exists()
+    open_stray.unlink()
+    world.run("b")
+    world.check()
+
+
+def test_quarantined_records_are_stored_with_their_commit(world: World) -> None:
+    world.arrive(2, bad_lines=2)
+    result = world.run("a")
+    assert (result.counts["read"], result.counts["parsed"], result.counts["quarantined"]) == (10, 6, 4)
+    (key,) = world.opened().log.outcome(0)[0].quarantine.keys  # type: ignore[index]
+    data = world.log().read(key)
+    assert data is not None
+    assert data.count(b"{not json") == 4
+    world.check()
+
+
+def test_more_bad_records_than_allowed_fail_the_batch_and_move_nothing(world: World) -> None:
+    world.arrive(1, bad_lines=3)
+    with pytest.raises(DataError):
+        world.run("a", pipeline=world.pipeline(limits=Limits(max_quarantined=2)))
+    assert world.opened().head == -1
+
+
+def test_file_changed_under_its_plan_is_named(world: World) -> None:
+    world.arrive(2)
+
+    def changes(step: str) -> None:
+        if step == "transform":
+            (world.root / "in" / "00001.json").write_text('{"id": 99}\n')
+
+    with pytest.raises(SourceChangedError, match=r"00001\.json"):
+        world.run("a", engine=RowsEngine(changes))
+    assert world.opened().head == -1
+
+
+def test_file_that_vanished_between_plan_and_read_is_named(world: World) -> None:
+    world.arrive(2)
+
+    class Died(Exception): ...
+
+    def dies(step: str) -> None:
+        raise Died
+
+    with pytest.raises(Died):
+        world.run("a", engine=RowsEngine(dies))
+    (world.root / "in" / "00000.json").unlink()
+    with pytest.raises(SourceChangedError, match=r"00000\.json"):
+        world.run("a")
+
+
+def test_two_logs_over_one_dataset_are_refused(world: World, tmp_path: Path) -> None:
+    world.arrive(1)
+    world.run("a")
+    other = World(tmp_path)
+    other.made = world.made
+    with pytest.raises(ConflictError, match="marked as the output of a log"):
+        other.run("b")
+
+
+def test_dataset_with_unknown_output_is_refused(world: World) -> None:
+    world.arrive(1)
+    (world.root / "out" / "data" / "0").mkdir(parents=True)
+    (world.root / "out" / "data" / "0" / "x.json").write_text("{}")
+    with pytest.raises(ConflictError, match="no log names"):
+        world.run("a")
+    assert world.log().read_pipeline() is None
+
+
+def test_dataset_that_lost_its_mark_is_refused(world: World) -> None:
+    world.arrive(1)
+    world.run("a")
+    (world.root / "out" / "_streamsem.json").unlink()
+    with pytest.raises(LogDamagedError, match="lost its mark"):
+        world.run("b")
+
+
+def test_spec_with_other_guarded_fields_is_refused_and_names_them(world: World, tmp_path: Path) -> None:
+    world.arrive(1)
+    world.run("a")
+    moved = world.pipeline(sinks={"out": FilesSink(path=str(tmp_path / "elsewhere"), format="json")})
+    with pytest.raises(ConflictError, match="guarded fields differ"):
+        world.run("b", pipeline=moved)
+    with pytest.raises(ConflictError, match="another name"):
+        world.run("b", pipeline=world.pipeline(name="other"))
+
+
+def test_spec_with_other_free_fields_is_accepted_and_recorded(world: World) -> None:
+    world.arrive(1)
+    world.run("a")
+    world.arrive(1)
+    changed = world.pipeline(limits=Limits(max_files=7))
+    world.run("b", pipeline=changed)
+    assert world.opened().log.outcome(1)[0].spec == changed.spec_sha256  # type: ignore[index]
+    assert world.opened().pipeline().limits.max_files == 7
+
+
+def test_run_takes_the_log_of_its_pipeline_only(world: World, tmp_path: Path) -> None:
+    from airflow_provider_streamsem import run_batch
+
+    with pytest.raises(InvalidError, match="not the pipeline's"):
+        run_batch(world.pipeline(), run_key="a", log=World(tmp_path / "other").log(), engine=RowsEngine())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"run_key": ""}, "run_key"),
+        ({"run_key": 7}, "run_key"),
+        ({"run_key": "a", "drain": "yes"}, "drain"),
+    ],
+)
+def test_bad_arguments_are_named(world: World, arguments: dict[str, object], message: str) -> None:
+    from airflow_provider_streamsem import run_batch
+
+    with pytest.raises(InvalidError, match=message):
+        run_batch(world.pipeline(), **arguments)  # type: ignore[arg-type]
+    with pytest.raises(InvalidError, match="Pipeline"):
+        run_batch("orders", run_key="a")  # type: ignore[arg-type]

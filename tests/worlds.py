@@ -1,0 +1,114 @@
+"""A small world for tests: a place with JSON files, a log, a dataset, and an independent reading of what is visible."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, RunResult, run_batch
+from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.readers.files import CommittedLog
+from airflow_provider_streamsem.readers.verify import Verdict, verify
+from airflow_provider_streamsem.stores.contract import Store
+from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.testing.clock import ManualClock
+from airflow_provider_streamsem.testing.rows import RowsEngine
+
+_NAMES = count()
+
+
+@dataclass
+class World:
+    """
+    ``root/in`` holds files ``00000.json`` … with rows ``{"id": n}``, ids never repeated; the log is in memory, the dataset in ``root/out``.
+    """
+
+    root: Path
+    rows_per_file: int = 3
+    store: Store = field(default_factory=lambda: MemoryStore(f"memory://world-{next(_NAMES)}"))
+    made: int = 0
+    clocks: Any = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        (self.root / "in").mkdir(parents=True, exist_ok=True)
+
+    def arrive(self, files: int, *, bad_lines: int = 0) -> None:
+        """Put more files into the source, one millisecond apart."""
+        import os
+
+        for _ in range(files):
+            path = self.root / "in" / f"{self.made:05d}.json"
+            first = self.made * self.rows_per_file
+            lines = [json.dumps({"id": first + i}) for i in range(self.rows_per_file)] + ["{not json"] * bad_lines
+            path.write_text("".join(line + "\n" for line in lines))
+            stamp = 1_700_000_000_000_000_000 + self.made * 1_000_000
+            os.utime(path, ns=(stamp, stamp))
+            self.made += 1
+
+    @property
+    def expected(self) -> Counter[int]:
+        """Every id that arrived, once."""
+        return Counter(range(self.made * self.rows_per_file))
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        """The pipeline of this world."""
+        spec = Pipeline(
+            name="world",
+            log=self.store.url,
+            source=FilesSource(path=str(self.root / "in"), format="json", schema="id long"),
+            sinks={"out": FilesSink(path=str(self.root / "out"), format="json")},
+            limits=Limits(max_files=2),
+        )
+        return spec.replace(**changes) if changes else spec
+
+    def log(self, store: Store | None = None) -> CommitLog:
+        """A log as a process of its own would open it."""
+        return CommitLog(store or self.store, ManualClock(name=f"p{next(self.clocks)}"), Patience(tries=6))
+
+    def run(
+        self,
+        run_key: str = "run",
+        *,
+        drain: bool = False,
+        store: Store | None = None,
+        engine: RowsEngine | None = None,
+        pipeline: Pipeline | None = None,
+    ) -> RunResult:
+        """Run as a process of its own would."""
+        return run_batch(
+            pipeline or self.pipeline(),
+            run_key=run_key,
+            drain=drain,
+            log=self.log(store),
+            engine=engine or RowsEngine(),
+        )
+
+    def opened(self) -> CommittedLog:
+        """The log to read."""
+        from airflow_provider_streamsem.readers.files import open_log
+
+        return open_log(self.log())
+
+    def visible(self) -> Counter[int]:
+        """The visible ids, read by ``json`` from the files that the log names."""
+        ids: Counter[int] = Counter()
+        for file in self.opened().files():
+            ids.update(json.loads(line)["id"] for line in Path(file.path).read_text().splitlines())
+        return ids
+
+    def verdict(self) -> Verdict:
+        """What verify says."""
+        return verify(self.log())
+
+    def check(self, seen: Callable[[], Counter[int]] | None = None) -> None:
+        """The log is clean and shows every id that arrived exactly once."""
+        verdict = self.verdict()
+        assert verdict.findings == []
+        visible = (seen or self.visible)()
+        assert visible - self.expected == Counter(), "duplicated"
+        assert self.expected - visible == Counter(), "lost"
