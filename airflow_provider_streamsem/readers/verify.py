@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.errors import ConflictError, LogDamagedError, StreamsemError
+from airflow_provider_streamsem.errors import ConflictError, LogDamagedError, NewerFormatError, StreamsemError
 from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
 from airflow_provider_streamsem.protocol.discovery import fingerprint
 from airflow_provider_streamsem.protocol.entries import DataFile, Discovery, Entry, Outcome, Plan, RunPointer, Segment
@@ -115,7 +115,8 @@ class _Verification:
         except StreamsemError as error:
             where = error.fields.get("key") or error.fields.get("where") or ""
             what = str(error).split(". Do:")[0]
-            self._found(str(error.fields.get("invariant", "I1")), what, version=version, key=str(where))
+            rule = "R2" if isinstance(error, NewerFormatError) else str(error.fields.get("invariant", "I1"))
+            self._found(rule, what, version=version, key=str(where))
             return None
 
     def _found(self, invariant: str, what: str, *, version: int | None = None, key: str = "") -> None:

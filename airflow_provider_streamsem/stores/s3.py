@@ -123,6 +123,7 @@ class S3Store:
         """What a failed request means to the caller. Anything but a clear refusal is unknown."""
         from botocore.exceptions import (
             ClientError,
+            ConnectionError,
             HTTPClientError,
             NoCredentialsError,
             NoRegionError,
@@ -144,17 +145,17 @@ class S3Store:
                     code=_code(error),
                 )
             return UnknownAnswerError(key)
-        if isinstance(error, (HTTPClientError, ResponseStreamingError, OSError)):
+        if isinstance(error, (ConnectionError, HTTPClientError, ResponseStreamingError, OSError)):
             return UnknownAnswerError(key)
         return error
 
 
 def _status(error: Exception) -> int:
-    return int(getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return int((getattr(error, "response", None) or {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def _code(error: Exception) -> str:
-    return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+    return str((getattr(error, "response", None) or {}).get("Error", {}).get("Code", ""))
 
 
 def open_s3_store(rest: str) -> S3Store:

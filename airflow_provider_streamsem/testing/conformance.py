@@ -6,6 +6,9 @@ Conformance suites. A store is tested by subclassing a suite in a test module an
     class TestMyStore(StoreContract):
         @pytest.fixture
         def store(self): return MyStore(...)      # empty
+
+        @pytest.fixture
+        def fresh(self): return lambda: MyStore(...)   # empty, another at each call
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_streamsem.commitlog import doctor
@@ -106,7 +109,8 @@ class StoreContract:
         assert report.passed, report
         assert [stat.key for stat in store.list("doctor/")] == [report.key]
 
-    @settings(max_examples=25, deadline=None)
+    # `fresh` makes a store of its own for each example, so a fixture that lives longer than one is what is meant.
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors])
     @given(
         made=st.lists(_KEYS, max_size=8),
         prefix=_KEYS | st.just(""),

@@ -1,0 +1,50 @@
+"""Logs of format 1 read today as they read when they were written; each fault is found and named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem import open_log, verify
+from airflow_provider_streamsem.errors import NewerFormatError, StreamsemError
+from tests.golden.make_v1 import LOGS, ROOT
+
+PLACES = sorted(path for path in ROOT.iterdir() if path.is_dir())
+
+
+def test_every_golden_log_is_committed() -> None:
+    assert [place.name for place in PLACES] == sorted(make.__name__ for make in LOGS)
+
+
+@pytest.mark.parametrize("make", LOGS, ids=lambda make: make.__name__)
+def test_format_1_is_still_written_byte_for_byte(make: object) -> None:
+    place = ROOT / make.__name__ / "log"  # type: ignore[attr-defined]
+    stored = {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*.json")}
+    assert make() == stored  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+def test_verify_finds_the_fault_and_names_it(place: Path) -> None:
+    verdict = verify(str(place / "log"), files=False)
+    found = [[finding.invariant, finding.version] for finding in verdict.findings]
+    assert found == json.loads((place / "expect.json").read_text())["findings"]
+
+
+@pytest.mark.parametrize("name", ["outcome_of_1_edited", "outcome_of_1_missing", "plan_of_3_torn"])
+def test_reader_that_needs_a_damaged_entry_refuses(name: str) -> None:
+    with pytest.raises(StreamsemError):
+        opened = open_log(str(ROOT / name / "log"))
+        opened.files()
+        list(opened.versions())
+
+
+def test_log_of_a_newer_format_is_refused_and_says_upgrade() -> None:
+    with pytest.raises(NewerFormatError, match="upgrade"):
+        open_log(str(ROOT / "outcome_of_3_in_a_newer_format" / "log")).files()
+
+
+def test_clean_log_gives_its_files() -> None:
+    files = open_log(str(ROOT / "clean" / "log")).files(since=1)
+    assert [(f.version, f.path, f.rows) for f in files] == [(v, f"/data/out/data/{v}/a/part.parquet", 2) for v in (2, 3)]

@@ -1,0 +1,140 @@
+"""Entries are canonical, come back as they were, and say what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_streamsem.errors import LogDamagedError, NewerFormatError
+from airflow_provider_streamsem.protocol import codec
+from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan, Segment, StagedManifest
+from tests.protocol import samples
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def edited(data: bytes, change: dict[str, Any], *, seal: bool = True) -> bytes:
+    """An entry's bytes with fields changed (``...`` removes one); sealed: with a checksum that fits."""
+    body = json.loads(data)
+    body.update(change)
+    body = {name: value for name, value in body.items() if value is not ...}
+    if seal:
+        body.pop("checksum", None)
+        body["checksum"] = codec.sha256(codec.canonical(body))
+    return codec.canonical(body)
+
+
+@pytest.mark.parametrize("entry", [samples.plan(), samples.outcome(samples.plan()), samples.manifest(samples.plan())])
+def test_entries_come_back_as_they_were(entry: Any) -> None:
+    encoded = codec.encode(entry)
+    assert codec.decode(type(entry), "k", encoded.data) == entry
+    assert encoded.spills == {}
+    assert encoded.data == codec.canonical(json.loads(encoded.data))
+
+
+@given(JSON, st.dictionaries(st.text(max_size=5), st.integers(0, 10**15), max_size=3))
+def test_any_pins_and_targets_come_back_as_they_were(pins: Any, target: dict[str, int]) -> None:
+    entry = samples.plan(pins=pins, target=target)
+    assert codec.decode(Plan, "k", codec.encode(entry).data) == entry
+
+
+@given(JSON)
+def test_W2_canonical_json_is_a_function_of_the_value(value: Any) -> None:
+    assert codec.canonical(json.loads(codec.canonical(value))) == codec.canonical(value)
+
+
+@pytest.mark.parametrize("value", [1.5, {"a": [float("nan")]}, (0.0,)])
+def test_W2_floats_are_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="float"):
+        codec.canonical(value)
+
+
+def test_W4_large_parts_are_spilled_under_their_sha256_and_come_back() -> None:
+    pins = [["x" * 100, n, "mtime:1"] for n in range(1000)]
+    entry = samples.plan(pins=pins)
+    encoded = codec.encode(entry)
+    ((key, part),) = encoded.spills.items()
+    assert len(encoded.data) < 2_000
+    assert key == f"spill/{codec.sha256(part)}.json"
+    body = codec.parse(Plan, "k", encoded.data)
+    assert codec.spilled(Plan, body) == {"pins": codec.sha256(part)}
+    assert codec.decode(Plan, "k", encoded.data, {"pins": part}) == entry
+    with pytest.raises(LogDamagedError, match="spilled part"):
+        codec.decode(Plan, "k", encoded.data)
+    with pytest.raises(LogDamagedError, match="spilled part"):
+        codec.decode(Plan, "k", encoded.data, {"pins": part + b" "})
+
+
+def test_same_part_of_two_entries_is_spilled_once() -> None:
+    schemas = {"out": "x" * 70_000}
+    of = samples.plan()
+    assert codec.encode(samples.manifest(of, schemas=schemas)).spills == codec.encode(samples.outcome(of, schemas=schemas)).spills
+
+
+def test_R2_newer_format_is_refused() -> None:
+    with pytest.raises(NewerFormatError, match="upgrade"):
+        codec.decode(Plan, "k", edited(codec.encode(samples.plan()).data, {"format": 2}))
+
+
+def test_R2_unknown_fields_are_ignored() -> None:
+    entry = samples.plan()
+    assert codec.decode(Plan, "k", edited(codec.encode(entry).data, {"new_field": {"x": 1}})) == entry
+
+
+@pytest.mark.parametrize(("cls", "entry", "change"), [
+    (Plan, samples.plan(), {"kind": "redo"}),
+    (Outcome, samples.outcome(samples.plan()), {"result": "perhaps"}),
+])  # fmt: skip
+def test_R2_unknown_words_are_refused(cls: Any, entry: Any, change: dict[str, str]) -> None:
+    with pytest.raises(NewerFormatError, match="word"):
+        codec.decode(cls, "k", edited(codec.encode(entry).data, change))
+
+
+def test_R3_edited_entry_is_found() -> None:
+    with pytest.raises(LogDamagedError, match="checksum"):
+        codec.decode(Plan, "k", edited(codec.encode(samples.plan()).data, {"version": 1}, seal=False))
+
+
+@pytest.mark.parametrize("change", [
+    {"version": "0"}, {"version": True}, {"ranges": {"files": [0]}}, {"ranges": {"files": [0, "1"]}}, {"ranges": [0, 1]}, {"run_key": None},
+    {"target": []}, {"j": ...}, {"nonce": 5},
+], ids=str)  # fmt: skip
+def test_field_of_another_type_is_named(change: dict[str, Any]) -> None:
+    with pytest.raises(LogDamagedError) as caught:
+        codec.decode(Plan, "k", edited(codec.encode(samples.plan()).data, change))
+    assert next(iter(change)) in str(caught.value)
+
+
+def test_nested_record_of_another_type_is_named() -> None:
+    data = edited(codec.encode(samples.outcome(samples.plan())).data, {"quarantine": 3})
+    with pytest.raises(LogDamagedError, match="quarantine"):
+        codec.decode(Outcome, "k", data)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"a":1}', b'"x"', b'{"format":"1"}', b"\xff\xfe"])
+def test_bytes_that_are_no_entry_are_named(data: bytes) -> None:
+    with pytest.raises(LogDamagedError, match="key='k'"):
+        codec.decode(Plan, "k", data)
+
+
+def test_number_that_no_writer_writes_is_damage() -> None:
+    with pytest.raises(LogDamagedError, match="canonical"):
+        codec.decode(Plan, "k", b'{"format":1,"entry":"plan","x":1.5,"checksum":"0"}')
+
+
+def test_entry_of_another_kind_is_named() -> None:
+    with pytest.raises(LogDamagedError, match="another kind"):
+        codec.decode(StagedManifest, "k", codec.encode(samples.plan()).data)
+
+
+def test_kinds_are_different_words() -> None:
+    kinds = [cls.entry for cls in (PipelineRecord, Plan, StagedManifest, Outcome, Segment)]
+    assert len(set(kinds)) == len(kinds)

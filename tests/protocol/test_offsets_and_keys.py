@@ -1,0 +1,71 @@
+"""Ranges tile, keys sort newest first and parse back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_streamsem.protocol import keys, offsets
+
+PARTITIONS = st.sampled_from(["files", "orders-0", "orders-1"])
+OFFSETS = st.dictionaries(PARTITIONS, st.integers(0, 1000), max_size=3)
+
+
+@given(OFFSETS, OFFSETS)
+def test_ranges_between_two_offsets_lead_from_one_to_the_other(start: dict[str, int], more: dict[str, int]) -> None:
+    end = {p: start.get(p, 0) + n for p, n in more.items()}
+    ranges = offsets.between(start, end)
+    assert all(first < last for first, last in ranges.values())
+    assert offsets.reached(offsets.advance(start, offsets.ends(ranges)), end)
+    assert offsets.within(ranges, end)
+    assert offsets.length(ranges) == sum(more.values())
+    assert offsets.starts(ranges) == {p: start.get(p, 0) for p in ranges}
+
+
+def test_target_below_is_reached_and_gives_no_range() -> None:
+    assert offsets.between({"a": 5}, {"a": 3}) == {}
+    assert offsets.reached({"a": 5}, {"a": 3})
+    assert not offsets.reached({}, {"a": 1})
+    assert not offsets.within({"b": (0, 1)}, {"a": 9})
+
+
+@given(st.integers(0, keys.N - 2))
+def test_newer_versions_sort_first_and_an_outcome_before_its_plan(version: int) -> None:
+    newest_first = [keys.outcome(version + 1), keys.plan(version + 1), keys.outcome(version), keys.plan(version)]
+    assert sorted(newest_first) == newest_first
+    assert [keys.parse_entry(key) for key in newest_first] == [(version + 1, "c"), (version + 1, "p"), (version, "c"), (version, "p")]
+
+
+@given(st.integers(0, keys.N - 2), st.text(max_size=50))
+def test_newer_pointers_sort_first_whatever_the_run_key(j: int, run_key: str) -> None:
+    assert keys.pointer(run_key, j + 1) < keys.pointer(run_key, j)
+    assert keys.parse_newest_first(keys.pointer(run_key, j)) == j
+    assert keys.pointer(run_key, j).startswith(keys.run(run_key))
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["log/99999999/999999999999-1.p.json", "log/00000000/999999999999-0.p.json", "log/x", "pipeline.json", f"log/99999999/999999999999-{keys.N}.c.json"],
+)
+def test_foreign_keys_are_not_entries(key: str) -> None:
+    assert keys.parse_entry(key) is None
+
+
+def test_foreign_keys_are_not_pointers() -> None:
+    assert keys.parse_newest_first("discovered/x.json") is None
+    assert keys.parse_newest_first("discovered/999999999999-7.json") is None
+
+
+def test_positions_outside_the_log_are_refused() -> None:
+    for number in (-1, keys.N):
+        with pytest.raises(ValueError, match="position"):
+            keys.plan(number)
+
+
+def test_other_keys_are_as_the_protocol_prints_them() -> None:
+    assert keys.attempt(3, "a") == "attempts/3/a.json"
+    assert keys.segment(1, 2) == "segments/1/2.json"
+    assert keys.quarantine(3, "a", 4) == "quarantine/3/a/00004.jsonl"
+    assert (keys.data_prefix(3), keys.data_prefix(3, "a")) == ("data/3/", "data/3/a/")
+    assert (keys.spill("s"), keys.spec("s"), keys.doctor("d")) == ("spill/s.json", "specs/s.json", "doctor/d.json")

@@ -1,0 +1,135 @@
+"""Folds: equal from segments and from outcomes, deterministic, and without holes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.protocol import codec, keys, procedures, segments
+from airflow_provider_streamsem.protocol.entries import Outcome, Segment
+from airflow_provider_streamsem.protocol.machine import VersionState
+from airflow_provider_streamsem.protocol.view import Head, fold
+from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.testing.stores import CountingStore
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from tests.protocol import samples
+
+
+def history(kinds: list[bool]) -> list[Outcome]:
+    """Outcomes of versions 0, 1, …: a commit of one offset for each true, else an abort."""
+    made, offset = [], 0
+    for version, commit in enumerate(kinds):
+        of = samples.plan(version, ranges={"files": (offset, offset + 1)})
+        offset += commit
+        made.append(samples.outcome(of, result="commit" if commit else "abort", next={"files": offset}))
+    return made
+
+
+@settings(max_examples=30)
+@given(st.lists(st.booleans(), min_size=100, max_size=230), st.integers(-1, 229))
+def test_fold_from_segments_equals_fold_from_outcomes(kinds: list[bool], since: int) -> None:
+    outcomes = history(kinds)
+    full = len(kinds) // 100
+    folded = [segments.level_1(i, outcomes[i * 100 : i * 100 + 100], "sha") for i in range(full)]
+    from_segments = fold([*folded, *outcomes[full * 100 :]], genesis={"files": 0}, since=since)
+    from_outcomes = fold(outcomes, genesis={"files": 0}, since=since)
+    for name in ("version", "next", "commits", "aborts", "counts", "files"):
+        assert getattr(from_segments, name) == getattr(from_outcomes, name)
+    assert from_outcomes.commits == sum(kinds)
+    assert [f.version for f in from_outcomes.sink("out")] == [v for v, commit in enumerate(kinds) if commit and v > since]
+    assert from_outcomes.sink("other") == ()
+
+
+def test_fold_with_a_hole_or_a_double_is_refused() -> None:
+    outcomes = history([True] * 3)
+    for parts in ([outcomes[0], outcomes[2]], [outcomes[0], outcomes[0]], [outcomes[1]]):
+        with pytest.raises(LogDamagedError, match="missing or doubled"):
+            fold(parts, genesis={})
+
+
+def test_I9_segments_are_a_function_of_their_versions() -> None:
+    outcomes = history([True] * 100)
+    made = [codec.encode(segments.level_1(0, list(outcomes), "sha")).data for _ in range(2)]
+    assert made[0] == made[1]
+    assert codec.decode(Segment, "k", made[0]) == segments.level_1(0, outcomes, "sha")
+
+
+def test_higher_segments_hold_totals_and_no_files() -> None:
+    children = [Segment(level=1, index=i, last=f"sha{i}", next={"files": i + 1}, commits=99, aborts=1, counts={"read": 5}) for i in range(100)]
+    parent = segments.parent(2, 0, children)
+    assert (parent.commits, parent.aborts, parent.counts, parent.next, parent.last) == (9900, 100, {"read": 500}, {"files": 100}, "sha99")
+    assert parent.files == ()
+    assert len(parent.children) == 100
+
+
+def test_segments_fold_exactly_their_own_parts() -> None:
+    with pytest.raises(ValueError, match="exactly"):
+        segments.level_1(1, history([True] * 100), "sha")
+    with pytest.raises(ValueError, match="exactly"):
+        segments.parent(2, 0, [])
+
+
+def test_segments_fall_due_when_their_last_version_closes() -> None:
+    assert segments.due(98) == []
+    assert segments.due(99) == [(1, 0)]
+    assert segments.due(9_999) == [(1, 99), (2, 0)]
+    assert segments.due(999_999) == [(1, 9_999), (2, 99), (3, 0)]
+
+
+def test_state_of_a_head_follows_the_table() -> None:
+    of = samples.plan()
+    empty = Head(genesis={"files": 0})
+    opened = empty.planned(of, codec.encode(of).sha256)
+    assert (empty.state, empty.closed, opened.state) == (VersionState.VOID, -1, VersionState.PLANNED)
+    assert opened.decided(samples.outcome(of), "sha").state == VersionState.COMMITTED
+    assert opened.decided(samples.outcome(of, result="abort"), "sha").state == VersionState.ABORTED
+
+
+def stored(outcomes: list[Outcome]) -> CountingStore:
+    return CountingStore(MemoryStore(objects={keys.outcome(o.version): codec.encode(o).data for o in outcomes}))
+
+
+def test_R5_missing_segments_are_folded_from_their_versions_and_written_by_whoever_needs_them() -> None:
+    outcomes = history([True] * 10_000)
+    store = stored(outcomes)
+    log = CommitLog(store)
+    log.write_segments(9_999, [])
+    assert len([k for m, k in store.keys if m == "create"]) == 101
+    assert store.requests["read"] <= 1.02 * 10_000 + 100
+    store.keys.clear()
+    parts = log.perform(procedures.read_parts_to(9_999))
+    assert len(store.keys) == 100
+    assert fold(parts, genesis={}).commits == 10_000
+
+
+def test_segment_from_memory_costs_no_reads() -> None:
+    outcomes = history([True] * 100)
+    store = stored(outcomes)
+    CommitLog(store).write_segments(99, [(o, codec.encode(o).sha256) for o in outcomes])
+    assert store.requests == {"create": 1}
+
+
+def test_race_of_two_folders_writes_the_same_bytes() -> None:
+    store = stored(history([True] * 100))
+    log = CommitLog(store)
+    log.write_segments(99, [])
+    log.write_segments(99, [])
+    assert log.perform(procedures.read_or_write_segment(1, 0)).commits == 100
+
+
+def test_I9_segment_with_other_content_is_found_by_the_next_folder() -> None:
+    store = stored(history([True] * 100))
+    log = CommitLog(store)
+    forged = segments.level_1(0, history([False] * 100), "sha")
+    log.create(keys.segment(1, 0), codec.encode(forged).data)
+    with pytest.raises(LogDamagedError, match="I9"):
+        log.write_segments(99, [])
+
+
+def test_versions_that_are_missing_below_the_head_are_found() -> None:
+    store = stored([o for o in history([True] * 100) if o.version != 50])
+    for procedure in (procedures.write_segments(99), procedures.read_parts_to(99), procedures.read_parts_to(98)):
+        with pytest.raises(LogDamagedError, match="50"):
+            CommitLog(store).perform(procedure)

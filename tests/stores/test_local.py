@@ -1,0 +1,114 @@
+"""What the local store does when the file system fails under it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
+from airflow_provider_streamsem.stores.contract import UnknownAnswerError, open_store, split_url
+from airflow_provider_streamsem.stores.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(str(tmp_path / "root"))
+
+
+def failing(code: int) -> Any:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["fsync", "link"])
+def test_refusal_of_the_file_system_writes_nothing(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int, call: str
+) -> None:
+    store.create("dir/first", b"1")
+    with monkeypatch.context() as patched:
+        patched.setattr(f"airflow_provider_streamsem.stores.local.os.{call}", failing(code))
+        with pytest.raises(StoreRefusedError, match=errno.errorcode[code]):
+            store.create("dir/second", b"2")
+    assert store.read("dir/second") is None
+    assert os.listdir(Path(store.root) / "dir") == ["first"]
+    assert store.create("dir/second", b"2")
+
+
+def test_other_failures_are_unknown_answers(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_provider_streamsem.stores.local.os.link", failing(errno.EIO))
+    with pytest.raises(UnknownAnswerError):
+        store.create("k", b"1")
+
+
+def test_failed_sync_of_the_directory_is_an_unknown_answer_of_an_applied_create(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create("dir/first", b"1")
+    with monkeypatch.context() as patched:
+        real = os.fsync
+
+        def fail_for_directories(descriptor: int) -> None:
+            if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+                raise OSError(errno.EIO, "sync failed")
+            real(descriptor)
+
+        patched.setattr("airflow_provider_streamsem.stores.local.os.fsync", fail_for_directories)
+        with pytest.raises(UnknownAnswerError):
+            store.create("dir/second", b"2")
+    assert not store.create("dir/second", b"2")
+    assert store.read("dir/second") == b"2"
+
+
+def test_object_whose_writer_died_before_the_link_is_never_visible(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(BaseException): ...
+
+    def die(*args: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr("airflow_provider_streamsem.stores.local.os.link", die)
+        patched.setattr(LocalStore, "_remove_partial", staticmethod(lambda partial: None))
+        with pytest.raises(Died):
+            store.create("dir/k", b"1" * 10)
+    assert any(name.startswith(".streamsem-partial-") for name in os.listdir(Path(store.root) / "dir"))
+    assert store.read("dir/k") is None
+    assert list(store.list("")) == []
+    assert store.create("dir/k", b"2")
+
+
+def test_reading_what_may_not_be_read_is_refused(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create("k", b"1")
+    monkeypatch.setattr("builtins.open", failing(errno.EACCES))
+    with pytest.raises(StoreRefusedError):
+        store.read("k")
+
+
+@pytest.mark.parametrize("key", ["", "/abs", "a//b", "a/../b", "./a", "a/"])
+def test_keys_outside_the_root_are_refused(store: LocalStore, key: str) -> None:
+    with pytest.raises(InvalidError):
+        store.create(key, b"")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "relative/path", "ftp://x/y", "s3://", "s3://key:secret@bucket/x", "s3://bucket/x?y=1", "file://host/x", "/", None, 5],
+)
+def test_unusable_places_are_named(url: Any) -> None:
+    with pytest.raises(InvalidError) as caught:
+        open_store(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_places_are_read_alike_in_all_their_forms() -> None:
+    assert split_url("/a/b/") == split_url("file:///a/b") == split_url("file://localhost/a//b") == ("file", "/a/b")
+    assert split_url("s3://bucket/a/") == ("s3", "bucket/a")
+    assert split_url("memory://x") == ("memory", "x")

@@ -1,0 +1,153 @@
+"""What the S3 store makes of S3's answers, by a client whose answers are written by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    ReadTimeoutError,
+)
+
+from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
+from airflow_provider_streamsem.stores.contract import UnknownAnswerError, open_store
+from airflow_provider_streamsem.stores.s3 import S3Store
+from airflow_provider_streamsem.testing.clock import ManualClock
+
+
+class Client:
+    """Answers each call with the next of a list: an exception is raised, anything else returned."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def __getattr__(self, method: str) -> Any:
+        def call(**arguments: Any) -> Any:
+            self.sent.append((method, arguments))
+            answer = self.answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return call
+
+
+class Body:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def read(self) -> bytes:
+        return self.data
+
+
+def refused(status: int, code: str = "Error") -> ClientError:
+    return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
+
+
+UNCLEAR = [
+    refused(409, "ConditionalRequestConflict"),
+    refused(500, "InternalError"),
+    refused(503, "SlowDown"),
+    refused(400, "RequestTimeout"),
+    refused(429, "TooManyRequests"),
+    ReadTimeoutError(endpoint_url="x"),
+    ConnectTimeoutError(endpoint_url="x"),
+    EndpointConnectionError(endpoint_url="x"),
+    ConnectionClosedError(endpoint_url="x"),
+    OSError("broken pipe"),
+]
+
+
+@pytest.mark.parametrize("error", UNCLEAR, ids=lambda e: type(e).__name__ + str(getattr(e, "response", "")))
+def test_unclear_answer_is_unknown_and_is_not_retried_below(error: Exception) -> None:
+    client = Client(error)
+    with pytest.raises(UnknownAnswerError):
+        S3Store("b", "p", client).create("k", b"x")
+    assert len(client.sent) == 1
+
+
+@pytest.mark.parametrize("error", [refused(403, "AccessDenied"), refused(404, "NoSuchBucket"), refused(501), NoCredentialsError()])
+def test_clear_refusal_says_that_nothing_was_written(error: Exception) -> None:
+    with pytest.raises(StoreRefusedError):
+        S3Store("b", "p", Client(error)).create("k", b"x")
+
+
+def test_create_is_conditional_on_absence() -> None:
+    client = Client({})
+    assert S3Store("b", "p", client).create("k", b"x")
+    (_, sent) = client.sent[0]
+    assert (sent["IfNoneMatch"], sent["Key"], sent["Body"]) == ("*", "p/k", b"x")
+
+
+def test_412_is_exists() -> None:
+    assert S3Store("b", "", Client(refused(412, "PreconditionFailed"))).create("k", b"x") is False
+
+
+def log(client: Client, tries: int = 3) -> CommitLog:
+    return CommitLog(S3Store("b", "p", client), ManualClock(), Patience(tries=tries))
+
+
+def test_retried_create_that_had_landed_is_found_to_be_ours() -> None:
+    client = Client(refused(500), refused(412), {"Body": Body(b"mine")})
+    created = log(client).create("k", b"mine")
+    assert (created.mine, created.first) == (True, False)
+    assert client.sent[0] == client.sent[1]
+
+
+def test_retried_create_that_another_won_gives_the_winners_bytes() -> None:
+    client = Client(refused(409), refused(412), {"Body": Body(b"theirs")})
+    created = log(client).create("k", b"mine")
+    assert (created.mine, created.data) == (False, b"theirs")
+
+
+def test_412_whose_read_finds_nothing_sends_the_same_bytes_again() -> None:
+    client = Client(refused(412), refused(404, "NoSuchKey"), {})
+    created = log(client).create("k", b"mine")
+    assert (created.mine, created.first) == (True, True)
+
+
+def test_spent_patience_reports_unknown_and_concludes_nothing() -> None:
+    client = Client(*[refused(503)] * 3)
+    with pytest.raises(UnavailableError, match="unknown"):
+        log(client).create("k", b"mine")
+    assert [method for method, _ in client.sent] == ["put_object"] * 3
+
+
+def test_waits_between_repeated_requests_double_up_to_a_bound() -> None:
+    waits: list[float] = []
+
+    class Watched(ManualClock):
+        def sleep(self, seconds: float) -> None:
+            waits.append(seconds)
+
+    opened = CommitLog(S3Store("b", "p", Client(*[refused(503)] * 5, {})), Watched(), Patience(tries=9, first_wait_s=1, longest_wait_s=4))
+    assert opened.create("k", b"x").mine
+    assert waits == [1, 2, 4, 4, 4]
+
+
+def test_client_has_no_retries_of_its_own_and_finite_time_outs(s3: str) -> None:
+    config = open_store(f"{s3}/x")._client.meta.config  # type: ignore[attr-defined]
+    assert config.retries["total_max_attempts"] == 1
+    assert 0 < config.connect_timeout <= 10
+    assert 0 < config.read_timeout <= 60
+
+
+def test_opening_a_store_sends_nothing_and_loads_no_client() -> None:
+    assert isinstance(open_store("s3://no-such-bucket/x"), S3Store)
+
+
+def test_prefix_with_an_empty_part_is_refused() -> None:
+    with pytest.raises(InvalidError):
+        open_store("s3://bucket/a//b")
+
+
+def test_missing_bucket_is_refused_by_name(s3: str) -> None:
+    with pytest.raises(StoreRefusedError, match="NoSuchBucket"):
+        open_store("s3://absent-bucket/x").create("k", b"")
