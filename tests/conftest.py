@@ -15,7 +15,9 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-assert "airflow" not in sys.modules, "Airflow reads its settings once, at its first import: it must come after this file"
+assert "airflow" not in sys.modules, (
+    "Airflow reads its settings once, at its first import: it must come after this file"
+)
 _HOME = tempfile.mkdtemp(prefix="streamsem-tests-")
 for _name in [name for name in os.environ if name.startswith(("AIRFLOW__", "AIRFLOW_", "AWS_"))]:
     del os.environ[_name]

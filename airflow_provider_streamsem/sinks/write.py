@@ -23,8 +23,16 @@ _OPTIONS = {
     "fs.file.impl.disable.cache": "true",
 }
 TEXT_OPTIONS = {
-    # RFC 4180 quoting, and a null that an empty text is not.
-    "csv": {"header": "true", "escape": '"', "nullValue": "\\N", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"},
+    "csv": {
+        "header": "true",
+        "escape": '"',  # RFC 4180 quoting
+        "nullValue": "\\N",  # a null that an empty text is not
+        "multiLine": "true",  # when read back: a field may hold a line break
+        "lineSep": "\n",
+        "ignoreLeadingWhiteSpace": "false",
+        "ignoreTrailingWhiteSpace": "false",
+        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    },
     "json": {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"},
 }
 """Options by which rows of a text format are written, and read back as they were"""

@@ -110,7 +110,11 @@ class StoreContract:
         assert [stat.key for stat in store.list("doctor/")] == [report.key]
 
     # `fresh` makes a store of its own for each example, so a fixture that lives longer than one is what is meant.
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors])
+    @settings(
+        max_examples=25,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+    )
     @given(
         made=st.lists(_KEYS, max_size=8),
         prefix=_KEYS | st.just(""),

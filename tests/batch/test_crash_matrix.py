@@ -150,7 +150,9 @@ class TestEveryRequest:
         """While one process waits at a request, a second one (a retry of the same run, or another run) goes all the way."""
         for at in range(stage.requests()):
             world = stage.world()
-            store = FaultyStore(world.store, at, fault, meanwhile=lambda world=world: world.run(other, drain=stage.drain))
+            store = FaultyStore(
+                world.store, at, fault, meanwhile=lambda world=world: world.run(other, drain=stage.drain)
+            )
             world.run(stage.run_key, drain=stage.drain, store=store)
             assert store.reached
             stage.settle(world)

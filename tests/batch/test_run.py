@@ -9,7 +9,13 @@ import pytest
 
 from airflow_provider_streamsem import FilesSink, Limits
 from airflow_provider_streamsem.commitlog import maintenance
-from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, LogDamagedError, SourceChangedError
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    DataError,
+    InvalidError,
+    LogDamagedError,
+    SourceChangedError,
+)
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore
 from tests.worlds import World

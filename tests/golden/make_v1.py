@@ -65,7 +65,9 @@ def clean_with_an_abort_and_an_open_version() -> Objects:
     made = chained((0, 1))
     plan = samples.plan(1, previous=encode(made[0][1]).sha256)
     aborted = samples.outcome(plan, result="abort", reason="poison", schemas={"out": "{}"}, spec=pipeline().spec_sha256)
-    open_plan = samples.plan(2, previous=encode(aborted).sha256, ranges={"files": (1, 2)}, run_start={"files": 1}, j=1, run_key=plan.run_key)
+    open_plan = samples.plan(
+        2, previous=encode(aborted).sha256, ranges={"files": (1, 2)}, run_start={"files": 1}, j=1, run_key=plan.run_key
+    )
     return {**objects([*made, (plan, aborted)]), keys.plan(2): encode(open_plan).data}
 
 

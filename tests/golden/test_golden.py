@@ -47,4 +47,6 @@ def test_log_of_a_newer_format_is_refused_and_says_upgrade() -> None:
 
 def test_clean_log_gives_its_files() -> None:
     files = open_log(str(ROOT / "clean" / "log")).files(since=1)
-    assert [(f.version, f.path, f.rows) for f in files] == [(v, f"/data/out/data/{v}/a/part.parquet", 2) for v in (2, 3)]
+    assert [(f.version, f.path, f.rows) for f in files] == [
+        (v, f"/data/out/data/{v}/a/part.parquet", 2) for v in (2, 3)
+    ]

@@ -76,7 +76,10 @@ def test_W4_large_parts_are_spilled_under_their_sha256_and_come_back() -> None:
 def test_same_part_of_two_entries_is_spilled_once() -> None:
     schemas = {"out": "x" * 70_000}
     of = samples.plan()
-    assert codec.encode(samples.manifest(of, schemas=schemas)).spills == codec.encode(samples.outcome(of, schemas=schemas)).spills
+    assert (
+        codec.encode(samples.manifest(of, schemas=schemas)).spills
+        == codec.encode(samples.outcome(of, schemas=schemas)).spills
+    )
 
 
 def test_R2_newer_format_is_refused() -> None:

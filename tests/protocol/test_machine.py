@@ -87,7 +87,12 @@ def test_W6_unknown_answers_send_the_same_bytes_again() -> None:
 
 
 def test_W6_missing_after_exists_concludes_nothing() -> None:
-    assert drive(create("k", MINE), Exists(), Unknown(), Missing()) == [Put("k", MINE), Get("k"), Get("k"), Put("k", MINE)]
+    assert drive(create("k", MINE), Exists(), Unknown(), Missing()) == [
+        Put("k", MINE),
+        Get("k"),
+        Get("k"),
+        Put("k", MINE),
+    ]
 
 
 def test_reads_repeat_until_answered() -> None:
@@ -96,7 +101,9 @@ def test_reads_repeat_until_answered() -> None:
     assert drive(list_keys("p", 2), Unknown(), Listed(("a",))) == ("a",)
 
 
-@given(st.lists(st.sampled_from([Created(), Exists(), Unknown(), Missing(), Found(MINE), Found(b"theirs")]), max_size=12))
+@given(
+    st.lists(st.sampled_from([Created(), Exists(), Unknown(), Missing(), Found(MINE), Found(b"theirs")]), max_size=12)
+)
 def test_create_never_ends_without_proof(events: list[Event]) -> None:
     """Whatever answers come, as far as they fit the request: it ends by *created* or by bytes that were read, and says which."""
     procedure = create("k", MINE)

@@ -34,7 +34,12 @@ def test_target_below_is_reached_and_gives_no_range() -> None:
 def test_newer_versions_sort_first_and_an_outcome_before_its_plan(version: int) -> None:
     newest_first = [keys.outcome(version + 1), keys.plan(version + 1), keys.outcome(version), keys.plan(version)]
     assert sorted(newest_first) == newest_first
-    assert [keys.parse_entry(key) for key in newest_first] == [(version + 1, "c"), (version + 1, "p"), (version, "c"), (version, "p")]
+    assert [keys.parse_entry(key) for key in newest_first] == [
+        (version + 1, "c"),
+        (version + 1, "p"),
+        (version, "c"),
+        (version, "p"),
+    ]
 
 
 @given(st.integers(0, keys.N - 2), st.text(max_size=50))
@@ -46,7 +51,13 @@ def test_newer_pointers_sort_first_whatever_the_run_key(j: int, run_key: str) ->
 
 @pytest.mark.parametrize(
     "key",
-    ["log/99999999/999999999999-1.p.json", "log/00000000/999999999999-0.p.json", "log/x", "pipeline.json", f"log/99999999/999999999999-{keys.N}.c.json"],
+    [
+        "log/99999999/999999999999-1.p.json",
+        "log/00000000/999999999999-0.p.json",
+        "log/x",
+        "pipeline.json",
+        f"log/99999999/999999999999-{keys.N}.c.json",
+    ],
 )
 def test_foreign_keys_are_not_entries(key: str) -> None:
     assert keys.parse_entry(key) is None

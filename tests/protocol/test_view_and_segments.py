@@ -38,7 +38,9 @@ def test_fold_from_segments_equals_fold_from_outcomes(kinds: list[bool], since: 
     for name in ("version", "next", "commits", "aborts", "counts", "files"):
         assert getattr(from_segments, name) == getattr(from_outcomes, name)
     assert from_outcomes.commits == sum(kinds)
-    assert [f.version for f in from_outcomes.sink("out")] == [v for v, commit in enumerate(kinds) if commit and v > since]
+    assert [f.version for f in from_outcomes.sink("out")] == [
+        v for v, commit in enumerate(kinds) if commit and v > since
+    ]
     assert from_outcomes.sink("other") == ()
 
 
@@ -57,9 +59,18 @@ def test_I9_segments_are_a_function_of_their_versions() -> None:
 
 
 def test_higher_segments_hold_totals_and_no_files() -> None:
-    children = [Segment(level=1, index=i, last=f"sha{i}", next={"files": i + 1}, commits=99, aborts=1, counts={"read": 5}) for i in range(100)]
+    children = [
+        Segment(level=1, index=i, last=f"sha{i}", next={"files": i + 1}, commits=99, aborts=1, counts={"read": 5})
+        for i in range(100)
+    ]
     parent = segments.parent(2, 0, children)
-    assert (parent.commits, parent.aborts, parent.counts, parent.next, parent.last) == (9900, 100, {"read": 500}, {"files": 100}, "sha99")
+    assert (parent.commits, parent.aborts, parent.counts, parent.next, parent.last) == (
+        9900,
+        100,
+        {"read": 500},
+        {"files": 100},
+        "sha99",
+    )
     assert parent.files == ()
     assert len(parent.children) == 100
 

@@ -158,7 +158,10 @@ def test_I7_a_version_reads_the_same_for_ever(world: World) -> None:
     assert world.opened().files(version=1, since=1) == []
 
 
-@pytest.mark.parametrize("arguments", [{"version": 9}, {"version": -2}, {"since": 9}, {"version": 0, "since": 1}, {"version": "1"}, {"sink": "no"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"version": 9}, {"version": -2}, {"since": 9}, {"version": 0, "since": 1}, {"version": "1"}, {"sink": "no"}],
+)
 def test_unreadable_versions_are_named(world: World, arguments: dict[str, int]) -> None:
     with pytest.raises(InvalidError):
         world.opened().files(**arguments)  # type: ignore[arg-type]

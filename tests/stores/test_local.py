@@ -100,7 +100,18 @@ def test_keys_outside_the_root_are_refused(store: LocalStore, key: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "relative/path", "ftp://x/y", "s3://", "s3://key:secret@bucket/x", "s3://bucket/x?y=1", "file://host/x", "/", None, 5],
+    [
+        "",
+        "relative/path",
+        "ftp://x/y",
+        "s3://",
+        "s3://key:secret@bucket/x",
+        "s3://bucket/x?y=1",
+        "file://host/x",
+        "/",
+        None,
+        5,
+    ],
 )
 def test_unusable_places_are_named(url: Any) -> None:
     with pytest.raises(InvalidError) as caught:

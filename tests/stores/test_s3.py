@@ -73,7 +73,9 @@ def test_unclear_answer_is_unknown_and_is_not_retried_below(error: Exception) ->
     assert len(client.sent) == 1
 
 
-@pytest.mark.parametrize("error", [refused(403, "AccessDenied"), refused(404, "NoSuchBucket"), refused(501), NoCredentialsError()])
+@pytest.mark.parametrize(
+    "error", [refused(403, "AccessDenied"), refused(404, "NoSuchBucket"), refused(501), NoCredentialsError()]
+)
 def test_clear_refusal_says_that_nothing_was_written(error: Exception) -> None:
     with pytest.raises(StoreRefusedError):
         S3Store("b", "p", Client(error)).create("k", b"x")
@@ -127,7 +129,11 @@ def test_waits_between_repeated_requests_double_up_to_a_bound() -> None:
         def sleep(self, seconds: float) -> None:
             waits.append(seconds)
 
-    opened = CommitLog(S3Store("b", "p", Client(*[refused(503)] * 5, {})), Watched(), Patience(tries=9, first_wait_s=1, longest_wait_s=4))
+    opened = CommitLog(
+        S3Store("b", "p", Client(*[refused(503)] * 5, {})),
+        Watched(),
+        Patience(tries=9, first_wait_s=1, longest_wait_s=4),
+    )
     assert opened.create("k", b"x").mine
     assert waits == [1, 2, 4, 4, 4]
 
