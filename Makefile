@@ -17,7 +17,7 @@ help:  ## say what the targets do
 	touch .venv/ready
 
 demo: .venv/ready  ## run the quickstart DAG on a year of flights, kill it twice, and check every row (3 minutes)
-	@$(RUN) demo/quickstart.py
+	@$(RUN) -m demo.quickstart
 
 test: .venv/ready check  ## lint, types, architecture, and every test but the long ones (8 minutes)
 	$(RUN) -m coverage erase

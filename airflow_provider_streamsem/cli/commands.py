@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
+from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.batch.guarantee import guarantee
-from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
+from airflow_provider_streamsem.batch.pipeline import load_pipeline
 from airflow_provider_streamsem.batch.run import run_batch
 from airflow_provider_streamsem.cli.output import Answer, Table
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog import doctor as doctor_
-from airflow_provider_streamsem.commitlog import maintenance
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol.codec import plain
@@ -19,7 +20,7 @@ from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
 from airflow_provider_streamsem.readers.lag import lag as lag_of
 from airflow_provider_streamsem.readers.verify import verify as verify_
-from airflow_provider_streamsem.stores.contract import Store, open_store
+from airflow_provider_streamsem.sinks.contract import Sink
 
 
 def _log_url(target: str) -> str:
@@ -28,10 +29,6 @@ def _log_url(target: str) -> str:
 
 def _opened(args: argparse.Namespace) -> CommittedLog:
     return open_log(_log_url(args.target))
-
-
-def _datasets(pipeline: Pipeline) -> dict[str, Store]:
-    return {sink.place: open_store(sink.place) for sink in pipeline.sinks.values()}
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -55,15 +52,15 @@ def log(args: argparse.Namespace) -> Answer:
     if args.limit < 1:
         raise InvalidError("--limit must be a whole number of 1 or more", given=args.limit)
     opened = _opened(args)
-    datasets = _datasets(opened.pipeline())
-    rows = [_version_row(opened, datasets, version) for version in opened.versions(limit=args.limit)]
+    sinks = opened.pipeline().sinks
+    rows = [_version_row(opened, sinks, version) for version in opened.versions(limit=args.limit)]
     return Answer(
         document={"log": opened.log.store.url, "pipeline": opened.record.name, "versions": rows},
         tables=[log_table(opened.record.name, rows)],
     )
 
 
-def _version_row(opened: CommittedLog, datasets: dict[str, Store], version: Version) -> Json:
+def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Version) -> Json:
     outcome = version.outcome
     return {
         "version": version.version,
@@ -71,7 +68,7 @@ def _version_row(opened: CommittedLog, datasets: dict[str, Store], version: Vers
         "ranges": plain(version.plan.ranges),
         "files": 0 if outcome is None else sum(len(c.files) for c in outcome.sinks.values()),
         "counts": {} if outcome is None else plain(outcome.counts),
-        "attempts": len(maintenance.attempts_of(opened.log, datasets, version.version)),
+        "attempts": len(maintenance.attempts_of(opened.log, sinks, version.version)),
         "duration_ms": None if outcome is None else outcome.duration_ms,
         "run_key": version.plan.run_key,
         "reason": "" if outcome is None else outcome.reason,
@@ -88,19 +85,8 @@ def log_table(name: str, rows: list[Json]) -> Table:
         shown = [row["version"], row["result"], _ranges(row["ranges"]), row["files"], counts.get("read", ""), written]
         shown += [counts.get("filtered", ""), counts.get("quarantined", ""), row["attempts"], duration]
         cells.append([str(cell) for cell in shown])
-    columns = [
-        "version",
-        "result",
-        "offsets",
-        "files",
-        "read",
-        "written",
-        "filtered",
-        "quarantined",
-        "attempts",
-        "duration",
-    ]
-    return Table(title=f"commit log of {name}", columns=columns, rows=cells)
+    columns = ["version", "result", "offsets", "files", "read", "written", "filtered", "bad", "attempts", "duration"]
+    return Table(title=f"commit log of {name}", columns=columns, rows=cells, whole=columns)
 
 
 def _ranges(ranges: Ranges) -> str:
@@ -190,7 +176,9 @@ def abort(args: argparse.Namespace) -> Answer:
 def vacuum(args: argparse.Namespace) -> Answer:
     """``streamsem vacuum``"""
     opened = _opened(args)
-    done = maintenance.vacuum(opened.log, _datasets(opened.pipeline()), dry_run=args.dry_run)
-    count = sum(map(len, done.deleted.values()))
-    lines = [f"{'would delete' if args.dry_run else 'deleted'} {count} objects, {done.bytes} bytes"]
-    return Answer(document={**plain(done), "dry_run": args.dry_run}, lines=lines)
+    done = maintenance.vacuum(opened.log, opened.pipeline().sinks, dry_run=args.dry_run)
+    said = f"{len(done.attempts)} attempts and {len(done.keys)} objects of the log, {done.bytes} bytes"
+    return Answer(
+        document={**plain(done), "dry_run": args.dry_run},
+        lines=[f"{'would delete' if args.dry_run else 'deleted'} {said}"],
+    )

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under column names."""
+    """Rows under column names; columns named in ``whole`` are not broken over lines."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    whole: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ def drawn(table: Table) -> RichTable:
 
     made = RichTable(title=table.title, title_justify="left")
     for column in table.columns:
-        made.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold", no_wrap=column in table.whole)
     for row in table.rows:
         made.add_row(*[Text(cell) for cell in row])
     return made

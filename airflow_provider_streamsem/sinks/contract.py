@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from airflow_provider_streamsem.protocol.entries import Committable, Json
 
@@ -19,9 +19,13 @@ class Sink(Protocol):
     * A file, once collected, never changes.
     """
 
-    delivery: str
-    reasons: tuple[str, ...]
-    format: str
+    delivery: ClassVar[str]
+    reasons: ClassVar[tuple[str, ...]]
+
+    @property
+    def format(self) -> str:
+        """What Spark's reader calls the format of the files."""
+        ...
 
     @property
     def place(self) -> str:
@@ -59,6 +63,14 @@ class Sink(Protocol):
 
     def collect(self, version: int, attempt_id: str) -> Committable:
         """What lies in the attempt's place, each file counted by reading its footer (formats without one: by reading it)."""
+        ...
+
+    def attempts(self, version: int | None = None) -> set[tuple[int, str]]:
+        """``(version, attempt_id)`` of every attempt that left anything here, or of one version's; half-written ones too."""
+        ...
+
+    def discard(self, version: int, attempt_id: str, *, dry_run: bool = False) -> int:
+        """Delete what one attempt left; returns its bytes. Only vacuum calls this, for attempts that have lost."""
         ...
 
     def is_complete(self, committable: Committable) -> bool:

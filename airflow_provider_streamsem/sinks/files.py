@@ -8,6 +8,7 @@ Known limitation: in this release a dataset lies on local or mounted disk.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -174,6 +175,22 @@ class FilesSink:
             _sync_up(directory, self.root)
         return Committable(format=self.format, rows=sum(f.rows for f in files), files=tuple(files))
 
+    def attempts(self, version: int | None = None) -> set[tuple[int, str]]:
+        """The attempts' directories."""
+        data = os.path.join(self.root, "data")
+        versions = _directories(data) if version is None else [str(version)]
+        return {(int(v), attempt) for v in versions if v.isdecimal() for attempt in _directories(os.path.join(data, v))}
+
+    def discard(self, version: int, attempt_id: str, *, dry_run: bool = False) -> int:
+        """Remove the attempt's directory."""
+        place = self.attempt_place(version, attempt_id)
+        size = sum(stat.bytes for stat in self._store().list(keys.data_prefix(version, attempt_id)))
+        if not dry_run:
+            shutil.rmtree(
+                place, ignore_errors=True
+            )  # a zombie may still write there; the next vacuum finds what is left
+        return size
+
     def is_complete(self, committable: Committable) -> bool:
         """Size and checksum of every file."""
         store = self._store()
@@ -189,6 +206,13 @@ class FilesSink:
 
     def _store(self) -> Store:
         return open_store(self.path)
+
+
+def _directories(place: str) -> list[str]:
+    try:
+        return [entry.name for entry in os.scandir(place) if entry.is_dir()]
+    except FileNotFoundError:
+        return []
 
 
 def _unknown_output(place: str) -> ConflictError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError
@@ -104,8 +104,8 @@ class Source(Protocol):
     * With ``replayable = False`` a pipeline can be at-most-once at best.
     """
 
-    replayable: bool
-    reasons: tuple[str, ...]
+    replayable: ClassVar[bool]
+    reasons: ClassVar[tuple[str, ...]]
 
     def guarded(self) -> Json:
         """What may not change under one log: the source's identity."""

@@ -159,7 +159,7 @@ class TestEveryRequest:
 
     @pytest.mark.parametrize("fault", CRASHES, ids=lambda fault: fault.name)
     def test_crash_of_a_retry_of_a_crash(self, stage: Stage, fault: Fault) -> None:
-        for at in range(0, stage.requests()):
+        for at in range(stage.requests()):
             world = stage.world()
             with pytest.raises(Crash):
                 world.run(stage.run_key, drain=stage.drain, store=FaultyStore(world.store, at, fault))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_streamsem import FilesSink, Limits
-from airflow_provider_streamsem.commitlog import maintenance
+from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.errors import (
     ConflictError,
     DataError,
@@ -140,7 +141,7 @@ def test_further_batch_of_a_drain_costs_four_log_requests(world: World) -> None:
         store = CountingStore(world.store)
         world.run(f"drain-{files}", drain=True, store=store)
         costs.append(len(requests(store)))
-    assert [later - earlier for earlier, later in zip(costs, costs[1:], strict=False)] == [4, 4]
+    assert [later - earlier for earlier, later in pairwise(costs)] == [4, 4]
 
 
 def test_idle_poll_costs_one_listing_and_two_reads_besides_discovery(world: World) -> None:
@@ -259,17 +260,14 @@ def test_vacuum_deletes_losing_attempts_of_closed_versions_and_nothing_else(worl
     open_stray = world.root / "out" / "data" / "1" / "running-attempt" / "part.json"
     open_stray.parent.mkdir(parents=True)
     open_stray.write_text("{}\n")
-    from airflow_provider_streamsem.stores.contract import open_store
-
-    datasets = {str(world.root / "out"): open_store(str(world.root / "out"))}
-    assert maintenance.vacuum(world.log(), datasets, dry_run=True).deleted == {
-        str(world.root / "out"): ("data/0/lost-attempt/part.json",)
-    }
+    sinks = world.pipeline().sinks
+    assert maintenance.vacuum(world.log(), sinks, dry_run=True).attempts == (("out", 0, "lost-attempt"),)
     assert stray.exists()
-    maintenance.vacuum(world.log(), datasets)
-    assert not stray.exists()
+    assert maintenance.vacuum(world.log(), sinks).bytes == 3
+    assert not stray.parent.exists()
+    assert maintenance.vacuum(world.log(), sinks).attempts == ()
     assert open_stray.exists()
-    open_stray.unlink()
+    assert ("out", 1, "running-attempt") not in maintenance.vacuum(world.log(), sinks).attempts
     world.run("b")
     world.check()
 

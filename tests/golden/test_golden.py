@@ -34,10 +34,9 @@ def test_verify_finds_the_fault_and_names_it(place: Path) -> None:
 
 @pytest.mark.parametrize("name", ["outcome_of_1_edited", "outcome_of_1_missing", "plan_of_3_torn"])
 def test_reader_that_needs_a_damaged_entry_refuses(name: str) -> None:
+    opened = open_log(str(ROOT / name / "log"))
     with pytest.raises(StreamsemError):
-        opened = open_log(str(ROOT / name / "log"))
-        opened.files()
-        list(opened.versions())
+        assert [opened.files(), *opened.versions()]
 
 
 def test_log_of_a_newer_format_is_refused_and_says_upgrade() -> None:

@@ -115,10 +115,13 @@ def test_create_never_ends_without_proof(events: list[Event]) -> None:
         try:
             request = procedure.send(event)
         except StopIteration as stop:
-            assert isinstance(event, (Created, Found))
-            assert stop.value.data == (event.data if isinstance(event, Found) else MINE)
-            assert stop.value.mine == (stop.value.data == MINE)
-            return
+            ended: Creation = stop.value
+            break
+    else:
+        return
+    assert isinstance(event, (Created, Found))
+    assert ended.data == (event.data if isinstance(event, Found) else MINE)
+    assert ended.mine == (ended.data == MINE)
 
 
 def test_answer_that_fits_no_state_is_refused() -> None:

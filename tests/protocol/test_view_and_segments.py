@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, keys, procedures, segments
 from airflow_provider_streamsem.protocol.entries import Outcome, Segment
@@ -13,7 +14,6 @@ from airflow_provider_streamsem.protocol.machine import VersionState
 from airflow_provider_streamsem.protocol.view import Head, fold
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.stores import CountingStore
-from airflow_provider_streamsem.commitlog.log import CommitLog
 from tests.protocol import samples
 
 

@@ -10,7 +10,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol import keys, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
-from airflow_provider_streamsem.stores.contract import Store
+from airflow_provider_streamsem.sinks.contract import Sink
 
 
 def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) -> Outcome:
@@ -54,61 +54,70 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacuumed:
-    """What vacuum deleted, or would delete: keys by place."""
+    """What vacuum deleted, or would delete: ``attempts`` as ``(sink, version, attempt_id)``, and keys of the log."""
 
-    deleted: Mapping[str, tuple[str, ...]]
+    attempts: tuple[tuple[str, int, str], ...]
+    keys: tuple[str, ...]
     bytes: int
 
 
-def vacuum(log: CommitLog, datasets: Mapping[str, Store], *, dry_run: bool = False) -> Vacuumed:
+def vacuum(log: CommitLog, sinks: Mapping[str, Sink], *, dry_run: bool = False) -> Vacuumed:
     """
     Delete what losing attempts of closed versions left: files, then quarantined records, then manifests (V1 to V3).
 
     Safe beside running writers: after a version's outcome exists, no other attempt of it can ever win. An attempt that still runs may write more; the next
     vacuum finds it.
-
-    :param datasets: place → store of each dataset of the pipeline
     """
-    winners: dict[int, tuple[bool, str | None]] = {}
-    deleted: dict[str, list[str]] = {}
+    has_lost = _Losers(log)
+    attempts, stale = [], []
     size = 0
-    places = [(place, store, "data/") for place, store in datasets.items()]
-    places += [(log.store.url, log.store, prefix) for prefix in ("quarantine/", "attempts/")]
-    for place, store, prefix in places:
-        for stat in list(store.list(prefix)):
+    for name, sink in sorted(sinks.items()):
+        for version, attempt_id in sorted(sink.attempts()):
+            if has_lost(version, attempt_id):
+                attempts.append((name, version, attempt_id))
+                size += sink.discard(version, attempt_id, dry_run=dry_run)
+    for prefix in ("quarantine/", "attempts/"):
+        for stat in list(log.store.list(prefix)):
             version, attempt_id = _attempt_of(stat.key)
-            if version is None or not _has_lost(log, winners, version, attempt_id):
-                continue
-            if not dry_run:
-                store.delete(stat.key)
-            deleted.setdefault(place, []).append(stat.key)
-            size += stat.bytes
-    return Vacuumed(deleted={place: tuple(found) for place, found in deleted.items()}, bytes=size)
+            if has_lost(version, attempt_id):
+                stale.append(stat.key)
+                size += stat.bytes
+                if not dry_run:
+                    log.store.delete(stat.key)
+    return Vacuumed(attempts=tuple(attempts), keys=tuple(stale), bytes=size)
 
 
-def _attempt_of(key: str) -> tuple[int | None, str]:
-    """Version and attempt of ``data/<n>/<attempt>/…``, ``quarantine/<n>/<attempt>/…`` or ``attempts/<n>/<attempt>.json``."""
+def _attempt_of(key: str) -> tuple[int, str]:
+    """Version and attempt of ``quarantine/<n>/<attempt>/…`` or ``attempts/<n>/<attempt>.json``; version -1 for another key."""
     parts = key.split("/")
     if len(parts) < 3 or not parts[1].isdecimal():
-        return None, ""
+        return -1, ""
     return int(parts[1]), parts[2].removesuffix(".json")
 
 
-def _has_lost(log: CommitLog, winners: dict[int, tuple[bool, str | None]], version: int, attempt_id: str) -> bool:
-    """Whether the version is closed by an abort or by another attempt; its outcome is read, never guessed (I11)."""
-    if version not in winners:
-        found = log.outcome(version)
-        winners[version] = (found is not None, None if found is None else found[0].attempt_id)
-    closed, winner = winners[version]
-    return closed and attempt_id != winner
+class _Losers:
+    """Says whether an attempt has lost: its version is closed by an abort or by another attempt. The outcome is read, never guessed (I11)."""
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
+        self._outcomes: dict[int, Outcome | None] = {}
+
+    def __call__(self, version: int, attempt_id: str) -> bool:
+        if version < 0:
+            return False
+        if version not in self._outcomes:
+            found = self._log.outcome(version)
+            self._outcomes[version] = None if found is None else found[0]
+        outcome = self._outcomes[version]
+        return outcome is not None and outcome.attempt_id != attempt_id
 
 
-def attempts_of(log: CommitLog, datasets: Mapping[str, Store], version: int) -> set[str]:
-    """The attempts of a version of which anything is left: a manifest, or files."""
-    found = {
-        key.removeprefix(keys.attempts(version)).removesuffix(".json") for key in log.list_keys(keys.attempts(version))
-    }
-    prefix = keys.data_prefix(version)
-    for store in datasets.values():
-        found |= {stat.key.removeprefix(prefix).split("/")[0] for stat in store.list(prefix)}
-    return found
+def attempts_of(log: CommitLog, sinks: Mapping[str, Sink], version: int) -> set[str]:
+    """The attempts of a version of which anything is left: a manifest, or a place in a dataset."""
+    found = {_attempt_of(key)[1] for key in log.list_keys(keys.attempts(version))}
+    return found.union(*(attempt_ids(sink, version) for sink in sinks.values()))
+
+
+def attempt_ids(sink: Sink, version: int) -> set[str]:
+    """The attempts of one version in one dataset."""
+    return {attempt_id for _, attempt_id in sink.attempts(version)}

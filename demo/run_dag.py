@@ -1,0 +1,19 @@
+"""Run the quickstart DAG in this process: ``run_dag.py RUN_ID [--clear]``. The demo starts this, and kills it."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main(run_id: str, *, clear: bool) -> int:
+    """Run or continue a DAG run; the exit code is 0 where it succeeded."""
+    from streamsem_quickstart import streamsem_quickstart
+
+    from airflow_provider_streamsem.testing.dag_runs import run_dag
+
+    run = run_dag(streamsem_quickstart(), run_id, clear=["clean"] if clear else [])
+    return 0 if run.state == "success" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], clear="--clear" in sys.argv))
