@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
-from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
+from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
 
@@ -44,18 +44,21 @@ class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # ty
         # DecoratedOperator binds the arguments to the signature; the DataFrame is not there yet, so a placeholder stands for it.
         super().__init__(python_callable=python_callable, op_args=[None], op_kwargs=dict(op_kwargs or {}), **kwargs)
         self.op_args: list[Any] = []
+        if self.pipeline is not None:
+            _refuse_transform(self.pipeline)
 
     def _pipeline(self, context: Any) -> Pipeline:
         """The pipeline with the decorated function as its transform."""
-        if self.pipeline_file:
-            self.pipeline, self.pipeline_file = load_pipeline(self.pipeline_file), None
         function = functools.wraps(self.python_callable)(functools.partial(self.python_callable, **self.op_kwargs))
-        if self.pipeline is not None and self.pipeline.transform is not None:
-            raise InvalidError(
-                "a pipeline under @task.micro_batch must not have a transform of its own",
-                given=self.pipeline.transform_name,
-            )
-        return super()._pipeline(context).replace(transform=function)
+        pipeline = super()._pipeline(context)
+        _refuse_transform(pipeline)
+        return pipeline.replace(transform=function)
+
+
+def _refuse_transform(pipeline: Pipeline) -> None:
+    if pipeline.transform is not None:
+        what = "a pipeline under @task.micro_batch must not have a transform of its own: the function is the transform"
+        raise InvalidError(what, given=pipeline.transform_name)
 
 
 def micro_batch_task(

@@ -1,0 +1,290 @@
+"""The provider as Airflow sees it: discovery, parsing, runs, retries, clears."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import FilesSource, Pipeline, open_log
+from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.get_provider_info import get_provider_info
+from tests.worlds import World
+
+pytestmark = pytest.mark.airflow
+
+
+@pytest.fixture(scope="session")
+def airflow_db() -> None:
+    from airflow_provider_streamsem.testing.dag_runs import initialise_airflow
+
+    initialise_airflow()
+
+
+@pytest.fixture
+def rows_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Operators get an engine without Spark; returns what was asked of it."""
+    from airflow_provider_streamsem.engines import spark
+    from airflow_provider_streamsem.testing.rows import RowsEngine
+
+    asked: list[str] = []
+
+    def made(**arguments: Any) -> RowsEngine:
+        asked.append("made")
+        return RowsEngine(lambda step: asked.append(step))
+
+    monkeypatch.setattr(spark, "SparkEngine", made)
+    yield asked
+
+
+def context(run_id: str = "r", try_number: int = 1, map_index: int = -1) -> dict[str, Any]:
+    from collections import defaultdict
+
+    ti = SimpleNamespace(dag_id="d", task_id="t", run_id=run_id, map_index=map_index, try_number=try_number)
+    return {"ti": ti, "run_id": run_id, "ds": "2024-01-01", "outlet_events": defaultdict(SimpleNamespace)}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    from airflow_provider_streamsem.stores.local import LocalStore
+
+    made = World(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    made.arrive(3)
+    return made
+
+
+def operator(world: World, **arguments: Any) -> Any:
+    from airflow_provider_streamsem import MicroBatchOperator
+
+    return MicroBatchOperator(task_id="t", pipeline=arguments.pop("pipeline", world.pipeline()), **arguments)
+
+
+def test_airflow_lists_the_provider() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "airflow", "providers", "get", "airflow-provider-streamsem", "--full", "-o", "json"],
+        capture_output=True, text=True, timeout=180, check=True,
+    )  # fmt: skip
+    assert "task-decorators" in answer.stdout
+    assert "micro_batch" in answer.stdout
+
+
+def test_provider_info_names_what_is_there() -> None:
+    from importlib import import_module
+
+    info = get_provider_info()
+    assert info["package-name"] == "airflow-provider-streamsem"
+    for entry in info["task-decorators"]:
+        module, _, name = entry["class-name"].rpartition(".")
+        assert callable(getattr(import_module(module), name))
+    for entry in info["operators"]:
+        for module in entry["python-modules"]:
+            import_module(module)
+
+
+def test_operator_answers_small_json_and_tells_its_assets(world: World, rows_engine: list[str]) -> None:
+    from airflow.sdk import Asset
+
+    asset = Asset("orders")
+    given = context()
+    answer = operator(world, outlets=[asset]).execute(given)
+    assert json.loads(json.dumps(answer)) == answer
+    assert (answer["status"], answer["version"], answer["ranges"]) == ("committed", 0, {"files": [0, 2]})
+    assert answer["counts"]["read"] == 6
+    assert len(json.dumps(answer)) < 1_000
+    assert given["outlet_events"][asset].extra == answer
+
+
+def test_retry_and_clear_give_the_committed_result_and_ask_no_engine(world: World, rows_engine: list[str]) -> None:
+    first = operator(world).execute(context())
+    rows_engine.clear()
+    assert operator(world).execute(context(try_number=2)) == first
+    assert rows_engine == ["made"]
+
+
+def test_runs_and_mapped_tasks_are_different_runs(world: World, rows_engine: list[str]) -> None:
+    versions = [operator(world).execute(context(run_id=run, map_index=index))["version"] for run, index in (("a", 0), ("a", 1), ("a", 0))]
+    assert versions == [0, 1, 0]
+    world.check()
+
+
+def test_pipeline_file_and_templates_inside_a_pipeline(world: World, rows_engine: list[str]) -> None:
+    pipeline = world.pipeline(source=FilesSource(path=str(world.root / "{{ run_id }}"), format="json", schema="id long"))
+    (world.root / "in").rename(world.root / "r")
+    assert operator(world, pipeline=pipeline).execute(context())["counts"]["read"] == 6
+    path = world.root / "p.toml"
+    path.write_text(
+        textwrap.dedent(f"""
+        name = "world"
+        log = "{world.root}/log"
+        [source]
+        type = "files"
+        path = "{world.root}/r"
+        format = "json"
+        schema = "id long"
+        [sinks.out]
+        type = "files"
+        path = "{world.root}/out"
+        format = "json"
+        """)
+    )
+    assert operator(world, pipeline=str(path)).execute(context("second"))["counts"]["read"] == 3
+
+
+def test_error_that_a_retry_cannot_heal_fails_the_task_at_once(world: World, rows_engine: list[str]) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    (world.root / "out").mkdir()
+    (world.root / "out" / "_streamsem.json").write_text("{}")
+    with pytest.raises(AirflowFailException, match="Do:"):
+        operator(world).execute(context())
+
+
+def test_error_that_a_retry_can_heal_is_raised_as_it_is(world: World, rows_engine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_provider_streamsem.errors import UnavailableError
+    from airflow_provider_streamsem.operators import micro_batch
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise UnavailableError("no answer")
+
+    monkeypatch.setattr(micro_batch, "run_batch", fails)
+    with pytest.raises(UnavailableError):
+        operator(world).execute(context())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"pipeline": 5}, "pipeline"), ({"drain": "yes"}, "drain"), ({"rerun": "sometimes"}, "resume"), ({"pipeline": ""}, "pipeline")],
+)
+def test_bad_arguments_are_named_when_the_dag_is_parsed(world: World, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
+        operator(world, **arguments)
+
+
+def decorated(function: Any, pipeline: Pipeline, *args: Any, **kwargs: Any) -> Any:
+    from airflow.sdk import DAG, task
+
+    with DAG("d", schedule=None):
+        return task.micro_batch(pipeline=pipeline)(function)(*args, **kwargs).operator
+
+
+def test_decorated_function_is_the_transform_and_gets_its_keyword_arguments(world: World, rows_engine: list[str]) -> None:
+    seen = []
+
+    def clean(rows: list[dict[str, int]], *, least: int) -> list[dict[str, int]]:
+        seen.append(least)
+        return [row for row in rows if row["id"] >= least]
+
+    made = decorated(clean, world.pipeline(), least=4)
+    assert made.execute(context())["counts"]["written.out"] == 2
+    assert seen == [4]
+    (outcome, _) = open_log(str(world.root / "log")).log.outcome(0) or pytest.fail("no outcome")
+    assert outcome.transform.endswith("clean")
+
+
+def test_functions_that_cannot_be_a_transform_are_refused_when_the_dag_is_parsed(world: World) -> None:
+    def no_frame() -> None: ...
+
+    def clean(df: Any) -> Any:
+        return df
+
+    with pytest.raises(InvalidError, match="must take a DataFrame"):
+        decorated(no_frame, world.pipeline())
+    with pytest.raises(InvalidError, match="filled in"):
+        decorated(clean, world.pipeline(), 1)
+    with pytest.raises(InvalidError, match="filled in"):
+        decorated(clean, world.pipeline(), df=1)
+
+
+def test_pipeline_with_a_transform_of_its_own_is_refused_under_the_decorator(world: World) -> None:
+    def clean(df: Any) -> Any:
+        return df
+
+    with pytest.raises(InvalidError, match="transform of its own"):
+        decorated(clean, world.pipeline(transform="m:f"))
+
+
+def test_serialized_dag_is_the_same_in_every_process() -> None:
+    code = textwrap.dedent("""
+        import json, sys
+        from streamsem_quickstart import streamsem_quickstart
+        from airflow.serialization.serialized_objects import DagSerialization
+        print("DAG:" + json.dumps(DagSerialization.to_dict(streamsem_quickstart()), sort_keys=True, default=str))
+    """)
+    environment = {**os.environ, "PYTHONPATH": os.environ["AIRFLOW__CORE__DAGS_FOLDER"]}
+    texts = {
+        [line for line in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True).stdout.splitlines() if line.startswith("DAG:")][0]
+        for _ in range(2)
+    }
+    assert len(texts) == 1
+    assert " at 0x" not in texts.pop()
+
+
+@pytest.mark.spark
+def test_quickstart_dag_runs_retries_continues_and_clears(tmp_path: Path, airflow_db: None, spark: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example DAG itself, on Airflow's own machinery and real Spark: a failed try, a retry, a second run, a clear."""
+    from demo import arrivals
+
+    monkeypatch.setenv("STREAMSEM_QUICKSTART_HOME", str(tmp_path))
+    monkeypatch.setenv("STREAMSEM_QUICKSTART_LOG", str(tmp_path / "log"))
+    monkeypatch.syspath_prepend(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    sys.modules.pop("streamsem_quickstart", None)
+    import streamsem_quickstart
+
+    from airflow_provider_streamsem.engines import staging
+    from airflow_provider_streamsem.testing.dag_runs import run_dag
+
+    days = arrivals.write_days(tmp_path / "waiting")
+    arrivals.arrive(days[:31], tmp_path / "arrivals")
+    real, tries = staging.Staging.run, []
+
+    def fails_once(self: Any) -> Any:
+        tries.append(self.job.attempt_id)
+        if len(tries) == 2:
+            raise OSError("the JVM died")
+        return real(self)
+
+    monkeypatch.setattr(staging.Staging, "run", fails_once)
+    dag = streamsem_quickstart.streamsem_quickstart()
+    assert run_dag(dag, "first").state == "success"
+    assert len(tries) == len(set(tries)) == 3
+    opened = open_log(str(tmp_path / "log"))
+    assert (opened.head, sum(f.rows for f in opened.files())) == (1, opened.view().counts["written.flights"])
+    assert run_dag(dag, "first", clear=["clean"]).state == "success"
+    assert (opened.head, len(tries)) == (1, 3)
+    arrivals.arrive(days[31:33], tmp_path / "arrivals")
+    assert run_dag(dag, "second").state == "success"
+    assert opened.head == 2
+    from airflow_provider_streamsem import verify
+
+    assert verify(str(tmp_path / "log")).findings == []
+
+
+def test_parsing_the_example_dags_loads_no_engine_and_no_client() -> None:
+    code = textwrap.dedent("""
+        import sys
+        import airflow.sdk
+        before = set(sys.modules)
+        import streamsem_quickstart
+        heavy = {"pyspark", "boto3", "botocore", "pyarrow", "rich", "py4j", "pandas"}
+        print(sorted(heavy & (set(sys.modules) - before)))
+    """)
+    environment = {**os.environ, "PYTHONPATH": os.environ["AIRFLOW__CORE__DAGS_FOLDER"]}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_errors_say_whether_a_retry_can_heal_them() -> None:
+    from airflow_provider_streamsem import errors
+
+    kinds = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, StreamsemError) and cls is not StreamsemError]
+    assert {cls.__name__ for cls in kinds if cls.retryable} == {"UnavailableError", "StageError"}
+
+
