@@ -58,7 +58,7 @@ def test_run_with_nothing_new_writes_nothing(world: World) -> None:
     assert store.requests["create"] == 0
 
 
-def test_same_run_key_again_answers_the_same_and_stages_nothing(world: World) -> None:
+def test_I12_same_run_key_again_answers_the_same_and_stages_nothing(world: World) -> None:
     world.arrive(3)
     first = world.run("a")
     world.arrive(1)
@@ -208,7 +208,7 @@ def test_staged_attempt_with_a_missing_file_is_not_adopted(world: World) -> None
     world.check()
 
 
-def test_aborted_version_is_planned_anew_by_the_same_run(world: World) -> None:
+def test_I10_open_version_is_closed_by_an_abort_and_planned_anew_by_the_same_run(world: World) -> None:
     world.arrive(2)
 
     class Died(Exception): ...
@@ -251,7 +251,7 @@ def test_abort_after_a_commit_is_refused(world: World) -> None:
         maintenance.abort(opened.log, opened.record, 0, reason="too late")
 
 
-def test_vacuum_deletes_losing_attempts_of_closed_versions_and_nothing_else(world: World) -> None:
+def test_I11_vacuum_deletes_losing_attempts_of_closed_versions_and_nothing_else(world: World) -> None:
     world.arrive(4)
     world.run("a")
     stray = world.root / "out" / "data" / "0" / "lost-attempt" / "part.json"
@@ -368,6 +368,19 @@ def test_run_takes_the_log_of_its_pipeline_only(world: World, tmp_path: Path) ->
 
     with pytest.raises(InvalidError, match="not the pipeline's"):
         run_batch(world.pipeline(), run_key="a", log=World(tmp_path / "other").log(), engine=RowsEngine())
+
+
+def test_I13_clocks_that_disagree_decide_nothing(world: World) -> None:
+    from airflow_provider_streamsem import run_batch
+    from airflow_provider_streamsem.commitlog.log import CommitLog
+    from airflow_provider_streamsem.testing.clock import ManualClock
+
+    for now_ms in (10**15, 0, 10**12, 5):
+        world.arrive(1)
+        log = CommitLog(world.store, ManualClock(now_ms, name=f"at{now_ms}"))
+        run_batch(world.pipeline(), run_key=f"at {now_ms}", log=log, engine=RowsEngine())
+    assert world.opened().head == 3
+    world.check()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +29,7 @@ def airflow_db() -> None:
 
 
 @pytest.fixture
-def rows_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def rows_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Operators get an engine without Spark; returns what was asked of it."""
     from airflow_provider_streamsem.engines import spark
     from airflow_provider_streamsem.testing.rows import RowsEngine
@@ -42,7 +41,7 @@ def rows_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return RowsEngine(lambda step: asked.append(step))
 
     monkeypatch.setattr(spark, "SparkEngine", made)
-    yield asked
+    return asked
 
 
 def context(run_id: str = "r", try_number: int = 1, map_index: int = -1) -> dict[str, Any]:
@@ -110,13 +109,18 @@ def test_retry_and_clear_give_the_committed_result_and_ask_no_engine(world: Worl
 
 
 def test_runs_and_mapped_tasks_are_different_runs(world: World, rows_engine: list[str]) -> None:
-    versions = [operator(world).execute(context(run_id=run, map_index=index))["version"] for run, index in (("a", 0), ("a", 1), ("a", 0))]
+    versions = [
+        operator(world).execute(context(run_id=run, map_index=index))["version"]
+        for run, index in (("a", 0), ("a", 1), ("a", 0))
+    ]
     assert versions == [0, 1, 0]
     world.check()
 
 
 def test_pipeline_file_and_templates_inside_a_pipeline(world: World, rows_engine: list[str]) -> None:
-    pipeline = world.pipeline(source=FilesSource(path=str(world.root / "{{ run_id }}"), format="json", schema="id long"))
+    pipeline = world.pipeline(
+        source=FilesSource(path=str(world.root / "{{ run_id }}"), format="json", schema="id long")
+    )
     (world.root / "in").rename(world.root / "r")
     assert operator(world, pipeline=pipeline).execute(context())["counts"]["read"] == 6
     path = world.root / "p.toml"
@@ -147,7 +151,9 @@ def test_error_that_a_retry_cannot_heal_fails_the_task_at_once(world: World, row
         operator(world).execute(context())
 
 
-def test_error_that_a_retry_can_heal_is_raised_as_it_is(world: World, rows_engine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_that_a_retry_can_heal_is_raised_as_it_is(
+    world: World, rows_engine: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from airflow_provider_streamsem.errors import UnavailableError
     from airflow_provider_streamsem.operators import micro_batch
 
@@ -161,7 +167,12 @@ def test_error_that_a_retry_can_heal_is_raised_as_it_is(world: World, rows_engin
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"pipeline": 5}, "pipeline"), ({"drain": "yes"}, "drain"), ({"rerun": "sometimes"}, "resume"), ({"pipeline": ""}, "pipeline")],
+    [
+        ({"pipeline": 5}, "pipeline"),
+        ({"drain": "yes"}, "drain"),
+        ({"rerun": "sometimes"}, "resume"),
+        ({"pipeline": ""}, "pipeline"),
+    ],
 )
 def test_bad_arguments_are_named_when_the_dag_is_parsed(world: World, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidError, match=message):
@@ -175,7 +186,9 @@ def decorated(function: Any, pipeline: Pipeline, *args: Any, **kwargs: Any) -> A
         return task.micro_batch(pipeline=pipeline)(function)(*args, **kwargs).operator
 
 
-def test_decorated_function_is_the_transform_and_gets_its_keyword_arguments(world: World, rows_engine: list[str]) -> None:
+def test_decorated_function_is_the_transform_and_gets_its_keyword_arguments(
+    world: World, rows_engine: list[str]
+) -> None:
     seen = []
 
     def clean(rows: list[dict[str, int]], *, least: int) -> list[dict[str, int]]:
@@ -219,16 +232,20 @@ def test_serialized_dag_is_the_same_in_every_process() -> None:
         print("DAG:" + json.dumps(DagSerialization.to_dict(streamsem_quickstart()), sort_keys=True, default=str))
     """)
     environment = {**os.environ, "PYTHONPATH": os.environ["AIRFLOW__CORE__DAGS_FOLDER"]}
-    texts = {
-        [line for line in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True).stdout.splitlines() if line.startswith("DAG:")][0]
-        for _ in range(2)
-    }
+
+    def serialized() -> str:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+        return next(line for line in done.stdout.splitlines() if line.startswith("DAG:"))
+
+    texts = {serialized() for _ in range(2)}
     assert len(texts) == 1
     assert " at 0x" not in texts.pop()
 
 
 @pytest.mark.spark
-def test_quickstart_dag_runs_retries_continues_and_clears(tmp_path: Path, airflow_db: None, spark: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quickstart_dag_runs_retries_continues_and_clears(
+    tmp_path: Path, airflow_db: None, spark: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The example DAG itself, on Airflow's own machinery and real Spark: a failed try, a retry, a second run, a clear."""
     from demo import arrivals
 
@@ -284,7 +301,9 @@ def test_parsing_the_example_dags_loads_no_engine_and_no_client() -> None:
 def test_errors_say_whether_a_retry_can_heal_them() -> None:
     from airflow_provider_streamsem import errors
 
-    kinds = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, StreamsemError) and cls is not StreamsemError]
+    kinds = [
+        cls
+        for cls in vars(errors).values()
+        if isinstance(cls, type) and issubclass(cls, StreamsemError) and cls is not StreamsemError
+    ]
     assert {cls.__name__ for cls in kinds if cls.retryable} == {"UnavailableError", "StageError"}
-
-

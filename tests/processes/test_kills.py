@@ -33,7 +33,13 @@ def work(world: World, run_key: str, seed: int) -> None:
     """A process: drains, a little slowly, so that there are moments to be killed in."""
     chance = random.Random(seed)
     engine = RowsEngine(lambda step: time.sleep(chance.random() * 0.01))
-    run_batch(world.pipeline(), run_key=run_key, drain=True, engine=engine, log=CommitLog(LocalStore(str(world.root / "log")), SystemClock()))
+    run_batch(
+        world.pipeline(),
+        run_key=run_key,
+        drain=True,
+        engine=engine,
+        log=CommitLog(LocalStore(str(world.root / "log")), SystemClock()),
+    )
 
 
 def independent_count(root: Path) -> tuple[Counter[int], list[int]]:

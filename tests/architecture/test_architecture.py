@@ -1,0 +1,160 @@
+"""The rules of the house, held by tests: layers, sans-IO, sizes, names, errors, documents."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import airflow_provider_streamsem
+from airflow_provider_streamsem import errors
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "airflow_provider_streamsem"
+FILES = sorted(PACKAGE.rglob("*.py"))
+TEXT = {path: path.read_text() for path in FILES}
+TREES = {path: ast.parse(text) for path, text in TEXT.items()}
+PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
+
+
+def test_imports_point_down() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports"))], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_protocol_opens_and_prints_nothing() -> None:
+    banned = {"open", "print", "input", "hash", "id", "eval", "exec", "compile", "__import__"}
+    for path in (PACKAGE / "protocol").glob("*.py"):
+        called = {
+            node.func.id
+            for node in ast.walk(TREES[path])
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert not called & banned, path
+
+
+def test_files_and_functions_are_short_and_take_few_parameters() -> None:
+    for path, tree in TREES.items():
+        assert len(TEXT[path].splitlines()) <= 400, path
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                assert node.end_lineno is not None
+                assert node.end_lineno - node.lineno < 60, f"{path}:{node.name}"
+                parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                assert len([p for p in parameters if p.arg not in ("self", "cls")]) <= 8, f"{path}:{node.name}"
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    for path in FILES:
+        assert not re.fullmatch(r"(utils?|helpers?|common|core|base_?.*|.*_?managers?)", path.stem), path
+
+
+def test_nothing_is_unpickled_or_evaluated() -> None:
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [a.name for a in node.names] + [getattr(node, "module", "") or ""]
+                assert not {"pickle", "cloudpickle", "marshal", "shelve"} & set(names), path
+
+
+def test_public_names_are_those_the_package_lists() -> None:
+    table = airflow_provider_streamsem._NAMES
+    assert sorted(airflow_provider_streamsem.__all__) == sorted(["__version__", *table])
+    for name, module in table.items():
+        found = getattr(airflow_provider_streamsem, name)
+        assert found.__module__ == module, name
+    block = re.search(r"if TYPE_CHECKING:\n(.*?)\n\ndef ", TEXT[PACKAGE / "__init__.py"], re.DOTALL)
+    assert block is not None
+    typed = set(re.findall(r"from (\S+) import (.+)", block[1]))
+    assert {name: module for module, names in typed for name in names.split(", ")} == table
+    with pytest.raises(AttributeError):
+        airflow_provider_streamsem.nothing  # noqa: B018
+
+
+def test_public_classes_and_functions_are_documented() -> None:
+    for path, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith(("_", "test_")):
+                assert ast.get_docstring(node), f"{path}:{node.name}"
+
+
+ERRORS = [
+    cls
+    for _, cls in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(cls, errors.StreamsemError) and cls is not errors.StreamsemError
+]
+
+
+@pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
+def test_every_error_says_what_is_true_now_and_what_to_do(cls: type[errors.StreamsemError]) -> None:
+    assert cls.__name__.endswith("Error")
+    assert isinstance(cls.retryable, bool)
+    assert re.search(r"othing|written|visible|stays|void|unknown|Nothing", cls.__doc__ or ""), (
+        "its docstring says what is true of what was written"
+    )
+    said = str(cls("a thing is so", key="k"))
+    assert said == f"a thing is so key='k'. Do: {cls.do}"
+    assert cls.do.endswith(".")
+    assert not cls.do[0].isupper()
+
+
+def test_the_base_error_is_never_raised_itself() -> None:
+    with pytest.raises(TypeError, match="subclasses"):
+        errors.StreamsemError("x")
+
+
+def test_every_error_that_is_raised_is_in_the_tree_or_says_that_it_stays_inside() -> None:
+    allowed = {cls.__name__ for cls in ERRORS} | {
+        "UnknownAnswerError",
+        "Crash",
+        "TypeError",
+        "ValueError",
+        "AttributeError",
+        "NotImplementedError",
+    }
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
+                assert node.exc.func.id in allowed or node.exc.func.id.startswith("_"), f"{path}:{node.lineno}"
+
+
+def test_every_invariant_of_the_protocol_is_tested_or_reserved() -> None:
+    rows = re.findall(r"^\| \*\*(I\d+)\*\*(?:, \*\*(I\d+)\*\*)? \| (.*) \|$", PROTOCOL, re.MULTILINE)
+    reserved = {name for a, b, text in rows if "reserved" in text for name in (a, b) if name}
+    named = {name for a, b, _ in rows for name in (a, b) if name}
+    assert named == {f"I{n}" for n in range(1, 20)}
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    for name in named - reserved:
+        assert re.search(rf"\b(test_)?{name}\b|test_{name}_|\"{name}\"", tests), f"{name} is not tested"
+
+
+def test_every_id_that_the_code_cites_is_in_the_protocol() -> None:
+    defined = set(re.findall(r"\*\*([WRVD]\d+)\*\*", PROTOCOL)) | {f"I{n}" for n in range(1, 20)}
+    for path, text in TEXT.items():
+        for cited in re.findall(r"\(([WRVDI]\d+)[,)]", text):
+            assert cited in defined, f"{path} cites {cited}"
+
+
+def test_readme_commands_are_targets_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = set(re.findall(r"^make ([a-z]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
+    assert {"demo", "test"} <= commands
+    assert commands <= targets
+    assert len(targets) <= 10
+
+
+def test_no_file_names_a_download_address() -> None:
+    for name in ("constraints.txt", "pyproject.toml", "Makefile", ".ci/run"):
+        assert not re.search(r"https?://", (ROOT / name).read_text()), name
+
+
+def test_spark_packages_are_pinned_to_one_version() -> None:
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    assert pins["pyspark"] == pins["pyspark-client"]

@@ -1,0 +1,190 @@
+"""The spec: checked once, the same from Python, TOML and the log; each bad argument gives one error that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, guarantee, load_pipeline
+from airflow_provider_streamsem.batch.pipeline import from_json, pipeline_of_spec
+from airflow_provider_streamsem.errors import InvalidError
+
+SOURCE = FilesSource(path="/data/in", format="csv", schema="id long", options={"header": "true"})
+SINK = FilesSink(path="/data/out", partition_by=["day"])
+
+
+def pipeline(**changes: Any) -> Pipeline:
+    values: dict[str, Any] = {"name": "orders", "log": "s3://lake/log/orders", "source": SOURCE, "sinks": {"out": SINK}}
+    return Pipeline(**{**values, **changes})
+
+
+def transform(frame: Any) -> Any:
+    return frame
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"name": ""}, "name"), ({"name": "Orders"}, "name"), ({"name": 5}, "name"), ({"name": "x" * 65}, "name"),
+    ({"log": ""}, "log"), ({"log": "orders"}, "place"), ({"log": None}, "log"), ({"log": "ftp://x"}, "accepted"),
+    ({"source": "files"}, "sources"), ({"source": None}, "sources"),
+    ({"sinks": {}}, "sinks"), ({"sinks": [SINK]}, "sinks"), ({"sinks": {"Out": SINK}}, "sink name"), ({"sinks": {"out": "x"}}, "sinks"),
+    ({"sinks": {"out": FilesSink(path="/data/out"), "two": FilesSink(path="/data/out/two")}}, "place of their own"),
+    ({"log": "/data/out/log"}, "place of their own"), ({"log": "/data/out"}, "place of their own"),
+    ({"transform": 5}, "transform"), ({"transform": "no colon"}, "transform"), ({"transform": ""}, "transform"),
+    ({"where": ""}, "where"), ({"where": 5}, "where"), ({"rows": "map"}, "rows"), ({"rows": None}, "rows"),
+    ({"limits": {"max_files": 3}}, "limits"), ({"on_data_loss": "ignore"}, "on_data_loss"), ({"require": "perfect"}, "require"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD, ids=str)
+def test_bad_argument_of_a_pipeline_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidError, match=message) as caught:
+        pipeline(**changes)
+    assert "nothing was written" in str(caught.value)
+
+
+BAD_SOURCE: list[tuple[dict[str, Any], str]] = [
+    ({"path": "in"}, "place"), ({"path": ""}, "path"), ({"format": "avro"}, "format"), ({"format": None}, "format"), ({"schema": None}, "schema is required"),
+    ({"schema": " "}, "schema"), ({"format": "text"}, "not accepted"), ({"options": []}, "options"), ({"options": {"header": True}}, "options"),
+    ({"options": {"mode": "DROPMALFORMED"}}, "accounting"), ({"options": {"MultiLine": "true"}}, "accounting"), ({"glob": ""}, "glob"), ({"glob": "a/*"}, "glob"),
+    ({"start_after": None}, "start_after"), ({"lookback_days": -1}, "lookback_days"), ({"lookback_days": 1}, "lookback_days"), ({"lookback_days": True}, "lookback_days"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_SOURCE, ids=str)
+def test_bad_argument_of_a_files_source_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
+        dataclasses.replace(SOURCE, **changes)
+
+
+BAD_SINK: list[tuple[dict[str, Any], str]] = [
+    ({"path": "out"}, "place"), ({"path": "s3://lake/out"}, "disk"), ({"format": "avro"}, "format"), ({"partition_by": "day"}, "partition_by"),
+    ({"partition_by": ["day", "DAY"]}, "twice"), ({"partition_by": [1]}, "partition_by"), ({"codec": "brotli"}, "codec"), ({"codec": "zlib"}, "codec"),
+    ({"target_file_bytes": 10}, "target_file_bytes"), ({"target_file_bytes": "1g"}, "target_file_bytes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_SINK, ids=str)
+def test_bad_argument_of_a_files_sink_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
+        dataclasses.replace(SINK, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_files": 0},
+        {"max_bytes": -1},
+        {"max_rows": 1.5},
+        {"max_files": True},
+        {"max_quarantined": -1},
+        {"max_quarantined": None},
+    ],
+    ids=str,
+)
+def test_bad_limits_are_named(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidError, match=next(iter(changes))):
+        Limits(**changes)
+
+
+TOML = """
+name = "orders"
+log = "s3://lake/log/orders"
+transform = "tests.batch.test_pipeline:transform"
+where = "id > 0"
+rows = "filter"
+require = "exactly_once"
+[source]
+type = "files"
+path = "/data/in"
+format = "csv"
+schema = "id long"
+options = { header = "true" }
+[limits]
+max_rows = 100
+[sinks.out]
+type = "files"
+path = "/data/out"
+partition_by = ["day"]
+"""
+
+
+def test_toml_python_and_the_stored_spec_are_one(tmp_path: Path) -> None:
+    path = tmp_path / "orders.toml"
+    path.write_text(TOML)
+    from_toml = load_pipeline(str(path))
+    from_python = pipeline(
+        transform="tests.batch.test_pipeline:transform", where="id > 0", rows="filter", require="exactly_once", limits=Limits(max_rows=100)
+    )  # fmt: skip
+    assert from_toml == from_python
+    assert from_toml.spec_bytes() == from_python.spec_bytes()
+    assert from_json(json.loads(from_toml.spec_bytes())) == from_python
+    assert pipeline_of_spec(from_toml.spec_bytes()) == from_python.replace(transform=None)
+    assert from_toml.load_transform() is transform
+
+
+def test_function_and_its_name_are_the_same_spec() -> None:
+    assert pipeline(transform=transform).spec_sha256 == pipeline(transform=f"{__name__}:transform").spec_sha256
+    assert pipeline().load_transform()(5) == 5
+
+
+BAD_TOML = [
+    ("name = ", "TOML"), ("name = 'orders'", "source"), (TOML.replace('type = "files"', 'type = "kinesis"', 1), "kinesis"),
+    (TOML + "\n[extra]\n", "extra"), (TOML.replace("partition_by", "partitions"), "partitions"), (TOML.replace("max_rows", "max_row"), "max_row"),
+    (TOML.replace('format = "csv"\n', ""), "lacks"), (TOML.replace("[sinks.out]", "[sink]"), "sink"), ("limits = 5\n" + TOML.replace("[limits]\nmax_rows = 100", ""), "table"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_TOML, ids=lambda t: t[-20:])
+def test_bad_pipeline_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "orders.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidError, match=message):
+        load_pipeline(str(path))
+
+
+@pytest.mark.parametrize(
+    "name", ["no_such_module:f", "tests.batch.test_pipeline:no_such", "tests.batch.test_pipeline:TOML"]
+)
+def test_transform_that_cannot_be_had_is_named(name: str) -> None:
+    with pytest.raises(InvalidError, match="transform"):
+        pipeline(transform=name).load_transform()
+
+
+def test_replace_checks_anew_and_names_unknown_arguments() -> None:
+    with pytest.raises(InvalidError, match="name"):
+        pipeline().replace(name="X")
+    with pytest.raises(InvalidError, match="colour"):
+        pipeline().replace(colour="red")
+
+
+def test_guarantee_is_computed_from_the_parts_and_says_why() -> None:
+    kept = guarantee(pipeline(sinks={"a": FilesSink(path="/a"), "b": FilesSink(path="/b")}))
+    assert kept.label == "exactly_once"
+    text = str(kept)
+    for word in ("durable plan", "source:", "sink a:", "sink b:", "together"):
+        assert word in text
+
+
+def test_weaker_parts_weaken_the_guarantee_and_require_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FilesSource, "replayable", False)
+    assert guarantee(pipeline()).label == "at_most_once"
+    with pytest.raises(InvalidError, match="less than it requires"):
+        pipeline(require="exactly_once")
+    monkeypatch.setattr(FilesSource, "replayable", True)
+    monkeypatch.setattr(FilesSink, "delivery", "at_least_once")
+    assert guarantee(pipeline(require="at_least_once")).label == "at_least_once"
+    with pytest.raises(InvalidError, match="less than it requires"):
+        pipeline(require="at_most_once")
+    monkeypatch.setattr(FilesSource, "replayable", False)
+    with pytest.raises(InvalidError, match="at a time"):
+        guarantee(pipeline())
+
+
+def test_secrets_in_a_place_are_refused_and_not_repeated() -> None:
+    with pytest.raises(InvalidError) as caught:
+        pipeline(log="s3://key:hunter2@lake/log")
+    assert "hunter2" not in str(caught.value)

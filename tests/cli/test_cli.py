@@ -1,0 +1,219 @@
+"""Every command: what it says, its JSON's shape, its exit code; and that it starts light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem.cli.main import main
+from airflow_provider_streamsem.stores.local import LocalStore
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from tests.worlds import World
+
+GOLDEN = Path(__file__).parent / "json_shapes.json"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    made.arrive(3, bad_lines=1)
+    made.run("a")
+    (tmp_path / "p.toml").write_text(f"""
+name = "world"
+log = "{tmp_path}/log"
+where = "id >= 0"
+[source]
+type = "files"
+path = "{tmp_path}/in"
+format = "json"
+schema = "id long"
+[sinks.out]
+type = "files"
+path = "{tmp_path}/out"
+format = "json"
+[limits]
+max_files = 2
+""")
+    return made
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def shape(value: Any) -> Any:
+    """Names and types of a JSON document; one item stands for a list; names that are data are not told."""
+    if isinstance(value, dict):
+        data = value and all(
+            key in ("files", "out")
+            or key.startswith("written.")
+            or key in ("read", "parsed", "filtered", "quarantined")
+            for key in value
+        )
+        return (
+            {"*": shape(next(iter(value.values())))}
+            if data and "files" not in value
+            else {key: shape(item) for key, item in sorted(value.items())}
+        )
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return type(value).__name__
+
+
+def commands(world: World) -> dict[str, list[str]]:
+    log, toml = str(world.root / "log"), str(world.root / "p.toml")
+    return {
+        "log": ["log", log],
+        "show": ["show", log, "0"],
+        "files": ["files", toml, "--at", "0", "--since", "-1", "--sink", "out"],
+        "verify": ["verify", toml],
+        "doctor": ["doctor", log],
+        "lag": ["lag", toml],
+        "vacuum": ["vacuum", log, "--dry-run"],
+    }
+
+
+def test_json_of_every_command_keeps_its_shape(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = {}
+    for name, argv in commands(world).items():
+        code, out, _ = run(capsys, *argv, "--json")
+        assert code == 0, name
+        shapes[name] = shape(json.loads(out))
+    if not GOLDEN.exists():
+        GOLDEN.write_text(json.dumps(shapes, indent=1, sort_keys=True) + "\n")
+        pytest.fail("the shapes were not recorded; they are now: read them and commit them")
+    assert shapes == json.loads(GOLDEN.read_text())
+
+
+@pytest.mark.parametrize("name", ["log", "show", "files", "verify", "doctor", "lag", "vacuum"])
+def test_every_command_speaks_to_people(world: World, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    code, out, err = run(capsys, *commands(world)[name])
+    assert (code, err) == (0, "")
+    assert out.strip()
+
+
+def test_files_prints_one_path_a_line_for_other_engines(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "files", str(world.root / "log"))
+    assert [
+        json.loads(line)["id"] for path in out.splitlines() for line in Path(path).read_text().splitlines()
+    ] == list(range(6))
+
+
+def test_verify_of_a_damaged_dataset_ends_with_1_and_names_the_file(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim = Path(world.opened().files()[0].path)
+    victim.unlink()
+    code, out, _ = run(capsys, "verify", str(world.root / "log"))
+    assert code == 1
+    assert victim.name in out
+    code, out, _ = run(capsys, "verify", str(world.root / "log"), "--log-only")
+    assert code == 0
+
+
+def test_abort_closes_the_open_version_and_says_so(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    def dies(step: str) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        world.run("b", engine=RowsEngine(dies))
+    code, out, _ = run(capsys, "abort", str(world.root / "log"), "1", "--reason", "poison")
+    assert (code, "aborted" in out) == (0, True)
+    code, _, err = run(capsys, "abort", str(world.root / "log"), "1", "--reason", "again")
+    assert (code, "only the open version" in err) == (2, True)
+    code, out, _ = run(capsys, "log", str(world.root / "log"), "--json")
+    assert [(v["version"], v["result"], v["reason"]) for v in json.loads(out)["versions"]] == [
+        (1, "abort", "poison"),
+        (0, "commit", ""),
+    ]
+
+
+def test_vacuum_deletes_what_lost(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    lost = world.root / "out" / "data" / "0" / "lost" / "x.json"
+    lost.parent.mkdir()
+    lost.write_text("{}")
+    code, out, _ = run(capsys, "vacuum", str(world.root / "log"), "--json")
+    assert (code, json.loads(out)["attempts"], lost.exists()) == (0, [["out", 0, "lost"]], False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["log", "/no/such/log"], 2, "no log"),
+        (["log", "relative"], 2, "absolute path"),
+        (["log", "ftp://x/y"], 2, "accepted"),
+        (["run", "/some/log"], 2, "pipeline file"),
+        (["run", "missing.toml"], 2, "cannot be read"),
+        (["show", "{log}", "99"], 2, "no such version"),
+        (["files", "{log}", "--at", "99"], 2, "closed"),
+        (["files", "{log}", "--sink", "no"], 2, "no such sink"),
+        (["log", "{log}", "--limit", "0"], 2, "--limit"),
+        (["abort", "{log}", "0", "--reason", "x"], 2, "only the open version"),
+    ],
+)
+def test_bad_arguments_end_with_2_and_are_named(
+    world: World, capsys: pytest.CaptureFixture[str], argv: list[str], code: int, message: str
+) -> None:
+    given = [a.replace("{log}", str(world.root / "log")) for a in argv]
+    got, _, err = run(capsys, *given)
+    assert got == code
+    assert message in err
+    assert "Do:" in err
+    got, out, _ = run(capsys, *given, "--json")
+    assert (got, "Do:" in json.loads(out)["message"]) == (code, True)
+
+
+def test_exit_codes_tell_whether_to_try_again(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_streamsem.cli import commands as commands_
+    from airflow_provider_streamsem.errors import LogDamagedError, UnavailableError
+
+    for error, code in ((UnavailableError("x"), 3), (LogDamagedError("x"), 4)):
+
+        def fails(args: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(commands_, "lag", fails)
+        assert run(capsys, "lag", str(world.root / "p.toml"))[0] == code
+
+
+@pytest.mark.spark
+def test_run_from_a_toml_file_runs_and_repeats(world: World, spark: object, capsys: pytest.CaptureFixture[str]) -> None:
+    toml = str(world.root / "p.toml")
+    code, out, _ = run(capsys, "run", toml, "--drain", "--run-key", "k", "--json")
+    first = json.loads(out)
+    assert (code, first["status"], first["ranges"], first["guarantee"]["label"]) == (
+        0,
+        "committed",
+        {"files": [2, 3]},
+        "exactly_once",
+    )
+    code, out, _ = run(capsys, "run", toml, "--drain", "--run-key", "k", "--json")
+    assert json.loads(out) == first
+    code, out, _ = run(capsys, "run", toml)
+    assert (code, "run key" in out, "empty" in out, "exactly_once" in out) == (0, True, True, True)
+    world.check()
+
+
+def test_command_loads_neither_airflow_nor_pyspark_nor_boto3_nor_rich(world: World) -> None:
+    code = "import sys; from airflow_provider_streamsem.cli.main import main; main(sys.argv[1:]); print(sorted(m for m in ('airflow', 'pyspark', 'boto3', 'rich', 'pyarrow') if m in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "files", str(world.root / "log")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    for word in ("run", "log", "show", "files", "verify", "doctor", "lag", "abort", "vacuum", "exit codes"):
+        assert word in out

@@ -1,0 +1,208 @@
+"""Each invariant refuses what breaks it, in the head that every write and read goes through."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_streamsem.errors import DataError, LogDamagedError
+from airflow_provider_streamsem.protocol import invariants, procedures
+from airflow_provider_streamsem.protocol.codec import encode
+from airflow_provider_streamsem.protocol.entries import Committable, Plan, RunPointer, StagedManifest
+from airflow_provider_streamsem.protocol.machine import Created, Exists, Found, Listed, Missing
+from airflow_provider_streamsem.protocol.view import Head
+from tests.protocol import samples
+from tests.protocol.test_machine import drive
+
+EMPTY = Head(genesis={"files": 0})
+PLAN = samples.plan()
+OPEN = EMPTY.planned(PLAN, encode(PLAN).sha256)
+CLOSED = OPEN.decided(samples.outcome(PLAN), "sha")
+
+
+def broken(invariant: str) -> object:
+    return pytest.raises(LogDamagedError, match=f"invariant='{invariant}'")
+
+
+def test_I1_other_bytes_where_only_one_writing_is_possible() -> None:
+    with broken("I1"):  # type: ignore[attr-defined]
+        invariants.check_i1("k", b"stored", b"expected")
+    invariants.check_i1("k", b"same", b"same")
+
+
+def test_I2_outcome_without_its_plan() -> None:
+    with broken("I2"):  # type: ignore[attr-defined]
+        EMPTY.decided(samples.outcome(PLAN), "sha")
+    with broken("I2"):  # type: ignore[attr-defined]
+        OPEN.decided(samples.outcome(samples.plan(1)), "sha")
+
+
+def test_I3_chain_that_does_not_fit() -> None:
+    with broken("I3"):  # type: ignore[attr-defined]
+        EMPTY.planned(samples.plan(previous="other"), "sha")
+    with broken("I3"):  # type: ignore[attr-defined]
+        OPEN.decided(samples.outcome(PLAN, plan="other"), "sha")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"version": 3}, {"ranges": {"files": (1, 2)}}, {"ranges": {"files": (0, 0)}}, {"ranges": {"other": (5, 6)}}],
+)
+def test_I4_plan_that_does_not_start_where_the_last_ended(changes: dict[str, object]) -> None:
+    with broken("I4"):  # type: ignore[attr-defined]
+        EMPTY.planned(samples.plan(**changes), "sha")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"next": {"files": 2}},
+        {"next": {"files": 0}},
+        {"result": "abort", "next": {"files": 1}},
+        {"next": {"files": 1, "other": 7}},
+    ],
+)
+def test_I4_outcome_whose_next_is_not_its_plans(changes: dict[str, object]) -> None:
+    with broken("I4"):  # type: ignore[attr-defined]
+        OPEN.decided(samples.outcome(PLAN, **changes), "sha")
+
+
+def test_I5_ranges_that_do_not_tile() -> None:
+    for ranges in ([(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1)], [(0, 4)]):
+        with broken("I5"):  # type: ignore[attr-defined]
+            invariants.check_i5([{"files": r} for r in ranges], genesis={"files": 0}, next={"files": 3})
+    invariants.check_i5([{"files": (0, 1)}, {"files": (1, 3)}], genesis={"files": 0}, next={"files": 3})
+
+
+def test_I6_files_that_are_gone_or_changed() -> None:
+    file = samples.file()
+    invariants.check_i6(file, version=0, found_bytes=10, found_checksum="footer:x")
+    for size, checksum in ((None, None), (9, None), (10, "footer:y")):
+        with broken("I6"):  # type: ignore[attr-defined]
+            invariants.check_i6(file, version=0, found_bytes=size, found_checksum=checksum)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"counts": {"read": 3, "parsed": 2, "quarantined": 0, "written.out": 2}},
+        {"counts": {"read": 2, "parsed": 2, "quarantined": 0, "written.out": 3}},
+        {"counts": {"read": 2, "parsed": 2, "quarantined": 0}},
+        {"sinks": {"out": Committable(format="parquet", rows=3, files=(samples.file(),))}},
+    ],
+)
+def test_I14_counts_that_do_not_add_up(changes: dict[str, object]) -> None:
+    with broken("I14"):  # type: ignore[attr-defined]
+        OPEN.decided(samples.outcome(PLAN, **changes), "sha")
+
+
+def test_I14_attempt_whose_counts_do_not_reconcile_is_void() -> None:
+    sinks = {"out": Committable(format="parquet", rows=2)}
+    counts = {"parsed": 3, "filtered": 1}
+    invariants.check_i14_staged(counts, sinks, handed={"out": 2}, rows="filter")
+    invariants.check_i14_staged({"parsed": 9, "filtered": 0}, sinks, handed={"out": None}, rows="any")
+    with pytest.raises(DataError, match="another number of rows"):
+        invariants.check_i14_staged(counts, sinks, handed={"out": 3}, rows="any")
+    with pytest.raises(DataError, match="filter"):
+        invariants.check_i14_staged({"parsed": 3, "filtered": 0}, sinks, handed={"out": 2}, rows="filter")
+
+
+def test_I16_pointer_to_another_version() -> None:
+    with broken("I16"):  # type: ignore[attr-defined]
+        invariants.check_i16(RunPointer(run_key="run-0", j=0, version=9), PLAN)
+
+
+def test_I19_plan_beyond_the_target_or_second_commit_of_a_single_batch() -> None:
+    invariants.check_i19(samples.plan(target={"files": 1}))
+    with broken("I19"):  # type: ignore[attr-defined]
+        invariants.check_i19(samples.plan(target={"files": 0}))
+    with broken("I19"):  # type: ignore[attr-defined]
+        invariants.check_i19(samples.plan(run_counts={"read": 1}))
+
+
+def found(entry: object) -> Found:
+    return Found(encode(entry).data)  # type: ignore[arg-type]
+
+
+def test_listed_version_of_which_nothing_can_be_read_is_damage() -> None:
+    with pytest.raises(LogDamagedError, match="neither plan nor outcome"):
+        drive(procedures.find_head({}), Listed(("log/99999999/999999999999-0.p.json",)), Missing(), Missing())
+
+
+def test_open_version_whose_predecessor_is_open_is_damage() -> None:
+    second = samples.plan(1, previous="x")
+    with broken("I2"):  # type: ignore[attr-defined]
+        drive(procedures.read_head({}, 1), Missing(), found(second), Missing())
+
+
+def test_pointer_to_a_version_that_does_not_exist_is_damage() -> None:
+    pointer = found(RunPointer(run_key="r", j=0, version=5))
+    below = found(RunPointer(run_key="r", j=0, version=0))
+    for head, events in (
+        (EMPTY, [pointer, Listed(()), Missing(), Missing(), Missing()]),
+        (CLOSED, [below, Listed(()), Missing(), Missing()]),
+    ):
+        with broken("I16"):  # type: ignore[attr-defined]
+            drive(procedures.locate("r", head), *events)
+
+
+def test_W11_pointer_above_a_stale_head_is_followed_by_computed_keys() -> None:
+    pointer = found(RunPointer(run_key="run-0", j=0, version=0))
+    position = drive(procedures.locate("run-0", EMPTY), pointer, Listed(()), Missing(), Missing(), found(PLAN))
+    assert isinstance(position, procedures.Open)
+    outcome = samples.outcome(PLAN)
+    position = drive(procedures.locate("run-0", EMPTY), pointer, Listed(("x",)), Missing(), found(outcome), found(PLAN))
+    assert isinstance(position, procedures.Answered)
+    assert position.outcome == outcome
+
+
+def test_closed_version_below_the_head_without_outcome_is_damage() -> None:
+    later = samples.plan(1, run_key="r")
+    head = Head(genesis={}, outcome=samples.outcome(samples.plan(2)), outcome_sha="s")
+    with broken("I2"):  # type: ignore[attr-defined]
+        drive(
+            procedures.locate("r", head),
+            found(RunPointer(run_key="r", j=0, version=1)),
+            Listed(()),
+            Missing(),
+            found(later),
+            Missing(),
+        )
+
+
+def test_W12_lost_plan_gives_what_became_of_the_winner() -> None:
+    mine, theirs = samples.plan(nonce="mine"), samples.plan(nonce="theirs")
+    outcome = samples.outcome(theirs)
+    head, fresh = drive(procedures.put_plan(EMPTY, mine), Exists(), found(theirs), found(outcome))  # type: ignore[misc]
+    assert (fresh, head.outcome) == (False, outcome)
+    with broken("I1"):  # type: ignore[attr-defined]
+        drive(procedures.put_plan(EMPTY, mine), Exists(), found(theirs), Missing(), Missing())
+
+
+def test_W17_manifests_of_another_plan_are_nothing() -> None:
+    keys = ("attempts/0/a.json", "attempts/0/b.json", "attempts/0/c.json")
+    good, other = samples.manifest(PLAN), samples.manifest(PLAN, plan="other")
+    assert drive(procedures.find_staged(OPEN), Listed(keys), found(good), found(other), Missing()) == [good]
+
+
+def test_W20_pointer_that_another_wrote_is_checked_before_the_outcome_is_sent() -> None:
+    outcome = samples.outcome(PLAN)
+    with broken("I16"):  # type: ignore[attr-defined]
+        drive(procedures.decide(OPEN, outcome), Exists(), found(RunPointer(run_key="run-0", j=0, version=7)))
+    theirs = samples.outcome(PLAN, nonce="theirs")
+    equal = RunPointer(run_key="run-0", j=0, version=0)
+    head = drive(procedures.decide(OPEN, outcome), Exists(), found(equal), Exists(), found(theirs))
+    assert isinstance(head, Head)
+    assert head.outcome == theirs
+
+
+def test_W4_spilled_parts_are_created_before_the_entry_and_read_with_it() -> None:
+    big = samples.plan(pins=["x" * 100] * 1000)
+    ((spill, part),) = encode(big).spills.items()
+    requests = drive(procedures.create_entry("k", big), Created())
+    assert [r.key for r in requests] == [spill, "k"]  # type: ignore[union-attr, attr-defined]
+    assert drive(procedures.read_entry(Plan, "k"), found(big), Found(part)) == (big, encode(big).sha256)
+    with pytest.raises(LogDamagedError, match="spilled"):
+        drive(procedures.read_entry(Plan, "k"), found(big), Missing())
+    with broken("I1"):  # type: ignore[attr-defined]
+        drive(procedures.create_entry("k", big), Exists(), Found(b"other"))
+    assert drive(procedures.read_entry(StagedManifest, "k"), Missing()) is None
