@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -52,6 +53,7 @@ def spark() -> Iterator[SparkSession]:
         },
     ).session()
     session.sparkContext.setLogLevel("OFF")
+    logging.getLogger("py4j").setLevel(logging.ERROR)  # it speaks when the process ends, after pytest has closed its streams
     yield session
     session.stop()
 
