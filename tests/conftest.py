@@ -53,7 +53,8 @@ def spark() -> Iterator[SparkSession]:
         },
     ).session()
     session.sparkContext.setLogLevel("OFF")
-    logging.getLogger("py4j").setLevel(logging.ERROR)  # it speaks when the process ends, after pytest has closed its streams
+    # py4j speaks when the process ends, after pytest has closed its streams.
+    logging.getLogger("py4j").setLevel(logging.ERROR)
     yield session
     session.stop()
 

@@ -1,0 +1,330 @@
+"""
+``make bench``: what the product costs, in counts and in ratios against a peer in the same run. No figure here is a test: these are readings.
+
+1. Log requests of a batch at 10^2, 10^4 and 10^6 versions (in memory, the history synthesised), and the time of planning beside them.
+2. Log requests and bytes of a discovery with 1,000,000 files seen before.
+3. A batch on Spark against a plain read and Parquet write of the same files in the same process.
+4. A retry of a committed batch, and the import of the package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, run_batch
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.protocol import codec, discovery, keys, segments
+from airflow_provider_streamsem.protocol.entries import (
+    Committable,
+    DataFile,
+    FoundFile,
+    Outcome,
+    PipelineRecord,
+    Plan,
+    RunPointer,
+)
+from airflow_provider_streamsem.sources.ledger import Ledger
+from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import CountingStore
+
+console = Console(width=120)
+
+
+def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """Print a table."""
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+# --- 1. growth
+
+
+def history(root: Path, versions: int) -> tuple[Pipeline, MemoryStore]:
+    """A pipeline whose log has this many commits of one file each. Only what a writer may read is made: the newest thousand versions, and segments."""
+    (root / "in").mkdir(parents=True)
+    store = MemoryStore(f"memory://bench-{versions}")
+    pipeline = Pipeline(
+        name="bench",
+        log=store.url,
+        source=FilesSource(path=str(root / "in"), format="json", schema="id long"),
+        sinks={"out": FilesSink(path=str(root / "out"), format="json")},
+    )
+    spec = pipeline.spec_bytes()
+    record = PipelineRecord(pipeline_uuid="u", name="bench", genesis={"files": 0}, spec=codec.sha256(spec), nonce="n")
+    objects = {keys.PIPELINE: codec.encode(record).data, keys.spec(codec.sha256(spec)): spec}
+    found = [
+        FoundFile(path=f"{n:07d}.json", bytes=10, identity=f"mtime:{n}", mtime_ns=n)
+        for n in range(max(0, versions - 999), versions)
+    ]
+    (entry,) = discovery.entries(None, found, discovery.News(new=tuple(found), vanished=0), "n")[-1:]
+    newest = dataclasses.replace(entry, first=versions - len(found))
+    objects[keys.discovered(newest.i)] = codec.encode(newest).data
+    previous = ""
+    for version in range(versions):
+        plan = Plan(
+            version=version, previous=previous, ranges={"files": (version, version + 1)}, run_key=f"run-{version}", j=0, run_start={"files": version},
+            planned_at_ms=1, spec=codec.sha256(spec), transform="", nonce=f"p{version}",
+        )  # fmt: skip
+        encoded = codec.encode(plan)
+        outcome = Outcome(
+            version=version, result="commit", plan=encoded.sha256, attempt_id="a",
+            sinks={"out": Committable(format="json", rows=1, files=(DataFile(key=f"data/{version}/a/f.json", bytes=9, rows=1, checksum="x"),))},
+            counts={"read": 1, "parsed": 1, "quarantined": 0, "filtered": 0, "written.out": 1}, next={"files": version + 1},
+            source={"newest": newest.i, "at": newest.i, "bytes_per_row": 10}, spec=codec.sha256(spec), transform="", decided_at_ms=2, nonce=f"o{version}",
+        )  # fmt: skip
+        data = codec.encode(outcome)
+        objects[keys.plan(version)], objects[keys.outcome(version)] = encoded.data, data.data
+        objects[keys.pointer(plan.run_key, 0)] = codec.encode(
+            RunPointer(run_key=plan.run_key, j=0, version=version)
+        ).data
+        previous = data.sha256
+    store._objects.update(objects)
+    sink = pipeline.sinks["out"]
+    sink.claim("u", pipeline.log, new=True)
+    return pipeline, store
+
+
+def growth() -> None:
+    """Requests and time of one batch as the log grows."""
+    rows = []
+    for versions in (100, 10_000, 1_000_000):
+        with tempfile.TemporaryDirectory() as place:
+            pipeline, store = history(Path(place), versions)
+            times, counts = [], None
+            for n in range(7):
+                (Path(place) / "in" / f"new-{n}.json").write_text('{"id": 1}\n')
+                counting = CountingStore(store)
+                looked: list[float] = []
+                began = time.perf_counter()
+                engine = RowsEngine(
+                    lambda step, began=began, looked=looked: (
+                        looked.append(time.perf_counter() - began) if step == "read" else None
+                    )
+                )
+                run_batch(pipeline, run_key=f"bench-{n}", engine=engine, log=CommitLog(counting))
+                times.append(looked[0] * 1000)
+                kept = [(m, k) for m, k in counting.keys if not k.startswith(("segments/", "specs/"))]
+                counts = [sum(m == method for m, _ in kept) for method in ("list", "read", "create")]
+            assert counts is not None
+            batch = sum(counts) - 1 - 2
+            rows.append(
+                [f"{versions:,}", str(batch), "1", "2", *map(str, counts), f"{statistics.median(times):.1f} ms"]
+            )
+    columns = [
+        "versions",
+        "batch",
+        "opening",
+        "discovery",
+        "LIST",
+        "GET",
+        "PUT",
+        "open, look, discover and plan (median)",
+    ]
+    show("1. log requests of a single batch, and the time until its plan is stored", columns, rows)
+    segment_costs()
+
+
+def segment_costs() -> None:
+    """GET and PUT a version that keeping segments costs, over 10,000 versions."""
+    with tempfile.TemporaryDirectory() as place:
+        _, store = history(Path(place), 10_000)
+        counting = CountingStore(store)
+        log = CommitLog(counting)
+        for version in range(99, 10_000, 100):
+            log.write_segments(version, [])
+        gets, puts = (counting.requests[m] / 10_000 for m in ("read", "create"))
+        written = len(list(store.list("segments/")))
+        assert written == 100 + segments.due(9_999)[-1][0] - 1
+        show(
+            "   keeping segments, cold, over 10,000 versions",
+            ["GET a version", "PUT a version", "segments"],
+            [[f"{gets:.4f}", f"{puts:.4f}", str(written)]],
+        )
+
+
+# --- 2. discovery
+
+
+def discoveries() -> None:
+    """What finding 10 new files costs the log, by how many files were seen before."""
+    rows = []
+    for seen in (1_000, 100_000, 1_000_000):
+        files = [
+            FoundFile(path=f"dt={n // 1000}/{n:07d}.json", bytes=10, identity=f"mtime:{n}", mtime_ns=n)
+            for n in range(seen)
+        ]
+        made = discovery.entries(None, files, discovery.News(new=tuple(files), vanished=0), "n")
+        store = CountingStore(MemoryStore(objects={keys.discovered(e.i): codec.encode(e).data for e in made}))
+        new = [
+            FoundFile(path=f"new/{n}.json", bytes=10, identity=f"mtime:{seen + n}", mtime_ns=seen + n)
+            for n in range(10)
+        ]
+        began = time.perf_counter()
+        Ledger(CommitLog(store), newest_hint=made[-1].i).add(files + new)
+        spent = time.perf_counter() - began
+        rows.append(
+            [
+                f"{seen:,}",
+                str(store.requests["read"]),
+                str(store.requests["create"]),
+                f"{store.read_bytes:,}",
+                f"{store.sent_bytes:,}",
+                f"{spent:.2f} s",
+            ]
+        )
+    show(
+        "2. log cost of discovering 10 files (comparing the listing itself is linear in what lies there)",
+        ["files seen before", "GET", "PUT", "bytes read", "bytes written", "comparing"],
+        rows,
+    )
+
+
+# --- 3. Spark
+
+
+def on_spark() -> None:
+    """A batch against the plain read and write that it guards."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    rows = [
+        ratio(spark, count, format, pairs)
+        for count, format, pairs in (
+            (1_000, "parquet", 25),
+            (1_000_000, "parquet", 15),
+            (1_000_000, "csv", 9),
+            (1_000_000, "json", 9),
+        )
+    ]
+    columns = [
+        "rows",
+        "input",
+        "plain (median)",
+        "batch (median)",
+        "ratio (median of pairs)",
+        "difference (median of pairs)",
+    ]
+    show(
+        "3. one batch against a plain Spark read and Parquet write of the same files, in turn, in one process",
+        columns,
+        rows,
+    )
+    spark.stop()
+
+
+def ratio(spark: object, count: int, format: str, pairs: int) -> list[str]:
+    """Plain and guarded in turn, the first three pairs not counted."""
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        frame = spark.range(0, count, 1, 2).selectExpr(  # type: ignore[attr-defined]
+            "id", "concat('user', id % 1000) user", "id * 0.25 amount", "timestamp_seconds(id) at", "sha2(string(id), 256) token"
+        )  # fmt: skip
+        frame.write.format(format).options(header="true").save(str(root / "made"))
+        schema = "id long, user string, amount double, at timestamp, token string"
+        parts = sorted((root / "made").glob("part-*"))
+        plain, guarded = [], []
+        for turn in range(pairs + 3):
+            (root / "in").mkdir(exist_ok=True)
+            here = [(root / "in" / f"{turn:03d}-{n}.{format}") for n, _ in enumerate(parts)]
+            for part, path in zip(parts, here, strict=True):
+                path.hardlink_to(part)
+            times: dict[str, float] = {}
+            jobs: list[tuple[str, Callable[[], object]]] = [
+                (
+                    "plain",
+                    lambda here=here, turn=turn: plain_copy(spark, here, format, schema, root / "plain" / str(turn)),
+                ),
+                ("guarded", lambda turn=turn: guarded_copy(root, format, schema, turn)),
+            ]
+            for name, job in jobs if turn % 2 else reversed(jobs):
+                began = time.perf_counter()
+                job()
+                times[name] = time.perf_counter() - began
+            for path in here:
+                path.unlink()
+            if turn >= 3:
+                plain.append(times["plain"])
+                guarded.append(times["guarded"])
+        ratios = [g / p for g, p in zip(guarded, plain, strict=True)]
+        differences = [(g - p) * 1000 for g, p in zip(guarded, plain, strict=True)]
+        return [
+            f"{count:,}", format, f"{statistics.median(plain) * 1000:.0f} ms", f"{statistics.median(guarded) * 1000:.0f} ms",
+            f"{statistics.median(ratios):.2f}", f"{statistics.median(differences):+.0f} ms",
+        ]  # fmt: skip
+
+
+def plain_copy(spark: object, files: list[Path], format: str, schema: str, place: Path) -> None:
+    """What a person writes without the product."""
+    read = spark.read.schema(schema).options(header="true").format(format).load([str(path) for path in files])  # type: ignore[attr-defined]
+    read.write.option("compression", "zstd").parquet(str(place))
+
+
+def guarded_copy(root: Path, format: str, schema: str, turn: int) -> None:
+    """The same through a pipeline on a local log: opening, discovery, plan, staging, manifest, outcome."""
+    pipeline = Pipeline(
+        name="bench", log=str(root / "log"), sinks={"out": FilesSink(path=str(root / "out"))},
+        source=FilesSource(path=str(root / "in"), format=format, schema=schema, options={"header": "true"} if format == "csv" else {}),
+    )  # fmt: skip
+    result = run_batch(pipeline, run_key=f"turn-{turn}")
+    assert result.status == "committed"
+
+
+# --- 4. retry and import
+
+
+def retry_and_import() -> None:
+    """A retry of a committed batch in a fresh process, and what the import costs beyond Airflow's own."""
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        (root / "in").mkdir()
+        (root / "in" / "a.json").write_text('{"id": 1}\n')
+        pipeline = Pipeline(
+            name="bench", log=str(root / "log"), sinks={"out": FilesSink(path=str(root / "out"), format="json")},
+            source=FilesSource(path=str(root / "in"), format="json", schema="id long"),
+        )  # fmt: skip
+        run_batch(pipeline, run_key="once", engine=RowsEngine())
+        began = time.perf_counter()
+        run_batch(pipeline, run_key="once")
+        again = (time.perf_counter() - began) * 1000
+    code = "import time, airflow.sdk; began = time.perf_counter(); import airflow_provider_streamsem{}; print((time.perf_counter() - began) * 1000)"
+    imports = [
+        min(
+            float(subprocess.check_output([sys.executable, "-c", code.format(what)], text=True).splitlines()[-1])
+            for _ in range(3)
+        )
+        for what in ("", ".operators.micro_batch")
+    ]
+    show(
+        "4. once more",
+        [
+            "retry of a committed batch, engine asked for but not started",
+            "import of the package beyond airflow.sdk",
+            "import of its operator",
+        ],
+        [[f"{again:.1f} ms", f"{imports[0]:.1f} ms", f"{imports[1]:.1f} ms"]],
+    )
+
+
+def main() -> None:
+    """Measure what is named, or everything."""
+    parts = {"growth": growth, "discovery": discoveries, "spark": on_spark, "retry": retry_and_import}
+    for name in sys.argv[1:] or parts:
+        parts[name]()
+
+
+if __name__ == "__main__":
+    main()
