@@ -69,7 +69,7 @@ def history(root: Path, versions: int) -> tuple[Pipeline, MemoryStore]:
         FoundFile(path=f"{n:07d}.json", bytes=10, identity=f"mtime:{n}", mtime_ns=n)
         for n in range(max(0, versions - 999), versions)
     ]
-    (entry,) = discovery.entries(None, found, discovery.News(new=tuple(found), vanished=0), "n")[-1:]
+    (entry,) = discovery.entries(None, found, discovery.News(new=tuple(found), known={}, whole=True, vanished=0), "n")[-1:]
     newest = dataclasses.replace(entry, first=versions - len(found))
     objects[keys.discovered(newest.i)] = codec.encode(newest).data
     previous = ""
@@ -166,7 +166,7 @@ def discoveries() -> None:
             FoundFile(path=f"dt={n // 1000}/{n:07d}.json", bytes=10, identity=f"mtime:{n}", mtime_ns=n)
             for n in range(seen)
         ]
-        made = discovery.entries(None, files, discovery.News(new=tuple(files), vanished=0), "n")
+        made = discovery.entries(None, files, discovery.News(new=tuple(files), known={}, whole=True, vanished=0), "n")
         store = CountingStore(MemoryStore(objects={keys.discovered(e.i): codec.encode(e).data for e in made}))
         new = [
             FoundFile(path=f"new/{n}.json", bytes=10, identity=f"mtime:{seen + n}", mtime_ns=seen + n)

@@ -8,7 +8,7 @@ that is stored, and at or above it every known file is named. In any other case 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_streamsem.protocol.entries import Discovery, FoundFile
@@ -21,9 +21,17 @@ _MODULUS = 2**256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What a listing adds to what is known: ``new`` files in the order of their ordinals; ``vanished`` known files were not listed."""
+    """
+    What a listing adds to what is known.
+
+    :param new: files without an ordinal, in the order in which they get theirs
+    :param known: fingerprint → ``mtime_ns`` of known files: all of them where ``whole``, else all that are not below the newest discovery's bound
+    :param vanished: known files that were not listed, or at least 1 where only their existence is known
+    """
 
     new: tuple[FoundFile, ...]
+    known: Mapping[str, int]
+    whole: bool
     vanished: int
 
 
@@ -43,7 +51,7 @@ def digest(fingerprints: Iterable[str]) -> tuple[str, int]:
 def news(newest: Discovery | None, listed: Sequence[FoundFile]) -> News | None:
     """What is new, from the newest discovery alone; ``None`` where only the whole seen set can tell (D4)."""
     if newest is None:
-        return News(new=_ordered(listed), vanished=0)
+        return News(new=_ordered(listed), known={}, whole=True, vanished=0)
     if newest.settled_ns < 0:
         return None
     below = (fingerprint(f) for f in listed if f.mtime_ns < newest.settled_ns)
@@ -55,16 +63,14 @@ def news(newest: Discovery | None, listed: Sequence[FoundFile]) -> News | None:
     if newest.vanished and any(file.identity.startswith("etag:") for file in new):
         return None
     gone = any(mark not in above for mark in newest.edge)
-    return News(new=_ordered(new), vanished=max(newest.vanished, int(gone)))
+    return News(new=_ordered(new), known=newest.edge, whole=False, vanished=max(newest.vanished, int(gone)))
 
 
-def news_by_seen_set(seen: set[str], listed: Sequence[FoundFile]) -> News:
-    """What is new, from the fingerprints of every file ever seen (D4)."""
+def news_by_seen_set(seen: Mapping[str, int], listed: Sequence[FoundFile]) -> News:
+    """What is new, from the fingerprint and ``mtime_ns`` of every file ever seen (D4)."""
     marks = {fingerprint(f): f for f in listed}
-    return News(
-        new=_ordered([f for mark, f in marks.items() if mark not in seen]),
-        vanished=sum(mark not in marks for mark in seen),
-    )
+    new = _ordered([f for mark, f in marks.items() if mark not in seen])
+    return News(new=new, known=seen, whole=True, vanished=sum(mark not in marks for mark in seen))
 
 
 def _ordered(files: Iterable[FoundFile]) -> tuple[FoundFile, ...]:
@@ -77,8 +83,8 @@ def entries(newest: Discovery | None, listed: Sequence[FoundFile], found: News, 
 
     Only the last describes the whole listing: until it is there, whoever comes next asks for the seen set.
     """
-    settled = _settled(newest, listed, found.vanished)
-    if not found.new and newest is not None and settled == _settled_of(newest):
+    bound, total, count, edge = settled = _settled(newest, listed, found)
+    if newest is not None and not found.new and (*settled, found.vanished) == _settled_of(newest):
         return []
     i, first = (0, 0) if newest is None else (newest.i + 1, newest.end)
     parts = [found.new[at : at + FILES_PER_ENTRY] for at in range(0, len(found.new), FILES_PER_ENTRY)] or [()]
@@ -86,36 +92,37 @@ def entries(newest: Discovery | None, listed: Sequence[FoundFile], found: News, 
     for part in parts[:-1]:
         made.append(Discovery(i=i, first=first, files=part, nonce=nonce))
         i, first = i + 1, first + len(part)
-    bound, total, count, edge, vanished = settled
-    made.append(
-        Discovery(
-            i=i,
-            first=first,
-            files=parts[-1],
-            settled_ns=bound,
-            settled_digest=total,
-            settled_count=count,
-            edge=edge,
-            vanished=vanished,
-            nonce=nonce,
-        )
+    last = Discovery(
+        i=i,
+        first=first,
+        files=parts[-1],
+        settled_ns=bound,
+        settled_digest=total,
+        settled_count=count,
+        edge=edge,
+        vanished=found.vanished,
+        nonce=nonce,
     )
-    return made
+    return [*made, last]
 
 
-_Settled = tuple[int, str, int, dict[str, int], int]
-
-
-def _settled_of(entry: Discovery) -> _Settled:
+def _settled_of(entry: Discovery) -> tuple[int, str, int, dict[str, int], int]:
     return entry.settled_ns, entry.settled_digest, entry.settled_count, dict(entry.edge), entry.vanished
 
 
-def _settled(newest: Discovery | None, listed: Sequence[FoundFile], vanished: int) -> _Settled:
-    times = sorted((f.mtime_ns for f in listed), reverse=True)
+def _settled(newest: Discovery | None, listed: Sequence[FoundFile], found: News) -> tuple[int, str, int, dict[str, int]]:
+    """
+    Bound, digest and count below it, and every known file at or above it, listed or not.
+
+    Where not the whole seen set is at hand, the bound never goes back: of what lies between a lower bound and the old one, only the listed files are known.
+    """
+    known = {**found.known, **{fingerprint(f): f.mtime_ns for f in listed}}
+    times = sorted(known.values(), reverse=True)
     bound = times[EDGE_FILES - 1] if len(times) >= EDGE_FILES else 0
-    edge = {fingerprint(f): f.mtime_ns for f in listed if f.mtime_ns >= bound}
+    if newest is not None and not found.whole:
+        bound = max(bound, newest.settled_ns)
+    edge = {mark: time for mark, time in known.items() if time >= bound}
     if len(edge) > LONGEST_EDGE:
         bound, edge = times[0] + 1, {}
-    kept = {mark: time for mark, time in (newest.edge if newest else {}).items() if time >= bound and mark not in edge}
     total, count = digest(fingerprint(f) for f in listed if f.mtime_ns < bound)
-    return bound, total, count, {**edge, **kept}, vanished
+    return bound, total, count, edge

@@ -39,7 +39,8 @@ class Ledger:
 
     def unseen(self, listed: Sequence[FoundFile]) -> discovery.News:
         """What of a listing has no ordinal yet. Writes nothing."""
-        return discovery.news(self.newest(), listed) or discovery.news_by_seen_set(self._seen(), listed)
+        found = discovery.news(self.newest(), listed)
+        return discovery.news_by_seen_set(self._seen(), listed) if found is None else found
 
     def add(self, listed: Sequence[FoundFile]) -> int:
         """Give ordinals to what is new in a listing; returns the next ordinal to give (D2)."""
@@ -86,7 +87,7 @@ class Ledger:
             self._known[i] = found[0]
         return self._known[i]
 
-    def _seen(self) -> set[str]:
+    def _seen(self) -> dict[str, int]:
         newest = self.newest()
         count = 0 if newest is None else newest.i + 1
-        return {discovery.fingerprint(file) for i in range(count) for file in self._entry(i).files}
+        return {discovery.fingerprint(file): file.mtime_ns for i in range(count) for file in self._entry(i).files}

@@ -13,7 +13,7 @@ from airflow_provider_streamsem.protocol import codec, discovery, keys
 from airflow_provider_streamsem.protocol.entries import Discovery, FoundFile
 from airflow_provider_streamsem.sources.ledger import Ledger
 from airflow_provider_streamsem.stores.memory import MemoryStore
-from airflow_provider_streamsem.testing.stores import CountingStore
+from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 
 
 def found(path: str, time: int, *, etag: str = "", size: int = 1) -> FoundFile:
@@ -21,11 +21,21 @@ def found(path: str, time: int, *, etag: str = "", size: int = 1) -> FoundFile:
 
 
 class Place(RuleBasedStateMachine):
-    """A place where files come, vanish, come back and are replaced, beside a naive set of all identities ever seen."""
+    """
+    A place where files come, vanish, come back and are replaced, beside a naive set of all identities ever seen.
+
+    Edges and entries are a few files long, so that a few files reach every case; listings may be old; a discoverer may die between two entries.
+    """
+
+    SMALL = {"EDGE_FILES": 3, "LONGEST_EDGE": 8, "FILES_PER_ENTRY": 3}
 
     def __init__(self) -> None:
         super().__init__()
+        self.kept = {name: getattr(discovery, name) for name in self.SMALL}
+        for name, value in self.SMALL.items():
+            setattr(discovery, name, value)
         self.store = MemoryStore()
+        self.old: list[FoundFile] = []
         self.there: dict[str, FoundFile] = {}
         self.gone: list[FoundFile] = []
         self.seen: list[FoundFile] = []
@@ -50,16 +60,43 @@ class Place(RuleBasedStateMachine):
             again = dataclasses.replace(file, mtime_ns=later) if file.identity.startswith("etag:") else file
             self.there[file.path] = again
 
-    @rule(cold=st.booleans())
-    def discover(self, cold: bool) -> None:
-        ledger = Ledger(CommitLog(self.store), newest_hint=-1 if cold else self.hint)
-        end = ledger.add(list(self.there.values()))
+    def teardown(self) -> None:
+        for name, value in self.kept.items():
+            setattr(discovery, name, value)
+
+    def naive(self, listed: list[FoundFile]) -> list[FoundFile]:
         known = {discovery.fingerprint(f) for f in self.seen}
-        new = [f for f in self.there.values() if discovery.fingerprint(f) not in known]
-        self.seen += sorted(new, key=lambda f: (f.mtime_ns, f.path))
+        return sorted((f for f in listed if discovery.fingerprint(f) not in known), key=lambda f: (f.mtime_ns, f.path))
+
+    @rule()
+    def look(self) -> None:
+        """A slow discoverer lists now and goes on later."""
+        self.old = list(self.there.values())
+
+    @rule(cold=st.booleans(), slow=st.booleans())
+    def discover(self, cold: bool, slow: bool) -> None:
+        ledger = Ledger(CommitLog(self.store), newest_hint=-1 if cold else self.hint)
+        listed = self.old if slow else list(self.there.values())
+        end = ledger.add(listed)
+        self.seen += self.naive(listed)
         assert end == len(self.seen)
         newest = ledger.newest()
         self.hint = -1 if newest is None else newest.i
+
+    @rule(after=st.integers(1, 3))
+    def die_between_entries(self, after: int) -> None:
+        listed = list(self.there.values())
+        store = FaultyStore(self.store, after, Fault.CRASH_AFTER)
+        try:
+            Ledger(CommitLog(store)).add(listed)
+        except Crash:
+            count = sum(len(e.files) for e in self.stored())
+            self.seen += self.naive(listed)[: count - len(self.seen)]
+        else:
+            self.seen += self.naive(listed)
+
+    def stored(self) -> list[Discovery]:
+        return [codec.decode(Discovery, stat.key, self.store.read(stat.key) or b"") for stat in self.store.list(keys.DISCOVERED)]
 
     @invariant()
     def ordinals_are_those_of_the_naive_list(self) -> None:
@@ -69,13 +106,13 @@ class Place(RuleBasedStateMachine):
 
 
 TestPlace = Place.TestCase
-TestPlace.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPlace.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 def synthesised(count: int) -> tuple[MemoryStore, list[FoundFile], int]:
     """A log that has seen ``count`` files, as discoveries of 1,000 would have left it."""
     files = [found(f"dt={n // 1000}/{n:07d}.json", n * 1_000_000) for n in range(count)]
-    made = discovery.entries(None, files, discovery.News(new=tuple(files), vanished=0), "n")
+    made = discovery.entries(None, files, discovery.news(None, files), "n")
     store = MemoryStore(objects={keys.discovered(e.i): codec.encode(e).data for e in made})
     return store, files, made[-1].i
 
@@ -120,7 +157,7 @@ def test_two_discoverers_at_once_agree() -> None:
 
 def test_discovery_that_died_between_its_entries_is_taken_up() -> None:
     files = [found(f"{n:05d}", n) for n in range(2_500)]
-    made = discovery.entries(None, files, discovery.News(new=tuple(files), vanished=0), "n")
+    made = discovery.entries(None, files, discovery.news(None, files), "n")
     assert [len(e.files) for e in made] == [1000, 1000, 500]
     store = MemoryStore(objects={keys.discovered(0): codec.encode(made[0]).data})
     ledger = Ledger(CommitLog(store))
@@ -131,9 +168,11 @@ def test_discovery_that_died_between_its_entries_is_taken_up() -> None:
 
 def test_many_files_of_one_moment_keep_the_edge_short() -> None:
     files = [found(f"{n:05d}", 7) for n in range(5_000)]
-    (last,) = discovery.entries(None, files, discovery.News(new=tuple(files), vanished=0), "n")[-1:]
+    (last,) = discovery.entries(None, files, discovery.news(None, files), "n")[-1:]
     assert (last.settled_ns, last.edge) == (8, {})
-    assert discovery.news(last, files) == discovery.News(new=(), vanished=0)
+    again = discovery.news(last, files)
+    assert again is not None
+    assert again.new == ()
 
 
 @given(st.lists(st.text(max_size=4)))
@@ -143,7 +182,7 @@ def test_digest_does_not_depend_on_order(marks: list[str]) -> None:
 
 def test_unchanged_listing_writes_nothing() -> None:
     files = [found("a", 1)]
-    (entry,) = discovery.entries(None, files, discovery.News(new=tuple(files), vanished=0), "n")
+    (entry,) = discovery.entries(None, files, discovery.news(None, files), "n")
     assert isinstance(entry, Discovery)
     again = discovery.news(entry, files)
     assert again is not None
