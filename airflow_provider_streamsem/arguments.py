@@ -11,13 +11,17 @@ from airflow_provider_streamsem.errors import InvalidError
 
 def text(name: str, value: object, *, pattern: str = r".*\S.*", accepted: str = "text that is not empty") -> str:
     """Text that matches ``pattern`` as a whole."""
-    if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL):
+    if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL) or not _is_utf8(value):
         raise InvalidError(
             f"{name} is not acceptable",
             given=value if isinstance(value, str) else type(value).__name__,
             accepted=accepted,
         )
     return value
+
+
+def _is_utf8(value: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def choice(name: str, value: object, accepted: Collection[str]) -> str:

@@ -88,7 +88,10 @@ class SourceChangedError(StreamsemError):
     """What the plan pinned is no longer what lies in the source. The attempt is void; nothing became visible."""
 
     retryable = False
-    do = "put the named item back as it was and run again, or close the version with `streamsem abort` so that the range is planned anew."
+    do = (
+        "put the named item back as it was and run again; or close the version, if it is open, with `streamsem abort`, and set "
+        'on_data_loss="record_gap": the item is then passed over and listed as a gap.'
+    )
 
 
 class DataError(StreamsemError):

@@ -69,7 +69,9 @@ def history(root: Path, versions: int) -> tuple[Pipeline, MemoryStore]:
         FoundFile(path=f"{n:07d}.json", bytes=10, identity=f"mtime:{n}", mtime_ns=n)
         for n in range(max(0, versions - 999), versions)
     ]
-    (entry,) = discovery.entries(None, found, discovery.News(new=tuple(found), known={}, whole=True, vanished=0), "n")[-1:]
+    (entry,) = discovery.entries(None, found, discovery.News(new=tuple(found), known={}, whole=True, vanished=0), "n")[
+        -1:
+    ]
     newest = dataclasses.replace(entry, first=versions - len(found))
     objects[keys.discovered(newest.i)] = codec.encode(newest).data
     previous = ""

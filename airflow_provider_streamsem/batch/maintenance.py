@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_provider_streamsem.arguments import text, whole
+from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol import keys, offsets
@@ -61,13 +62,18 @@ class Vacuumed:
     bytes: int
 
 
-def vacuum(log: CommitLog, sinks: Mapping[str, Sink], *, dry_run: bool = False) -> Vacuumed:
+def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_run: bool = False) -> Vacuumed:
     """
     Delete what losing attempts of closed versions left: files, then quarantined records, then manifests (V1 to V3).
 
     Safe beside running writers: after a version's outcome exists, no other attempt of it can ever win. An attempt that still runs may write more; the next
     vacuum finds it.
+
+    :raises ConflictError: a dataset belongs to another log; nothing was deleted
     """
+    sinks = pipeline.sinks
+    for sink in sinks.values():
+        sink.claim(record.pipeline_uuid, pipeline.log, new=False)
     has_lost = _Losers(log)
     attempts, stale = [], []
     size = 0

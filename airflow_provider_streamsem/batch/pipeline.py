@@ -39,7 +39,8 @@ class Pipeline:
     :param rows: ``"filter"`` declares that the transform gives exactly one row for each row it gets, for every sink: then parsed = filtered + written is
         checked in every attempt. ``"any"``: nothing is claimed across the transform
     :param limits: the most that one batch reads
-    :param on_data_loss: ``"fail"``: records that are gone from the source stop the pipeline, naming them
+    :param on_data_loss: ``"fail"``: records that are gone from the source before they were planned stop the pipeline, naming them. ``"record_gap"``: they are
+        passed over, and the outcome lists them as gaps
     :param require: the least guarantee; a pipeline that cannot keep it is refused here
     :raises InvalidError: an argument is not acceptable, or the computed guarantee is below ``require``
     """
@@ -80,7 +81,7 @@ class Pipeline:
         arguments.choice("rows", self.rows, ("any", "filter"))
         if not isinstance(self.limits, Limits):
             raise InvalidError("limits must be a Limits", given=type(self.limits).__name__)
-        arguments.choice("on_data_loss", self.on_data_loss, ("fail",))
+        arguments.choice("on_data_loss", self.on_data_loss, ("fail", "record_gap"))
         if self.require is not None:
             from airflow_provider_streamsem.batch.guarantee import require
 
@@ -89,13 +90,15 @@ class Pipeline:
 
     def _check_places(self) -> None:
         places = {"log": self.log, **{f"sinks.{name}": sink.place for name, sink in self.sinks.items()}}
+        if self.source.place is not None:
+            places["source"] = self.source.place
         taken: list[tuple[str, tuple[str, str]]] = [(name, split_url(url)) for name, url in places.items()]
         for at, (name, (scheme, path)) in enumerate(taken):
             for other, (other_scheme, other_path) in taken[:at]:
                 nested = f"{path}/".startswith(f"{other_path}/") or f"{other_path}/".startswith(f"{path}/")
                 if scheme == other_scheme and nested:
                     raise InvalidError(
-                        "the log and each dataset need a place of their own, none inside another",
+                        "the log, the source and each dataset need a place of their own, none inside another",
                         given={other: places[other], name: places[name]},
                     )
 

@@ -24,7 +24,7 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     end = planner.latest_offsets() if target is None else target
     if drain and ready.j == 0:
         target = end
-    cut = planner.cut(start, end, opened.pipeline.limits)
+    cut = planner.cut(start, end, opened.pipeline.limits, on_data_loss=opened.pipeline.on_data_loss)
     if cut is None:
         if ready.before is not None and ready.target is not None:
             raise InternalError(
@@ -41,6 +41,7 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
         version=ready.head.closed + 1,
         previous=ready.head.outcome_sha,
         ranges=cut.ranges,
+        gaps=cut.gaps,
         pins=cut.pins,
         run_key=run_key,
         j=ready.j,

@@ -7,17 +7,18 @@ A run may die at any line and be started again, twice at once too: every step ei
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_provider_streamsem import registry
 from airflow_provider_streamsem.arguments import flag, text
-from airflow_provider_streamsem.batch import schema
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.plan import plan_batch
 from airflow_provider_streamsem.batch.result import RunResult, answer, empty
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.engines.contract import Engine, Job
+from airflow_provider_streamsem.engines import schema
+from airflow_provider_streamsem.engines.contract import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, StagedManifest
@@ -111,21 +112,12 @@ class _Run:
         plan, log, pipeline = head.plan, self.opened.log, self.opened.pipeline
         started_ms = log.clock.now_ms()
         attempt_id = log.clock.new_id()
-        job = Job(
-            source=pipeline.source,
-            sinks=pipeline.sinks,
-            transform=pipeline.load_transform(),
-            transform_name=pipeline.transform_name,
-            where=pipeline.where,
-            max_quarantined=pipeline.limits.max_quarantined,
-            plan=plan,
-            attempt_id=attempt_id,
-        )
+        recorded = {} if head.outcome is None else head.outcome.schemas
         pipeline.source.check_pins(plan.pins)
-        produced = self.engine.stage(job, log)
+        produced = self._produce(plan, attempt_id, recorded)
         pipeline.source.check_pins(plan.pins)
         invariants.check_i14_staged(produced.counts, produced.sinks, handed=produced.handed, rows=pipeline.rows)
-        schemas = schema.evolve({} if head.outcome is None else head.outcome.schemas, produced.schemas)
+        schemas = schema.evolve(recorded, produced.schemas)
         manifest = StagedManifest(
             version=plan.version,
             attempt_id=attempt_id,
@@ -143,6 +135,23 @@ class _Run:
         log.put_staged(manifest)
         return manifest
 
+    def _produce(self, plan: Plan, attempt_id: str, recorded: Mapping[str, str]) -> Produced:
+        pipeline = self.opened.pipeline
+        if not plan.pins:  # every offset of the plan is a gap: there is nothing to read
+            return nothing_produced(pipeline.sinks)
+        job = Job(
+            source=pipeline.source,
+            sinks=pipeline.sinks,
+            transform=pipeline.load_transform(),
+            transform_name=pipeline.transform_name,
+            where=pipeline.where,
+            max_quarantined=pipeline.limits.max_quarantined,
+            schemas=recorded,
+            plan=plan,
+            attempt_id=attempt_id,
+        )
+        return self.engine.stage(job, self.opened.log)
+
     def _outcome(self, plan: Plan, staged: StagedManifest) -> Outcome:
         clock = self.opened.log.clock
         decided_at_ms = clock.now_ms()
@@ -154,6 +163,7 @@ class _Run:
             sinks=staged.sinks,
             schemas=staged.schemas,
             quarantine=staged.quarantine,
+            gaps=plan.gaps,
             counts=staged.counts,
             next={p: end for p, (_, end) in plan.ranges.items()},
             source=staged.source,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
+from airflow_provider_streamsem.arguments import whole
 from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.batch.guarantee import guarantee
 from airflow_provider_streamsem.batch.pipeline import load_pipeline
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> Answer:
     from airflow_provider_streamsem.engines.spark import SparkEngine
 
     pipeline = load_pipeline(args.target)
-    run_key = args.run_key or f"cli:{SYSTEM_CLOCK.new_id()}"
+    run_key = f"cli:{SYSTEM_CLOCK.new_id()}" if args.run_key is None else args.run_key
     kept = guarantee(pipeline)
     result = run_batch(pipeline, run_key=run_key, drain=args.drain, engine=SparkEngine(master=args.master))
     lines = [f"run key    {run_key}", f"guarantee  {kept}", f"status     {result.status}"]
@@ -95,6 +96,7 @@ def _ranges(ranges: Ranges) -> str:
 
 def show(args: argparse.Namespace) -> Answer:
     """``streamsem show``"""
+    whole("N", args.version, least=0)
     opened = _opened(args)
     plan, outcome = opened.log.plan(args.version), opened.log.outcome(args.version)
     if plan is None:
@@ -176,7 +178,7 @@ def abort(args: argparse.Namespace) -> Answer:
 def vacuum(args: argparse.Namespace) -> Answer:
     """``streamsem vacuum``"""
     opened = _opened(args)
-    done = maintenance.vacuum(opened.log, opened.pipeline().sinks, dry_run=args.dry_run)
+    done = maintenance.vacuum(opened.log, opened.record, opened.pipeline(), dry_run=args.dry_run)
     said = f"{len(done.attempts)} attempts and {len(done.keys)} objects of the log, {done.bytes} bytes"
     return Answer(
         document={**plain(done), "dry_run": args.dry_run},

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
-from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, NewerFormatError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    InvalidError,
+    LogDamagedError,
+    NewerFormatError,
+    StoreRefusedError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.protocol import keys, procedures
 from airflow_provider_streamsem.protocol.codec import sha256
 from airflow_provider_streamsem.protocol.entries import (
@@ -85,8 +91,10 @@ class CommitLog:
             except StopIteration as stop:
                 result: T = stop.value
                 return result
-            event = self._event(request)
-            unanswered = unanswered + 1 if isinstance(event, Unknown) else 0
+            before, event = event, self._event(request, unsure=unanswered > 0)
+            # A key that exists but cannot be read, again and again, is no clear answer either.
+            unclear = isinstance(event, Unknown) or (isinstance(event, Missing) and isinstance(before, Exists))
+            unanswered = unanswered + 1 if unclear else unanswered if isinstance(event, Exists) else 0
             if unanswered >= self.patience.tries:
                 procedure.close()
                 key = request.prefix if not isinstance(request, (Put, Get)) else request.key
@@ -99,7 +107,7 @@ class CommitLog:
             if unanswered:
                 self.clock.sleep(min(self.patience.first_wait_s * 2 ** (unanswered - 1), self.patience.longest_wait_s))
 
-    def _event(self, request: Request) -> Event:
+    def _event(self, request: Request, *, unsure: bool) -> Event:
         try:
             if isinstance(request, Put):
                 return Created() if self.store.create(request.key, request.data) else Exists()
@@ -109,6 +117,12 @@ class CommitLog:
             return Listed(tuple(stat.key for stat in self.store.list(request.prefix, request.limit)))
         except UnknownAnswerError:
             return Unknown()
+        except StoreRefusedError as error:
+            if not unsure:
+                raise
+            # An earlier sending of this request may have been applied (W7).
+            what = "the store refused a request that it had not answered before; whether it was applied is unknown"
+            raise UnavailableError(what, place=self.store.url) from error
 
     # --- objects that are not versions
 
@@ -207,9 +221,9 @@ class CommitLog:
         """Outcome(version) and the sha256 of its bytes."""
         return self.perform(procedures.read_entry(Outcome, keys.outcome(version)))
 
-    def closed_head(self) -> int:
+    def closed_head(self, genesis: Offsets) -> int:
         """The newest closed version as a listing shows it; -1 where there is none."""
-        return self.find_head({}).closed
+        return self.find_head(genesis).closed
 
     def view(self, genesis: Mapping[str, int], *, version: int | None = None, since: int = -1) -> LogView:
         """
@@ -217,7 +231,7 @@ class CommitLog:
 
         :raises InvalidError: ``version`` is not closed yet, or the two contradict each other
         """
-        head = self.closed_head()
+        head = self.closed_head(genesis)
         at = head if version is None else version
         if not -1 <= at <= head or not -1 <= since <= at:
             raise InvalidError(
@@ -226,7 +240,7 @@ class CommitLog:
                 since=since,
                 newest_closed=head,
             )
-        view = fold(self.perform(procedures.read_parts_to(at, since)), genesis=genesis, since=since)
+        view = fold(self.perform(procedures.read_parts_to(at)), genesis=genesis, since=since)
         if view.version != at:
             raise LogDamagedError(
                 "a read did not reach the version it was fixed at", invariant="I5", version=at, reached=view.version

@@ -20,6 +20,7 @@ class Job:
     :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``; ``transform_name`` is what errors call it
     :param where: SQL predicate applied before the transform, or ``None``
     :param max_quarantined: the most records that may be bad
+    :param schemas: sink → the columns that the log has recorded, as schema JSON
     """
 
     source: Source
@@ -28,6 +29,7 @@ class Job:
     transform_name: str
     where: str | None
     max_quarantined: int
+    schemas: Mapping[str, str]
     plan: Plan
     attempt_id: str
 
@@ -46,6 +48,13 @@ class Produced:
     quarantine: Quarantine
     counts: Mapping[str, int]
     handed: Mapping[str, int | None]
+
+
+def nothing_produced(sinks: Mapping[str, Sink]) -> Produced:
+    """An attempt at a plan without records."""
+    counts = {"read": 0, "parsed": 0, "quarantined": 0, "filtered": 0, **{f"written.{name}": 0 for name in sinks}}
+    empty = {name: Committable(format=sink.format, rows=0) for name, sink in sinks.items()}
+    return Produced(sinks=empty, schemas={}, quarantine=Quarantine(), counts=counts, handed={})
 
 
 class Engine(Protocol):

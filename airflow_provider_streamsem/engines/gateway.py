@@ -83,9 +83,22 @@ def observed(observation: Observation) -> dict[str, int] | None:
     return {name: int(row.get(i)) for i, name in enumerate(row.schema().fieldNames())}
 
 
-def stops_early(frame: DataFrame) -> bool:
-    """Whether the optimized plan holds a node that may leave input unread."""
+# Nodes that read their whole input once, in the same stage: above them an observation of the input counts each row once.
+_NARROW = {"Project", "Filter", "CollectMetrics", "Generate", "BatchEvalPython", "ArrowEvalPython", "InMemoryRelation"}
+
+
+def reads_input_once(frame: DataFrame) -> bool:
+    """
+    Whether the optimized plan surely reads its whole input exactly once.
+
+    Anything with an exchange may not: a sort samples its input in a job of its own, a limit stops early, a lost shuffle is made again.
+    """
     inner: Any = frame
-    text = inner._jdf.queryExecution().optimizedPlan().toString()
-    words = {line.strip(" :+-|").split(" ")[0] for line in text.split("\n")}
-    return bool(words & {"GlobalLimit", "LocalLimit", "Tail", "Offset", "GlobalLimitAndOffset"})
+    pending = [inner._jdf.queryExecution().optimizedPlan()]
+    while pending:
+        node = pending.pop()
+        children = node.children()
+        if children.length() > 0 and node.nodeName() not in _NARROW:
+            return False
+        pending += [children.apply(i) for i in range(children.length())]
+    return True

@@ -35,6 +35,9 @@ SETTINGS = {
 }
 
 
+_OF_THE_DATA = ("CAST_INVALID_INPUT", "NUMERIC_VALUE_OUT_OF_RANGE", "DIVIDE_BY_ZERO", "CANNOT_MERGE_SCHEMAS")
+
+
 class SparkEngine:
     """
     An engine on a Spark session of this process (classic PySpark).
@@ -108,20 +111,13 @@ def _translated(error: Exception, plan: Plan) -> StreamsemError:
             return StageError(
                 "a planned file vanished before it was read; nothing became visible", version=plan.version, file=path
             )
-        if condition.startswith(
-            (
-                "UNRESOLVED_",
-                "PARSE_SYNTAX_ERROR",
-                "DATATYPE_MISMATCH",
-                "CAST_INVALID_INPUT",
-                "NUMERIC_VALUE_OUT_OF_RANGE",
-                "DIVIDE_BY_ZERO",
-            )
-        ):
-            return DataError(
-                "the transform does not fit the data; nothing became visible", version=plan.version, condition=condition
-            )
+        if condition.startswith(_OF_THE_DATA):
+            what = "the transform does not fit the data; nothing became visible"
+            return DataError(what, version=plan.version, condition=condition)
     kind = type(error).__name__
+    if kind == "AnalysisException":
+        what = "Spark cannot make sense of the transform on this data; nothing became visible"
+        return DataError(what, version=plan.version, condition=conditions[0][0] if conditions else "")
     condition = conditions[0][0] if conditions else ""
     return StageError(
         "the engine failed while staging; nothing became visible", version=plan.version, error=kind, condition=condition

@@ -10,15 +10,18 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.engines import schema
 from airflow_provider_streamsem.engines.contract import Job, Produced
-from airflow_provider_streamsem.engines.gateway import observed, stops_early
+from airflow_provider_streamsem.engines.gateway import observed, reads_input_once
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Quarantine
+from airflow_provider_streamsem.sinks.write import quoted
 from airflow_provider_streamsem.sources.contract import Loaded
 
 _RECORDS_PER_PART = 5_000
+_KEPT = "__streamsem_kept"
 
 
 @dataclass(slots=True)
@@ -35,17 +38,20 @@ class Staging:
         loaded = self.job.source.load(self.session, self.job.plan.pins)
         watched = Observation()
         asked = self._asked(loaded)
-        records = loaded.frame.observe(watched, *asked)
+        marked = self._marked(loaded)
+        records = marked.observe(watched, *asked)
         try:
-            outputs = self._outputs(self._good(loaded, records))
-            reread = observed(watched) is not None or any(stops_early(frame) for frame in outputs.values())
+            outputs = {
+                name: self._ordered(name, frame) for name, frame in self._outputs(self._good(loaded, records)).items()
+            }
+            reread = observed(watched) is not None or not all(reads_input_once(frame) for frame in outputs.values())
             handed = {name: self._write(name, outputs[name]) for name in self.job.sinks}
         finally:
             for frame in self._kept:
                 frame.unpersist()
         counted = None if reread else observed(watched)
         if counted is None:
-            counted = self._count(loaded, asked)
+            counted = self._count(marked, asked)
         sinks = {
             name: sink.collect(self.job.plan.version, self.job.attempt_id) for name, sink in self.job.sinks.items()
         }
@@ -67,23 +73,21 @@ class Staging:
     def _asked(self, loaded: Loaded) -> list[Column]:
         """What is counted of the records. Every column is asked for: what is not asked for is not parsed, and then cannot be found bad."""
         bad = F.lit(False) if loaded.bad is None else loaded.bad
-        kept = F.lit(True) if self.job.where is None else F.coalesce(F.expr(self.job.where), F.lit(False))
-        asked = [
-            F.count(F.lit(1)).alias("read"),
-            F.count_if(bad).alias("bad"),
-            F.count_if(~bad & ~kept).alias("filtered"),
-        ]
+        asked = [F.count(F.lit(1)).alias("read"), F.count_if(bad).alias("bad")]
+        asked.append(F.count_if(~bad & ~F.col(_KEPT)).alias("filtered"))
         if loaded.bad is None:
             return asked
-        return asked + [
-            F.count(F.col("`" + name.replace("`", "``") + "`")).alias(f"c{i}")
-            for i, name in enumerate(loaded.frame.columns)
-        ]
+        return asked + [F.count(quoted(name)).alias(f"c{i}") for i, name in enumerate(loaded.frame.columns)]
+
+    def _marked(self, loaded: Loaded) -> DataFrame:
+        """The records with the predicate's answer as a column: asked once, so that counting and filtering see the same answer."""
+        kept = F.lit(True) if self.job.where is None else F.coalesce(F.expr(self.job.where), F.lit(False))
+        return loaded.frame.withColumn(_KEPT, kept)
 
     def _good(self, loaded: Loaded, records: DataFrame) -> DataFrame:
         good = records if loaded.bad is None else records.where(~loaded.bad)
-        good = good if self.job.where is None else good.where(F.expr(self.job.where))
-        return good.drop(*loaded.drop)
+        good = good if self.job.where is None else good.where(F.col(_KEPT))
+        return good.drop(_KEPT, *loaded.drop)
 
     def _outputs(self, good: DataFrame) -> dict[str, DataFrame]:
         """The transform's result for each sink; what several sinks share is kept, so that it is evaluated once."""
@@ -109,6 +113,13 @@ class Staging:
             once = {key: self._keep(frame) for key, frame in once.items()}
         return {name: once[id(frame)] for name, frame in result.items()}
 
+    def _ordered(self, name: str, frame: DataFrame) -> DataFrame:
+        """The columns in the order that the log has recorded, new ones after them: formats without names are read back by position."""
+        recorded = schema.names(self.job.schemas.get(name))
+        given = frame.columns
+        ordered = [c for c in recorded if c in given] + [c for c in given if c not in recorded]
+        return frame if ordered == given else frame.select(*[quoted(c) for c in ordered])
+
     def _keep(self, frame: DataFrame) -> DataFrame:
         self._kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
         return self._kept[-1]
@@ -122,9 +133,9 @@ class Staging:
         counted = observed(handed)
         return None if counted is None else counted["rows"]
 
-    def _count(self, loaded: Loaded, asked: list[Column]) -> dict[str, int]:
-        """Count the records in a pass of their own, where the transform may not have read all of them."""
-        row = loaded.frame.agg(*asked).first()
+    def _count(self, marked: DataFrame, asked: list[Column]) -> dict[str, int]:
+        """Count the records in a pass of their own, where the transform may not have read each of them once."""
+        row = marked.agg(*asked).first()
         return {} if row is None else {name: int(row[name]) for name in ("read", "bad", "filtered")}
 
     def _quarantine(self, loaded: Loaded, bad: int) -> Quarantine:

@@ -83,6 +83,8 @@ def entries(newest: Discovery | None, listed: Sequence[FoundFile], found: News, 
 
     Only the last describes the whole listing: until it is there, whoever comes next asks for the seen set.
     """
+    if newest is None and not found.new:
+        return []
     bound, total, count, edge = settled = _settled(newest, listed, found)
     if newest is not None and not found.new and (*settled, found.vanished) == _settled_of(newest):
         return []
@@ -110,7 +112,9 @@ def _settled_of(entry: Discovery) -> tuple[int, str, int, dict[str, int], int]:
     return entry.settled_ns, entry.settled_digest, entry.settled_count, dict(entry.edge), entry.vanished
 
 
-def _settled(newest: Discovery | None, listed: Sequence[FoundFile], found: News) -> tuple[int, str, int, dict[str, int]]:
+def _settled(
+    newest: Discovery | None, listed: Sequence[FoundFile], found: News
+) -> tuple[int, str, int, dict[str, int]]:
     """
     Bound, digest and count below it, and every known file at or above it, listed or not.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
+from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 
 FORMAT = 1
 READER_FEATURES: frozenset[str] = frozenset()
@@ -73,6 +73,7 @@ class Plan:
     kind: Literal["batch"] = "batch"
     previous: str
     ranges: Ranges
+    gaps: Gaps = field(default_factory=dict)
     pins: Json = None
     run_key: str
     j: int
@@ -82,6 +83,8 @@ class Plan:
     planned_at_ms: int
     spec: str
     transform: str
+    state: str | None = None
+    watermark_ms: int | None = None
     nonce: str
 
 
@@ -118,12 +121,15 @@ class Outcome:
     sinks: Mapping[str, Committable] = field(default_factory=dict)
     schemas: Mapping[str, str] = field(default_factory=dict)
     quarantine: Quarantine = field(default_factory=Quarantine)
-    gaps: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    gaps: Gaps = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     next: Offsets
     source: Json = None
     spec: str
     transform: str
+    state: str | None = None
+    watermark_ms: int | None = None
+    max_event_time_ms: int | None = None
     decided_at_ms: int
     duration_ms: int = 0
     reason: str = ""

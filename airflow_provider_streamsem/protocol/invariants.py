@@ -71,6 +71,21 @@ def check_i4(plan: Plan, *, closed: int, next: Offsets) -> None:
             )
 
 
+def check_gaps(plan: Plan, outcome: Outcome) -> None:
+    """The gaps of a commit are those of its plan, in order and inside its ranges; an abort declares none (I5)."""
+    if dict(outcome.gaps) != (dict(plan.gaps) if outcome.committed else {}):
+        raise LogDamagedError("an outcome declares other gaps than its plan", invariant="I5", version=plan.version)
+    for partition, gaps in plan.gaps.items():
+        start, end = plan.ranges.get(partition, (0, 0))
+        for first, last in gaps:
+            if not start <= first < last <= end:
+                what = "a plan's gaps overlap, are empty, or lie outside its ranges"
+                raise LogDamagedError(
+                    what, invariant="I5", version=plan.version, partition=partition, gap=(first, last)
+                )
+            start = last
+
+
 def check_next(plan: Plan, outcome: Outcome, *, before: Offsets) -> None:
     """After a commit the offsets stand at the plan's ends, after an abort where they stood; other partitions are carried (I4, I5)."""
     expected = offsets.advance(before, offsets.ends(plan.ranges) if outcome.committed else offsets.starts(plan.ranges))

@@ -15,6 +15,9 @@ Offsets: TypeAlias = Mapping[str, int]
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 """partition → ``[start, end)``"""
 
+Gaps: TypeAlias = Mapping[str, tuple[tuple[int, int], ...]]
+"""partition → ``[start, end)`` of offsets that are inside a range and will not be read"""
+
 
 def position(offsets: Offsets, partition: str) -> int:
     """The next offset to read of one partition; 0 where the partition is not named."""

@@ -226,6 +226,9 @@ def decide(head: Head, outcome: Outcome) -> Procedure[Head]:
 def write_segments(version: int, known: Sequence[tuple[Outcome, str]] = ()) -> Procedure[None]:
     """Create the segments that are full since ``version`` was closed (W23). ``known``: outcomes at hand, with the sha256 of their bytes."""
     at_hand = {outcome.version: (outcome, sha) for outcome, sha in known}
+    behind = segments.behind(version)
+    if behind is not None:
+        yield from read_or_write_segment(1, behind)
     for level, index in segments.due(version):
         if level == 1:
             yield from _write_level_1(index, at_hand)
@@ -266,12 +269,8 @@ def read_or_write_segment(level: int, index: int) -> Procedure[Segment]:
     return (yield from (_write_level_1(index, {}) if level == 1 else _write_parent(level, index)))
 
 
-def read_parts_to(version: int, since: int = -1) -> Procedure[list[Segment | Outcome]]:
-    """
-    What folds to the log at ``version``: segments for full hundreds, outcomes for the rest (R1, R4, R5). Reads only, writes nothing.
-
-    :param since: hundreds that end at or below it are still read, for the totals
-    """
+def read_parts_to(version: int) -> Procedure[list[Segment | Outcome]]:
+    """What folds to the log at ``version``: segments for full hundreds, outcomes for the rest (R1, R4, R5). Reads only, writes nothing."""
     parts: list[Segment | Outcome] = []
     full = (version + 1) // segments.WIDTH
     for index in range(full):

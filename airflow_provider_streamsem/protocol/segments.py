@@ -72,3 +72,8 @@ def due(version: int) -> list[tuple[int, int]]:
         found.append((level, (version + 1) // width - 1))
         level, width = level + 1, width * WIDTH
     return found
+
+
+def behind(version: int) -> int | None:
+    """The level-1 segment to look after when ``version`` is closed: half a hundred later, in case whoever closed its last version died before it."""
+    return version // WIDTH - 1 if version % WIDTH == WIDTH // 2 and version > WIDTH else None

@@ -62,6 +62,7 @@ class Head:
         invariants.check_i2(self.plan, outcome)
         assert self.plan is not None
         invariants.check_i3_outcome(outcome, plan_sha=self.plan_sha)
+        invariants.check_gaps(self.plan, outcome)
         invariants.check_next(self.plan, outcome, before=self.next)
         invariants.check_i14(outcome)
         return Head(genesis=self.genesis, outcome=outcome, outcome_sha=sha256)
@@ -81,7 +82,6 @@ class LogView:
     aborts: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     files: tuple[SegmentFile, ...] = ()
-    schemas: Mapping[str, str] = field(default_factory=dict)
 
     def sink(self, name: str) -> tuple[SegmentFile, ...]:
         """The visible files of one sink."""
@@ -115,7 +115,6 @@ def fold(parts: Iterable[Segment | Outcome], *, genesis: Offsets, since: int = -
     counts: dict[str, int] = {}
     next_offsets: Offsets = dict(genesis)
     files: list[SegmentFile] = []
-    schemas: Mapping[str, str] = {}
     for part in parts:
         if isinstance(part, Segment):
             invariants.check_follows(part.index * 100, version)
@@ -129,14 +128,7 @@ def fold(parts: Iterable[Segment | Outcome], *, genesis: Offsets, since: int = -
             commits, aborts = commits + part.committed, aborts + (not part.committed)
             counts = add_counts(counts, part.counts) if part.committed else counts
             files += visible(part) if version > since else []
-            schemas = part.schemas
         next_offsets = offsets.advance(next_offsets, part.next)
     return LogView(
-        version=version,
-        next=next_offsets,
-        commits=commits,
-        aborts=aborts,
-        counts=counts,
-        files=tuple(files),
-        schemas=schemas,
+        version=version, next=next_offsets, commits=commits, aborts=aborts, counts=counts, files=tuple(files)
     )

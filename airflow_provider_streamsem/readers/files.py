@@ -59,7 +59,7 @@ class CommittedLog:
     @property
     def head(self) -> int:
         """The newest closed version; -1 where there is none."""
-        return self.log.closed_head()
+        return self.log.closed_head(self.record.genesis)
 
     def pipeline(self) -> Pipeline:
         """The spec of the newest outcome, or the first spec; its transform is only a name."""

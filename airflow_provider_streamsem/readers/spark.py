@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
+from airflow_provider_streamsem.stores.contract import spark_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,5 +55,5 @@ def read_committed(
         spark.read.schema(schema)
         .format(files[0].format)
         .options(**TEXT_OPTIONS.get(files[0].format, {}))
-        .load([f.path for f in files])
+        .load([spark_path(f.path) for f in files])
     )

@@ -25,7 +25,7 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
 from airflow_provider_streamsem.sinks import footers
-from airflow_provider_streamsem.stores.contract import Store, UnknownAnswerError, open_store, split_url
+from airflow_provider_streamsem.stores.contract import Store, UnknownAnswerError, normalised, open_store, split_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -93,11 +93,11 @@ class FilesSink:
 
     def guarded(self) -> Json:
         """The dataset and its format. Partitioning, codec and file size may change: the manifest holds what each file needs."""
-        return {"type": "files", "path": self.path, "format": self.format}
+        return {"type": "files", "path": normalised(self.path), "format": self.format}
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
         """Find the dataset's mark, or write it where the log is new."""
-        mark = canonical({"format": 1, "entry": "dataset", "pipeline_uuid": pipeline_uuid, "log": log})
+        mark = canonical({"format": 1, "entry": "dataset", "pipeline_uuid": pipeline_uuid, "log": normalised(log)})
         store = self._store()
         try:
             stored = store.read(keys.DATASET_MARKER)

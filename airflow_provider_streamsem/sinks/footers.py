@@ -93,6 +93,7 @@ def _csv_table(path: str) -> Any:
     ).column_names
     return csv.read_csv(
         pyarrow.BufferReader(data),
+        read_options=csv.ReadOptions(block_size=max(len(data), 1 << 20)),  # a field may be longer than a block
         parse_options=_csv_dialect(),
         convert_options=csv.ConvertOptions(
             column_types=dict.fromkeys(header, pyarrow.string()),

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, DataType, DoubleType, FloatType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StructType,
+    TimestampType,
+    VariantType,
+)
 
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.sinks.footers import PARTITION
@@ -15,6 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.sinks.files import FilesSink
 
 _LONGEST_NAMED_BYTES = 64
+_NO_PARTITION = (ArrayType, MapType, StructType, BinaryType, VariantType)
 _OPTIONS = {
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
@@ -22,7 +33,11 @@ _OPTIONS = {
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
 }
-TEXT_OPTIONS = {
+_TIMES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",  # old offsets have seconds
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+TEXT_OPTIONS: dict[str, dict[str, str]] = {
     "csv": {
         "header": "true",
         "escape": '"',  # RFC 4180 quoting
@@ -31,9 +46,9 @@ TEXT_OPTIONS = {
         "lineSep": "\n",
         "ignoreLeadingWhiteSpace": "false",
         "ignoreTrailingWhiteSpace": "false",
-        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+        **_TIMES,
     },
-    "json": {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"},
+    "json": _TIMES,
 }
 """Options by which rows of a text format are written, and read back as they were"""
 
@@ -55,9 +70,12 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> None:
         raise DataError(
             f"column names that start with {PARTITION} are kept for partitioning", sink=sink.path, columns=taken
         )
+    odd = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
+    if odd:
+        raise DataError("columns of this type cannot partition a dataset", sink=sink.path, columns=odd)
     copies = [f"{PARTITION}{i}" for i in range(len(sink.partition_by))]
     for copy, name in zip(copies, sink.partition_by, strict=True):
-        frame = frame.withColumn(copy, encoded(F.col(f"`{name}`"), by_name[name]))
+        frame = frame.withColumn(copy, encoded(quoted(name), by_name[name]))
     if sink.target_file_bytes is not None:
         frame.sparkSession.conf.set("spark.sql.adaptive.advisoryPartitionSizeInBytes", str(sink.target_file_bytes))
         frame = frame.hint("rebalance", *copies)
@@ -78,9 +96,7 @@ def encoded(value: Column, kind: DataType) -> Column:
     """
     if isinstance(kind, TimestampType):
         return F.when(value.isNull(), F.lit("n")).otherwise(F.concat(F.lit("t"), F.unix_micros(value).cast("string")))
-    if isinstance(kind, BinaryType):
-        data = value
-    elif isinstance(kind, (DoubleType, FloatType)):
+    if isinstance(kind, (DoubleType, FloatType)):
         data = F.when(value == 0, F.lit(0).cast(kind)).otherwise(value).cast("string").cast("binary")  # -0.0 equals 0.0
     else:
         data = value.cast("string").cast("binary")
@@ -90,3 +106,8 @@ def encoded(value: Column, kind: DataType) -> Column:
         .when(F.octet_length(data) <= _LONGEST_NAMED_BYTES, named)
         .otherwise(F.concat(F.lit("h"), F.sha2(data, 256)))
     )
+
+
+def quoted(name: str) -> Column:
+    """A column by its name, whatever signs the name holds."""
+    return F.col("`" + name.replace("`", "``") + "`")

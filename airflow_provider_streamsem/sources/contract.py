@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
-from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
+from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,9 +42,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Ranges for one plan, and the pins by which exactly these records are read again."""
+    """Ranges for one plan, the gaps in them that cannot be read, and the pins by which exactly the rest is read again."""
 
     ranges: Ranges
+    gaps: Gaps = field(default_factory=dict)
     pins: Json
 
 
@@ -82,8 +83,13 @@ class Planner(Protocol):
         """One past the newest record, per partition, exclusive. May write to the log (discovery); never moves an offset."""
         ...
 
-    def cut(self, start: Offsets, end: Offsets, limits: Limits) -> Cut | None:
-        """Ranges from ``start`` (inclusive) towards ``end`` (exclusive) within ``limits``; ``None`` where there is nothing in between."""
+    def cut(self, start: Offsets, end: Offsets, limits: Limits, *, on_data_loss: str) -> Cut | None:
+        """
+        Ranges from ``start`` (inclusive) towards ``end`` (exclusive) within ``limits``; ``None`` where there is nothing in between.
+
+        :param on_data_loss: ``"fail"``, or ``"record_gap"``: offsets that are gone from the source become gaps of the cut
+        :raises SourceChangedError: with ``"fail"``: names the first that is gone; nothing was written
+        """
         ...
 
     def hint(self, plan: Plan, counts: Mapping[str, int]) -> Json:
@@ -106,6 +112,11 @@ class Source(Protocol):
 
     replayable: ClassVar[bool]
     reasons: ClassVar[tuple[str, ...]]
+
+    @property
+    def place(self) -> str | None:
+        """URL of where records lie, where that is a place as datasets have one: neither log nor dataset may overlap it."""
+        ...
 
     def guarded(self) -> Json:
         """What may not change under one log: the source's identity."""

@@ -9,7 +9,7 @@ their writers have not finished, as in Hadoop and Spark; they are passed over un
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
@@ -22,7 +22,7 @@ from airflow_provider_streamsem.protocol.entries import FoundFile, Json, Outcome
 from airflow_provider_streamsem.protocol.offsets import Offsets, position
 from airflow_provider_streamsem.sources.contract import Cut, Limits
 from airflow_provider_streamsem.sources.ledger import Ledger
-from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, open_store, split_url
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, normalised, open_store, split_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,26 +33,35 @@ PARTITION = "files"
 FORMATS = ("csv", "json", "orc", "parquet", "text")
 NEEDS_SCHEMA = ("csv", "json")
 ASSUMED_BYTES_PER_ROW = 100
-_OURS = frozenset(
-    [
-        "mode",
-        "columnnameofcorruptrecord",
-        "columnpruning",
-        "enforceschema",
-        "multiline",
-        "ignorecorruptfiles",
-        "ignoremissingfiles",
-        "path",
-        "paths",
-        "pathglobfilter",
-        "recursivefilelookup",
-        "modifiedbefore",
-        "modifiedafter",
-        "wholetext",
-        "linesep",
-        "mergeschema",
-    ]
-)
+_TIMES = {"dateFormat", "timestampFormat", "timestampNTZFormat", "timeZone", "locale"}
+_LAX_JSON = {"allowUnquotedFieldNames", "allowSingleQuotes", "allowNumericLeadingZeros", "allowNonNumericNumbers"}
+_CSV = {
+    "header",
+    "sep",
+    "delimiter",
+    "quote",
+    "escape",
+    "charToEscapeQuoteEscaping",
+    "nullValue",
+    "nanValue",
+    "emptyValue",
+}
+_CSV |= {
+    "positiveInf",
+    "negativeInf",
+    "ignoreLeadingWhiteSpace",
+    "ignoreTrailingWhiteSpace",
+    "maxColumns",
+    "maxCharsPerColumn",
+}
+OPTIONS: dict[str, frozenset[str]] = {
+    "csv": frozenset(_CSV | _TIMES),
+    "json": frozenset(_LAX_JSON | _TIMES),
+    "parquet": frozenset({"datetimeRebaseMode", "int96RebaseMode"}),
+    "orc": frozenset(),
+    "text": frozenset(),
+}
+"""Options of Spark's readers that may change values, but never how many records there are or which of them count as bad"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +75,7 @@ class FilesSource:
     :param path: where the files lie: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
     :param format: ``json`` (one object a line), ``csv``, ``parquet``, ``orc`` or ``text`` (one column ``value``)
     :param schema: columns as Spark DDL, ``"id long, at timestamp"``; required for ``json`` and ``csv``, refused for ``text``, optional otherwise
-    :param options: options of Spark's reader, such as ``{"header": "true"}``. Those on which the accounting of records rests are refused
+    :param options: options of Spark's reader, such as ``{"header": "true"}``: those of :data:`OPTIONS`, which lose no record
     :param glob: which file names count, such as ``*.csv``; the name only, not its directories
     :param start_after: paths at or before this one (relative to ``path``) are never looked at; may hold ``strftime`` fields, filled with the
         UTC time ``lookback_days`` before the listing. A file that arrives behind it is never read
@@ -102,9 +111,11 @@ class FilesSource:
                 f"{where} schema is not accepted for this format: its one column is `value string`", format=self.format
             )
         object.__setattr__(self, "options", arguments.options(f"{where} options", self.options))
-        refused = sorted(name for name in self.options if name.lower() in _OURS)
+        accepted = {name.lower() for name in OPTIONS[self.format]}
+        refused = sorted(name for name in self.options if name.lower() not in accepted)
         if refused:
-            raise InvalidError(f"{where} options holds options on which the accounting of records rests", given=refused)
+            what = f"{where} options holds names that this format does not take, or that would change which records are counted"
+            raise InvalidError(what, given=refused, format=self.format, accepted=sorted(OPTIONS[self.format]))
         arguments.text(f"{where} glob", self.glob, pattern=r"[^/]+", accepted="a pattern of file names, without '/'")
         if not isinstance(self.start_after, str):
             raise InvalidError(f"{where} start_after must be text", given=type(self.start_after).__name__)
@@ -115,9 +126,14 @@ class FilesSource:
                 given=self.start_after,
             )
 
+    @property
+    def place(self) -> str:
+        """Where the files lie."""
+        return self.path
+
     def guarded(self) -> Json:
         """The place and the format."""
-        return {"type": "files", "path": self.path, "format": self.format}
+        return {"type": "files", "path": normalised(self.path), "format": self.format}
 
     def genesis(self) -> Offsets:
         """The first ordinal."""
@@ -138,19 +154,25 @@ class FilesSource:
             after = (
                 datetime.fromtimestamp(now_ms / 1000, tz=timezone.utc) - timedelta(days=self.lookback_days)
             ).strftime(after)
+        scheme, place = split_url(self.path)
+        if scheme == "file" and not os.path.isdir(place):
+            what = "the source's directory is not there, or is not mounted; nothing was written"
+            raise UnavailableError(what, place=self.path)
         try:
-            return [
-                _found(stat) for stat in open_store(self.path).list("", start_after=after) if self._counts(stat.key)
-            ]
+            stats = [stat for stat in open_store(self.path).list("", start_after=after) if self._counts(stat.key)]
         except UnknownAnswerError as error:
-            raise UnavailableError(
-                "the source's place gave no clear answer to a listing; nothing was written", place=self.path
-            ) from error
+            what = "the source's place gave no clear answer to a listing; nothing was written"
+            raise UnavailableError(what, place=self.path) from error
+        for stat in stats:
+            if any("\ud800" <= character <= "\udfff" for character in stat.key):
+                what = "a file's name is not UTF-8 and cannot be written down; rename it. Nothing was written"
+                raise DataError(what, place=self.path, file=ascii(stat.key))
+        return [_found(stat) for stat in stats]
 
     def _counts(self, key: str) -> bool:
         parts = key.split("/")
         return (
-            not any(part[:1] in ("_", ".") for part in parts)
+            not any(part[:1] in ("_", ".", "") for part in parts)
             and not key.endswith("._COPYING_")
             and fnmatchcase(parts[-1], self.glob)
         )
@@ -205,14 +227,17 @@ class FilesPlanner:
         hint: Mapping[str, Any] = last.source if last is not None and isinstance(last.source, Mapping) else {}
         self._source = source
         self._clock = log.clock
+        self._listed: Mapping[str, tuple[int, str]] | None = None
         self._ledger = Ledger(log, newest_hint=_number(hint, "newest", -1), at_hint=_number(hint, "at", -1))
         self._bytes_per_row = max(1, _number(hint, "bytes_per_row", ASSUMED_BYTES_PER_ROW))
 
     def latest_offsets(self) -> Offsets:
         """List the place and give ordinals to what is new there."""
-        return {PARTITION: self._ledger.add(self._source.listing(self._clock.now_ms()))}
+        listed = self._source.listing(self._clock.now_ms())
+        self._listed = {file.path: (file.bytes, file.identity) for file in listed}
+        return {PARTITION: self._ledger.add(listed)}
 
-    def cut(self, start: Offsets, end: Offsets, limits: Limits) -> Cut | None:
+    def cut(self, start: Offsets, end: Offsets, limits: Limits, *, on_data_loss: str) -> Cut | None:
         """Files in the order of their ordinals, as many as the limits allow, at least one."""
         first, last = position(start, PARTITION), position(end, PARTITION)
         if limits.max_files is not None:
@@ -222,7 +247,21 @@ class FilesPlanner:
         most = [limits.max_bytes] if limits.max_bytes is not None else []
         most += [limits.max_rows * self._bytes_per_row] if limits.max_rows is not None else []
         taken = _within(self._ledger.files(first, last), min(most, default=None))
-        return Cut(ranges={PARTITION: (first, first + len(taken))}, pins=[[f.path, f.bytes, f.identity] for f in taken])
+        gone = [first + n for n, file in enumerate(taken) if not self._is_there(file)]
+        if gone and on_data_loss == "fail":
+            file = taken[gone[0] - first]
+            what = "a file that waits to be read was changed or removed; nothing was written"
+            raise SourceChangedError(what, place=self._source.path, file=file.path, files=len(gone))
+        pins = [[f.path, f.bytes, f.identity] for n, f in enumerate(taken) if first + n not in gone]
+        gaps = {PARTITION: tuple((at, at + 1) for at in gone)} if gone else {}
+        return Cut(ranges={PARTITION: (first, first + len(taken))}, gaps=gaps, pins=pins)
+
+    def _is_there(self, file: FoundFile) -> bool:
+        """Whether a file lies there as it was discovered: by the listing that was just made, else by asking."""
+        if self._listed is None:
+            stat = open_store(self._source.path).stat(file.path)
+            return stat is not None and (stat.bytes, _identity(stat)) == (file.bytes, file.identity)
+        return self._listed.get(file.path) == (file.bytes, file.identity)
 
     def hint(self, plan: Plan, counts: Mapping[str, int]) -> Json:
         """Where the newest discovery and the next ordinal stand, and the bytes per row of this batch."""
@@ -257,11 +296,3 @@ def _within(files: Sequence[FoundFile], most_bytes: int | None) -> Sequence[Foun
         if most_bytes is not None and total > most_bytes and count > 0:
             return files[:count]
     return files
-
-
-def spark_paths(place: str, paths: Sequence[str]) -> Iterator[str]:
-    """Paths as Spark's reader takes them: glob characters escaped, ``s3`` as ``s3a``."""
-    scheme, rest = split_url(place)
-    root = f"s3a://{rest}" if scheme == "s3" else rest
-    for path in paths:
-        yield "".join("\\" + c if c in "\\*?[]{}^" else c for c in os.path.join(root, path))

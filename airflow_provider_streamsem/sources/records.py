@@ -13,6 +13,7 @@ from pyspark.sql.types import StringType, StructType
 
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.sources.contract import BadRecord
+from airflow_provider_streamsem.stores.contract import spark_path
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.sources.files import FilesSource
@@ -35,10 +36,8 @@ class FileRecords:
     drop: tuple[str, ...]
 
     def __init__(self, spark: SparkSession, source: FilesSource, paths: list[str]) -> None:
-        from airflow_provider_streamsem.sources.files import spark_paths
-
         self._source = source
-        located = list(spark_paths(source.path, paths))
+        located = [spark_path(source.path, path) for path in paths]
         reader = spark.read.options(ignoreCorruptFiles="false", ignoreMissingFiles="false", **source.options)
         if source.format == "csv":
             self._read_csv(spark, located)
@@ -47,7 +46,11 @@ class FileRecords:
         elif source.format == "text":
             self.frame, self.bad, self.drop = reader.text(located), None, ()
         else:
-            reader = reader.schema(_struct(spark, source.schema)) if source.schema else reader
+            # Files of one batch may have different columns: without a schema all are taken, and a contradiction is an error.
+            given = source.schema is not None
+            reader = (
+                reader.schema(_struct(spark, source.schema or "")) if given else reader.option("mergeSchema", "true")
+            )
             self.frame, self.bad, self.drop = reader.format(source.format).load(located), None, ()
 
     def _read_csv(self, spark: SparkSession, located: list[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from airflow_provider_streamsem import registry
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,11 @@ class ObjectStat:
     mtime_ns: int
 
 
-class UnknownAnswerError(Exception):
-    """Inside the package only: the store did not say whether a request was applied. Never reaches a user."""
+class UnknownAnswerError(UnavailableError):
+    """The store did not say whether one request was applied. The commit log sends it again; anyone else fails, and may try again."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__("the store gave no clear answer to a request", key=key)
 
 
 class Store(Protocol):
@@ -84,6 +87,19 @@ def open_store(url: str) -> Store:
     return opened
 
 
+def normalised(url: str) -> str:
+    """One spelling of a place: ``scheme://…`` without a slash at its end, an absolute path for ``file``."""
+    scheme, rest = split_url(url)
+    return rest if scheme == "file" else f"{scheme}://{rest}"
+
+
+def spark_path(place: str, key: str = "") -> str:
+    """A path as Spark's readers take it: glob characters escaped, ``s3`` as ``s3a``."""
+    scheme, rest = split_url(place)
+    whole = "/".join(filter(None, [f"s3a://{rest}" if scheme == "s3" else rest, key]))
+    return "".join("\\" + c if c in "\\*?[]{}^" else c for c in whole)
+
+
 def split_url(url: str) -> tuple[str, str]:
     """``(scheme, what stands after it)``; a plain absolute path is of scheme ``file``."""
     if os.path.isabs(url):
@@ -92,7 +108,7 @@ def split_url(url: str) -> tuple[str, str]:
     if not registry.knows("stores", parts.scheme):
         raise InvalidError(
             "a place must be an absolute path or a URL of a known scheme",
-            given=url.split("@")[-1],
+            given=f"{parts.scheme}:…" if parts.scheme else url.split("?")[0],
             accepted=registry.names("stores"),
         )
     if "@" in parts.netloc:
@@ -105,5 +121,9 @@ def split_url(url: str) -> tuple[str, str]:
             raise InvalidError("a file URL must hold an absolute path", given=url, accepted="file:///path")
         return "file", os.path.normpath(unquote(parts.path))
     if not parts.netloc or parts.query or parts.fragment:
-        raise InvalidError("a place must have a bucket or name, and no query", given=url, accepted="s3://bucket/prefix")
+        raise InvalidError(
+            "a place must have a bucket or name, and no query",
+            given=f"{parts.scheme}://{parts.netloc}{parts.path}",
+            accepted="s3://bucket/prefix",
+        )
     return parts.scheme, (parts.netloc + parts.path).rstrip("/")

@@ -109,24 +109,20 @@ class LocalStore:
         except OSError as error:
             raise self._translated(error, key) from error
         parent = os.path.dirname(path)
-        while parent != self.root and not self._holds_anything(parent):
+        while parent != self.root and self._removed_empty(parent):
             parent = os.path.dirname(parent)
 
     def _walk(self, directory: str, prefix: str, start_after: str) -> Iterator[ObjectStat]:
         try:
             with os.scandir(os.path.join(self.root, directory)) as entries:
                 # A directory sorts as its name with "/": "a-b" before "a/b", as in an object store.
-                names = sorted(
-                    (directory + e.name + ("/" if e.is_dir() else "")).encode()
-                    for e in entries
-                    if not e.name.startswith(_PARTIAL)
-                )
+                found = sorted(os.fsencode(directory + name) for entry in entries if (name := _listed_name(entry)))
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
             raise self._translated(error, directory) from error
-        for name in names:
-            key = os.fsdecode(name)
+        for encoded in found:
+            key = os.fsdecode(encoded)
             if key.endswith("/"):
                 if (key.startswith(prefix) or prefix.startswith(key)) and not (
                     key <= start_after and not start_after.startswith(key)
@@ -171,12 +167,12 @@ class LocalStore:
             return
 
     @staticmethod
-    def _holds_anything(directory: str) -> bool:
+    def _removed_empty(directory: str) -> bool:
         try:
             os.rmdir(directory)
         except OSError:
-            return True
-        return False
+            return False
+        return True
 
     def _translated(self, error: OSError, key: str) -> Exception:
         if error.errno in _REFUSED:
@@ -187,6 +183,17 @@ class LocalStore:
                 errno=errno.errorcode[error.errno],
             )
         return UnknownAnswerError(key)
+
+
+def _listed_name(entry: os.DirEntry[str]) -> str:
+    """
+    An entry's name, with "/" for a directory; "" for what is no object: half-written files, sockets, pipes, and links to directories.
+
+    A link to a directory beside its target would show each file twice, and a link upwards for ever.
+    """
+    if entry.is_dir(follow_symlinks=False):
+        return entry.name + "/"
+    return entry.name if entry.is_file() and not entry.name.startswith(_PARTIAL) else ""
 
 
 def open_local_store(path: str) -> LocalStore:

@@ -18,6 +18,7 @@ from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswer
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
 _MISSING = {"NoSuchKey", "404", "NotFound"}
+_PASSING = {"RequestTimeout", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _REFUSED_STATUS = {400, 401, 403, 404, 405, 411, 413, 501}
 
 
@@ -136,7 +137,7 @@ class S3Store:
                 "the process has no complete credentials or region for S3; nothing was sent", place=self.url
             )
         if isinstance(error, ClientError):
-            if _status(error) in _REFUSED_STATUS and _code(error) not in ("RequestTimeout", "RequestTimeTooSkewed"):
+            if _status(error) in _REFUSED_STATUS and _code(error) not in _PASSING:
                 return StoreRefusedError(
                     "S3 refused a request; the object was not written",
                     place=self.url,

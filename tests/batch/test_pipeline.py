@@ -33,9 +33,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sinks": {}}, "sinks"), ({"sinks": [SINK]}, "sinks"), ({"sinks": {"Out": SINK}}, "sink name"), ({"sinks": {"out": "x"}}, "sinks"),
     ({"sinks": {"out": FilesSink(path="/data/out"), "two": FilesSink(path="/data/out/two")}}, "place of their own"),
     ({"log": "/data/out/log"}, "place of their own"), ({"log": "/data/out"}, "place of their own"),
+    ({"log": "/data/in/log"}, "place of their own"), ({"sinks": {"out": FilesSink(path="/data/in/out")}}, "place of their own"), ({"sinks": {"out": FilesSink(path="/data")}}, "place of their own"),
     ({"transform": 5}, "transform"), ({"transform": "no colon"}, "transform"), ({"transform": ""}, "transform"),
     ({"where": ""}, "where"), ({"where": 5}, "where"), ({"rows": "map"}, "rows"), ({"rows": None}, "rows"),
-    ({"limits": {"max_files": 3}}, "limits"), ({"on_data_loss": "ignore"}, "on_data_loss"), ({"require": "perfect"}, "require"),
+    ({"limits": {"max_files": 3}}, "limits"), ({"where": "\ud800"}, "where"), ({"on_data_loss": "ignore"}, "on_data_loss"), ({"require": "perfect"}, "require"),
 ]  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def test_bad_argument_of_a_pipeline_is_named(changes: dict[str, Any], message: s
 BAD_SOURCE: list[tuple[dict[str, Any], str]] = [
     ({"path": "in"}, "place"), ({"path": ""}, "path"), ({"format": "avro"}, "format"), ({"format": None}, "format"), ({"schema": None}, "schema is required"),
     ({"schema": " "}, "schema"), ({"format": "text"}, "not accepted"), ({"options": []}, "options"), ({"options": {"header": True}}, "options"),
-    ({"options": {"mode": "DROPMALFORMED"}}, "accounting"), ({"options": {"MultiLine": "true"}}, "accounting"), ({"glob": ""}, "glob"), ({"glob": "a/*"}, "glob"),
+    ({"options": {"mode": "DROPMALFORMED"}}, "which records"), ({"options": {"MultiLine": "true"}}, "which records"), ({"options": {"comment": "#"}}, "which records"), ({"glob": ""}, "glob"), ({"glob": "a/*"}, "glob"),
     ({"start_after": None}, "start_after"), ({"lookback_days": -1}, "lookback_days"), ({"lookback_days": 1}, "lookback_days"), ({"lookback_days": True}, "lookback_days"),
 ]  # fmt: skip
 
@@ -188,3 +189,7 @@ def test_secrets_in_a_place_are_refused_and_not_repeated() -> None:
     with pytest.raises(InvalidError) as caught:
         pipeline(log="s3://key:hunter2@lake/log")
     assert "hunter2" not in str(caught.value)
+    for url in ("s3://lake/x?X-Amz-Signature=hunter2", "https://x/y?sig=hunter2"):
+        with pytest.raises(InvalidError) as caught:
+            pipeline(log=url)
+        assert "hunter2" not in str(caught.value)

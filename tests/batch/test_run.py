@@ -16,6 +16,7 @@ from airflow_provider_streamsem.errors import (
     InvalidError,
     LogDamagedError,
     SourceChangedError,
+    UnavailableError,
 )
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore
@@ -260,14 +261,14 @@ def test_I11_vacuum_deletes_losing_attempts_of_closed_versions_and_nothing_else(
     open_stray = world.root / "out" / "data" / "1" / "running-attempt" / "part.json"
     open_stray.parent.mkdir(parents=True)
     open_stray.write_text("{}\n")
-    sinks = world.pipeline().sinks
-    assert maintenance.vacuum(world.log(), sinks, dry_run=True).attempts == (("out", 0, "lost-attempt"),)
+    given = (world.opened().record, world.pipeline())
+    assert maintenance.vacuum(world.log(), *given, dry_run=True).attempts == (("out", 0, "lost-attempt"),)
     assert stray.exists()
-    assert maintenance.vacuum(world.log(), sinks).bytes == 3
+    assert maintenance.vacuum(world.log(), *given).bytes == 3
     assert not stray.parent.exists()
-    assert maintenance.vacuum(world.log(), sinks).attempts == ()
+    assert maintenance.vacuum(world.log(), *given).attempts == ()
     assert open_stray.exists()
-    assert ("out", 1, "running-attempt") not in maintenance.vacuum(world.log(), sinks).attempts
+    assert ("out", 1, "running-attempt") not in maintenance.vacuum(world.log(), *given).attempts
     world.run("b")
     world.check()
 
@@ -315,6 +316,113 @@ def test_file_that_vanished_between_plan_and_read_is_named(world: World) -> None
     (world.root / "in" / "00000.json").unlink()
     with pytest.raises(SourceChangedError, match=r"00000\.json"):
         world.run("a")
+
+
+def dead(world: World) -> None:
+    """Version 0 is planned and its process dies."""
+
+    class Died(Exception): ...
+
+    def dies(step: str) -> None:
+        raise Died
+
+    with pytest.raises(Died):
+        world.run("dead", engine=RowsEngine(dies))
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_way_past_a_file_that_is_gone_is_an_abort_and_a_recorded_gap(world: World, drain: bool) -> None:
+    world.arrive(3)
+    dead(world)
+    (world.root / "in" / "00000.json").unlink()
+    with pytest.raises(SourceChangedError, match="record_gap"):
+        world.run("a", drain=drain)
+    opened = world.opened()
+    maintenance.abort(opened.log, opened.record, 0, reason="a file is gone")
+    with pytest.raises(SourceChangedError, match=r"00000\.json"):
+        world.run("a", drain=drain)
+    result = world.run("a", drain=drain, pipeline=world.pipeline(on_data_loss="record_gap"))
+    assert result.counts["read"] == (6 if drain else 3)
+    outcome = world.opened().log.outcome(1)[0]  # type: ignore[index]
+    assert outcome.gaps == {"files": ((0, 1),)}
+    world.run("rest", drain=True)
+    assert world.visible() == Counter(range(3, 9))
+    assert world.verdict().findings == []
+
+
+def test_file_that_changed_before_it_was_read_is_a_gap_and_its_new_content_is_read(world: World) -> None:
+    world.arrive(2)
+    dead(world)
+    opened = world.opened()
+    maintenance.abort(opened.log, opened.record, 0, reason="a file was still being written")
+    (world.root / "in" / "00001.json").write_text('{"id": 3}\n{"id": 4}\n{"id": 5}\n \n')
+    world.run("a", drain=True, pipeline=world.pipeline(on_data_loss="record_gap"))
+    assert world.visible() == Counter(range(6))
+
+
+def test_only_files_that_are_gone_make_a_commit_of_gaps_alone(world: World) -> None:
+    world.arrive(2)
+    dead(world)
+    opened = world.opened()
+    maintenance.abort(opened.log, opened.record, 0, reason="all gone")
+    for path in (world.root / "in").iterdir():
+        path.unlink()
+    engine = RowsEngine()
+    result = world.run("a", pipeline=world.pipeline(on_data_loss="record_gap"), engine=engine)
+    assert (result.counts["read"], engine.staged, world.opened().files()) == (0, 0, [])
+    assert world.verdict().findings == []
+
+
+def test_place_that_is_not_there_is_not_an_empty_place(world: World) -> None:
+    (world.root / "in").rmdir()
+    with pytest.raises(UnavailableError, match="not mounted"):
+        world.run("a")
+
+
+def test_links_to_directories_and_pipes_are_no_files_and_odd_names_are_named(world: World) -> None:
+    import os
+
+    world.arrive(1)
+    (world.root / "in" / "sub").mkdir()
+    (world.root / "in" / "sub" / "x.json").write_text('{"id": 3}\n')
+    (world.root / "in" / "current").symlink_to(world.root / "in" / "sub")
+    (world.root / "in" / "loop").symlink_to(world.root / "in")
+    os.mkfifo(world.root / "in" / "pipe.json")
+    assert world.run("a").counts["read"] == 4
+    with open(os.fsencode(str(world.root / "in")) + b"/caf\xe9.json", "w") as file:
+        file.write("{}")
+    with pytest.raises(DataError, match="not UTF-8"):
+        world.run("b")
+
+
+def test_I11_vacuum_of_an_old_log_does_not_touch_the_dataset_of_a_new_one(world: World, tmp_path: Path) -> None:
+    import shutil
+
+    world.arrive(1)
+    world.run("a")
+    shutil.rmtree(world.root / "out")
+    new = World(tmp_path)
+    new.made = world.made
+    new.run("a")
+    with pytest.raises(ConflictError, match="another pipeline"):
+        maintenance.vacuum(world.log(), world.opened().record, world.pipeline())
+    new.check()
+
+
+def test_segment_whose_writer_died_is_made_half_a_hundred_later(tmp_path: Path) -> None:
+    from airflow_provider_streamsem.protocol import keys
+    from airflow_provider_streamsem.stores.memory import MemoryStore
+
+    world = World(tmp_path, rows_per_file=1)
+    world.arrive(240)
+    world.run("a", drain=True)
+    assert isinstance(world.store, MemoryStore)
+    assert world.opened().head == 119
+    del world.store._objects[keys.segment(1, 0)]
+    world.arrive(70)
+    world.run("b", drain=True)
+    assert world.store.read(keys.segment(1, 0)) is not None
+    world.check()
 
 
 def test_two_logs_over_one_dataset_are_refused(world: World, tmp_path: Path) -> None:

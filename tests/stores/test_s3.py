@@ -122,6 +122,34 @@ def test_spent_patience_reports_unknown_and_concludes_nothing() -> None:
     assert [method for method, _ in client.sent] == ["put_object"] * 3
 
 
+def test_W7_refusal_after_an_unknown_answer_does_not_say_that_nothing_was_written() -> None:
+    with pytest.raises(UnavailableError, match="unknown"):
+        log(Client(ReadTimeoutError(endpoint_url="x"), refused(403, "AccessDenied"))).create("k", b"mine")
+
+
+def test_expired_credentials_may_be_tried_again() -> None:
+    with pytest.raises(UnknownAnswerError) as caught:
+        S3Store("b", "p", Client(refused(400, "ExpiredToken"))).create("k", b"x")
+    assert caught.value.retryable
+
+
+def test_key_that_exists_but_cannot_be_read_spends_patience() -> None:
+    client = Client(*[refused(412), refused(404, "NoSuchKey")] * 9)
+    with pytest.raises(UnavailableError):
+        log(client).create("k", b"mine")
+
+
+def test_folder_objects_are_no_files(s3: str) -> None:
+    from airflow_provider_streamsem import FilesSource
+
+    place = open_store(f"{s3}/folders")
+    for key in ("in/", "in/day/"):
+        place._client.put_object(Bucket="lake", Key=f"folders/{key}", Body=b"")  # type: ignore[attr-defined]
+    open_store(f"{s3}/folders/in").create("day/a.json", b"{}")
+    source = FilesSource(path=f"{s3}/folders/in", format="json", schema="id long")
+    assert [(f.path, f.identity[:5]) for f in source.listing(0)] == [("day/a.json", "etag:")]
+
+
 def test_waits_between_repeated_requests_double_up_to_a_bound() -> None:
     waits: list[float] = []
 

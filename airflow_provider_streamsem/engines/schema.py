@@ -8,13 +8,18 @@ from collections.abc import Mapping
 from airflow_provider_streamsem.errors import DataError
 
 
+def names(schema: str | None) -> list[str]:
+    """Column names of a schema in Spark's JSON form; none where nothing was recorded."""
+    return [] if schema is None else [field["name"] for field in json.loads(schema)["fields"]]
+
+
 def evolve(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
     """
     The schemas to record: sink → Spark schema JSON.
 
-    A sink's columns are those of the log with new ones added at the end; a batch that lacks a recorded column reads back as null there.
+    A sink's columns are those of the log with new ones added at the end; files of earlier batches read back as null there.
 
-    :raises DataError: a column changed its type; nothing became visible
+    :raises DataError: a column changed its type, or a recorded one is missing; nothing became visible
     """
     return {**before, **{sink: _evolve(sink, before.get(sink), given) for sink, given in now.items()}}
 
