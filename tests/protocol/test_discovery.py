@@ -48,6 +48,18 @@ class Place(RuleBasedStateMachine):
         self.gone += [old] if old else []
         self.there[f"f{name}"] = found(f"f{name}", time, etag=etag)
 
+    @rule(time=st.integers(0, 50))
+    def burst(self, time: int) -> None:
+        """More files of one moment than an edge may name."""
+        for name in range(100, 110):
+            self.put(name, time, "")
+
+    @rule(first=st.integers(100, 109))
+    def take_burst_away(self, first: int) -> None:
+        for name in range(first, 110):
+            if f"f{name}" in self.there:
+                self.gone.append(self.there.pop(f"f{name}"))
+
     @rule(at=st.integers(0, 100))
     def take_away(self, at: int) -> None:
         if self.there:
@@ -170,6 +182,15 @@ def test_discovery_that_died_between_its_entries_is_taken_up() -> None:
     assert ledger.add(files) == 2_500
     assert ledger.files(999, 1002) == files[999:1002]
     assert ledger.index_of(2_500) == 2
+
+
+def test_bound_never_goes_back_over_files_that_vanished_from_a_crowded_moment() -> None:
+    store = MemoryStore()
+    crowd = [found(f"{n:05d}", 7) for n in range(discovery.LONGEST_EDGE + 10)]
+    few = crowd[: discovery.EDGE_FILES - 2]
+    for listed in (crowd, few, [*few, found("later", 9)], [*crowd, found("later", 9)]):
+        end = Ledger(CommitLog(store)).add(listed)
+    assert end == len(crowd) + 1
 
 
 def test_many_files_of_one_moment_keep_the_edge_short() -> None:
