@@ -6,7 +6,9 @@ import argparse
 import json
 import logging
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 from airflow_provider_streamsem import __version__
 from airflow_provider_streamsem.cli import commands, output
@@ -18,8 +20,9 @@ EXIT_CODES = """exit codes:
   2  an argument or a file is not acceptable; nothing was written
   3  the store or the engine failed; the same command again goes on from what is stored
   4  refused, and the same command again would be refused too: read the message
+  5  the command itself failed; its traceback is on standard error
 """
-FINDINGS, INVALID, RETRY, REFUSED = 1, 2, 3, 4
+INVALID, RETRY, REFUSED, FAILED = 2, 3, 4, 5
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,12 +84,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return INVALID if isinstance(error, InvalidError) else RETRY if error.retryable else REFUSED
-    except BrokenPipeError:
-        return 0
-    if args.json:
-        print(json.dumps(answer.document, indent=2, ensure_ascii=False))
-    else:
-        output.show(answer)
+    except Exception:
+        traceback.print_exc()
+        return FAILED
+    with suppress(BrokenPipeError):  # whoever read us has seen enough
+        if args.json:
+            print(json.dumps(answer.document, indent=2, ensure_ascii=False))
+        else:
+            output.show(answer)
+        sys.stdout.flush()
     return answer.exit_code
 
 

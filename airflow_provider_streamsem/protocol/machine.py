@@ -117,6 +117,28 @@ CREATE: dict[tuple[CreateState, str], CreateState] = {
 """(state, answer) → state"""
 
 
+class Step(Enum):
+    """What a run does next, once the head is known and closed."""
+
+    PLAN = "plan"
+    CLOSE = "close"
+    ANSWER = "answer"
+
+
+RECOVERY: dict[tuple[VersionState, str], Step] = {
+    (VersionState.VOID, "no target"): Step.PLAN,
+    (VersionState.PLANNED, "no target"): Step.CLOSE,
+    (VersionState.PLANNED, "below target"): Step.CLOSE,
+    (VersionState.COMMITTED, "no target"): Step.ANSWER,
+    (VersionState.COMMITTED, "below target"): Step.PLAN,
+    (VersionState.COMMITTED, "target reached"): Step.ANSWER,
+    (VersionState.ABORTED, "no target"): Step.PLAN,
+    (VersionState.ABORTED, "below target"): Step.PLAN,
+    (VersionState.ABORTED, "target reached"): Step.ANSWER,
+}
+"""(state of the run's newest version, where the head stands to the run's target) → step (W11). A single batch has no target"""
+
+
 @dataclass(frozen=True, slots=True)
 class Creation:
     """

@@ -13,7 +13,16 @@ from typing import TypeVar
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, invariants, keys, offsets, segments
 from airflow_provider_streamsem.protocol.entries import Entry, Outcome, Plan, RunPointer, Segment, StagedManifest
-from airflow_provider_streamsem.protocol.machine import Creation, Procedure, create, get, list_keys
+from airflow_provider_streamsem.protocol.machine import (
+    RECOVERY,
+    Creation,
+    Procedure,
+    Step,
+    VersionState,
+    create,
+    get,
+    list_keys,
+)
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.view import Head
 
@@ -147,7 +156,10 @@ def settled(head: Head, plan: Plan, outcome: Outcome) -> Answered | Ready:
 
     A drain's target is reached when the *head* is there: other runs may have committed part of the way.
     """
-    if outcome.committed if plan.target is None else offsets.reached(head.next, plan.target):
+    reached = plan.target is not None and offsets.reached(head.next, plan.target)
+    where = "target reached" if reached else "below target" if plan.target is not None else "no target"
+    state = VersionState.COMMITTED if outcome.committed else VersionState.ABORTED
+    if RECOVERY[state, where] is Step.ANSWER:
         return Answered(head=head, plan=plan, outcome=outcome)
     return Ready(head=head, j=plan.j + 1, target=plan.target, before=(plan, outcome))
 

@@ -92,6 +92,25 @@ def test_json_of_every_command_keeps_its_shape(world: World, capsys: pytest.Capt
     assert shapes == json.loads(GOLDEN.read_text())
 
 
+def test_shapes_are_documented() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    for name, expected in json.loads(GOLDEN.read_text()).items():
+        assert f"### {name}\n\n```json\n{json.dumps(expected, indent=1, sort_keys=True)}\n```" in documented, name
+
+
+def test_failure_of_the_command_itself_is_no_finding(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_streamsem.cli import commands as commands_
+
+    def fails(args: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(commands_, "lag", fails)
+    code, _, err = run(capsys, "lag", str(world.root / "p.toml"))
+    assert (code, "ZeroDivisionError" in err) == (5, True)
+
+
 @pytest.mark.parametrize("name", ["log", "show", "files", "verify", "doctor", "lag", "vacuum"])
 def test_every_command_speaks_to_people(world: World, capsys: pytest.CaptureFixture[str], name: str) -> None:
     code, out, err = run(capsys, *commands(world)[name])

@@ -106,6 +106,14 @@ def test_R3_edited_entry_is_found() -> None:
         codec.decode(Plan, "k", edited(codec.encode(samples.plan()).data, {"version": 1}, seal=False))
 
 
+def test_field_that_may_be_absent_may_be_absent() -> None:
+    body = json.loads(codec.encode(samples.plan()).data)
+    data = edited(
+        codec.encode(samples.plan()).data, {name: ... for name in ("kind", "target", "state", "gaps") if name in body}
+    )
+    assert codec.decode(Plan, "k", data) == samples.plan()
+
+
 @pytest.mark.parametrize("change", [
     {"version": "0"}, {"version": True}, {"ranges": {"files": [0]}}, {"ranges": {"files": [0, "1"]}}, {"ranges": [0, 1]}, {"run_key": None},
     {"target": []}, {"j": ...}, {"nonce": 5},

@@ -73,6 +73,24 @@ def test_I5_ranges_that_do_not_tile() -> None:
     invariants.check_i5([{"files": (0, 1)}, {"files": (1, 3)}], genesis={"files": 0}, next={"files": 3})
 
 
+@pytest.mark.parametrize("gaps", [((0, 0),), ((1, 1),), ((0, 2),), ((0, 1), (0, 1)), ((2, 3),)])
+def test_I5_gaps_that_lie_outside_their_range_or_overlap(gaps: tuple[tuple[int, int], ...]) -> None:
+    plan = samples.plan(gaps={"files": gaps})
+    opened = EMPTY.planned(plan, encode(plan).sha256)
+    with broken("I5"):  # type: ignore[attr-defined]
+        opened.decided(samples.outcome(plan, gaps={"files": gaps}), "sha")
+
+
+def test_I5_outcome_declares_the_gaps_of_its_plan_and_an_abort_none() -> None:
+    plan = samples.plan(gaps={"files": ((0, 1),)})
+    opened = EMPTY.planned(plan, encode(plan).sha256)
+    assert opened.decided(samples.outcome(plan, gaps=plan.gaps), "sha").closed == 0
+    assert opened.decided(samples.outcome(plan, result="abort"), "sha").closed == 0
+    for outcome in (samples.outcome(plan), samples.outcome(plan, result="abort", gaps=plan.gaps)):
+        with broken("I5"):  # type: ignore[attr-defined]
+            opened.decided(outcome, "sha")
+
+
 def test_I6_files_that_are_gone_or_changed() -> None:
     file = samples.file()
     invariants.check_i6(file, version=0, found_bytes=10, found_checksum="footer:x")

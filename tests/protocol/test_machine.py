@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_streamsem.protocol.machine import (
     CREATE,
+    RECOVERY,
     VERSION,
     Created,
     CreateState,
@@ -24,6 +25,7 @@ from airflow_provider_streamsem.protocol.machine import (
     Missing,
     Procedure,
     Put,
+    Step,
     Unknown,
     VersionState,
     create,
@@ -63,6 +65,16 @@ def test_the_table_of_versions_is_the_one_in_the_protocol() -> None:
         ("PLANNED", "commit", "COMMITTED"),
         ("PLANNED", "abort", "ABORTED"),
     }
+
+
+def test_the_table_of_recovery_is_the_one_in_the_protocol() -> None:
+    printed = {}
+    words = ("no target", "below target", "target reached")
+    for state, *steps in re.findall(
+        r"^  \| (VOID|PLANNED|COMMITTED|ABORTED) \| (\w*) \| (\w*) ?\| (\w*) ?\|$", PROTOCOL, re.MULTILINE
+    ):
+        printed |= {(VersionState[state], word): Step(step) for word, step in zip(words, steps, strict=True) if step}
+    assert printed == RECOVERY
 
 
 def test_decided_versions_have_no_way_out() -> None:
