@@ -1,0 +1,100 @@
+"""A store that breaks its promise is found out, and no pipeline starts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem.commitlog import doctor
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.errors import StoreRefusedError, UnsafeStoreError
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError
+from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.testing.clock import ManualClock
+from tests.worlds import World
+
+
+class Overwrites(MemoryStore):
+    """The condition is ignored: every create is answered *created*."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._objects[key] = data
+        return True
+
+
+class TellsEveryoneThatTheyWon(MemoryStore):
+    """The first bytes stay, but all are told that they created them."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        super().create(key, data)
+        return True
+
+
+class ReadsSomethingElse(MemoryStore):
+    def read(self, key: str) -> bytes | None:
+        return b"x" if "probe" in key else super().read(key)
+
+
+class ListsBackwards(MemoryStore):
+    def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+        return reversed(list(super().list(prefix, None, start_after)))  # type: ignore[return-value]
+
+
+class ListsHalf(MemoryStore):
+    def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+        return iter(list(super().list(prefix, limit, start_after))[::2])
+
+
+class LimitsFromTheEnd(MemoryStore):
+    def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+        found = list(super().list(prefix, None, start_after))
+        return iter(found if limit is None else found[-limit:])
+
+
+class NeverAnswers(MemoryStore):
+    def create(self, key: str, data: bytes) -> bool:
+        if "probe" in key:
+            raise UnknownAnswerError(key)
+        return super().create(key, data)
+
+
+class KeepsWhatIsDeleted(MemoryStore):
+    def delete(self, key: str) -> None:
+        return
+
+
+class MayNotDelete(MemoryStore):
+    def delete(self, key: str) -> None:
+        raise StoreRefusedError("not allowed", key=key)
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        Overwrites,
+        TellsEveryoneThatTheyWon,
+        ReadsSomethingElse,
+        ListsBackwards,
+        ListsHalf,
+        LimitsFromTheEnd,
+        NeverAnswers,
+        KeepsWhatIsDeleted,
+    ],
+)
+def test_store_that_breaks_its_promise_is_refused_with_what_was_seen(store: type[MemoryStore], tmp_path: Path) -> None:
+    log = CommitLog(store("memory://broken"), ManualClock())
+    report = doctor.examine(log)
+    assert not report.passed
+    assert all(check.seen for check in report.checks)
+    world = World(tmp_path, store=store(f"memory://broken-{store.__name__}"))
+    world.arrive(1)
+    with pytest.raises(UnsafeStoreError, match="doctor"):
+        world.run("a")
+    assert MemoryStore.read(world.store, "pipeline.json") is None  # type: ignore[arg-type]
+
+
+def test_store_on_which_nothing_may_be_deleted_is_safe() -> None:
+    log = CommitLog(MayNotDelete(), ManualClock())
+    assert doctor.require_safe(log).passed

@@ -1,0 +1,142 @@
+"""What the files source lists, and how it cuts batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem import FilesSource, Limits
+from airflow_provider_streamsem.errors import SourceChangedError
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from tests.worlds import World
+
+DAY_MS = 86_400_000
+
+
+def source(place: Path, **changes: object) -> FilesSource:
+    values: dict[str, object] = {"path": str(place), "format": "json", "schema": "id long", **changes}
+    return FilesSource(**values)  # type: ignore[arg-type]
+
+
+def listed(place: Path, now_ms: int = 0, **changes: object) -> list[str]:
+    return [file.path for file in source(place, **changes).listing(now_ms)]
+
+
+def test_listing_takes_names_that_match_and_are_finished(tmp_path: Path) -> None:
+    for name in (
+        "a.json",
+        "b.csv",
+        "sub/c.json",
+        "_d.json",
+        ".e.json",
+        "_tmp/f.json",
+        "sub/.g/h.json",
+        "i.json._COPYING_",
+        "_k=1/l.json",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert listed(tmp_path, glob="*.json") == ["a.json", "sub/c.json"]
+    assert listed(tmp_path) == ["a.json", "b.csv", "sub/c.json"]
+
+
+def test_start_after_narrows_the_listing_and_its_fields_follow_the_clock(tmp_path: Path) -> None:
+    for day in ("1970-01-08", "1970-01-09", "1970-01-10"):
+        (tmp_path / f"date={day}").mkdir()
+        (tmp_path / f"date={day}" / "a.json").write_text("")
+    assert listed(tmp_path, start_after="date=1970-01-09") == ["date=1970-01-09/a.json", "date=1970-01-10/a.json"]
+    window = {"start_after": "date=%Y-%m-%d", "lookback_days": 1}
+    assert listed(tmp_path, 10 * DAY_MS, **window) == ["date=1970-01-10/a.json"]
+    assert listed(tmp_path, 9 * DAY_MS, **window) == ["date=1970-01-09/a.json", "date=1970-01-10/a.json"]
+
+
+def test_files_in_a_narrower_window_are_read_once_when_it_widens_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.arrive(4)
+    plain = world.pipeline()
+    narrow = world.pipeline(source=source(tmp_path / "in", start_after="00001.json"))
+    assert world.run("a", drain=True, pipeline=narrow).counts["read"] == 6
+    assert world.run("b", drain=True, pipeline=plain).counts["read"] == 6
+    world.arrive(1)
+    for run, pipeline in (("c", narrow), ("d", plain), ("e", narrow), ("f", plain)):
+        world.run(run, drain=True, pipeline=pipeline)
+    world.check()
+
+
+@pytest.mark.parametrize(
+    ("limits", "batches"),
+    [
+        ({"max_files": 2}, [2, 2, 1]),
+        ({"max_bytes": 70}, [2, 2, 1]),
+        ({"max_bytes": 1}, [1, 1, 1, 1, 1]),
+        ({"max_bytes": 10_000}, [5]),
+        ({"max_files": 4, "max_bytes": 70}, [2, 2, 1]),
+        ({}, [5]),
+    ],
+)
+def test_limits_bound_a_batch_and_never_stop_a_pipeline(
+    tmp_path: Path, limits: dict[str, int], batches: list[int]
+) -> None:
+    world = World(tmp_path)
+    world.arrive(5)
+    assert {path.stat().st_size for path in (tmp_path / "in").iterdir()} <= {30, 32, 33}
+    world.run("a", drain=True, pipeline=world.pipeline(limits=Limits(**limits)))
+    ends = [v.plan.ranges["files"] for v in world.opened().versions(newest_first=False)]
+    assert [end - start for start, end in ends] == batches
+    world.check()
+
+
+def test_rows_are_estimated_from_the_last_batch(tmp_path: Path) -> None:
+    world = World(tmp_path, rows_per_file=10)
+    world.arrive(40)
+    pipeline = world.pipeline(limits=Limits(max_rows=20))
+    first, second = (world.run(run, pipeline=pipeline).counts["read"] for run in "ab")
+    assert first > 20  # 100 bytes a row are assumed before the first batch; these have about 11
+    assert second <= 20
+    world.run("c", drain=True, pipeline=pipeline)
+    world.check()
+
+
+def test_files_are_read_in_the_order_of_their_times(tmp_path: Path) -> None:
+    import os
+
+    world = World(tmp_path)
+    world.arrive(3)
+    late = tmp_path / "in" / "00000.json"
+    os.utime(late, ns=(1_800_000_000_000_000_000,) * 2)
+    world.run("a", drain=True)
+    plan = world.opened().log.plan(0)
+    assert plan is not None
+    assert [pin[0] for pin in plan[0].pins] == ["00001.json", "00002.json"]
+    world.check()
+
+
+def test_overwritten_file_is_a_new_file(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.arrive(1)
+    world.run("a")
+    (tmp_path / "in" / "00000.json").write_text('{"id": 77}\n')
+    assert world.run("b").counts["read"] == 1
+
+
+def test_pins_are_checked_one_by_one(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.arrive(2)
+    files = source(tmp_path / "in")
+    pins = [[f.path, f.bytes, f.identity] for f in files.listing(0)]
+    files.check_pins(pins)
+    with pytest.raises(SourceChangedError, match=r"00001\.json"):
+        files.check_pins([pins[0], [pins[1][0], pins[1][1], "mtime:1"]])
+
+
+def test_limit_of_a_rerun_does_not_change_what_was_planned(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.arrive(4)
+
+    def dies(step: str) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        world.run("a", engine=RowsEngine(dies))
+    assert world.run("a", pipeline=world.pipeline(limits=Limits(max_files=1))).ranges == {"files": (0, 2)}
