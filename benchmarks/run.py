@@ -52,8 +52,12 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
 # --- 1. growth
 
 
-def history(root: Path, versions: int) -> tuple[Pipeline, MemoryStore]:
-    """A pipeline whose log has this many commits of one file each. Only what a writer may read is made: the newest thousand versions, and segments."""
+def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryStore]:
+    """
+    A pipeline whose log has this many commits of one file each.
+
+    The newest ``whole`` versions are what writers would have left; of the older ones only the keys count, since no writer reads them.
+    """
     (root / "in").mkdir(parents=True)
     store = MemoryStore(f"memory://bench-{versions}")
     pipeline = Pipeline(
@@ -75,7 +79,9 @@ def history(root: Path, versions: int) -> tuple[Pipeline, MemoryStore]:
     newest = dataclasses.replace(entry, first=versions - len(found))
     objects[keys.discovered(newest.i)] = codec.encode(newest).data
     previous = ""
-    for version in range(versions):
+    for version in range(max(0, versions - whole)):
+        objects[keys.plan(version)] = objects[keys.outcome(version)] = b"{}"
+    for version in range(max(0, versions - whole), versions):
         plan = Plan(
             version=version, previous=previous, ranges={"files": (version, version + 1)}, run_key=f"run-{version}", j=0, run_start={"files": version},
             planned_at_ms=1, spec=codec.sha256(spec), transform="", nonce=f"p{version}",
@@ -104,7 +110,7 @@ def growth() -> None:
     rows = []
     for versions in (100, 10_000, 1_000_000):
         with tempfile.TemporaryDirectory() as place:
-            pipeline, store = history(Path(place), versions)
+            pipeline, store = history(Path(place), versions, whole=150)
             times, counts = [], None
             for n in range(7):
                 (Path(place) / "in" / f"new-{n}.json").write_text('{"id": 1}\n')
@@ -142,7 +148,7 @@ def growth() -> None:
 def segment_costs() -> None:
     """GET and PUT a version that keeping segments costs, over 10,000 versions."""
     with tempfile.TemporaryDirectory() as place:
-        _, store = history(Path(place), 10_000)
+        _, store = history(Path(place), 10_000, whole=10_000)
         counting = CountingStore(store)
         log = CommitLog(counting)
         for version in range(99, 10_000, 100):
