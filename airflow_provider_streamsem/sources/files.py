@@ -227,7 +227,7 @@ class FilesPlanner:
         hint: Mapping[str, Any] = last.source if last is not None and isinstance(last.source, Mapping) else {}
         self._source = source
         self._clock = log.clock
-        self._listed: Mapping[str, tuple[int, str]] | None = None
+        self._listed: Mapping[str, tuple[int, str]] = {}
         self._ledger = Ledger(log, newest_hint=_number(hint, "newest", -1), at_hint=_number(hint, "at", -1))
         self._bytes_per_row = max(1, _number(hint, "bytes_per_row", ASSUMED_BYTES_PER_ROW))
 
@@ -257,11 +257,15 @@ class FilesPlanner:
         return Cut(ranges={PARTITION: (first, first + len(taken))}, gaps=gaps, pins=pins)
 
     def _is_there(self, file: FoundFile) -> bool:
-        """Whether a file lies there as it was discovered: by the listing that was just made, else by asking."""
-        if self._listed is None:
-            stat = open_store(self._source.path).stat(file.path)
-            return stat is not None and (stat.bytes, _identity(stat)) == (file.bytes, file.identity)
-        return self._listed.get(file.path) == (file.bytes, file.identity)
+        """
+        Whether a file lies there as it was discovered.
+
+        The listing that was just made spares most questions; what it does not show may only have left its window, and is asked for.
+        """
+        if self._listed.get(file.path) == (file.bytes, file.identity):
+            return True
+        stat = open_store(self._source.path).stat(file.path)
+        return stat is not None and (stat.bytes, _identity(stat)) == (file.bytes, file.identity)
 
     def hint(self, plan: Plan, counts: Mapping[str, int]) -> Json:
         """Where the newest discovery and the next ordinal stand, and the bytes per row of this batch."""

@@ -64,6 +64,15 @@ def test_files_in_a_narrower_window_are_read_once_when_it_widens_again(tmp_path:
     world.check()
 
 
+def test_discovered_file_that_left_the_window_before_it_was_read_is_read_and_is_no_gap(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.arrive(4)
+    world.run("a")
+    narrow = world.pipeline(source=source(tmp_path / "in", start_after="00003.json"), on_data_loss="record_gap")
+    assert world.run("b", drain=True, pipeline=narrow).counts["read"] == 6
+    world.check()
+
+
 @pytest.mark.parametrize(
     ("limits", "batches"),
     [
