@@ -32,8 +32,9 @@ check: .venv/ready  ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-prove: .venv/ready  ## the long tests: real Spark killed at random
+prove: .venv/ready  ## the long tests: real Spark killed at random, a real scheduler, new examples for the properties
 	$(RUN) -m pytest -m prove $(ARGS)
+	HYPOTHESIS_PROFILE=new $(RUN) -m pytest tests/protocol
 
 bench: .venv/ready  ## measure costs and ratios; prints tables
 	$(RUN) benchmarks/run.py $(ARGS)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -32,6 +33,12 @@ os.environ.update(
     SPARK_LOCAL_IP="127.0.0.1",
     TZ="UTC",
 )
+
+
+# The same examples in every run: a test that fails does so for everyone. `make prove` looks for new ones.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("new", deadline=None, max_examples=1_000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_unconfigure() -> None:

@@ -164,6 +164,14 @@ def test_late_file_with_an_old_time_is_found() -> None:
     assert Ledger(CommitLog(store), newest_hint=newest).add([*files, found("late", 7)]) == 5_001
 
 
+def test_object_that_vanished_and_came_back_as_it_was_is_not_new() -> None:
+    store = MemoryStore()
+    first, second = found("a", 1, etag="x"), found("b", 2, etag="y")
+    for listed in ([first, second], [second]):
+        assert Ledger(CommitLog(store)).add(listed) == 2
+    assert Ledger(CommitLog(store)).add([found("a", 9, etag="x"), second, found("c", 9, etag="z")]) == 3
+
+
 def test_two_discoverers_at_once_agree() -> None:
     store = MemoryStore()
     first, second = Ledger(CommitLog(store)), Ledger(CommitLog(store))
