@@ -20,7 +20,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines import schema
 from airflow_provider_streamsem.engines.contract import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.protocol import invariants
+from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import Answered, Open, Ready, settled
 from airflow_provider_streamsem.protocol.view import Head
@@ -164,7 +164,7 @@ class _Run:
             schemas=staged.schemas,
             quarantine=staged.quarantine,
             gaps=plan.gaps,
-            counts=staged.counts,
+            counts=staged.counts if not plan.gaps else {**staged.counts, "gaps": offsets.gap_length(plan.gaps)},
             next={p: end for p, (_, end) in plan.ranges.items()},
             source=staged.source,
             spec=staged.spec,

@@ -84,7 +84,7 @@ def observed(observation: Observation) -> dict[str, int] | None:
 
 
 # Nodes that read their whole input once, in the same stage: above them an observation of the input counts each row once.
-_NARROW = {"Project", "Filter", "CollectMetrics", "Generate", "BatchEvalPython", "ArrowEvalPython", "InMemoryRelation"}
+_NARROW = {"Project", "Filter", "CollectMetrics", "Generate", "BatchEvalPython", "ArrowEvalPython"}
 
 
 def reads_input_once(frame: DataFrame) -> bool:
@@ -100,5 +100,7 @@ def reads_input_once(frame: DataFrame) -> bool:
         children = node.children()
         if children.length() > 0 and node.nodeName() not in _NARROW:
             return False
+        if node.nodeName() == "InMemoryRelation" or node.subqueries().nonEmpty():
+            return False  # plans of their own, which may hold anything
         pending += [children.apply(i) for i in range(children.length())]
     return True

@@ -61,3 +61,8 @@ def reached(offsets: Offsets, target: Offsets) -> bool:
 def within(ranges: Ranges, target: Offsets) -> bool:
     """Whether no range reads beyond ``target``; a partition that the target does not name may not be read at all."""
     return all(partition in target and end <= target[partition] for partition, (_, end) in ranges.items())
+
+
+def gap_length(gaps: Gaps) -> int:
+    """How many offsets the gaps span, over all partitions."""
+    return sum(end - start for pieces in gaps.values() for start, end in pieces)

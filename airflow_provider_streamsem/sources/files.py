@@ -8,6 +8,7 @@ their writers have not finished, as in Hadoop and Spark; they are passed over un
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_streamsem.sources.records import FileRecords
+
+logger = logging.getLogger(__name__)
 
 PARTITION = "files"
 FORMATS = ("csv", "json", "orc", "parquet", "text")
@@ -154,10 +157,7 @@ class FilesSource:
             after = (
                 datetime.fromtimestamp(now_ms / 1000, tz=timezone.utc) - timedelta(days=self.lookback_days)
             ).strftime(after)
-        scheme, place = split_url(self.path)
-        if scheme == "file" and not os.path.isdir(place):
-            what = "the source's directory is not there, or is not mounted; nothing was written"
-            raise UnavailableError(what, place=self.path)
+        self._require_place()
         try:
             stats = [stat for stat in open_store(self.path).list("", start_after=after) if self._counts(stat.key)]
         except UnknownAnswerError as error:
@@ -169,6 +169,38 @@ class FilesSource:
                 raise DataError(what, place=self.path, file=ascii(stat.key))
         return [_found(stat) for stat in stats]
 
+    def stat(self, path: str) -> ObjectStat | None:
+        """
+        One file of the place, or ``None`` where there is none.
+
+        :raises UnavailableError: the place gave no answer
+        """
+        try:
+            return open_store(self.path).stat(path)
+        except UnknownAnswerError as error:
+            what = "the source's place gave no clear answer; nothing became visible"
+            raise UnavailableError(what, place=self.path, file=path) from error
+
+    def refuse_empty_place(self) -> None:
+        """
+        Before a file is called gone: an empty place looks like one that is not mounted.
+
+        :raises UnavailableError: nothing at all lies there
+        """
+        self._require_place()
+        if next(open_store(self.path).list("", limit=1), None) is None:
+            what = (
+                "files that wait to be read are gone and nothing else lies in the source's place: is it mounted? Nothing was "
+                "written. If it was emptied on purpose, put any file there"
+            )
+            raise UnavailableError(what, place=self.path)
+
+    def _require_place(self) -> None:
+        scheme, place = split_url(self.path)
+        if scheme == "file" and not os.path.isdir(place):
+            what = "the source's directory is not there, or is not mounted; nothing was written"
+            raise UnavailableError(what, place=self.path)
+
     def _counts(self, key: str) -> bool:
         parts = key.split("/")
         return (
@@ -179,14 +211,8 @@ class FilesSource:
 
     def check_pins(self, pins: Json) -> None:
         """Each pinned file is there with the pinned size and identity (D5)."""
-        store = open_store(self.path)
         for path, size, identity in pins:
-            try:
-                stat = store.stat(path)
-            except UnknownAnswerError as error:
-                raise UnavailableError(
-                    "the source's place gave no clear answer; nothing became visible", place=self.path, file=path
-                ) from error
+            stat = self.stat(path)
             if stat is None:
                 raise SourceChangedError(
                     "a planned file is no longer there; nothing became visible", place=self.path, file=path
@@ -233,9 +259,12 @@ class FilesPlanner:
 
     def latest_offsets(self) -> Offsets:
         """List the place and give ordinals to what is new there."""
-        listed = self._source.listing(self._clock.now_ms())
+        end = None
+        while end is None:
+            listed = self._source.listing(self._clock.now_ms())
+            end = self._ledger.add(listed)
         self._listed = {file.path: (file.bytes, file.identity) for file in listed}
-        return {PARTITION: self._ledger.add(listed)}
+        return {PARTITION: end}
 
     def cut(self, start: Offsets, end: Offsets, limits: Limits, *, on_data_loss: str) -> Cut | None:
         """Files in the order of their ordinals, as many as the limits allow, at least one."""
@@ -248,10 +277,16 @@ class FilesPlanner:
         most += [limits.max_rows * self._bytes_per_row] if limits.max_rows is not None else []
         taken = _within(self._ledger.files(first, last), min(most, default=None))
         gone = [first + n for n, file in enumerate(taken) if not self._is_there(file)]
-        if gone and on_data_loss == "fail":
+        self._listed = {}  # a listing is good for one plan
+        if gone:
+            self._source.refuse_empty_place()
             file = taken[gone[0] - first]
-            what = "a file that waits to be read was changed or removed; nothing was written"
-            raise SourceChangedError(what, place=self._source.path, file=file.path, files=len(gone))
+            if on_data_loss == "fail":
+                what = "a file that waits to be read was changed or removed; nothing was written"
+                raise SourceChangedError(what, place=self._source.path, file=file.path, files=len(gone))
+            logger.warning(
+                "recording %d files as gaps: they were changed or removed; the first is %s", len(gone), file.path
+            )
         pins = [[f.path, f.bytes, f.identity] for n, f in enumerate(taken) if first + n not in gone]
         gaps = {PARTITION: tuple((at, at + 1) for at in gone)} if gone else {}
         return Cut(ranges={PARTITION: (first, first + len(taken))}, gaps=gaps, pins=pins)
@@ -264,7 +299,7 @@ class FilesPlanner:
         """
         if self._listed.get(file.path) == (file.bytes, file.identity):
             return True
-        stat = open_store(self._source.path).stat(file.path)
+        stat = self._source.stat(file.path)
         return stat is not None and (stat.bytes, _identity(stat)) == (file.bytes, file.identity)
 
     def hint(self, plan: Plan, counts: Mapping[str, int]) -> Json:

@@ -42,14 +42,17 @@ class Ledger:
         found = discovery.news(self.newest(), listed)
         return discovery.news_by_seen_set(self._seen(), listed) if found is None else found
 
-    def add(self, listed: Sequence[FoundFile]) -> int:
-        """Give ordinals to what is new in a listing; returns the next ordinal to give (D2)."""
-        while True:
-            newest = self.newest()
-            made = discovery.entries(newest, listed, self.unseen(listed), self._log.clock.new_id())
-            if all(self._create(entry) for entry in made):
-                newest = self.newest()
-                return 0 if newest is None else newest.end
+    def add(self, listed: Sequence[FoundFile]) -> int | None:
+        """
+        Give ordinals to what is new in a listing; returns the next ordinal to give.
+
+        ``None``: another discoverer was first. Its entry is known now; list again, for this listing may be older than that one (D2).
+        """
+        made = discovery.entries(self.newest(), listed, self.unseen(listed), self._log.clock.new_id())
+        if not all(self._create(entry) for entry in made):
+            return None
+        newest = self.newest()
+        return 0 if newest is None else newest.end
 
     def files(self, start: int, end: int) -> list[FoundFile]:
         """The files with ordinals ``[start, end)``, in order."""

@@ -367,10 +367,66 @@ def test_only_files_that_are_gone_make_a_commit_of_gaps_alone(world: World) -> N
     maintenance.abort(opened.log, opened.record, 0, reason="all gone")
     for path in (world.root / "in").iterdir():
         path.unlink()
+    with pytest.raises(UnavailableError, match="mounted"):
+        world.run("a", pipeline=world.pipeline(on_data_loss="record_gap"))
+    (world.root / "in" / "_emptied_on_purpose").write_text("")
     engine = RowsEngine()
     result = world.run("a", pipeline=world.pipeline(on_data_loss="record_gap"), engine=engine)
-    assert (result.counts["read"], engine.staged, world.opened().files()) == (0, 0, [])
+    assert (result.counts["read"], result.counts["gaps"], engine.staged, world.opened().files()) == (0, 2, 0, [])
     assert world.verdict().findings == []
+
+
+def test_retried_drain_whose_place_is_not_mounted_records_no_gaps(world: World) -> None:
+    world.arrive(6)
+
+    class Died(Exception): ...
+
+    def dies(step: str) -> None:
+        if step == "read" and engine.staged == 2:
+            raise Died
+
+    engine = RowsEngine(dies)
+    with pytest.raises(Died):
+        world.run("a", drain=True, engine=engine)
+    opened = world.opened()
+    maintenance.abort(opened.log, opened.record, 1, reason="x")
+    (world.root / "in").rename(world.root / "away")
+    with pytest.raises(UnavailableError, match="mounted"):
+        world.run("a", drain=True, pipeline=world.pipeline(on_data_loss="record_gap"))
+    (world.root / "away").rename(world.root / "in")
+    world.run("a", drain=True, pipeline=world.pipeline(on_data_loss="record_gap"))
+    world.check()
+
+
+def test_file_removed_during_a_drain_becomes_a_gap_of_its_own_plan(world: World) -> None:
+    world.arrive(4)
+
+    def removes(step: str) -> None:
+        (world.root / "in" / "00003.json").unlink(missing_ok=True)
+
+    result = world.run("a", drain=True, engine=RowsEngine(removes), pipeline=world.pipeline(on_data_loss="record_gap"))
+    assert (result.counts["read"], result.counts["gaps"]) == (9, 1)
+
+
+def test_discovery_by_a_faster_process_is_no_gap_for_a_slower_one(world: World) -> None:
+    from airflow_provider_streamsem.testing.stores import Fault, FaultyStore
+
+    for at in range(14):
+        world.arrive(1)
+
+        def meanwhile(at: int = at) -> None:
+            world.arrive(1)
+
+            def dies(step: str) -> None:
+                raise RuntimeError
+
+            with pytest.raises(RuntimeError):
+                world.run(f"b{at}", engine=RowsEngine(dies))
+
+        store = FaultyStore(world.store, at, Fault.PAUSE_BEFORE, meanwhile)
+        world.run(f"a{at}", drain=True, store=store, pipeline=world.pipeline(on_data_loss="record_gap"))
+        world.run(f"rest{at}", drain=True)
+    world.check()
 
 
 def test_place_that_is_not_there_is_not_an_empty_place(world: World) -> None:

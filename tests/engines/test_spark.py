@@ -144,6 +144,14 @@ def grouped(frame: DataFrame) -> DataFrame:
     return frame.groupBy("id").count().select("id")
 
 
+def cached_limit(frame: DataFrame) -> DataFrame:
+    return frame.limit(2).cache()
+
+
+def cached_order(frame: DataFrame) -> DataFrame:
+    return frame.orderBy("id").cache()
+
+
 def joined(frame: DataFrame) -> DataFrame:
     return frame.join(frame.select("id").distinct(), "id", "left")
 
@@ -165,6 +173,8 @@ TRANSFORMS: list[tuple[Callable[[DataFrame], DataFrame], Callable[[int], int] | 
     (ordered, lambda n: n),
     (spread, lambda n: n),
     (grouped, None),
+    (cached_limit, lambda n: 2),
+    (cached_order, lambda n: n),
     (joined, lambda n: n),
     (constant, lambda n: n),
     (ignored, lambda n: 3),
