@@ -239,7 +239,7 @@ def ratio(spark: object, count: int, format: str, pairs: int) -> list[str]:
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         frame = spark.range(0, count, 1, 2).selectExpr(  # type: ignore[attr-defined]
-            "id", "concat('user', id % 1000) user", "id * 0.25 amount", "timestamp_seconds(id) at", "sha2(string(id), 256) token"
+            "id", "concat('user', id % 1000) user", "double(id) / 4 amount", "timestamp_seconds(id) at", "sha2(string(id), 256) token"
         )  # fmt: skip
         frame.write.format(format).options(header="true").save(str(root / "made"))
         schema = "id long, user string, amount double, at timestamp, token string"
