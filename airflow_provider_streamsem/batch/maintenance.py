@@ -121,9 +121,4 @@ class _Losers:
 def attempts_of(log: CommitLog, sinks: Mapping[str, Sink], version: int) -> set[str]:
     """The attempts of a version of which anything is left: a manifest, or a place in a dataset."""
     found = {_attempt_of(key)[1] for key in log.list_keys(keys.attempts(version))}
-    return found.union(*(attempt_ids(sink, version) for sink in sinks.values()))
-
-
-def attempt_ids(sink: Sink, version: int) -> set[str]:
-    """The attempts of one version in one dataset."""
-    return {attempt_id for _, attempt_id in sink.attempts(version)}
+    return found.union(*({attempt for _, attempt in sink.attempts(version)} for sink in sinks.values()))
