@@ -11,8 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.core.context import SparkContext
 from pyspark.sql import DataFrame, Observation, SparkSession
+
+_PATIENCE_MS = 1_000
 
 
 def forget_dead_jvm() -> None:
@@ -69,7 +72,7 @@ def observed(observation: Observation) -> dict[str, int] | None:
     """
     What an observation counted, or ``None`` where it never ran.
 
-    ``Observation.get`` waits for ever where the optimizer dropped the node; this asks the JVM with its own short bound.
+    ``Observation.get`` waits for ever where the optimizer dropped the node; this waits as long as the JVM thinks a finished query may need to tell.
     """
     inner: Any = observation
     if inner._jo is None:
@@ -81,6 +84,23 @@ def observed(observation: Observation) -> dict[str, int] | None:
     if row.length() == 0:
         return None
     return {name: int(row.get(i)) for i, name in enumerate(row.schema().fieldNames())}
+
+
+def may_have_run(observation: Observation, session: SparkSession) -> bool:
+    """
+    Whether some action may have completed an observation already. Spark tells its observations so on a bus, which is emptied first.
+
+    A bus that does not get empty soon, as behind a slow listener of the user's, may still hold the news.
+    """
+    observed_by: Any = observation
+    inner: Any = session
+    if observed_by._jo is None:
+        return False
+    try:
+        inner._jsparkSession.sparkContext().listenerBus().waitUntilEmpty(_PATIENCE_MS)
+    except Py4JJavaError:  # a TimeoutException of the JVM
+        return True
+    return bool(observed_by._jo.future().isCompleted())
 
 
 # Nodes that read their whole input once, in the same stage: above them an observation of the input counts each row once.

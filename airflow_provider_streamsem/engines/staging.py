@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engines import schema
 from airflow_provider_streamsem.engines.contract import Job, Produced
-from airflow_provider_streamsem.engines.gateway import observed, reads_input_once
+from airflow_provider_streamsem.engines.gateway import may_have_run, observed, reads_input_once
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
@@ -44,7 +44,9 @@ class Staging:
             outputs = {
                 name: self._ordered(name, frame) for name, frame in self._outputs(self._good(loaded, records)).items()
             }
-            reread = observed(watched) is not None or not all(reads_input_once(frame) for frame in outputs.values())
+            reread = may_have_run(watched, self.session) or not all(
+                reads_input_once(frame) for frame in outputs.values()
+            )
             handed = {name: self._write(name, outputs[name]) for name in self.job.sinks}
         finally:
             for frame in self._kept:
