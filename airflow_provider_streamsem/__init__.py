@@ -25,6 +25,7 @@ _NAMES = {
     "load_pipeline": "airflow_provider_streamsem.batch.pipeline",
     "open_log": "airflow_provider_streamsem.readers.files",
     "read_committed": "airflow_provider_streamsem.readers.spark",
+    "redo": "airflow_provider_streamsem.batch.redo",
     "run_batch": "airflow_provider_streamsem.batch.run",
     "verify": "airflow_provider_streamsem.readers.verify",
 }
@@ -44,6 +45,7 @@ __all__ = [
     "load_pipeline",
     "open_log",
     "read_committed",
+    "redo",
     "run_batch",
     "verify",
 ]
@@ -51,6 +53,7 @@ __all__ = [
 if TYPE_CHECKING:
     from airflow_provider_streamsem.batch.guarantee import Guarantee, guarantee
     from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
+    from airflow_provider_streamsem.batch.redo import redo
     from airflow_provider_streamsem.batch.result import RunResult
     from airflow_provider_streamsem.batch.run import run_batch
     from airflow_provider_streamsem.engines.spark import SparkEngine

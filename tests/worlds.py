@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, RunResult, run_batch
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, RunResult, redo, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
 from airflow_provider_streamsem.readers.files import CommittedLog
 from airflow_provider_streamsem.readers.verify import Verdict, verify
@@ -18,6 +19,7 @@ from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import Crash
 
 _NAMES = count()
 
@@ -78,8 +80,13 @@ class World:
         store: Store | None = None,
         engine: RowsEngine | None = None,
         pipeline: Pipeline | None = None,
+        redone: int | None = None,
     ) -> RunResult:
-        """Run as a process of its own would."""
+        """Run as a process of its own would, or redo the version ``redone``."""
+        if redone is not None:
+            return redo(
+                pipeline or self.pipeline(), redone, run_key=run_key, log=self.log(store), engine=engine or RowsEngine()
+            )
         return run_batch(
             pipeline or self.pipeline(),
             run_key=run_key,
@@ -93,6 +100,17 @@ class World:
         from airflow_provider_streamsem.readers.files import open_log
 
         return open_log(self.log())
+
+    def dies(self, *arguments: Any, at: str = "read", **named: Any) -> None:
+        """Run as a process of its own would that dies in the midst of staging."""
+
+        def die(step: str) -> None:
+            if step == at:
+                raise Crash
+
+        with suppress(Crash):
+            self.run(*arguments, engine=RowsEngine(die), **named)
+            raise AssertionError("it did not die")
 
     def visible(self) -> Counter[int]:
         """The visible ids, read by ``json`` from the files that the log names."""

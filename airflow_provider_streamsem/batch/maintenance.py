@@ -39,7 +39,7 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
         plan=head.plan_sha,
         attempt_id=None,
         schemas={} if before is None else before.schemas,
-        next=offsets.advance(head.next, offsets.starts(plan.ranges)),
+        next=offsets.advance(head.next, {} if plan.kind == "redo" else offsets.starts(plan.ranges)),
         source=None if before is None else before.source,
         spec=record.spec if before is None else before.spec,
         transform="" if before is None else before.transform,

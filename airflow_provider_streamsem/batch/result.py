@@ -52,7 +52,9 @@ def answer(opened: Opened, answered: Answered, run_key: str) -> RunResult:
         log=opened.pipeline.log,
         run_key=run_key,
         version=outcome.version,
-        ranges={
+        ranges=plan.ranges
+        if plan.kind == "redo"
+        else {
             p: (position(plan.run_start, p), end)
             for p, end in sorted(outcome.next.items())
             if end > position(plan.run_start, p)

@@ -7,8 +7,8 @@ A run may die at any line and be started again, twice at once too: every step ei
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from airflow_provider_streamsem import registry
 from airflow_provider_streamsem.arguments import flag, text
@@ -21,7 +21,7 @@ from airflow_provider_streamsem.engines import schema
 from airflow_provider_streamsem.engines.contract import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol import invariants, offsets
-from airflow_provider_streamsem.protocol.entries import Outcome, Plan, StagedManifest
+from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import Answered, Open, Ready, settled
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.sources.contract import Planner
@@ -50,36 +50,37 @@ def run_batch(
         raise InvalidError("run_batch takes a Pipeline", given=type(pipeline).__name__)
     text("run_key", run_key)
     flag("drain", drain)
-    opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
-    run = _Run(
-        opened,
-        pipeline.source.open(opened.log, opened.head.outcome),
-        engine or registry.lookup("engines", "spark")(),
-        run_key,
-    )
-    position = opened.log.locate(run_key, opened.head)
-    while not isinstance(position, Answered):
-        if isinstance(position, Ready):
-            plan = plan_batch(opened, run.planner, position, run_key=run_key, drain=drain)
-            if plan is None:
-                return empty(opened, position.head, run_key)
-            head, fresh = opened.log.put_plan(position.head, plan)
-            logger.info("version %d: planned %s", plan.version, dict(plan.ranges))
-            if head.plan_sha == "" or head.plan != plan:
-                position = opened.log.locate(run_key, head)  # lost the create: look again (W12)
-                continue
-        else:
-            head, fresh = position.head, False
-        position = run.close(head, fresh=fresh)
-    return answer(opened, position, run_key)
+    run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key, engine)
+    return run.to_answer(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
 
-@dataclass(slots=True)
-class _Run:
-    opened: Opened
-    planner: Planner
-    engine: Engine
-    run_key: str
+class Run:
+    """One run on an opened pipeline: what plans its versions is given, all else is the same for every kind of run."""
+
+    def __init__(self, opened: Opened, run_key: str, engine: Engine | None = None) -> None:
+        self.opened = opened
+        self.run_key = run_key
+        self.planner: Planner = opened.pipeline.source.open(opened.log, opened.head.outcome)
+        self.engine: Engine = engine or registry.lookup("engines", "spark")()
+
+    def to_answer(self, planned: Callable[[Ready], Plan | None]) -> RunResult:
+        """Look, plan, run and decide until the run has its answer."""
+        log = self.opened.log
+        position = log.locate(self.run_key, self.opened.head)
+        while not isinstance(position, Answered):
+            if isinstance(position, Ready):
+                plan = planned(position)
+                if plan is None:
+                    return empty(self.opened, position.head, self.run_key)
+                head, fresh = log.put_plan(position.head, plan)
+                logger.info("version %d: planned %s", plan.version, dict(plan.ranges))
+                if head.plan_sha == "" or head.plan != plan:
+                    position = log.locate(self.run_key, head)  # lost the create: look again (W12)
+                    continue
+            else:
+                head, fresh = position.head, False
+            position = self.close(head, fresh=fresh)
+        return answer(self.opened, position, self.run_key)
 
     def close(self, head: Head, *, fresh: bool) -> Answered | Open | Ready:
         """Bring the open version to its outcome, whoever planned it; returns where this run then stands."""
@@ -87,7 +88,7 @@ class _Run:
         plan, log = head.plan, self.opened.log
         staged = None if fresh else self._adopt(head)
         staged = staged or self._stage(head)
-        decided = log.decide(head, self._outcome(plan, staged))
+        decided = log.decide(head, self._outcome(head, plan, staged))
         assert decided.outcome is not None
         logger.info("version %d: %s", plan.version, decided.outcome.result)
         log.write_segments(plan.version, [(decided.outcome, decided.outcome_sha)])
@@ -128,12 +129,17 @@ class _Run:
             schemas=schemas,
             quarantine=produced.quarantine,
             counts=produced.counts,
-            source=self.planner.hint(plan, produced.counts),
+            source=self._hint(head, plan, produced.counts),
             staged_ms=log.clock.now_ms() - started_ms,
             nonce=log.clock.new_id(),
         )
         log.put_staged(manifest)
         return manifest
+
+    def _hint(self, head: Head, plan: Plan, counts: Mapping[str, int]) -> Json:
+        if plan.kind == "redo":  # the source stands where it stood (W26)
+            return None if head.outcome is None else head.outcome.source
+        return self.planner.hint(plan, counts)
 
     def _produce(self, plan: Plan, attempt_id: str, recorded: Mapping[str, str]) -> Produced:
         pipeline = self.opened.pipeline
@@ -152,7 +158,7 @@ class _Run:
         )
         return self.engine.stage(job, self.opened.log)
 
-    def _outcome(self, plan: Plan, staged: StagedManifest) -> Outcome:
+    def _outcome(self, head: Head, plan: Plan, staged: StagedManifest) -> Outcome:
         clock = self.opened.log.clock
         decided_at_ms = clock.now_ms()
         return Outcome(
@@ -165,7 +171,8 @@ class _Run:
             quarantine=staged.quarantine,
             gaps=plan.gaps,
             counts=staged.counts if not plan.gaps else {**staged.counts, "gaps": offsets.gap_length(plan.gaps)},
-            next={p: end for p, (_, end) in plan.ranges.items()},
+            replaces=plan.replaces,
+            next=dict(head.next) if plan.kind == "redo" else offsets.ends(plan.ranges),
             source=staged.source,
             spec=staged.spec,
             transform=staged.transform,

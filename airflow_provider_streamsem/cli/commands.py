@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from airflow_provider_streamsem.arguments import whole
 from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.batch.guarantee import guarantee
-from airflow_provider_streamsem.batch.pipeline import load_pipeline
+from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
+from airflow_provider_streamsem.batch.redo import redo as redo_
+from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.batch.run import run_batch
 from airflow_provider_streamsem.cli.output import Answer, Table
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog import doctor as doctor_
 from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.engines.contract import Engine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
@@ -34,15 +37,28 @@ def _opened(args: argparse.Namespace) -> CommittedLog:
 
 def run(args: argparse.Namespace) -> Answer:
     """``streamsem run``"""
+    pipeline, engine = _runnable(args)
+    run_key = f"cli:{SYSTEM_CLOCK.new_id()}" if args.run_key is None else args.run_key
+    return _ran(pipeline, run_batch(pipeline, run_key=run_key, drain=args.drain, engine=engine))
+
+
+def redo(args: argparse.Namespace) -> Answer:
+    """``streamsem redo``"""
+    pipeline, engine = _runnable(args)
+    return _ran(pipeline, redo_(pipeline, args.version, run_key=args.run_key, engine=engine))
+
+
+def _runnable(args: argparse.Namespace) -> tuple[Pipeline, Engine]:
     if not args.target.endswith(".toml"):
-        raise InvalidError("run needs a pipeline file", given=args.target, accepted="PIPELINE.toml")
+        raise InvalidError(f"{args.command} needs a pipeline file", given=args.target, accepted="PIPELINE.toml")
     from airflow_provider_streamsem.engines.spark import SparkEngine
 
-    pipeline = load_pipeline(args.target)
-    run_key = f"cli:{SYSTEM_CLOCK.new_id()}" if args.run_key is None else args.run_key
+    return load_pipeline(args.target), SparkEngine(master=args.master)
+
+
+def _ran(pipeline: Pipeline, result: RunResult) -> Answer:
     kept = guarantee(pipeline)
-    result = run_batch(pipeline, run_key=run_key, drain=args.drain, engine=SparkEngine(master=args.master))
-    lines = [f"run key    {run_key}", f"guarantee  {kept}", f"status     {result.status}"]
+    lines = [f"run key    {result.run_key}", f"guarantee  {kept}", f"status     {result.status}"]
     lines += [f"version    {result.version}", f"ranges     {_ranges(result.ranges)}"]
     lines += [f"{name:<10} {count}" for name, count in sorted(result.counts.items())]
     return Answer(document={**result.to_json(), "guarantee": plain(kept)}, lines=lines)

@@ -47,10 +47,16 @@ def parser() -> argparse.ArgumentParser:
 
     run = add("run", "Run one batch, or with --drain batches until the end that the source has now.")
     run.add_argument("--drain", action="store_true", help="go on until the frozen target is reached")
-    run.add_argument(
-        "--run-key", help="names the run: the same key again gives the same result (default: a new one, printed)"
-    )
-    run.add_argument("--master", default="local[*]", help="Spark master where no session is active (default: local[*])")
+    redo = add("redo", "Make the rows of a committed version anew, from the same ranges; readers switch by one object.")
+    redo.add_argument("version", type=int, metavar="N")
+    for command in (run, redo):
+        command.add_argument(
+            "--run-key",
+            help="names the run: the same key again gives the same result (default: one is made and printed)",
+        )
+        command.add_argument(
+            "--master", default="local[*]", help="Spark master where no session is active (default: local[*])"
+        )
     log = add("log", "List versions, newest first.")
     log.add_argument("--limit", type=int, default=20, help="how many (default: 20)")
     show = add("show", "Show the plan and the outcome of a version.")

@@ -191,6 +191,14 @@ class CommitLog:
         """Where a run stands."""
         return self.perform(procedures.locate(run_key, head))
 
+    def find_current(self, version: int, head: Head) -> int:
+        """The commit that holds the rows of a version at the head."""
+        return self.perform(procedures.find_current(version, head))
+
+    def run_versions(self, run_key: str) -> list[int]:
+        """The versions that were planned under a run key and closed, oldest first."""
+        return self.perform(procedures.run_versions(run_key))
+
     def put_plan(self, head: Head, plan: Plan) -> tuple[Head, bool]:
         """Create the next plan; see :func:`procedures.put_plan`."""
         return self.perform(procedures.put_plan(head, plan))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from airflow.sdk import BaseOperator
 
 from airflow_provider_streamsem.arguments import choice, flag, text
 from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json, load_pipeline
+from airflow_provider_streamsem.batch.redo import redo_run
+from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.batch.run import run_batch
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.operators.failures import mapped
@@ -27,7 +30,8 @@ class MicroBatchOperator(BaseOperator):  # type: ignore[misc]
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). Text inside a ``Pipeline`` that holds ``{{ … }}`` is rendered too
     :param drain: several batches towards a frozen target, instead of one batch
-    :param rerun: what a task that is run again does: ``"resume"`` goes on or returns what is committed
+    :param rerun: what a task does that was cleared: ``"resume"`` returns what is committed; ``"redo"`` makes the rows of its versions anew from the same
+        ranges, and readers switch to them version by version. A retry always goes on where the run stopped
     :param spark_master: Spark master where no session is active in the task's process (templated)
     :param spark_conf: settings of a session that is started for the task (templated)
     """
@@ -55,7 +59,7 @@ class MicroBatchOperator(BaseOperator):  # type: ignore[misc]
         self.pipeline = pipeline if isinstance(pipeline, Pipeline) else None
         self.pipeline_file = text("pipeline", pipeline) if isinstance(pipeline, str) else None
         self.drain = flag("drain", drain)
-        self.rerun = choice("rerun", rerun, ("resume",))
+        self.rerun = choice("rerun", rerun, ("resume", "redo"))
         self.spark_master = spark_master
         self.spark_conf = spark_conf
 
@@ -65,11 +69,18 @@ class MicroBatchOperator(BaseOperator):  # type: ignore[misc]
 
         with mapped():
             engine = SparkEngine(master=self.spark_master, conf=self.spark_conf)
-            result = run_batch(self._pipeline(context), run_key=run_key(context["ti"]), drain=self.drain, engine=engine)
+            result = self._run(context)(
+                self._pipeline(context), run_key=run_key(context["ti"]), drain=self.drain, engine=engine
+            )
         answer: dict[str, Any] = result.to_json()
         for asset in self.outlets:
             context["outlet_events"][asset].extra = answer
         return answer
+
+    def _run(self, context: Any) -> Callable[..., RunResult]:
+        """A run, or where the task was cleared and asks for it a redo of the run; retries after one clear are one redo."""
+        cleared = times_cleared(context["ti"], self.retries) if self.rerun == "redo" else 0
+        return partial(redo_run, request=f"clear-{cleared}") if cleared else run_batch
 
     def _pipeline(self, context: Any) -> Pipeline:
         """The pipeline with its templates rendered. One object serves every run of the DAG's process, so it is replaced, never changed."""
@@ -92,6 +103,15 @@ def _rendered(value: Any, render: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
         return {key: _rendered(item, render) for key, item in value.items()}
     return [_rendered(item, render) for item in value] if isinstance(value, list) else value
+
+
+def times_cleared(ti: Any, retries: int) -> int:
+    """
+    0 for a task instance that was never cleared; else a number that every clear raises and every retry leaves.
+
+    Airflow allows an instance ``retries`` tries beyond those it had when it was last cleared, and keeps the sum as ``max_tries``.
+    """
+    return max(0, int(ti.max_tries) - retries)
 
 
 def run_key(ti: Any) -> str:

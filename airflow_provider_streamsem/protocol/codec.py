@@ -81,6 +81,9 @@ def encode(entry: Entry) -> Encoded:
     The spilled bytes are canonical JSON too and are named by their sha256, so a part that two entries share is stored once.
     """
     body: dict[str, Json] = {"entry": entry.entry, "format": FORMAT, **plain(entry)}
+    for f in dataclasses.fields(entry):
+        if f.metadata.get("sparse") and getattr(entry, f.name) == f.default:
+            del body[f.name]
     spills: dict[str, bytes] = {}
     for name in entry.spillable:
         data = canonical(body[name])

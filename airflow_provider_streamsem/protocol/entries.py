@@ -16,6 +16,9 @@ FORMAT = 1
 READER_FEATURES: frozenset[str] = frozenset()
 WRITER_FEATURES: frozenset[str] = frozenset()
 
+SPARSE = {"sparse": True}
+"""marks a field that is left out of the bytes where it has its default (W2)"""
+
 Json: TypeAlias = Any
 """a value that JSON can hold: dict, list, str, int, bool, None"""
 
@@ -64,16 +67,25 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """The visible commit whose files a redo replaces, and that commit's counts, so that totals stay net."""
+
+    version: int
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Plan(n): what version n will do. Written before the first row is read."""
 
     entry: ClassVar[str] = "plan"
     spillable: ClassVar[tuple[str, ...]] = ("pins", "ranges")
     version: int
-    kind: Literal["batch"] = "batch"
+    kind: Literal["batch", "redo"] = "batch"
     previous: str
     ranges: Ranges
     gaps: Gaps = field(default_factory=dict)
+    replaces: Replaced | None = field(default=None, metadata=SPARSE)
     pins: Json = None
     run_key: str
     j: int
@@ -122,6 +134,7 @@ class Outcome:
     schemas: Mapping[str, str] = field(default_factory=dict)
     quarantine: Quarantine = field(default_factory=Quarantine)
     gaps: Gaps = field(default_factory=dict)
+    replaces: Replaced | None = field(default=None, metadata=SPARSE)
     counts: Mapping[str, int] = field(default_factory=dict)
     next: Offsets
     source: Json = None
@@ -167,6 +180,8 @@ class Segment:
     """
     A fold of outcomes. Level 1: versions ``[100·index, 100·(index+1))`` with their files. Level k > 1: totals of 100 segments of level k-1.
 
+    Net of redos: ``files`` are those that are still visible after the last of the versions, ``replaced`` the versions *before* the first whose files are not,
+    ``counts`` those of the commits less those of the commits that were replaced.
     ``last`` is the sha256 of the newest outcome folded, ``next`` its offsets, ``children`` the sha256 of each child's bytes (empty at level 1).
     """
 
@@ -180,6 +195,7 @@ class Segment:
     aborts: int
     counts: Mapping[str, int]
     files: tuple[SegmentFile, ...] = ()
+    replaced: tuple[int, ...] = field(default=(), metadata=SPARSE)
     children: tuple[str, ...] = ()
 
 

@@ -54,11 +54,17 @@ def check_i3_outcome(outcome: Outcome, *, plan_sha: str) -> None:
 
 
 def check_i4(plan: Plan, *, closed: int, next: Offsets) -> None:
-    """A plan is for the version after the closed one, and its ranges start where the last outcome ended."""
+    """A plan is for the version after the closed one, and a batch's ranges start where the last outcome ended."""
     if plan.version != closed + 1:
         raise LogDamagedError(
             "a plan is for another version than its place", invariant="I4", version=plan.version, expected=closed + 1
         )
+    if (plan.kind == "redo") != (plan.replaces is not None) or (plan.replaces and plan.replaces.version > closed):
+        raise LogDamagedError(
+            "a redo, and only a redo, replaces an earlier version", invariant="I20", version=plan.version
+        )
+    if plan.kind == "redo":
+        return
     for partition, (start, end) in plan.ranges.items():
         if start != offsets.position(next, partition) or end <= start:
             raise LogDamagedError(
@@ -71,8 +77,12 @@ def check_i4(plan: Plan, *, closed: int, next: Offsets) -> None:
             )
 
 
-def check_gaps(plan: Plan, outcome: Outcome) -> None:
-    """The gaps of a commit are those of its plan, in order and inside its ranges; an abort declares none (I5)."""
+def check_carried(plan: Plan, outcome: Outcome) -> None:
+    """The gaps of a commit, and what it replaces, are its plan's, the gaps in order and inside its ranges; an abort has neither (I5, I20)."""
+    if outcome.replaces != (plan.replaces if outcome.committed else None):
+        raise LogDamagedError(
+            "an outcome replaces another version than its plan", invariant="I20", version=plan.version
+        )
     if dict(outcome.gaps) != (dict(plan.gaps) if outcome.committed else {}):
         raise LogDamagedError("an outcome declares other gaps than its plan", invariant="I5", version=plan.version)
     for partition, gaps in plan.gaps.items():
@@ -87,8 +97,9 @@ def check_gaps(plan: Plan, outcome: Outcome) -> None:
 
 
 def check_next(plan: Plan, outcome: Outcome, *, before: Offsets) -> None:
-    """After a commit the offsets stand at the plan's ends, after an abort where they stood; other partitions are carried (I4, I5)."""
-    expected = offsets.advance(before, offsets.ends(plan.ranges) if outcome.committed else offsets.starts(plan.ranges))
+    """After a commit of a batch the offsets stand at the plan's ends, after all else where they stood; other partitions are carried (I4, I5)."""
+    to = {} if plan.kind == "redo" else offsets.ends(plan.ranges) if outcome.committed else offsets.starts(plan.ranges)
+    expected = offsets.advance(before, to)
     if offsets.advance(before, outcome.next) != expected:
         raise LogDamagedError(
             "an outcome's next offsets are not those of its plan",
@@ -209,6 +220,18 @@ def check_i16(pointer: RunPointer, plan: Plan) -> None:
             invariant="I16",
             version=plan.version,
             pointer=pointer.version,
+        )
+
+
+def check_i20(plan: Plan, replaced: Plan, outcome: Outcome) -> None:
+    """A redo has ranges and gaps of the commit that it replaces, and knows its counts."""
+    same = plan.ranges == replaced.ranges and plan.gaps == replaced.gaps
+    if plan.replaces is None or not (same and outcome.committed and plan.replaces.counts == outcome.counts):
+        raise LogDamagedError(
+            "a redo is not of the commit that it replaces",
+            invariant="I20",
+            version=plan.version,
+            replaces=replaced.version,
         )
 
 

@@ -187,6 +187,14 @@ def _newest_pointer(run_key: str) -> Procedure[RunPointer | None]:
     return newest
 
 
+def run_versions(run_key: str) -> Procedure[list[int]]:
+    """The versions that were planned under a run key and closed, by its pointers, oldest first."""
+    versions: list[int] = []
+    while (pointer := (yield from read_entry(RunPointer, keys.pointer(run_key, len(versions))))) is not None:
+        versions.append(pointer[0].version)
+    return versions
+
+
 def put_plan(head: Head, plan: Plan) -> Procedure[tuple[Head, bool]]:
     """
     Create Plan(head.closed + 1); returns the head that is then true, and whether the store answered *created* to us (W13, W17).
@@ -205,6 +213,22 @@ def put_plan(head: Head, plan: Plan) -> Procedure[tuple[Head, bool]]:
     if found is None:
         raise LogDamagedError("a plan that was read is no longer there", invariant="I1", key=key)
     return found, False
+
+
+def find_current(version: int, head: Head) -> Procedure[int]:
+    """The commit that holds the rows of ``version`` at the head: itself, or the newest redo in the chain that began with it (W25)."""
+    current, at = version, version + 1
+    while at <= head.closed:
+        if at % segments.WIDTH == 0 and at + segments.WIDTH <= head.closed + 1:
+            segment = yield from read_entry(Segment, keys.segment(1, at // segments.WIDTH))
+            if segment is not None and current not in segment[0].replaced:
+                at += segments.WIDTH
+                continue
+        outcome = yield from _outcome_of(head, at)
+        if outcome.replaces is not None and outcome.replaces.version == current:
+            current = at
+        at += 1
+    return current
 
 
 def find_staged(head: Head) -> Procedure[list[StagedManifest]]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import encode
 from airflow_provider_streamsem.protocol.entries import Outcome, Segment
-from airflow_provider_streamsem.protocol.view import add_counts, visible
+from airflow_provider_streamsem.protocol.view import add_counts, net_counts, visible
 
 WIDTH = 100
 
@@ -29,9 +29,10 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
     next_offsets: offsets.Offsets = {}
     for outcome in outcomes:
         next_offsets = offsets.advance(next_offsets, outcome.next)
-        counts = add_counts(counts, outcome.counts) if outcome.committed else counts
+        counts = add_counts(counts, net_counts(outcome))
     commits = sum(o.committed for o in outcomes)
-    files = tuple(f for o in outcomes for f in visible(o))
+    replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
+    files = tuple(f for o in outcomes if o.version not in replaced for f in visible(o))
     return Segment(
         level=1,
         index=index,
@@ -41,6 +42,7 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
         aborts=WIDTH - commits,
         counts=counts,
         files=files,
+        replaced=tuple(sorted(version for version in replaced if version < index * WIDTH)),
     )
 
 

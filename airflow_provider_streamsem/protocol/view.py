@@ -62,7 +62,7 @@ class Head:
         invariants.check_i2(self.plan, outcome)
         assert self.plan is not None
         invariants.check_i3_outcome(outcome, plan_sha=self.plan_sha)
-        invariants.check_gaps(self.plan, outcome)
+        invariants.check_carried(self.plan, outcome)
         invariants.check_next(self.plan, outcome, before=self.next)
         invariants.check_i14(outcome)
         return Head(genesis=self.genesis, outcome=outcome, outcome_sha=sha256)
@@ -73,7 +73,7 @@ class LogView:
     """
     The log folded up to one version: which files are visible, and the totals.
 
-    ``version`` is -1 for an empty log. ``files`` is in order of versions.
+    ``version`` is -1 for an empty log. ``files`` is in order of versions. ``counts`` are net of what redos replaced.
     """
 
     version: int = -1
@@ -99,6 +99,15 @@ def visible(outcome: Outcome) -> list[SegmentFile]:
     ]
 
 
+def net_counts(outcome: Outcome) -> dict[str, int]:
+    """What one outcome adds to the totals: its counts, less those of the commit that it replaces."""
+    if not outcome.committed:
+        return {}
+    return add_counts(
+        outcome.counts, {} if outcome.replaces is None else {name: -n for name, n in outcome.replaces.counts.items()}
+    )
+
+
 def add_counts(total: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
     """Counts added name by name."""
     return {name: total.get(name, 0) + more.get(name, 0) for name in sorted({*total, *more})}
@@ -114,21 +123,33 @@ def fold(parts: Iterable[Segment | Outcome], *, genesis: Offsets, since: int = -
     version, commits, aborts = -1, 0, 0
     counts: dict[str, int] = {}
     next_offsets: Offsets = dict(genesis)
-    files: list[SegmentFile] = []
+    files: dict[int, list[SegmentFile]] = {}
     for part in parts:
         if isinstance(part, Segment):
             invariants.check_follows(part.index * 100, version)
             version = part.index * 100 + 99
             commits, aborts = commits + part.commits, aborts + part.aborts
             counts = add_counts(counts, part.counts)
-            files += [f for f in part.files if f.version > since]
+            for replaced in part.replaced:
+                files.pop(replaced, None)
+            for file in part.files:
+                if file.version > since:
+                    files.setdefault(file.version, []).append(file)
         else:
             invariants.check_follows(part.version, version)
             version = part.version
             commits, aborts = commits + part.committed, aborts + (not part.committed)
-            counts = add_counts(counts, part.counts) if part.committed else counts
-            files += visible(part) if version > since else []
+            counts = add_counts(counts, net_counts(part))
+            if part.replaces is not None:
+                files.pop(part.replaces.version, None)
+            if version > since:
+                files[version] = visible(part)
         next_offsets = offsets.advance(next_offsets, part.next)
     return LogView(
-        version=version, next=next_offsets, commits=commits, aborts=aborts, counts=counts, files=tuple(files)
+        version=version,
+        next=next_offsets,
+        commits=commits,
+        aborts=aborts,
+        counts=counts,
+        files=tuple(file for kept in files.values() for file in kept),
     )

@@ -35,6 +35,15 @@ class CommittedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """From one version to a later one: files that became visible, and files that redos replaced. ``version`` is the later one."""
+
+    version: int
+    added: tuple[CommittedFile, ...]
+    removed: tuple[CommittedFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
     """A version as the log has it; ``outcome`` is ``None`` while it is open."""
 
@@ -82,10 +91,28 @@ class CommittedLog:
         The visible files, in order of versions.
 
         :param version: as of this version, inclusive; default: the newest closed one
-        :param since: only files that became visible by versions *above* this one
+        :param since: only files that became visible by versions *above* this one; of files that a redo replaced, see :meth:`changes`
         :param sink: of one sink; default: of all
         :raises InvalidError: a version that is not closed, or no such sink
         """
+        return self._named(self.view(version=version, since=since), sink)
+
+    def changes(self, *, since: int, version: int | None = None, sink: str | None = None) -> Changes:
+        """
+        What a copy of the dataset as of ``since`` must add and remove to be as of ``version`` (default: the newest closed one).
+
+        :raises InvalidError: a version that is not closed, or no such sink
+        """
+        now = self.view(version=version)
+        kept = {f.version for f in now.files}
+        before = self._named(self.view(version=since), sink)
+        return Changes(
+            version=now.version,
+            added=tuple(f for f in self._named(now, sink) if f.version > since),
+            removed=tuple(f for f in before if f.version not in kept),
+        )
+
+    def _named(self, view: LogView, sink: str | None) -> list[CommittedFile]:
         sinks = self.pipeline().sinks
         if sink is not None and sink not in sinks:
             raise InvalidError("the pipeline has no such sink", given=sink, accepted=sorted(sinks))
@@ -100,7 +127,7 @@ class CommittedLog:
                 partition=f.file.partition,
                 checksum=f.file.checksum,
             )
-            for f in self.view(version=version, since=since).files
+            for f in view.files
             if sink in (None, f.sink)
         ]
 

@@ -28,7 +28,7 @@ def read_committed(
 
     :param log: URL of the log, or an opened one
     :param version: as of this version, inclusive; default: the newest closed one
-    :param since: only rows that became visible by versions *above* this one
+    :param since: only rows that became visible by versions *above* this one; rows made anew by a redo are among them
     :param sink: needed where the pipeline has several
     :raises InvalidError: no log, no such version or sink, or nothing was committed yet, so that the columns are not known
     """

@@ -14,7 +14,7 @@ from airflow_provider_streamsem.protocol import invariants, keys, procedures, se
 from airflow_provider_streamsem.protocol.discovery import fingerprint
 from airflow_provider_streamsem.protocol.entries import DataFile, Discovery, Entry, Outcome, Plan, RunPointer, Segment
 from airflow_provider_streamsem.protocol.offsets import Ranges
-from airflow_provider_streamsem.protocol.view import Head, add_counts
+from airflow_provider_streamsem.protocol.view import Head, add_counts, net_counts
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.sinks import footers
 from airflow_provider_streamsem.sinks.contract import Sink
@@ -41,7 +41,7 @@ class Verdict:
 
     :param versions: closed versions
     :param counts: rows over all commits, as the outcomes have them
-    :param files: visible files; ``rows`` by sink as counted in the files themselves
+    :param files: visible files; ``rows`` by sink as counted in the files themselves. Files that redos replaced are checked too, and not counted
     :param orphans: files of attempts that lost or died: invisible, removed by vacuum
     """
 
@@ -99,8 +99,7 @@ class _Verification:
         outcomes = self._versions()
         self.verdict.commits = sum(o.committed for o, _ in outcomes)
         for outcome, _ in outcomes:
-            if outcome.committed:
-                self.verdict.counts = add_counts(self.verdict.counts, outcome.counts)
+            self.verdict.counts = add_counts(self.verdict.counts, net_counts(outcome))
         self._segments(outcomes)
         self._discoveries()
         for outcome, _ in outcomes:
@@ -133,6 +132,7 @@ class _Verification:
         outcomes: list[tuple[Outcome, str]] = []
         head = Head(genesis=genesis)
         ranges: list[Ranges] = []
+        visible: set[int] = set()
         for version in range(newest + 1):
             plan = self._entry(Plan, keys.plan(version), version)
             outcome = self._entry(Outcome, keys.outcome(version), version)
@@ -143,13 +143,29 @@ class _Verification:
             if plan is not None:
                 self._version(head, plan, outcome)
             if plan is not None and outcome is not None and outcome[0].committed:
-                ranges.append(plan[0].ranges)
+                if plan[0].replaces is None:
+                    ranges.append(plan[0].ranges)
+                else:
+                    self._redo(plan[0], visible)
+                    visible.discard(plan[0].replaces.version)
+                visible.add(version)
             if outcome is not None:
                 head = Head(genesis=genesis, outcome=outcome[0], outcome_sha=outcome[1])
                 outcomes.append(outcome)
         self._try(partial(invariants.check_i5, ranges, genesis=genesis, next=head.next))
         self.verdict.versions = len(outcomes)
         return outcomes
+
+    def _redo(self, redone: Plan, visible: set[int]) -> None:
+        """A redo against the commit that it replaces (I20)."""
+        assert redone.replaces is not None
+        replaced = redone.replaces.version
+        plan = self._entry(Plan, keys.plan(replaced), replaced)
+        outcome = self._entry(Outcome, keys.outcome(replaced), replaced)
+        if replaced not in visible:
+            self._found("I20", "a redo replaces a version that is not visible", version=redone.version)
+        elif plan is not None and outcome is not None:
+            self._try(partial(invariants.check_i20, redone, plan[0], outcome[0]), version=redone.version)
 
     def _version(self, head: Head, plan: tuple[Plan, str], outcome: tuple[Outcome, str] | None) -> None:
         """A version against the head before it."""
@@ -225,6 +241,7 @@ class _Verification:
         """Every visible file: there, unchanged, counted anew, and named once."""
         pipeline = self.opened.pipeline()
         named: set[tuple[str, str]] = set()
+        replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
         for name, sink in pipeline.sinks.items():
             self._try(partial(sink.claim, self.opened.record.pipeline_uuid, pipeline.log, new=False))
             self.verdict.rows[name] = 0
@@ -236,8 +253,12 @@ class _Verification:
                         self._found("I8", what, version=outcome.version, key=file.key)
                     named.add((name, file.key))
                     check = partial(_file, pipeline.sinks[name], file, committable.format, outcome.version)
-                    self.verdict.rows[name] += self._try(check, version=outcome.version) or 0
-        self.verdict.files = len(named)
+                    rows = self._try(check, version=outcome.version) or 0
+                    if outcome.version not in replaced:
+                        self.verdict.rows[name], self.verdict.files = (
+                            self.verdict.rows[name] + rows,
+                            self.verdict.files + 1,
+                        )
         for name, sink in pipeline.sinks.items():
             self.verdict.orphans += sum((name, key) not in named for key in _data_keys(sink))
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from airflow_provider_streamsem import RunResult
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
@@ -24,29 +26,29 @@ PAUSES = (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)
 NEVER = 10**9
 
 
-def first_batch(world: World) -> tuple[str, bool]:
+def first_batch(world: World) -> dict[str, Any]:
     """The pipeline itself is created in this run."""
     world.arrive(2)
-    return "run", False
+    return {}
 
 
-def later_batch(world: World) -> tuple[str, bool]:
+def later_batch(world: World) -> dict[str, Any]:
     """A single batch on a log that exists."""
     world.arrive(2, bad_lines=1)
     world.run("earlier")
     world.arrive(2, bad_lines=1)
-    return "run", False
+    return {}
 
 
-def drain(world: World) -> tuple[str, bool]:
+def drain(world: World) -> dict[str, Any]:
     """Two batches towards a target."""
     world.arrive(1)
     world.run("earlier")
     world.arrive(3)
-    return "run", True
+    return {"drain": True}
 
 
-def resumed_drain(world: World) -> tuple[str, bool]:
+def resumed_drain(world: World) -> dict[str, Any]:
     """A drain that died in its second batch, run again."""
     world.arrive(4)
 
@@ -58,30 +60,52 @@ def resumed_drain(world: World) -> tuple[str, bool]:
     with pytest.raises(Crash):
         world.run("run", drain=True, engine=engine)
     world.arrive(1)
-    return "run", True
+    return {"drain": True}
 
 
-def behind_another_run(world: World) -> tuple[str, bool]:
+def behind_another_run(world: World) -> dict[str, Any]:
     """Another run's version is open and must be finished first."""
     world.arrive(3)
 
-    def dies(step: str) -> None:
-        raise Crash
-
-    with pytest.raises(Crash):
-        world.run("other", engine=RowsEngine(dies))
-    return "run", False
+    world.dies("other")
+    return {}
 
 
-SCENES: list[Callable[[World], tuple[str, bool]]] = [first_batch, later_batch, drain, resumed_drain, behind_another_run]
+def redone(world: World) -> dict[str, Any]:
+    """A committed version made anew."""
+    world.arrive(4)
+    world.run("earlier", drain=True)
+    world.run("first redo", redone=0)
+    world.arrive(1)
+    return {"redone": 0}
+
+
+def redone_behind_another_redo(world: World) -> dict[str, Any]:
+    """A redo of the same version is open: it is finished first, and then itself replaced."""
+    world.arrive(2)
+    world.run("earlier")
+    world.dies("other", redone=0)
+    world.arrive(1)
+    return {"redone": 0}
+
+
+SCENES: list[Callable[[World], dict[str, Any]]] = [
+    first_batch,
+    later_batch,
+    drain,
+    resumed_drain,
+    behind_another_run,
+    redone,
+    redone_behind_another_redo,
+]
 
 
 class Stage:
     """A scene prepared once; each case starts from a copy of it."""
 
-    def __init__(self, scene: Callable[[World], tuple[str, bool]], root: Path) -> None:
+    def __init__(self, scene: Callable[[World], dict[str, Any]], root: Path) -> None:
         self._prepared = World(root / "world")
-        self.run_key, self.drain = scene(self._prepared)
+        self.work = scene(self._prepared)
         assert isinstance(self._prepared.store, MemoryStore)
         self._objects = {stat.key: self._prepared.store.read(stat.key) or b"" for stat in self._prepared.store.list("")}
         self._saved = root / "saved"
@@ -95,18 +119,21 @@ class Stage:
         self._prepared.store._objects.update(self._objects)
         return self._prepared
 
+    def run(self, world: World, **changes: Any) -> RunResult:
+        return world.run(**{"run_key": "run", **self.work, **changes})
+
     def requests(self) -> int:
         world = self.world()
         store = FaultyStore(world.store, NEVER, Fault.CONFLICT)
-        world.run(self.run_key, drain=self.drain, store=store)
+        self.run(world, store=store)
         return store.seen
 
     def settle(self, world: World) -> None:
         """Whoever died is started again; then nothing changes any more and all is right."""
-        first = world.run(self.run_key, drain=self.drain)
+        first = self.run(world)
         head = world.opened().head
         engine = RowsEngine()
-        assert world.run(self.run_key, drain=self.drain, engine=engine) == first
+        assert self.run(world, engine=engine) == first
         assert (engine.staged, world.opened().head) == (0, head)
         world.run("rest", drain=True)
         world.check()
@@ -115,7 +142,7 @@ class Stage:
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 class TestEveryRequest:
     @pytest.fixture
-    def stage(self, scene: Callable[[World], tuple[str, bool]], tmp_path: Path) -> Stage:
+    def stage(self, scene: Callable[[World], dict[str, Any]], tmp_path: Path) -> Stage:
         return Stage(scene, tmp_path)
 
     @pytest.mark.parametrize("fault", CRASHES, ids=lambda fault: fault.name)
@@ -123,7 +150,7 @@ class TestEveryRequest:
         for at in range(stage.requests()):
             world = stage.world()
             with pytest.raises(Crash):
-                world.run(stage.run_key, drain=stage.drain, store=FaultyStore(world.store, at, fault))
+                stage.run(world, store=FaultyStore(world.store, at, fault))
             stage.settle(world)
 
     @pytest.mark.parametrize("fault", CRASHES, ids=lambda fault: fault.name)
@@ -131,7 +158,7 @@ class TestEveryRequest:
         for at in range(stage.requests()):
             world = stage.world()
             with pytest.raises(Crash):
-                world.run(stage.run_key, drain=stage.drain, store=FaultyStore(world.store, at, fault))
+                stage.run(world, store=FaultyStore(world.store, at, fault))
             world.run("another")
             stage.settle(world)
 
@@ -140,7 +167,7 @@ class TestEveryRequest:
         for at in range(stage.requests()):
             world = stage.world()
             store = FaultyStore(world.store, at, fault)
-            world.run(stage.run_key, drain=stage.drain, store=store)
+            stage.run(world, store=store)
             assert store.reached
             stage.settle(world)
 
@@ -150,10 +177,8 @@ class TestEveryRequest:
         """While one process waits at a request, a second one (a retry of the same run, or another run) goes all the way."""
         for at in range(stage.requests()):
             world = stage.world()
-            store = FaultyStore(
-                world.store, at, fault, meanwhile=lambda world=world: world.run(other, drain=stage.drain)
-            )
-            world.run(stage.run_key, drain=stage.drain, store=store)
+            store = FaultyStore(world.store, at, fault, meanwhile=lambda world=world: stage.run(world, run_key=other))
+            stage.run(world, store=store)
             assert store.reached
             stage.settle(world)
 
@@ -162,10 +187,10 @@ class TestEveryRequest:
         for at in range(stage.requests()):
             world = stage.world()
             with pytest.raises(Crash):
-                world.run(stage.run_key, drain=stage.drain, store=FaultyStore(world.store, at, fault))
+                stage.run(world, store=FaultyStore(world.store, at, fault))
             again = FaultyStore(world.store, at, fault)
             try:
-                world.run(stage.run_key, drain=stage.drain, store=again)
+                stage.run(world, store=again)
             except Crash:
                 assert again.reached
             stage.settle(world)

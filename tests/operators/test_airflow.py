@@ -44,10 +44,12 @@ def rows_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def context(run_id: str = "r", try_number: int = 1, map_index: int = -1) -> dict[str, Any]:
+def context(run_id: str = "r", try_number: int = 1, map_index: int = -1, max_tries: int = 0) -> dict[str, Any]:
     from collections import defaultdict
 
-    ti = SimpleNamespace(dag_id="d", task_id="t", run_id=run_id, map_index=map_index, try_number=try_number)
+    ti = SimpleNamespace(
+        dag_id="d", task_id="t", run_id=run_id, map_index=map_index, try_number=try_number, max_tries=max_tries
+    )
     return {"ti": ti, "run_id": run_id, "ds": "2024-01-01", "outlet_events": defaultdict(SimpleNamespace)}
 
 
@@ -106,6 +108,19 @@ def test_retry_and_clear_give_the_committed_result_and_ask_no_engine(world: Worl
     rows_engine.clear()
     assert operator(world).execute(context(try_number=2)) == first
     assert rows_engine == ["made"]
+
+
+def test_cleared_task_that_asks_for_it_redoes_its_versions_and_its_retries_are_one_redo(
+    world: World, rows_engine: list[str]
+) -> None:
+    made = operator(world, rerun="redo", drain=True, retries=2)
+    first = made.execute(context(max_tries=2))
+    assert made.execute(context(try_number=2, max_tries=2)) == first
+    redone = made.execute(context(try_number=2, max_tries=3))
+    assert (redone["version"], redone["ranges"], redone["counts"]) == (3, first["ranges"], first["counts"])
+    assert made.execute(context(try_number=3, max_tries=3)) == redone
+    assert made.execute(context(try_number=4, max_tries=5))["version"] == 5
+    world.check()
 
 
 def test_runs_and_mapped_tasks_are_different_runs(world: World, rows_engine: list[str]) -> None:

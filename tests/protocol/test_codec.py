@@ -93,7 +93,7 @@ def test_R2_unknown_fields_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(("cls", "entry", "change"), [
-    (Plan, samples.plan(), {"kind": "redo"}),
+    (Plan, samples.plan(), {"kind": "rewrite"}),
     (Outcome, samples.outcome(samples.plan()), {"result": "perhaps"}),
 ])  # fmt: skip
 def test_R2_unknown_words_are_refused(cls: Any, entry: Any, change: dict[str, str]) -> None:

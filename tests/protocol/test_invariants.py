@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from airflow_provider_streamsem.errors import DataError, LogDamagedError
 from airflow_provider_streamsem.protocol import invariants, procedures
 from airflow_provider_streamsem.protocol.codec import encode
-from airflow_provider_streamsem.protocol.entries import Committable, Plan, RunPointer, StagedManifest
+from airflow_provider_streamsem.protocol.entries import Committable, Plan, Replaced, RunPointer, StagedManifest
 from airflow_provider_streamsem.protocol.machine import Created, Exists, Found, Listed, Missing
 from airflow_provider_streamsem.protocol.view import Head
 from tests.protocol import samples
@@ -224,3 +226,46 @@ def test_W4_spilled_parts_are_created_before_the_entry_and_read_with_it() -> Non
     with broken("I1"):  # type: ignore[attr-defined]
         drive(procedures.create_entry("k", big), Exists(), Found(b"other"))
     assert drive(procedures.read_entry(StagedManifest, "k"), Missing()) is None
+
+
+REDO = samples.plan(
+    1,
+    kind="redo",
+    ranges=PLAN.ranges,
+    previous="sha",
+    replaces=Replaced(version=0, counts=samples.outcome(PLAN).counts),
+)
+
+
+def test_I20_redo_that_replaces_nothing_or_the_future_or_a_batch_that_replaces() -> None:
+    assert CLOSED.planned(REDO, "sha").next == CLOSED.next
+    future = Replaced(version=1, counts={})
+    for changes in ({"replaces": None}, {"replaces": future}, {"kind": "batch"}):
+        with broken("I20"):  # type: ignore[attr-defined]
+            CLOSED.planned(dataclasses.replace(REDO, **changes), "sha")
+
+
+def test_I20_redo_with_other_ranges_gaps_or_counts_than_the_commit_it_replaces() -> None:
+    commit = samples.outcome(PLAN)
+    invariants.check_i20(REDO, PLAN, commit)
+    for redo, plan, outcome in (
+        (REDO, samples.plan(ranges={"files": (0, 2)}), commit),
+        (REDO, samples.plan(gaps={"files": ((0, 1),)}), commit),
+        (REDO, PLAN, samples.outcome(PLAN, result="abort")),
+        (dataclasses.replace(REDO, replaces=Replaced(version=0, counts={})), PLAN, commit),
+        (dataclasses.replace(REDO, replaces=None), PLAN, commit),
+    ):
+        with broken("I20"):  # type: ignore[attr-defined]
+            invariants.check_i20(redo, plan, outcome)
+
+
+def test_I20_outcome_replaces_what_its_plan_does_and_an_abort_nothing() -> None:
+    opened = CLOSED.planned(REDO, encode(REDO).sha256)
+    still = {"files": 1}
+    assert opened.decided(samples.outcome(REDO, replaces=REDO.replaces, next=still), "sha").next == still
+    assert opened.decided(samples.outcome(REDO, result="abort", next=still), "sha").next == still
+    for changes in ({}, {"result": "abort", "replaces": REDO.replaces}):
+        with broken("I20"):  # type: ignore[attr-defined]
+            opened.decided(samples.outcome(REDO, next=still, **changes), "sha")
+    with broken("I4"):  # type: ignore[attr-defined]
+        opened.decided(samples.outcome(REDO, replaces=REDO.replaces, next={"files": 2}), "sha")

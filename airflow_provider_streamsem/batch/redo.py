@@ -1,0 +1,128 @@
+"""Redo: the rows of a commit made anew from the same ranges; readers switch by one object (PROTOCOL.md, 4.6)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from airflow_provider_streamsem.arguments import text, whole
+from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
+from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.batch.result import RunResult
+from airflow_provider_streamsem.batch.run import Run, run_batch
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.engines.contract import Engine
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.protocol import invariants, offsets
+from airflow_provider_streamsem.protocol.entries import Plan, Replaced
+from airflow_provider_streamsem.protocol.procedures import Ready
+from airflow_provider_streamsem.protocol.view import Head, add_counts
+
+
+def redo(
+    pipeline: Pipeline,
+    version: int,
+    *,
+    run_key: str | None = None,
+    engine: Engine | None = None,
+    log: CommitLog | None = None,
+) -> RunResult:
+    """
+    Make the rows of a committed version anew, from the same ranges and pins, with the transform as it is now.
+
+    The offsets stay where they are. The files that are replaced stay in the dataset, so that earlier versions read as they did. An open version is closed
+    first, as by every run.
+
+    :param version: a committed version; where redos have replaced it, the newest of them is replaced
+    :param run_key: names the redo; the same for its retries. Default: made of ``version`` and of the commit that is replaced
+    :raises InvalidError: the version is not closed, or was aborted
+    :raises SourceChangedError: the source no longer holds what the version read; nothing was written but the plan
+    """
+    if not isinstance(pipeline, Pipeline):
+        raise InvalidError("redo takes a Pipeline", given=type(pipeline).__name__)
+    whole("version", version, least=0)
+    opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
+    if run_key is None:
+        run_key = f"redo:{version}:{_current(opened, opened.head, version)}"
+    run = Run(opened, text("run_key", run_key), engine)
+    return run.to_answer(partial(_plan_redo, opened, version, run_key))
+
+
+def redo_run(
+    pipeline: Pipeline,
+    *,
+    run_key: str,
+    request: str,
+    drain: bool = False,
+    engine: Engine | None = None,
+    log: CommitLog | None = None,
+) -> RunResult:
+    """
+    Finish a run, then redo every version that it committed.
+
+    :param request: names this request among the redos of the run; the same request again does nothing twice
+    :returns: the last redo's version and outcome, the ranges of the run, and the sum of the counts
+    """
+    result = run_batch(pipeline, run_key=run_key, drain=drain, engine=engine, log=log)
+    if result.status == "empty":
+        return result
+    opened_log = log or open_commit_log(pipeline.log)
+    counts: dict[str, int] = {}
+    redone = 0
+    last = result
+    for version in opened_log.run_versions(run_key):
+        found = opened_log.outcome(version)
+        if found is not None and found[0].committed:
+            last = redo(pipeline, version, run_key=f"{run_key}#{request}:{version}", engine=engine, log=log)
+            counts, redone = add_counts(counts, last.counts), redone + 1
+    return RunResult(
+        status="committed",
+        pipeline=result.pipeline,
+        log=result.log,
+        run_key=run_key,
+        version=last.version,
+        ranges=result.ranges,
+        counts=counts,
+        batches=redone,
+        outcome=last.outcome,
+    )
+
+
+def _plan_redo(opened: Opened, version: int, run_key: str, ready: Ready) -> Plan:
+    """Cut a redo's plan from the log as it stands at the head (W24, W25)."""
+    clock = opened.log.clock
+    planned_at_ms = clock.now_ms()
+    current = _current(opened, ready.head, version)
+    plan, outcome = opened.log.plan(current), opened.log.outcome(current)
+    if plan is None or outcome is None:
+        raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=current)
+    redone = Plan(
+        version=ready.head.closed + 1,
+        kind="redo",
+        previous=ready.head.outcome_sha,
+        ranges=plan[0].ranges,
+        gaps=plan[0].gaps,
+        pins=plan[0].pins,
+        replaces=Replaced(version=current, counts=outcome[0].counts),
+        run_key=run_key,
+        j=ready.j,
+        run_start=offsets.starts(plan[0].ranges),
+        planned_at_ms=planned_at_ms,
+        spec=opened.spec,
+        transform=opened.pipeline.transform_name,
+        nonce=clock.new_id(),
+    )
+    invariants.check_i20(redone, plan[0], outcome[0])
+    return redone
+
+
+def _current(opened: Opened, head: Head, version: int) -> int:
+    """The commit that holds the rows of a version now; refuses one that never had any."""
+    found = opened.log.outcome(version) if version <= head.closed else None
+    if found is None or not found[0].committed:
+        raise InvalidError(
+            "only a committed version can be redone",
+            given=version,
+            result="not closed" if found is None else found[0].result,
+            newest_closed=head.closed,
+        )
+    return opened.log.find_current(version, head)
