@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN = JAVA_HOME="$$($(BIN)/python tools/java_home.py)" PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check prove bench clean
+.PHONY: help demo test check integration prove bench clean
 
 help:  ## say what the targets do
 	@grep -E '^[a-z.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -21,7 +21,7 @@ demo: .venv/ready  ## run the quickstart DAG on a year of flights, kill it twice
 
 test: .venv/ready check  ## lint, types, architecture, and every test but the long ones (8 minutes)
 	$(RUN) -m coverage erase
-	$(RUN) -m coverage run -m pytest -m 'not prove' $(ARGS)
+	$(RUN) -m coverage run -m pytest -m 'not prove and not integration' $(ARGS)
 	$(RUN) -m coverage combine --quiet
 	$(RUN) -m coverage report --include='airflow_provider_streamsem/protocol/*' --fail-under=100
 	$(RUN) -m coverage report --fail-under=85 --skip-covered
@@ -32,6 +32,10 @@ check: .venv/ready  ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+integration: .venv/ready  ## the same promises on real parts: Kafka, an S3 server (S3=minio for another), a Spark cluster, Spark Connect
+	$(RUN) -m tests.integration.parts.install $${S3:-versitygw}
+	$(RUN) -m pytest -m integration tests/integration $(ARGS)
+
 prove: .venv/ready  ## the long tests: real Spark killed at random, a real scheduler, new examples for the properties
 	$(RUN) -m pytest -m prove $(ARGS)
 	HYPOTHESIS_PROFILE=new $(RUN) -m pytest tests/protocol
@@ -40,4 +44,4 @@ bench: .venv/ready  ## measure costs and ratios; prints tables
 	$(RUN) benchmarks/run.py $(ARGS)
 
 clean:  ## remove what the targets made
-	rm -rf .venv .demo build dist *.egg-info .coverage* .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .parts .demo build dist *.egg-info .coverage* .hypothesis .pytest_cache .mypy_cache .ruff_cache

@@ -75,7 +75,7 @@ class SparkEngine:
                 .config("spark.ui.enabled", "false")
                 .config("spark.ui.showConsoleProgress", "false")
             )
-            for key, value in self._conf.items():
+            for key, value in {**_s3a_settings(), **self._conf}.items():
                 builder = builder.config(key, value)
         try:
             return builder.getOrCreate()
@@ -94,6 +94,18 @@ class SparkEngine:
                 raise
             except Exception as error:
                 raise _translated(error, job.plan) from error
+
+
+def _s3a_settings() -> dict[str, str]:
+    """Where boto3 is told by variables to find S3, Spark is told the same; credentials are left to S3A's own chain, which reads the same variables."""
+    settings = {"spark.hadoop.fs.s3a.committer.magic.track.commits.in.memory.enabled": "true"}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        settings |= {"spark.hadoop.fs.s3a.endpoint": endpoint, "spark.hadoop.fs.s3a.path.style.access": "true"}
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region:
+        settings["spark.hadoop.fs.s3a.endpoint.region"] = region
+    return settings
 
 
 def _translated(error: Exception, plan: Plan) -> StreamsemError:

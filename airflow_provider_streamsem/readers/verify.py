@@ -16,9 +16,8 @@ from airflow_provider_streamsem.protocol.entries import DataFile, Discovery, Ent
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import Head, add_counts, net_counts
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
-from airflow_provider_streamsem.sinks import footers
 from airflow_provider_streamsem.sinks.contract import Sink
-from airflow_provider_streamsem.stores.contract import open_store, split_url
+from airflow_provider_streamsem.stores.dataset import open_dataset
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Entry)
@@ -265,11 +264,9 @@ class _Verification:
 
 def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:
     """Rows of one visible file, counted in the file."""
-    stat = open_store(sink.place).stat(file.key)
-    path = f"{split_url(sink.place)[1]}/{file.key}"
-    found = footers.checksum(path, format) if stat is not None and stat.bytes == file.bytes else None
-    invariants.check_i6(file, version=version, found_bytes=None if stat is None else stat.bytes, found_checksum=found)
-    rows = footers.describe(path, format).rows
+    size, checksum = sink.identify(file.key, format) or (None, None)
+    invariants.check_i6(file, version=version, found_bytes=size, found_checksum=checksum)
+    rows = sink.count(file.key, format)
     if rows != file.rows:
         what = "a visible file holds another number of rows than recorded"
         raise LogDamagedError(what, invariant="I14", key=file.key, rows=rows, recorded=file.rows)
@@ -277,4 +274,4 @@ def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:
 
 
 def _data_keys(sink: Sink) -> Iterator[str]:
-    return (stat.key for stat in open_store(sink.place).list("data/"))
+    return (stat.key for stat in open_dataset(sink.place).list("data/") if not stat.key.endswith("/"))

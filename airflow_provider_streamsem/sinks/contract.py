@@ -73,6 +73,18 @@ class Sink(Protocol):
         """Delete what one attempt left; returns its bytes. Only vacuum calls this, for attempts that have lost."""
         ...
 
+    def identify(self, key: str, format: str) -> tuple[int, str] | None:
+        """Bytes and checksum of a file as it lies there now; ``None`` where it is gone."""
+        ...
+
+    def count(self, key: str, format: str) -> int:
+        """
+        Rows of a file, counted anew; 0 where it is gone.
+
+        :raises DataError: it is not a whole file of its format
+        """
+        ...
+
     def is_complete(self, committable: Committable) -> bool:
         """Whether every file is there with the recorded size and checksum (W17)."""
         ...

@@ -2,13 +2,11 @@
 Files in a dataset of this package: Parquet, ORC, JSON lines or CSV, under an attempt's own directory.
 
 A file becomes visible by the outcome that names it, and by nothing else: readers ask the log (``read_committed``, ``streamsem files``), never a listing.
-Known limitation: in this release a dataset lies on local or mounted disk.
+A dataset lies on local or mounted disk, or in an S3 bucket, which Spark writes through Hadoop's S3A.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -16,16 +14,15 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import (
     ConflictError,
-    InvalidError,
     LogDamagedError,
-    StoreRefusedError,
     UnavailableError,
 )
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
 from airflow_provider_streamsem.sinks import footers
-from airflow_provider_streamsem.stores.contract import Store, UnknownAnswerError, normalised, open_store, split_url
+from airflow_provider_streamsem.stores.contract import UnknownAnswerError, normalised
+from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,7 +44,7 @@ class FilesSink:
     Partition columns stay in the files, with their types; one file holds one value of them, so that null, an empty string and odd text stay apart.
     Timestamps are stored in microseconds (Parquet ``TIMESTAMP_MICROS``, not ``INT96``).
 
-    :param path: the dataset's place: an absolute path or ``file:///path``
+    :param path: the dataset's place: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
     :param format: ``parquet``, ``orc``, ``json`` (one object a line) or ``csv`` (with header)
     :param partition_by: columns by whose values rows are put into files
     :param codec: ``zstd`` (default of Parquet and ORC), ``snappy``, ``gzip``, ``lz4``, ``zlib``, ``none``: what the format has
@@ -67,13 +64,7 @@ class FilesSink:
 
     def __post_init__(self) -> None:
         where = "sink files:"
-        scheme, _ = split_url(arguments.text(f"{where} path", self.path))
-        if scheme != "file":
-            raise InvalidError(
-                f"{where} path must be on local or mounted disk in this release",
-                given=self.path,
-                accepted="/path or file:///path",
-            )
+        open_dataset(arguments.text(f"{where} path", self.path))
         arguments.choice(f"{where} format", self.format, FORMATS)
         object.__setattr__(self, "partition_by", arguments.words(f"{where} partition_by", self.partition_by))
         if self.codec is not None:
@@ -86,11 +77,6 @@ class FilesSink:
         """The dataset's place as it was given."""
         return self.path
 
-    @property
-    def root(self) -> str:
-        """The dataset's directory."""
-        return split_url(self.path)[1]
-
     def guarded(self) -> Json:
         """The dataset and its format. Partitioning, codec and file size may change: the manifest holds what each file needs."""
         return {"type": "files", "path": normalised(self.path), "format": self.format}
@@ -98,7 +84,7 @@ class FilesSink:
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
         """Find the dataset's mark, or write it where the log is new."""
         mark = canonical({"format": 1, "entry": "dataset", "pipeline_uuid": pipeline_uuid, "log": normalised(log)})
-        store = self._store()
+        store = self._dataset()
         try:
             stored = store.read(keys.DATASET_MARKER)
             if stored is None and not new:
@@ -127,7 +113,7 @@ class FilesSink:
 
     def refuse_orphan(self, log: str) -> None:
         """A marked dataset without its log is never started over."""
-        store = self._store()
+        store = self._dataset()
         if store.stat(keys.DATASET_MARKER) is not None:
             raise ConflictError(
                 "the dataset is marked as the output of a log, but there is no log at the given place",
@@ -137,12 +123,12 @@ class FilesSink:
         if self._holds_files(store):
             raise _unknown_output(self.path)
 
-    def _holds_files(self, store: Store) -> bool:
+    def _holds_files(self, store: Dataset) -> bool:
         return next(store.list("data/", limit=1), None) is not None
 
     def attempt_place(self, version: int, attempt_id: str) -> str:
-        """The attempt's own directory."""
-        return os.path.join(self.root, keys.data_prefix(version, attempt_id).rstrip("/"))
+        """The attempt's own directory or prefix."""
+        return self._dataset().engine_path(keys.data_prefix(version, attempt_id))
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> None:
         """Write with Spark's own writer."""
@@ -153,86 +139,63 @@ class FilesSink:
     def collect(self, version: int, attempt_id: str) -> Committable:
         """Sync and count each file of the attempt. Spark's job commit has moved only files of accepted tasks there."""
         prefix = keys.data_prefix(version, attempt_id)
+        dataset = self._dataset()
+        staged = [stat for stat in dataset.list(prefix) if _is_data(stat.key[len(prefix) :])]
+        dataset.make_durable([stat.key for stat in staged], prefix)
         files = []
-        for stat in self._store().list(prefix):
-            relative = stat.key[len(prefix) :]
-            if any(
-                part.startswith(("_", ".")) and not part.startswith(footers.PARTITION) for part in relative.split("/")
-            ):
-                continue
-            path = os.path.join(self.root, stat.key)
-            _sync(path)
-            described = footers.describe(path, self.format)
-            values = footers.partition_values(relative, path, self.format, self.partition_by)
+        for stat in staged:
+            described = footers.describe(dataset, stat, self.format)
+            values = footers.partition_values(stat.key[len(prefix) :], dataset, stat, self.format, self.partition_by)
             files.append(
                 DataFile(
                     key=stat.key, bytes=stat.bytes, rows=described.rows, checksum=described.checksum, partition=values
                 )
             )
-        for directory in {os.path.dirname(os.path.join(self.root, f.key)) for f in files} | {
-            self.attempt_place(version, attempt_id)
-        }:
-            _sync_up(directory, self.root)
         return Committable(format=self.format, rows=sum(f.rows for f in files), files=tuple(files))
 
     def attempts(self, version: int | None = None) -> set[tuple[int, str]]:
         """The attempts' directories."""
-        data = os.path.join(self.root, "data")
-        versions = _directories(data) if version is None else [str(version)]
-        return {(int(v), attempt) for v in versions if v.isdecimal() for attempt in _directories(os.path.join(data, v))}
+        dataset = self._dataset()
+        versions = dataset.directories("data/") if version is None else [str(version)]
+        return {(int(v), attempt) for v in versions if v.isdecimal() for attempt in dataset.directories(f"data/{v}/")}
 
     def discard(self, version: int, attempt_id: str, *, dry_run: bool = False) -> int:
         """Remove the attempt's directory."""
-        place = self.attempt_place(version, attempt_id)
-        size = sum(stat.bytes for stat in self._store().list(keys.data_prefix(version, attempt_id)))
+        dataset, prefix = self._dataset(), keys.data_prefix(version, attempt_id)
+        size = sum(stat.bytes for stat in dataset.list(prefix))
         if not dry_run:
-            shutil.rmtree(
-                place, ignore_errors=True
-            )  # a zombie may still write there; the next vacuum finds what is left
+            dataset.remove_tree(prefix)
         return size
+
+    def identify(self, key: str, format: str) -> tuple[int, str] | None:
+        """Size and checksum."""
+        dataset = self._dataset()
+        stat = dataset.stat(key)
+        return None if stat is None else (stat.bytes, footers.checksum(dataset, stat, format))
+
+    def count(self, key: str, format: str) -> int:
+        """Rows by the footer, or by reading."""
+        dataset = self._dataset()
+        stat = dataset.stat(key)
+        return 0 if stat is None else footers.describe(dataset, stat, format).rows
 
     def is_complete(self, committable: Committable) -> bool:
         """Size and checksum of every file."""
-        store = self._store()
-        for file in committable.files:
-            stat = store.stat(file.key)
-            if (
-                stat is None
-                or stat.bytes != file.bytes
-                or footers.checksum(os.path.join(self.root, file.key), committable.format) != file.checksum
-            ):
-                return False
-        return True
+        return all(
+            self.identify(file.key, committable.format) == (file.bytes, file.checksum) for file in committable.files
+        )
 
-    def _store(self) -> Store:
-        return open_store(self.path)
+    def _dataset(self) -> Dataset:
+        return open_dataset(self.path)
 
 
-def _directories(place: str) -> list[str]:
-    try:
-        return [entry.name for entry in os.scandir(place) if entry.is_dir()]
-    except FileNotFoundError:
-        return []
+def _is_data(relative: str) -> bool:
+    """Whether a name is that of a data file: not a committer's own, and not the mark that S3A leaves for a directory."""
+    parts = relative.split("/")
+    return bool(parts[-1]) and not any(
+        part.startswith(("_", ".")) and not part.startswith(footers.PARTITION) for part in parts
+    )
 
 
 def _unknown_output(place: str) -> ConflictError:
     return ConflictError("the dataset's place holds output that no log names", place=place, directory="data/")
-
-
-def _sync(path: str) -> None:
-    """The outcome is durable, so what it names must be: a file that Spark wrote may still be in the page cache."""
-    flags = os.O_RDONLY | (os.O_DIRECTORY if os.path.isdir(path) else 0)
-    try:
-        descriptor = os.open(path, flags)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise StoreRefusedError("a staged file could not be made durable; nothing became visible", file=path) from error
-
-
-def _sync_up(directory: str, root: str) -> None:
-    while len(directory) >= len(root) and os.path.isdir(directory):
-        _sync(directory)
-        directory = os.path.dirname(directory)

@@ -1,20 +1,21 @@
 """
 What lies in a written file: rows, checksum, partition values. pyarrow is imported on first use.
 
-The checksum of a Parquet file is the sha256 of its footer, which holds the place, size and statistics of every column chunk; of the other formats, that of
-the whole content. Formats without row counts are counted by reading them.
+The checksum is the ETag where the store gives one. On disk, of a Parquet file it is the sha256 of the footer, which holds the place, size and statistics of
+every column chunk; of the other formats, that of the whole content. Formats without row counts are counted by reading them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, BinaryIO
 
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.stores.contract import ObjectStat
+from airflow_provider_streamsem.stores.dataset import Dataset
 
 PARTITION = "__p"
 _PARQUET_TAIL = 8
@@ -28,65 +29,79 @@ class Described:
     checksum: str
 
 
-def describe(path: str, format: str) -> Described:
+def describe(dataset: Dataset, stat: ObjectStat, format: str) -> Described:
     """
     Count a file and name its bytes.
 
     :raises DataError: it is not a whole file of its format
     """
     try:
-        return Described(rows=_rows(path, format), checksum=checksum(path, format))
+        with dataset.open(stat) as file:
+            rows = _rows(file, stat.key, format)
+        return Described(rows=rows, checksum=checksum(dataset, stat, format))
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors and OSErrors
-        raise DataError("a written file cannot be read as its format", file=path, format=format) from error
+        raise DataError("a written file cannot be read as its format", file=stat.key, format=format) from error
 
 
-def checksum(path: str, format: str) -> str:
-    """``footer:<sha256>`` of a Parquet file, ``content:<sha256>`` of another; ``""`` where a Parquet file has no footer."""
-    with open(path, "rb") as file:
+def checksum(dataset: Dataset, stat: ObjectStat, format: str) -> str:
+    """
+    ``etag:<etag>`` where the store names its bytes; else ``footer:<sha256>`` of a Parquet file, ``content:<sha256>`` of another.
+
+    ``""`` where a Parquet file has no footer.
+    """
+    if stat.etag:
+        return f"etag:{stat.etag}"
+    with dataset.open(stat) as file:
         if format != "parquet":
-            return f"content:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-        size = file.seek(0, os.SEEK_END)
-        if size < _PARQUET_TAIL:
+            digest = hashlib.sha256()
+            while block := file.read(1 << 20):
+                digest.update(block)
+            return f"content:{digest.hexdigest()}"
+        if stat.bytes < _PARQUET_TAIL:
             return ""
-        file.seek(size - _PARQUET_TAIL)
+        file.seek(stat.bytes - _PARQUET_TAIL)
         tail = file.read(_PARQUET_TAIL)
         length = int.from_bytes(tail[:4], "little")
-        if tail[4:] != b"PAR1" or length > size - _PARQUET_TAIL:
+        if tail[4:] != b"PAR1" or length > stat.bytes - _PARQUET_TAIL:
             return ""
-        file.seek(size - _PARQUET_TAIL - length)
+        file.seek(stat.bytes - _PARQUET_TAIL - length)
         return f"footer:{hashlib.sha256(file.read(length)).hexdigest()}"
 
 
-def _rows(path: str, format: str) -> int:
+def _rows(file: BinaryIO, name: str, format: str) -> int:
     if format == "parquet":
         import pyarrow.parquet
 
-        return int(pyarrow.parquet.read_metadata(path).num_rows)
+        return int(pyarrow.parquet.read_metadata(file).num_rows)
     if format == "orc":
         import pyarrow.orc
 
-        return int(pyarrow.orc.ORCFile(path).nrows)
+        return int(pyarrow.orc.ORCFile(file).nrows)
     if format == "json":
-        return _json_lines(path)
-    return int(_csv_table(path).num_rows)
+        return _json_lines(file, name)
+    return int(_csv_table(file, name).num_rows)
 
 
-def _json_lines(path: str) -> int:
+def _stream(file: BinaryIO, name: str) -> Any:
     import pyarrow
 
-    with pyarrow.input_stream(path, compression="detect") as stream:
+    return pyarrow.input_stream(file, compression="gzip" if name.endswith(".gz") else None)
+
+
+def _json_lines(file: BinaryIO, name: str) -> int:
+    with _stream(file, name) as stream:
         count, last = 0, b"\n"
         while block := stream.read(1 << 20):
             count, last = count + block.count(b"\n"), block[-1:]
         return count + (last != b"\n")
 
 
-def _csv_table(path: str) -> Any:
+def _csv_table(file: BinaryIO, name: str) -> Any:
     """A CSV file as :data:`airflow_provider_streamsem.sinks.write.TEXT_OPTIONS` has it, every column as text."""
     import pyarrow
     from pyarrow import csv
 
-    with pyarrow.input_stream(path, compression="detect") as stream:
+    with _stream(file, name) as stream:
         data = stream.read()
     header = csv.read_csv(
         pyarrow.BufferReader(data.split(b"\n", 1)[0] + b"\n"), parse_options=_csv_dialect()
@@ -110,7 +125,9 @@ def _csv_dialect() -> Any:
     return csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
 
 
-def partition_values(relative: str, path: str, format: str, columns: Sequence[str]) -> dict[str, str | None]:
+def partition_values(
+    relative: str, dataset: Dataset, stat: ObjectStat, format: str, columns: Sequence[str]
+) -> dict[str, str | None]:
     """
     Column → value of the one partition that a file holds, as text: ISO 8601 in UTC for timestamps, ``None`` for null.
 
@@ -128,24 +145,23 @@ def partition_values(relative: str, path: str, format: str, columns: Sequence[st
             at = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=int(token[1:]))
             values[column] = at.isoformat(timespec="microseconds").replace("+00:00", "Z")
         else:
-            values[column] = _first_value(path, format, column)
+            with dataset.open(stat) as file:
+                values[column] = _first_value(file, stat.key, format, column)
     return values
 
 
-def _first_value(path: str, format: str, column: str) -> str:
+def _first_value(file: BinaryIO, name: str, format: str, column: str) -> str:
     if format == "parquet":
         import pyarrow.parquet
 
-        return str(pyarrow.parquet.ParquetFile(path).read_row_group(0, columns=[column])[column][0].as_py())
+        return str(pyarrow.parquet.ParquetFile(file).read_row_group(0, columns=[column])[column][0].as_py())
     if format == "orc":
         import pyarrow.orc
 
-        return str(pyarrow.orc.ORCFile(path).read_stripe(0, columns=[column])[column][0].as_py())
+        return str(pyarrow.orc.ORCFile(file).read_stripe(0, columns=[column])[column][0].as_py())
     if format == "csv":
-        return str(_csv_table(path)[column][0].as_py())
+        return str(_csv_table(file, name)[column][0].as_py())
     import json
 
-    import pyarrow
-
-    with pyarrow.input_stream(path, compression="detect") as stream:
+    with _stream(file, name) as stream:
         return str(json.loads(stream.read().split(b"\n", 1)[0])[column])

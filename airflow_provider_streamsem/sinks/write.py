@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -29,9 +29,21 @@ _NO_PARTITION = (ArrayType, MapType, StructType, BinaryType, VariantType)
 _OPTIONS = {
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
-    # Hadoop's checksummed local file system would put a .crc file beside each file; the manifest has checksums of its own.
+}
+# Hadoop's checksummed local file system would put a .crc file beside each file; the manifest has checksums of its own.
+_LOCAL_OPTIONS = {
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
+}
+# On S3 a rename is a copy. The magic committer writes under the final names in uploads that only the job's commit completes: a task attempt that
+# failed, or that wakes up late, shows no file.
+_MAGIC_SETTINGS = {
+    "spark.sql.sources.commitProtocolClass": "org.apache.spark.internal.io.cloud.PathOutputCommitProtocol",
+    "spark.sql.parquet.output.committer.class": "org.apache.spark.internal.io.cloud.BindingParquetOutputCommitter",
+}
+_MAGIC_OPTIONS = {
+    "mapreduce.outputcommitter.factory.scheme.s3a": "org.apache.hadoop.fs.s3a.commit.S3ACommitterFactory",
+    "fs.s3a.committer.name": "magic",
 }
 _TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",  # old offsets have seconds
@@ -80,12 +92,26 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> None:
         frame.sparkSession.conf.set("spark.sql.adaptive.advisoryPartitionSizeInBytes", str(sink.target_file_bytes))
         frame = frame.hint("rebalance", *copies)
     codec = sink.codec or ("zstd" if sink.format in ("parquet", "orc") else "none")
-    writer = (
-        frame.write.format(sink.format)
-        .mode("error")
-        .options(**_OPTIONS, **TEXT_OPTIONS.get(sink.format, {}), compression=codec)
-    )
+    options = {**_OPTIONS, **TEXT_OPTIONS.get(sink.format, {}), "compression": codec}
+    if not place.startswith("s3a://"):
+        options |= _LOCAL_OPTIONS
+    elif _has_magic_committer(frame):
+        options |= _MAGIC_OPTIONS
+        for name, value in _MAGIC_SETTINGS.items():
+            frame.sparkSession.conf.set(name, value)
+    writer = frame.write.format(sink.format).mode("error").options(**options)
     (writer.partitionBy(*copies) if copies else writer).save(place)
+
+
+def _has_magic_committer(frame: DataFrame) -> bool:
+    """Whether Spark's cloud module is on the class path of this session; without it Hadoop's own committer renames, which is slower and as safe."""
+    session: Any = frame.sparkSession
+    try:
+        loader = session._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        loader.loadClass(_MAGIC_SETTINGS["spark.sql.sources.commitProtocolClass"])
+    except Exception:  # no such class, or no JVM of ours (Spark Connect)
+        return False
+    return True
 
 
 def encoded(value: Column, kind: DataType) -> Column:

@@ -39,13 +39,15 @@ class S3Store:
 
     @cached_property
     def _client(self) -> Any:
-        if self._given is not None:
-            return self._given
+        return self._given or self._new_client({"total_max_attempts": 1})
+
+    @staticmethod
+    def _new_client(retries: dict[str, Any]) -> Any:
         import boto3
         from botocore.config import Config
 
         config = Config(
-            retries={"total_max_attempts": 1},
+            retries=retries,
             connect_timeout=CONNECT_TIMEOUT_S,
             read_timeout=READ_TIMEOUT_S,
             request_checksum_calculation="when_required",

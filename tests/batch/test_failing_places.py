@@ -53,7 +53,7 @@ def test_disk_that_is_full_while_rows_are_staged_loses_nothing(tmp_path: Path, m
         real(descriptor)
 
     with monkeypatch.context() as patched:
-        patched.setattr("airflow_provider_streamsem.sinks.files.os.fsync", full)
+        patched.setattr("airflow_provider_streamsem.stores.dataset.os.fsync", full)
         with pytest.raises(StoreRefusedError, match="nothing became visible"):
             world.run("a")
     assert world.opened().head == -1

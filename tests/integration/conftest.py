@@ -1,0 +1,66 @@
+"""
+The real parts, each started once for a run and only where a test asks for it.
+
+A part that is missing is an error, never a skip.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.integration.parts.kafka import Broker
+from tests.integration.parts.s3 import S3Server
+from tests.integration.parts.server import running
+from tests.integration.parts.spark import session_conf
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real S3 server with the bucket ``lake``; versitygw, or what the variable S3 names."""
+    import boto3
+
+    server = S3Server(tmp_path_factory.mktemp("s3"), os.environ.get("S3", "versitygw"))
+    with running(server):
+        os.environ.update(server.environment())
+        boto3.client("s3").create_bucket(Bucket="lake")
+        yield server
+
+
+@pytest.fixture
+def lake(s3_server: S3Server) -> str:
+    """A place of the test's own on the S3 server."""
+    return f"s3://lake/{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A Kafka broker."""
+    made = Broker(tmp_path_factory.mktemp("kafka"))
+    with running(made):
+        yield made
+
+
+@pytest.fixture(scope="session")
+def spark(s3_server: S3Server) -> Iterator[SparkSession]:
+    """A local session with the jars of the integration run; engines find it as the active one."""
+    from airflow_provider_streamsem.engines.spark import SparkEngine
+
+    session = SparkEngine(master="local[2]", conf=session_conf()).session()
+    session.sparkContext.setLogLevel("OFF")
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def arrivals(tmp_path: Path) -> Path:
+    """An empty directory of input files."""
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"

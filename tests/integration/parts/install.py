@@ -1,0 +1,74 @@
+"""
+Bring the real parts onto this machine by name: jars by Maven, the S3 servers by Go. `python -m tests.integration.parts.install`.
+
+Jars stay in Maven's own repository; `.parts/` holds the class paths that name them, and the servers that were built.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PLACE = ROOT / ".parts"
+POM = Path(__file__).parents[1] / "pom.xml"
+S3_SERVERS = {
+    "versitygw": "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
+    "minio": "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c",
+}
+
+
+class MissingPartError(Exception):
+    """A part of the integration run is not on this machine. It is never passed over: the run fails."""
+
+
+def classpath(profile: str) -> str:
+    """The jars of one profile of the pom, as a class path; brought here where they are not."""
+    file = PLACE / f"{profile}.classpath"
+    if not file.exists() or file.stat().st_mtime < POM.stat().st_mtime or not _all_there(file):
+        PLACE.mkdir(exist_ok=True)
+        _run(
+            [tool("mvn"), "-q", "-B", "-f", str(POM), "-P", profile, "dependency:build-classpath", f"-Dmdep.outputFile={file}"]
+        )  # fmt: skip
+        file.touch()
+    return file.read_text().strip()
+
+
+def _all_there(file: Path) -> bool:
+    return all(os.path.exists(jar) for jar in file.read_text().strip().split(":"))
+
+
+def s3_server(name: str = "versitygw") -> str:
+    """The program of an S3 server, built where it is not there."""
+    program = PLACE / "bin" / name
+    if not program.exists():
+        _run([tool("go"), "install", S3_SERVERS[name]], GOBIN=str(program.parent), GOFLAGS="-mod=mod")
+    return str(program)
+
+
+def tool(name: str, *places: str) -> str:
+    """A program of the machine."""
+    found = shutil.which(name) or next(
+        (p for place in places if os.access(p := os.path.join(place, name), os.X_OK)), None
+    )
+    if found is None:
+        raise MissingPartError(
+            f"{name} is not on this machine. Do: install it (Debian: maven, golang, postgresql) and run again."
+        )
+    return found
+
+
+def _run(command: list[str], **environment: str) -> None:
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise MissingPartError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+
+if __name__ == "__main__":
+    for each in ("kafka", "spark", "peers"):
+        classpath(each)
+    for each in sys.argv[1:] or ["versitygw"]:
+        s3_server(each)

@@ -1,0 +1,58 @@
+"""A Kafka broker in KRaft mode, one node, from Maven's jars."""
+
+from __future__ import annotations
+
+import subprocess
+import uuid
+from pathlib import Path
+
+from tests.integration.parts import install
+from tests.integration.parts.server import Server, free_port
+
+USER, PASSWORD = "etl", "s3cret-of-the-broker"
+
+PROPERTIES = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{plain},SASL://127.0.0.1:{sasl},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL://127.0.0.1:{sasl}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+controller.listener.names=CONTROLLER
+sasl.enabled.mechanisms=PLAIN
+listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}="{password}";
+log.dirs={home}/data
+num.partitions=2
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=2
+offsets.topic.num.partitions=2
+group.initial.rebalance.delay.ms=0
+log.retention.check.interval.ms=1000
+log.cleaner.backoff.ms=500
+log.segment.delete.delay.ms=100
+auto.create.topics.enable=false
+"""
+
+
+class Broker(Server):
+    """``bootstrap`` without security, ``bootstrap_sasl`` for :data:`USER` with :data:`PASSWORD`."""
+
+    def __init__(self, home: Path) -> None:
+        jars = install.classpath("kafka")
+        java = install.tool("java")
+        home.mkdir(parents=True, exist_ok=True)
+        ports = {name: free_port() for name in ("plain", "sasl", "controller")}
+        self.bootstrap = f"127.0.0.1:{ports['plain']}"
+        self.bootstrap_sasl = f"127.0.0.1:{ports['sasl']}"
+        self.data = home / "data"
+        properties = home / "server.properties"
+        properties.write_text(PROPERTIES.format(**ports, user=USER, password=PASSWORD, home=home))
+        if not self.data.exists():
+            subprocess.run(
+                [java, "-cp", jars, "kafka.tools.StorageTool", "format", "-t", str(uuid.uuid4()), "-c", str(properties)],
+                check=True, capture_output=True,
+            )  # fmt: skip
+        argv = [java, "-Xmx512m", "-XX:TieredStopAtLevel=1", "-cp", jars, "kafka.Kafka", str(properties)]
+        super().__init__("kafka", home, argv, port=ports["plain"])

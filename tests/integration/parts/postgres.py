@@ -1,0 +1,39 @@
+"""A Postgres server of its own, from Debian's programs, run by an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.integration.parts import install
+from tests.integration.parts.server import Server, free_port
+
+PROGRAMS = sorted((str(p) for p in Path("/usr/lib/postgresql").glob("*/bin")), reverse=True)
+
+
+class Postgres(Server):
+    """Database ``postgres`` of user ``postgres``, trusted on loopback."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        port = free_port()
+        self.dsn = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        data = home / "data"
+        as_user: list[str] = []
+        if os.geteuid() == 0:  # the server refuses to run as root
+            shutil.chown(home, "postgres")
+            home.chmod(0o755)
+            as_user = [install.tool("setpriv"), "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        initdb = shutil.which("initdb", path=":".join(PROGRAMS)) or install.tool("initdb")
+        if not data.exists():
+            subprocess.run(
+                [*as_user, initdb, "-D", str(data), "-U", "postgres", "-A", "trust"],
+                check=True,
+                capture_output=True,
+                cwd="/",
+            )
+        server = os.path.join(os.path.dirname(initdb), "postgres")
+        argv = [*as_user, server, "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", str(home)]
+        super().__init__("postgres", home, argv, port=port)

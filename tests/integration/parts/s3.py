@@ -1,0 +1,44 @@
+"""A real S3 server on loopback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.integration.parts import install
+from tests.integration.parts.server import Server, free_port
+
+ACCESS_KEY, SECRET_KEY = "streamsem-tests", "secret-of-the-s3-server"
+
+
+class S3Server(Server):
+    """
+    versitygw over a directory, or MinIO.
+
+    :param kind: ``versitygw`` or ``minio``
+    """
+
+    def __init__(self, home: Path, kind: str = "versitygw") -> None:
+        program = install.s3_server(kind)
+        home.mkdir(parents=True, exist_ok=True)
+        data = home / "data"
+        data.mkdir(exist_ok=True)
+        port = free_port()
+        self.endpoint = f"http://127.0.0.1:{port}"
+        argv = {
+            "versitygw": [program, "--port", f"127.0.0.1:{port}", "posix", str(data)],
+            "minio": [program, "server", "--address", f"127.0.0.1:{port}", str(data)],
+        }[kind]
+        secrets = {
+            "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY, "MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY,
+        }  # fmt: skip
+        super().__init__(kind, home, argv, port=port, environment=secrets)
+
+    def environment(self) -> dict[str, str]:
+        """Variables by which boto3, and the sessions that this package starts, find the server."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }

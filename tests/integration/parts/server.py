@@ -1,0 +1,116 @@
+"""A server on loopback, started and stopped by its pid, which can also be killed, frozen and started again where it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+class Server:
+    """
+    One process in a session of its own.
+
+    :param name: of its log file under ``home``
+    :param argv: the command
+    :param port: answers when the server is up
+    """
+
+    def __init__(
+        self, name: str, home: Path, argv: Sequence[str], *, port: int, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.port = port
+        self.log = home / f"{name}.log"
+        self._home = home
+        self._argv = list(argv)
+        self._environment = {**os.environ, **(environment or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process that was started lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, *, seconds: float = 90) -> None:
+        """Start, and return when the port answers."""
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                self._argv,
+                cwd=self._home,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + seconds
+        while not answers(self.port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise RuntimeError(f"{self.name} did not come up:\n{self.log.read_text(errors='replace')[-3000:]}")
+            time.sleep(0.1)
+
+    def send(self, signal_: signal.Signals) -> None:
+        """Send a signal to the process and its children."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal_)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        self.send(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait()
+
+    def stop(self) -> None:
+        """Ask the process to end; after 20 seconds it has to."""
+        if self._process is None:
+            return
+        self.send(signal.SIGCONT)
+        self.send(signal.SIGTERM)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # children that outlived it
+
+
+def answers(port: int) -> bool:
+    """Whether something listens."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running(*servers: Server) -> Iterator[None]:
+    """Start servers one after the other, stop them in the opposite order."""
+    started: list[Server] = []
+    try:
+        for server in servers:
+            started.append(server)
+            server.start()
+        yield
+    finally:
+        for server in reversed(started):
+            server.stop()

@@ -1,0 +1,95 @@
+"""A Spark standalone cluster (a master, two workers) and a Spark Connect server, from pip's own pyspark."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pyspark
+
+from tests.integration.parts import install
+from tests.integration.parts.server import Server, free_port
+
+HOME = os.path.dirname(pyspark.__file__)
+_SMALL = {"SPARK_DAEMON_MEMORY": "256m"}
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {
+        "SPARK_HOME": HOME,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_WORKER_DIR": str(home / "work"),
+        "SPARK_LOG_DIR": str(home),
+    }
+
+
+def session_conf() -> dict[str, str]:
+    """Settings of a session that needs the jars: both sides find them where Maven put them, so nothing is copied."""
+    jars = install.classpath("spark")
+    return {
+        "spark.driver.extraClassPath": jars,
+        "spark.executor.extraClassPath": jars,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+    }
+
+
+class Cluster:
+    """A master and workers of one core each."""
+
+    def __init__(self, home: Path, workers: int = 2) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self._home = home
+        port = free_port()
+        self.url = f"spark://127.0.0.1:{port}"
+        argv = [
+            f"{HOME}/bin/spark-class",
+            "org.apache.spark.deploy.master.Master",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(port),
+            "--webui-port",
+            "0",
+        ]
+        self.master = Server("spark-master", home, argv, port=port, environment=_environment(home) | _SMALL)
+        self.workers = [self._worker(n) for n in range(workers)]
+
+    def _worker(self, n: int) -> Server:
+        port = free_port()
+        argv = [
+            f"{HOME}/bin/spark-class", "org.apache.spark.deploy.worker.Worker", "-h", "127.0.0.1", "-p", str(port), "--webui-port", "0",
+            "-c", "1", "-m", "1g", self.url,
+        ]  # fmt: skip
+        return Server(f"spark-worker-{n}", self._home, argv, port=port, environment=_environment(self._home) | _SMALL)
+
+    @property
+    def servers(self) -> list[Server]:
+        """In the order in which they start."""
+        return [self.master, *self.workers]
+
+
+class ConnectServer(Server):
+    """A Spark Connect server with a local master; ``url`` is what a client asks for."""
+
+    def __init__(self, home: Path, conf: dict[str, str] | None = None) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        port = free_port()
+        self.url = f"sc://127.0.0.1:{port}"
+        settings = {
+            **session_conf(),
+            "spark.connect.grpc.binding.port": str(port),
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            **(conf or {}),
+        }
+        pairs = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
+        argv = [
+            f"{HOME}/bin/spark-submit", "--master", "local[2]", "--driver-memory", "1g", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
+            *pairs, "spark-internal",
+        ]  # fmt: skip
+        super().__init__("spark-connect", home, argv, port=port, environment=_environment(home))

@@ -1,0 +1,237 @@
+"""Dataset and log on a real S3 server, Spark writing and reading through S3A."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import boto3
+import duckdb
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_streamsem import (
+    FilesSink,
+    FilesSource,
+    Pipeline,
+    open_log,
+    read_committed,
+    redo,
+    run_batch,
+    verify,
+)
+from airflow_provider_streamsem.batch import maintenance
+from airflow_provider_streamsem.commitlog import doctor
+from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.errors import ConflictError
+from airflow_provider_streamsem.stores.dataset import open_dataset
+from tests.integration.parts.s3 import S3Server
+
+pytestmark = pytest.mark.integration
+
+ODD = [
+    "plain",
+    "a/b",
+    "50%",
+    "two words",
+    "ünï",
+    "",
+    None,
+    "x" * 300,
+    "=",
+    "n",
+    "v00",
+    "__HIVE_DEFAULT_PARTITION__",
+    "..",
+    " ",
+]
+
+
+def keys(place: str) -> list[str]:
+    """Keys below a place, by boto3 alone."""
+    bucket, _, prefix = place.removeprefix("s3://").partition("/")
+    pages = boto3.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix + "/")
+    return [item["Key"] for page in pages for item in page.get("Contents", [])]
+
+
+def uploads(place: str) -> list[dict[str, Any]]:
+    bucket, _, prefix = place.removeprefix("s3://").partition("/")
+    found: list[dict[str, Any]] = (
+        boto3.client("s3").list_multipart_uploads(Bucket=bucket, Prefix=prefix + "/").get("Uploads", [])
+    )
+    return found
+
+
+def pipeline(lake: str, arrivals: Path, **changes: Any) -> Pipeline:
+    sink = changes.pop("sink", {})
+    spec = Pipeline(
+        name="p", log=f"{lake}/log", source=FilesSource(path=str(arrivals), format="json", schema="id long, s string"),
+        sinks={"out": FilesSink(path=f"{lake}/out", **sink)},
+    )  # fmt: skip
+    return spec.replace(**changes)
+
+
+def put(arrivals: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    (arrivals / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_server_keeps_create_if_absent(lake: str) -> None:
+    report = doctor.examine(open_commit_log(f"{lake}/log"))
+    assert report.passed, report
+
+
+@pytest.mark.parametrize("format", ["parquet", "orc", "json", "csv"])
+def test_odd_partition_values_read_back_equal(lake: str, arrivals: Path, spark: SparkSession, format: str) -> None:
+    put(arrivals, "a.json", [{"id": n, "s": value} for n, value in enumerate(ODD)])
+    run_batch(pipeline(lake, arrivals, sink={"format": format, "partition_by": ["s"]}), run_key="a")
+    rows = {row["id"]: row["s"] for row in read_committed(spark, f"{lake}/log").collect()}
+    assert rows == dict(enumerate(ODD))
+    files = open_log(f"{lake}/log").files()
+    assert sorted((file.partition["s"] is None, file.partition["s"] or "") for file in files) == sorted(
+        (v is None, v or "") for v in ODD
+    )
+    assert verify(f"{lake}/log").findings == []
+
+
+def test_other_engine_reads_what_the_log_names(lake: str, arrivals: Path, spark: SparkSession, tmp_path: Path) -> None:
+    put(arrivals, "a.json", [{"id": n, "s": str(n)} for n in range(1_000)])
+    run_batch(pipeline(lake, arrivals), run_key="a")
+    copies = []
+    for n, file in enumerate(open_log(f"{lake}/log").files()):
+        bucket, _, key = file.path.removeprefix("s3://").partition("/")
+        copies.append(str(tmp_path / f"{n}.parquet"))
+        boto3.client("s3").download_file(bucket, key, copies[-1])
+    assert duckdb.sql(f"select count(*), sum(id) from read_parquet({copies})").fetchall() == [(1_000, 499_500)]
+
+
+def test_manifest_names_exactly_the_files_of_the_attempt_that_won(
+    lake: str, arrivals: Path, spark: SparkSession
+) -> None:
+    """A task attempt that fails after it wrote leaves nothing that a manifest could name."""
+    put(arrivals, "a.json", [{"id": n, "s": "x"} for n in range(100)])
+    marker = arrivals.parent / "failed-once"
+
+    def fails_once(frame: DataFrame) -> DataFrame:
+        place = str(marker)
+
+        def check(rows: Any) -> Any:
+            import os
+
+            for number, row in enumerate(rows):
+                if number == 60 and not os.path.exists(place):
+                    open(place, "w").close()
+                    raise RuntimeError("this task attempt fails")
+                yield row
+
+        return frame.rdd.mapPartitions(check).toDF(frame.schema)
+
+    with pytest.raises(Exception, match="nothing became visible"):  # local mode does not repeat a task
+        run_batch(pipeline(lake, arrivals, transform=fails_once), run_key="a")
+    assert run_batch(pipeline(lake, arrivals, transform=fails_once), run_key="a").counts["written.out"] == 100
+    named = {file.path for file in open_log(f"{lake}/log").files()}
+    winner = f"/{open_log(f'{lake}/log').log.outcome(0)[0].attempt_id}/"  # type: ignore[index]
+    assert named == {f"s3://lake/{key}" for key in keys(f"{lake}/out/data") if winner in key and not key.endswith("/")}
+    assert verify(f"{lake}/log").findings == []
+
+
+def test_vacuum_removes_files_and_unfinished_uploads_of_dead_attempts_only(
+    lake: str, arrivals: Path, spark: SparkSession
+) -> None:
+    put(arrivals, "a.json", [{"id": 1, "s": "x"}])
+    spec = pipeline(lake, arrivals)
+    run_batch(spec, run_key="a")
+    dead = open_dataset(f"{lake}/out")
+    bucket, _, prefix = f"{lake}/out".removeprefix("s3://").partition("/")
+    client = boto3.client("s3")
+    client.put_object(Bucket=bucket, Key=f"{prefix}/data/0/dead-attempt/part-0.parquet", Body=b"half")
+    upload = client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/data/0/dead-upload/part-1.parquet")
+    client.upload_part(
+        Bucket=bucket,
+        Key=f"{prefix}/data/0/dead-upload/part-1.parquet",
+        UploadId=upload["UploadId"],
+        PartNumber=1,
+        Body=b"x",
+    )
+    open_version = client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/data/1/running/part-0.parquet")
+    assert {"dead-attempt", "dead-upload"} < set(dead.directories("data/0/"))
+    opened = open_log(f"{lake}/log")
+    done = maintenance.vacuum(opened.log, opened.record, spec)
+    assert {attempt for _, _, attempt in done.attempts} == {"dead-attempt", "dead-upload"}
+    assert [u["UploadId"] for u in uploads(f"{lake}/out")] == [open_version["UploadId"]]
+    assert not [key for key in keys(f"{lake}/out") if "dead" in key]
+    assert verify(f"{lake}/log").findings == []
+
+
+def test_files_that_lie_on_s3_are_read_once(lake: str, spark: SparkSession) -> None:
+    client = boto3.client("s3")
+    bucket, _, prefix = lake.removeprefix("s3://").partition("/")
+    for n, name in enumerate(("a.json", "odd name ü%20+.json", "day=1/b.json")):
+        client.put_object(
+            Bucket=bucket, Key=f"{prefix}/in/{name}", Body=json.dumps({"id": n, "s": name}).encode() + b"\n"
+        )
+    spec = Pipeline(
+        name="p", log=f"{lake}/log", source=FilesSource(path=f"{lake}/in", format="json", schema="id long, s string"),
+        sinks={"out": FilesSink(path=f"{lake}/out")},
+    )  # fmt: skip
+    assert run_batch(spec, run_key="a", drain=True).counts["read"] == 3
+    client.put_object(Bucket=bucket, Key=f"{prefix}/in/c.json", Body=b'{"id": 3, "s": "c"}\n{broken\n')
+    assert run_batch(spec, run_key="b", drain=True).counts["quarantined"] == 1
+    assert sorted(row["id"] for row in read_committed(spark, f"{lake}/log").collect()) == [0, 1, 2, 3]
+    assert verify(f"{lake}/log").findings == []
+
+
+def test_redo_on_s3_switches_readers(lake: str, arrivals: Path, spark: SparkSession) -> None:
+    put(arrivals, "a.json", [{"id": 1, "s": "wrong"}])
+    run_batch(pipeline(lake, arrivals), run_key="a")
+    redo(pipeline(lake, arrivals, transform=lambda frame: frame.selectExpr("id", "'right' s")), 0)
+    assert [tuple(row) for row in read_committed(spark, f"{lake}/log").collect()] == [(1, "right")]
+    assert [tuple(row) for row in read_committed(spark, f"{lake}/log", version=0).collect()] == [(1, "wrong")]
+
+
+@pytest.mark.parametrize("fault", ["deleted", "truncated", "swapped"])
+def test_verify_finds_planted_faults(lake: str, arrivals: Path, spark: SparkSession, fault: str) -> None:
+    put(arrivals, "a.json", [{"id": n, "s": "x"} for n in range(10)])
+    run_batch(pipeline(lake, arrivals), run_key="a")
+    file = open_log(f"{lake}/log").files()[0]
+    client = boto3.client("s3")
+    bucket, _, key = file.path.removeprefix("s3://").partition("/")
+    data = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+    if fault == "deleted":
+        client.delete_object(Bucket=bucket, Key=key)
+    else:
+        client.put_object(
+            Bucket=bucket, Key=key, Body=data[:-1] if fault == "truncated" else data[:-5] + b"x" + data[-4:]
+        )
+    assert [(f.invariant, f.key) for f in verify(f"{lake}/log").findings] == [("I6", key.split("/out/")[1])]
+
+
+def test_two_logs_over_one_dataset_are_refused(lake: str, arrivals: Path, spark: SparkSession) -> None:
+    put(arrivals, "a.json", [{"id": 1, "s": "x"}])
+    run_batch(pipeline(lake, arrivals), run_key="a")
+    with pytest.raises(ConflictError):
+        run_batch(pipeline(lake, arrivals, log=f"{lake}/other"), run_key="a")
+
+
+def test_server_that_is_restarted_in_the_midst_of_a_run_loses_nothing(
+    lake: str, arrivals: Path, spark: SparkSession, s3_server: S3Server
+) -> None:
+    put(arrivals, "a.json", [{"id": n, "s": "x"} for n in range(10)])
+    killed: list[int] = []
+
+    def kills(frame: DataFrame) -> DataFrame:
+        if not killed:
+            killed.append(s3_server.pid)
+            s3_server.kill()
+            s3_server.start()
+        return frame
+
+    for _ in range(3):
+        try:
+            run_batch(pipeline(lake, arrivals, transform=kills), run_key="a")
+            break
+        except Exception as error:
+            assert getattr(error, "retryable", False), error  # noqa: PT017
+    assert killed
+    assert read_committed(spark, f"{lake}/log").count() == 10
+    assert verify(f"{lake}/log").findings == []
