@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _NAMES = {
+    "Avro": "airflow_provider_streamsem.sources.decoding",
     "FilesSink": "airflow_provider_streamsem.sinks.files",
     "FilesSource": "airflow_provider_streamsem.sources.files",
     "Guarantee": "airflow_provider_streamsem.batch.guarantee",
+    "Json": "airflow_provider_streamsem.sources.decoding",
+    "KafkaSource": "airflow_provider_streamsem.sources.kafka",
     "Limits": "airflow_provider_streamsem.sources.contract",
     "MicroBatchOperator": "airflow_provider_streamsem.operators.micro_batch",
     "Pipeline": "airflow_provider_streamsem.batch.pipeline",
@@ -31,9 +34,12 @@ _NAMES = {
 }
 
 __all__ = [
+    "Avro",
     "FilesSink",
     "FilesSource",
     "Guarantee",
+    "Json",
+    "KafkaSource",
     "Limits",
     "MicroBatchOperator",
     "Pipeline",
@@ -64,7 +70,9 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.readers.verify import verify
     from airflow_provider_streamsem.sinks.files import FilesSink
     from airflow_provider_streamsem.sources.contract import Limits
+    from airflow_provider_streamsem.sources.decoding import Avro, Json
     from airflow_provider_streamsem.sources.files import FilesSource
+    from airflow_provider_streamsem.sources.kafka import KafkaSource
 
 
 def __getattr__(name: str) -> object:

@@ -17,7 +17,10 @@ from airflow_provider_streamsem.errors import InvalidError
 Kind = Literal["sources", "sinks", "stores", "engines"]
 
 _BUILT_IN: dict[Kind, dict[str, str]] = {
-    "sources": {"files": "airflow_provider_streamsem.sources.files:FilesSource"},
+    "sources": {
+        "files": "airflow_provider_streamsem.sources.files:FilesSource",
+        "kafka": "airflow_provider_streamsem.sources.kafka:KafkaSource",
+    },
     "sinks": {"files": "airflow_provider_streamsem.sinks.files:FilesSink"},
     "stores": {
         "memory": "airflow_provider_streamsem.stores.memory:open_memory_store",

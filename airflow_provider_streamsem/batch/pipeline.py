@@ -127,10 +127,8 @@ class Pipeline:
             "transform": self.transform_name,
             "where": self.where,
             "rows": self.rows,
-            "source": {"type": registry.name_of("sources", self.source), **plain(self.source)},
-            "sinks": {
-                name: {"type": registry.name_of("sinks", sink), **plain(sink)} for name, sink in self.sinks.items()
-            },
+            "source": _arguments("sources", self.source),
+            "sinks": {name: _arguments("sinks", sink) for name, sink in self.sinks.items()},
             "limits": plain(self.limits),
             "on_data_loss": self.on_data_loss,
             "require": self.require,
@@ -168,6 +166,11 @@ class Pipeline:
                 "the transform's name is not that of a function", given=self.transform, pipeline=self.name
             )
         return found  # type: ignore[no-any-return]
+
+
+def _arguments(kind: registry.Kind, part: Any) -> Json:
+    """A source or sink as TOML has it."""
+    return {"type": registry.name_of(kind, part), **(part.to_json() if hasattr(part, "to_json") else plain(part))}
 
 
 def from_json(spec: Mapping[str, Any], *, where: str = "the spec") -> Pipeline:

@@ -172,7 +172,7 @@ class Run:
             gaps=plan.gaps,
             counts=staged.counts if not plan.gaps else {**staged.counts, "gaps": offsets.gap_length(plan.gaps)},
             replaces=plan.replaces,
-            next=dict(head.next) if plan.kind == "redo" else offsets.ends(plan.ranges),
+            next=offsets.advance(head.next, {} if plan.kind == "redo" else offsets.ends(plan.ranges)),
             source=staged.source,
             spec=staged.spec,
             transform=staged.transform,

@@ -39,7 +39,7 @@ def lag(pipeline: Pipeline) -> Lag:
     return Lag(
         pipeline=pipeline.name,
         lag=items,
-        unit=", ".join(pipeline.source.genesis()),
+        unit=pipeline.source.unit,
         version=head.closed,
         last_commit_age_ms=age,
     )

@@ -23,19 +23,34 @@ class Limits:
     :param max_files: files, 1 or more
     :param max_bytes: bytes as they lie in the source, 1 or more
     :param max_rows: rows, estimated from the bytes per row of the last committed batch (before the first: 100 bytes a row)
+    :param min_rows: fewer rows than these (estimated as ``max_rows`` is) are left waiting, until ``max_delay_s`` after the last outcome; a drain that has
+        begun goes on
+    :param max_delay_s: how long fewer than ``min_rows`` wait, seconds; needed with ``min_rows``
     :param max_quarantined: records that cannot be parsed; a batch with more of them fails and nothing moves. 0: the first one fails it
     """
 
     max_files: int | None = None
     max_bytes: int | None = None
     max_rows: int | None = None
+    min_rows: int | None = None
+    max_delay_s: int | None = None
     max_quarantined: int = 10_000
 
     def __post_init__(self) -> None:
-        for name in ("max_files", "max_bytes", "max_rows"):
+        for name in ("max_files", "max_bytes", "max_rows", "min_rows", "max_delay_s"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise InvalidError(f"limits.{name} must be a whole number of 1 or more, or absent", given=value)
+        if (self.min_rows is None) != (self.max_delay_s is None):
+            raise InvalidError(
+                "limits.min_rows and limits.max_delay_s must be given together",
+                min_rows=self.min_rows,
+                max_delay_s=self.max_delay_s,
+            )
+        if self.min_rows is not None and self.max_rows is not None and self.min_rows > self.max_rows:
+            raise InvalidError(
+                "limits.min_rows must not be above limits.max_rows", min_rows=self.min_rows, max_rows=self.max_rows
+            )
         if type(self.max_quarantined) is not int or self.max_quarantined < 0:
             raise InvalidError("limits.max_quarantined must be a whole number of 0 or more", given=self.max_quarantined)
 
@@ -96,6 +111,10 @@ class Planner(Protocol):
         """What the outcome of ``plan`` carries so that the next process asks the log for less. Never trusted for safety."""
         ...
 
+    def rows(self, cut: Cut) -> int:
+        """About how many records a cut reads."""
+        ...
+
     def lag(self, start: Offsets) -> int:
         """Items that lie in the source and are not below ``start``. Writes nothing."""
         ...
@@ -108,9 +127,12 @@ class Source(Protocol):
     * Every range is ``[start, end)``: ``end`` is the next offset to read.
     * A replayable source gives the same records for the same ranges and pins, every time, or raises ``SourceChangedError``.
     * With ``replayable = False`` a pipeline can be at-most-once at best.
+    * ``unit`` is what an offset counts, for people.
+    * A source whose arguments are more than plain values has a ``to_json()`` that gives them as TOML has them.
     """
 
     replayable: ClassVar[bool]
+    unit: ClassVar[str]
     reasons: ClassVar[tuple[str, ...]]
 
     @property

@@ -86,6 +86,7 @@ class FilesSource:
     """
 
     replayable: ClassVar[bool] = True
+    unit: ClassVar[str] = "files"
     reasons: ClassVar[tuple[str, ...]] = (
         "each file gets one ordinal, for ever; the plan pins its size and ETag or time of modification, checked before and after it is read",
         "a record that cannot be parsed goes to the quarantine of the same commit",
@@ -311,6 +312,11 @@ class FilesPlanner:
             "at": self._ledger.index_of(plan.ranges[PARTITION][1]),
             "bytes_per_row": max(1, size // rows) if rows else self._bytes_per_row,
         }
+
+    def rows(self, cut: Cut) -> int:
+        """Estimated from the bytes."""
+        size: int = sum(pin[1] for pin in cut.pins)
+        return size // self._bytes_per_row
 
     def lag(self, start: Offsets) -> int:
         """Files that lie there or were discovered, and are not below ``start``."""

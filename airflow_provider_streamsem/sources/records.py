@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -11,7 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType
 
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.sources import parsing
 from airflow_provider_streamsem.sources.contract import BadRecord
 from airflow_provider_streamsem.stores.contract import spark_path
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 RAW = "__streamsem_raw"
 PATH = "__streamsem_path"
-_RECORD = "__streamsem_record"
+_RECORD = parsing.RECORD
 
 
 class FileRecords:
@@ -49,12 +48,14 @@ class FileRecords:
             # Files of one batch may have different columns: without a schema all are taken, and a contradiction is an error.
             given = source.schema is not None
             reader = (
-                reader.schema(_struct(spark, source.schema or "")) if given else reader.option("mergeSchema", "true")
+                reader.schema(parsing.struct(source.schema or "", "source files"))
+                if given
+                else reader.option("mergeSchema", "true")
             )
             self.frame, self.bad, self.drop = reader.format(source.format).load(located), None, ()
 
     def _read_csv(self, spark: SparkSession, located: list[str]) -> None:
-        columns = _struct(spark, self._source.schema or "")
+        columns = parsing.struct(self._source.schema or "", "source files")
         options = dict(self._source.options)
         reader = spark.read.schema(StructType([*columns.fields]).add(RAW, StringType()))
         reader = reader.options(
@@ -68,20 +69,13 @@ class FileRecords:
         self.bad, self.drop = F.col(RAW).isNotNull(), (RAW, PATH)
 
     def _read_json(self, spark: SparkSession, located: list[str]) -> None:
-        columns = _struct(spark, self._source.schema or "")
+        columns = parsing.struct(self._source.schema or "", "source files")
         lines = spark.read.options(ignoreCorruptFiles="false", ignoreMissingFiles="false").text(located)
         lines = lines.select(F.col("value").alias(RAW), F.col("_metadata.file_path").alias(PATH)).where(
             F.trim(RAW) != ""
         )
-        options = {**self._source.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _RECORD}
-        struct = StructType([*columns.fields]).add(_RECORD, StringType())
-        parsed = lines.select(RAW, PATH, F.from_json(RAW, struct, options).alias(_RECORD))
-        is_bad = (
-            F.col(_RECORD).isNull()
-            | F.col(_RECORD)[_RECORD].isNotNull()
-            | ~_one_value(F.col(RAW))
-            | ~F.expr(f"is_valid_utf8({RAW})")
-        )
+        parsed = lines.select(RAW, PATH, parsing.parsed_json(F.col(RAW), columns, self._source.options).alias(_RECORD))
+        is_bad = parsing.is_bad_json(F.col(RAW), F.col(_RECORD))
         self.frame = parsed.select(
             *[F.col(_RECORD)[f.name].alias(f.name) for f in columns.fields], is_bad.alias(_RECORD), RAW, PATH
         )
@@ -104,34 +98,8 @@ class FileRecords:
             )
 
 
-def _struct(spark: SparkSession, ddl: str) -> StructType:
-    try:
-        struct = StructType.fromDDL(ddl)
-    except Exception as error:
-        raise InvalidError("source files: schema is not Spark DDL", given=ddl) from error
-    reserved = [f.name for f in struct.fields if f.name.lower().startswith("__streamsem")]
-    if reserved:
-        raise InvalidError("source files: schema uses names that are kept for this package", given=reserved)
-    return struct
-
-
 def _quoted(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
-
-
-def _one_value(raw: Column) -> Column:
-    """
-    Whether a line holds one JSON value and nothing after it.
-
-    A line whose only ``}`` is its last character does; any other is read as an array that must then have exactly two elements: the line's value and a
-    random word, which no line can hold in advance.
-    """
-    word = secrets.token_hex(16)
-    elements = F.from_json(F.concat(F.lit("["), raw, F.lit(f',"{word}"]')), "array<string>")
-    exactly = F.coalesce(F.size(elements) == 2, F.lit(False)) & F.coalesce(
-        F.element_at(elements, -1) == word, F.lit(False)
-    )
-    return F.when(raw.rlike(r"^[^}]*\}\s*$"), F.lit(True)).otherwise(exactly)
 
 
 def _plain_path(uri: str) -> str:

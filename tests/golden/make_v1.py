@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical, encode, sha256
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan, RunPointer
@@ -24,19 +23,49 @@ LENGTH = 4
 Objects = dict[str, bytes]
 
 
-def pipeline() -> Pipeline:
-    """The spec that the logs name."""
-    return Pipeline(
-        name="golden",
-        log="/data/log",
-        source=FilesSource(path="/data/in", format="json", schema="id long"),
-        sinks={"out": FilesSink(path="/data/out")},
-    )
+# As release 0.1.0 wrote it: a pipeline's arguments are no entry, and later releases have more of them.
+SPEC = canonical(
+    {
+        "format": 1,
+        "guarded": {
+            "sinks": {"out": {"format": "parquet", "path": "/data/out", "type": "files"}},
+            "source": {"format": "json", "path": "/data/in", "type": "files"},
+        },
+        "limits": {"max_bytes": None, "max_files": None, "max_quarantined": 10000, "max_rows": None},
+        "log": "/data/log",
+        "name": "golden",
+        "on_data_loss": "fail",
+        "require": None,
+        "rows": "any",
+        "sinks": {
+            "out": {
+                "codec": None,
+                "format": "parquet",
+                "partition_by": [],
+                "path": "/data/out",
+                "target_file_bytes": None,
+                "type": "files",
+            }
+        },
+        "source": {
+            "format": "json",
+            "glob": "*",
+            "lookback_days": 0,
+            "options": {},
+            "path": "/data/in",
+            "schema": "id long",
+            "start_after": "",
+            "type": "files",
+        },
+        "transform": "",
+        "where": None,
+    }
+)
 
 
 def objects(chain: list[tuple[Plan, Outcome]]) -> Objects:
     """A log of these versions."""
-    spec = pipeline().spec_bytes()
+    spec = SPEC
     record = PipelineRecord(pipeline_uuid="u", name="golden", genesis={"files": 0}, spec=sha256(spec), nonce="n")
     made = {keys.PIPELINE: encode(record).data, keys.spec(sha256(spec)): spec}
     for plan, outcome in chain:
@@ -53,7 +82,7 @@ def chained(*ranges: tuple[int, int]) -> list[tuple[Plan, Outcome]]:
     for version, (start, end) in enumerate(ranges):
         previous = encode(made[-1][1]).sha256 if made else ""
         plan = samples.plan(version, previous=previous, ranges={"files": (start, end)}, run_start={"files": start})
-        made.append((plan, samples.outcome(plan, next={"files": end}, spec=pipeline().spec_sha256)))
+        made.append((plan, samples.outcome(plan, next={"files": end}, spec=sha256(SPEC))))
     return made
 
 
@@ -64,7 +93,7 @@ def clean() -> Objects:
 def clean_with_an_abort_and_an_open_version() -> Objects:
     made = chained((0, 1))
     plan = samples.plan(1, previous=encode(made[0][1]).sha256)
-    aborted = samples.outcome(plan, result="abort", reason="poison", schemas={"out": "{}"}, spec=pipeline().spec_sha256)
+    aborted = samples.outcome(plan, result="abort", reason="poison", schemas={"out": "{}"}, spec=sha256(SPEC))
     open_plan = samples.plan(
         2, previous=encode(aborted).sha256, ranges={"files": (1, 2)}, run_start={"files": 1}, j=1, run_key=plan.run_key
     )

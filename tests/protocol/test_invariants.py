@@ -61,6 +61,7 @@ def test_I4_plan_that_does_not_start_where_the_last_ended(changes: dict[str, obj
         {"next": {"files": 0}},
         {"result": "abort", "next": {"files": 1}},
         {"next": {"files": 1, "other": 7}},
+        {"next": {}},
     ],
 )
 def test_I4_outcome_whose_next_is_not_its_plans(changes: dict[str, object]) -> None:
@@ -269,3 +270,12 @@ def test_I20_outcome_replaces_what_its_plan_does_and_an_abort_nothing() -> None:
             opened.decided(samples.outcome(REDO, next=still, **changes), "sha")
     with broken("I4"):  # type: ignore[attr-defined]
         opened.decided(samples.outcome(REDO, replaces=REDO.replaces, next={"files": 2}), "sha")
+
+
+def test_I4_outcome_that_does_not_carry_the_partitions_that_its_plan_does_not_read() -> None:
+    head = Head(genesis={"a": 3, "b": 5})
+    plan = samples.plan(ranges={"a": (3, 4)})
+    opened = head.planned(plan, encode(plan).sha256)
+    assert opened.decided(samples.outcome(plan, next={"a": 4, "b": 5}), "sha").next == {"a": 4, "b": 5}
+    with broken("I4"):  # type: ignore[attr-defined]
+        opened.decided(samples.outcome(plan, next={"a": 4}), "sha")

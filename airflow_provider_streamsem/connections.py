@@ -1,0 +1,108 @@
+"""
+Connections by their ids, handed down as values.
+
+Inside an Airflow task the operator says how an id is looked up; elsewhere ids are read from ``AIRFLOW_CONN_<ID>``, as Airflow itself writes them there: JSON
+or a URI. A connection's text never gets into an error, a log or a spec: specs hold ids.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from airflow_provider_streamsem.errors import InvalidError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """The parts of an Airflow connection. Its ``repr`` shows neither password nor extra."""
+
+    conn_id: str
+    conn_type: str = ""
+    host: str = ""
+    port: int | None = None
+    login: str = ""
+    password: str = field(default="", repr=False)
+    schema: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+Resolver: TypeAlias = Callable[[str], Connection]
+
+
+def from_environment(conn_id: str) -> Connection:
+    """
+    The connection in ``AIRFLOW_CONN_<ID>``.
+
+    :raises InvalidError: there is no such variable, or it holds neither JSON nor a URI
+    """
+    name = f"AIRFLOW_CONN_{conn_id.upper()}"
+    text = os.environ.get(name, "").strip()
+    if not text:
+        raise InvalidError("there is no such connection", conn_id=conn_id, looked_for=name)
+    try:
+        return _from_json(conn_id, text) if text.startswith("{") else _from_uri(conn_id, text)
+    except (ValueError, TypeError, AttributeError) as error:
+        # The cause is not chained: its text may be the connection's.
+        raise InvalidError(
+            "a connection is neither JSON nor a URI", conn_id=conn_id, variable=name, problem=type(error).__name__
+        ) from None
+
+
+def _from_json(conn_id: str, text: str) -> Connection:
+    given = json.loads(text)
+    extra = given.get("extra") or {}
+    return Connection(
+        conn_id=conn_id,
+        conn_type=given.get("conn_type") or "",
+        host=given.get("host") or "",
+        port=int(given["port"]) if given.get("port") else None,
+        login=given.get("login") or "",
+        password=given.get("password") or "",
+        schema=given.get("schema") or "",
+        extra=dict(json.loads(extra) if isinstance(extra, str) else extra),
+    )
+
+
+def _from_uri(conn_id: str, text: str) -> Connection:
+    parts = urlsplit(text)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    extra = dict(json.loads(query["__extra__"])) if "__extra__" in query else query
+    return Connection(
+        conn_id=conn_id,
+        conn_type=parts.scheme.replace("-", "_"),
+        host=unquote(parts.hostname or ""),
+        port=parts.port,
+        login=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        schema=unquote(parts.path.removeprefix("/")),
+        extra=extra,
+    )
+
+
+_RESOLVER: ContextVar[Resolver] = ContextVar("streamsem_connections", default=from_environment)
+
+
+@contextmanager
+def looked_up_by(resolver: Resolver) -> Iterator[None]:
+    """Use ``resolver`` while the block runs."""
+    token = _RESOLVER.set(resolver)
+    try:
+        yield
+    finally:
+        _RESOLVER.reset(token)
+
+
+def connection(conn_id: str) -> Connection:
+    """
+    The connection of an id.
+
+    :raises InvalidError: there is none
+    """
+    return _RESOLVER.get()(conn_id)

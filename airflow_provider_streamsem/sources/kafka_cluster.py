@@ -1,0 +1,296 @@
+"""
+What is asked of a Kafka cluster before anything is read: topics and their ids, offsets, whether a log was cut short. confluent-kafka is imported on first use.
+
+Ends are asked for at the isolation level of the reading: under ``read_committed`` the end is the last stable offset, so that a batch never ends inside a
+transaction that is still open (Kafka protocol, ListOffsets).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from airflow_provider_streamsem.connections import connection
+from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
+
+TIMEOUT_S = 30.0
+_OF_A_CONSUMER = (
+    "group.id",
+    "auto.offset.reset",
+    "enable.auto.commit",
+    "isolation.level",
+    "enable.partition.eof",
+    "client.id",
+)
+_NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+_REFUSALS = (
+    "TOPIC_AUTHORIZATION_FAILED",
+    "CLUSTER_AUTHORIZATION_FAILED",
+    "SASL_AUTHENTICATION_FAILED",
+    "_AUTHENTICATION",
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Partition:
+    """
+    A partition of one incarnation of a topic.
+
+    A topic that was deleted and made again has another id, so that its offsets are never taken for those of the old one (KIP-516).
+    """
+
+    topic: str
+    number: int
+    topic_id: str = ""
+
+    @property
+    def name(self) -> str:
+        """By which offsets and ranges call it: ``orders-0@<topic id>``; without an id where the cluster gives none."""
+        return f"{self.topic}-{self.number}" + (f"@{self.topic_id}" if self.topic_id else "")
+
+
+def parse_partition(name: str) -> Partition:
+    """A partition from its name."""
+    place, _, topic_id = name.partition("@")
+    topic, _, number = place.rpartition("-")
+    return Partition(topic=topic, number=int(number), topic_id=topic_id)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where a partition ends: ``offset``, exclusive, and the leader's epoch."""
+
+    offset: int
+    epoch: int
+
+
+def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str, str]:
+    """
+    Librdkafka's settings, from an Airflow connection of type ``kafka`` (its extra holds them) or from the servers alone.
+
+    :raises InvalidError: the connection names no servers
+    """
+    if conn_id is None:
+        return {"bootstrap.servers": bootstrap_servers or ""}
+    extra = connection(conn_id).extra
+    settings = {name: str(value) for name, value in extra.items() if name not in _OF_A_CONSUMER and not callable(value)}
+    if not settings.get("bootstrap.servers"):
+        raise InvalidError("a kafka connection must have bootstrap.servers in its extra", conn_id=conn_id)
+    return settings
+
+
+class KafkaCluster:
+    """
+    One cluster.
+
+    :param settings: librdkafka's
+    :param isolation: ``read_committed`` or ``read_uncommitted``
+    """
+
+    def __init__(self, settings: Mapping[str, str], isolation: str) -> None:
+        self._settings = dict(settings)
+        self._isolation = isolation
+
+    @cached_property
+    def _admin(self) -> Any:
+        return _admin_client(tuple(sorted(self._settings.items())))
+
+    def topic_names(self) -> list[str]:
+        """Every topic but internal ones."""
+        found = self._answer(lambda: self._admin.list_topics(timeout=TIMEOUT_S)).topics
+        return sorted(name for name in found if not name.startswith("__"))
+
+    def partitions(self, topics: Iterable[str]) -> list[Partition]:
+        """The partitions of the topics that exist; a topic that does not is left out."""
+        from confluent_kafka import TopicCollection
+
+        names = sorted(set(topics))
+        if not names:
+            return []
+        asked = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
+        found = []
+        for name, future in asked.items():
+            topic = self._answer(future.result, missing="UNKNOWN_TOPIC_OR_PART")
+            if topic is not None:
+                topic_id = "" if str(topic.topic_id) in ("", "None", _NO_TOPIC_ID) else str(topic.topic_id)
+                found += [Partition(name, part.id, topic_id) for part in topic.partitions]
+        return sorted(found)
+
+    def ends(self, partitions: Iterable[Partition]) -> dict[Partition, End]:
+        """One past the last record that a reader of this isolation level may see."""
+        from confluent_kafka.admin import OffsetSpec
+
+        return {
+            p: End(r.offset, r.leader_epoch if r.leader_epoch is not None else -1)
+            for p, r in self._offsets(partitions, OffsetSpec.latest())
+        }
+
+    def lows(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """The first offset that is still there."""
+        from confluent_kafka.admin import OffsetSpec
+
+        return {p: r.offset for p, r in self._offsets(partitions, OffsetSpec.earliest())}
+
+    def offsets_for_time(self, partitions: Iterable[Partition], at_ms: int) -> dict[Partition, int]:
+        """The first offset whose timestamp is at or after ``at_ms``; the end where there is none."""
+        from confluent_kafka.admin import OffsetSpec
+
+        asked = list(partitions)
+        ends = self.ends(asked)
+        found = dict(self._offsets(asked, OffsetSpec.for_timestamp(at_ms)))
+        return {p: ends[p].offset if found[p].offset < 0 else min(found[p].offset, ends[p].offset) for p in asked}
+
+    def _offsets(self, partitions: Iterable[Partition], spec: Any) -> list[tuple[Partition, Any]]:
+        from confluent_kafka import IsolationLevel, TopicPartition
+
+        asked = {(p.topic, p.number): p for p in partitions}
+        if not asked:
+            return []
+        level = (
+            IsolationLevel.READ_COMMITTED if self._isolation == "read_committed" else IsolationLevel.READ_UNCOMMITTED
+        )
+        request = {TopicPartition(topic, number): spec for topic, number in asked}
+        futures = self._answer(
+            lambda: self._admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT_S)
+        )
+        return [(asked[tp.topic, tp.partition], self._answer(future.result)) for tp, future in futures.items()]
+
+    def was_cut_short(self, partition: Partition, offset: int, epoch: int) -> bool:
+        """
+        Whether records below ``offset`` were lost in a change of leader since ``epoch`` led (KIP-320): the client asks the leader where that epoch ended.
+
+        Costs one fetch; asked only where the leader's epoch has changed.
+        """
+        from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+        consumer = Consumer(
+            {
+                **self._settings, "group.id": "streamsem-look", "enable.auto.commit": False, "auto.offset.reset": "error",
+                "enable.partition.eof": True, "isolation.level": self._isolation, "logger": _QUIET,
+            }
+        )  # fmt: skip
+        try:
+            consumer.assign([TopicPartition(partition.topic, partition.number, offset, leader_epoch=epoch)])
+            for _ in range(int(TIMEOUT_S)):
+                message = consumer.poll(1.0)
+                if message is None:
+                    continue
+                code = None if message.error() is None else message.error().code()
+                if code in (KafkaError._LOG_TRUNCATION, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                    return True
+                if code in (None, KafkaError._PARTITION_EOF):
+                    return False
+        finally:
+            consumer.close()
+        raise UnavailableError(
+            "Kafka gave no clear answer about a partition; nothing was written", partition=partition.name
+        )
+
+    def _answer(self, ask: Any, *, missing: str = "") -> Any:
+        """What a request gives; ``None`` where it fails with the error called ``missing``. Never quotes the client's text: it may hold settings."""
+        from concurrent.futures import TimeoutError as FutureTimeoutError
+
+        from confluent_kafka import KafkaException
+
+        try:
+            return ask(timeout=TIMEOUT_S + 5) if getattr(ask, "__name__", "") == "result" else ask()
+        except KafkaException as error:
+            name = error.args[0].name() if error.args and hasattr(error.args[0], "name") else "unknown"
+            if name == missing:
+                return None
+            if name in _REFUSALS:
+                raise StoreRefusedError("Kafka refused a request; nothing was written", error=name) from error
+            raise UnavailableError("Kafka gave no clear answer; nothing was written", error=name) from error
+        except (FutureTimeoutError, TimeoutError) as error:
+            raise UnavailableError("Kafka gave no answer in time; nothing was written", seconds=TIMEOUT_S) from error
+
+
+_QUIET = logging.getLogger("airflow_provider_streamsem.librdkafka")
+
+
+@lru_cache(maxsize=8)
+def _admin_client(settings: tuple[tuple[str, str], ...]) -> Any:
+    try:
+        from confluent_kafka.admin import AdminClient
+    except ImportError as error:
+        raise InvalidError(
+            "confluent-kafka is not installed", accepted="pip install 'airflow-provider-streamsem[kafka]'"
+        ) from error
+    return AdminClient(dict(settings), logger=_QUIET)
+
+
+_JAAS = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_SAME_IN_JAVA = {
+    "bootstrap.servers": "bootstrap.servers",
+    "security.protocol": "security.protocol",
+    "sasl.mechanism": "sasl.mechanism",
+    "sasl.mechanisms": "sasl.mechanism",
+    "ssl.endpoint.identification.algorithm": "ssl.endpoint.identification.algorithm",
+}
+_PLACES_IN_JAVA = {
+    "ssl.ca.location": ("ssl.truststore.certificates", "ssl.truststore.type"),
+    "ssl.certificate.location": ("ssl.keystore.certificate.chain", "ssl.keystore.type"),
+    "ssl.key.location": ("ssl.keystore.key", "ssl.keystore.type"),
+}
+_ONLY_OF_LIBRDKAFKA = (
+    "socket.",
+    "log.",
+    "debug",
+    "statistics.",
+    "broker.address",
+    "metadata.",
+    "api.version",
+    "message.max",
+    "topic.",
+)
+
+
+def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """
+    The same settings for Spark's Kafka client: ``kafka.<name of the Java client>`` → value.
+
+    :raises InvalidError: a setting has no equivalent here
+    """
+    java: dict[str, str] = {}
+    for name, value in settings.items():
+        if name in _SAME_IN_JAVA:
+            java[_SAME_IN_JAVA[name]] = (
+                value.upper() if name in ("security.protocol", "sasl.mechanism", "sasl.mechanisms") else value
+            )
+        elif name in _PLACES_IN_JAVA:
+            text, kind = _PLACES_IN_JAVA[name]
+            java |= {text: _pem(name, value), kind: "PEM"}
+        elif name == "ssl.key.password":
+            java["ssl.key.password"] = value
+        elif name not in ("sasl.username", "sasl.password") and not name.startswith(_ONLY_OF_LIBRDKAFKA):
+            accepted = sorted([*_SAME_IN_JAVA, *_PLACES_IN_JAVA, "ssl.key.password", "sasl.username", "sasl.password"])
+            raise InvalidError(
+                "a kafka connection holds a setting that Spark's client is not given here",
+                setting=name,
+                accepted=accepted,
+            )
+    mechanism = java.get("sasl.mechanism")
+    if mechanism is not None:
+        if mechanism not in _JAAS:
+            raise InvalidError("this SASL mechanism is not supported", given=mechanism, accepted=sorted(_JAAS))
+        user, password = (
+            json.dumps(settings.get(f"sasl.{part}", ""), ensure_ascii=False) for part in ("username", "password")
+        )
+        java["sasl.jaas.config"] = f"{_JAAS[mechanism]} required username={user} password={password};"
+    return {f"kafka.{name}": value for name, value in java.items()}
+
+
+def _pem(name: str, path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        raise InvalidError("a file that a kafka connection names cannot be read as PEM", setting=name) from error

@@ -1,0 +1,207 @@
+"""Kafka records on Spark: planned ranges, decoded, bad records told apart. Imports pyspark: only engines reach this."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem.errors import DataError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import Json as JsonValue
+from airflow_provider_streamsem.sources import parsing
+from airflow_provider_streamsem.sources.contract import BadRecord
+from airflow_provider_streamsem.sources.decoding import Avro, Decoder, Json
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.sources.kafka import KafkaSource
+
+_OWN = ("topic", "partition", "offset", "timestamp", "headers", "key")
+_BAD, _PLACE, _DECODED = "__streamsem_bad", "__streamsem_place", "__streamsem_decoded_"
+_REGISTRY_TIMEOUT_S = 30
+
+
+class KafkaRecords:
+    """The records of some ranges (:class:`airflow_provider_streamsem.sources.contract.Loaded`)."""
+
+    bad: Column | None
+    frame: DataFrame
+    drop: tuple[str, ...]
+
+    def __init__(self, spark: SparkSession, source: KafkaSource, settings: Mapping[str, str], pins: JsonValue) -> None:
+        self._source = source
+        topics = sorted({pin[0] for pin in pins})
+        read = _reader(spark, source, settings, pins).load().select(*_OWN, "value")
+        parts: dict[str, _Decoded] = {}
+        for part, decoder in (("key", source.key), ("value", source.value)):
+            if decoder is not None:
+                parts[part] = _decoded(part, decoder, topics, read)
+                read = parts[part].frame
+        if not parts:
+            self.frame, self.bad, self.drop = read, None, ()
+            return
+        bad = F.lit(False)
+        for decoded in parts.values():
+            bad = bad | F.coalesce(decoded.bad, F.lit(False))
+        place = F.struct(
+            F.col("topic"),
+            F.col("partition"),
+            F.col("offset"),
+            F.col("key").alias("key"),
+            F.col("value").alias("value"),
+        )
+        key = F.col(f"{_DECODED}key") if "key" in parts else F.col("key")
+        if "value" in parts:
+            columns = [F.col(f"{_DECODED}value")[name].alias(name) for name in parts["value"].names]
+            columns += [F.col(name).alias(f"kafka_{name}") for name in _OWN if name != "key"] + [key.alias("kafka_key")]
+            _refuse_taken(parts["value"].names)
+        else:
+            columns = [F.col(name) for name in _OWN if name != "key"] + [key.alias("key"), F.col("value")]
+        self.frame = read.select(*columns, bad.alias(_BAD), place.alias(_PLACE))
+        self.bad, self.drop = F.col(_BAD), (_BAD, _PLACE)
+
+    def bad_records(self) -> Iterator[BadRecord]:
+        """A second pass over the same ranges, for the bad records only."""
+        if self.bad is None:
+            return
+        asked = [
+            part for part, decoder in (("key", self._source.key), ("value", self._source.value)) if decoder is not None
+        ]
+        for (row,) in self.frame.where(self.bad).select(_PLACE).toLocalIterator():
+            text, encoding = _text(row["value"])
+            place = {
+                "topic": row["topic"],
+                "partition": row["partition"],
+                "offset": row["offset"],
+                "encoding": encoding,
+            }
+            yield BadRecord(place=place, raw=text, error=f"{' or '.join(asked)} cannot be decoded")
+
+
+def _reader(spark: SparkSession, source: KafkaSource, settings: Mapping[str, str], pins: JsonValue) -> Any:
+    assigned: dict[str, list[int]] = {}
+    starts: dict[str, dict[str, int]] = {}
+    ends: dict[str, dict[str, int]] = {}
+    for topic, _, number, start, end, _ in pins:
+        assigned.setdefault(topic, []).append(number)
+        starts.setdefault(topic, {})[str(number)] = start
+        ends.setdefault(topic, {})[str(number)] = end
+    return spark.read.format("kafka").options(
+        **source.options,
+        **settings,
+        **{"kafka.isolation.level": source.isolation},
+        assign=json.dumps(assigned),
+        startingOffsets=json.dumps(starts),
+        endingOffsets=json.dumps(ends),
+        failOnDataLoss="true",  # a record that is gone fails the task: nothing is read from elsewhere in its stead
+        includeHeaders="true",
+    )
+
+
+class _Decoded:
+    """A frame with the column ``__streamsem_decoded_<part>``, its fields' names, and whether a row's part is bad."""
+
+    def __init__(self, frame: DataFrame, names: list[str], bad: Column) -> None:
+        self.frame, self.names, self.bad = frame, names, bad
+
+
+def _decoded(part: str, decoder: Decoder, topics: list[str], read: DataFrame) -> _Decoded:
+    return _json(part, decoder, read) if isinstance(decoder, Json) else _avro(part, decoder, topics, read)
+
+
+def _json(part: str, decoder: Json, read: DataFrame) -> _Decoded:
+    columns = parsing.struct(decoder.schema, "json")
+    column = f"{_DECODED}{part}"
+    text = F.col(part).cast("string")
+    parsed = read.withColumn(column, parsing.parsed_json(text, columns, decoder.options))
+    bad = F.col(part).isNotNull() & parsing.is_bad_json(text, F.col(column))
+    names = [f.name for f in columns.fields]
+    kept = F.when(F.col(part).isNotNull(), F.struct(*[F.col(column)[name].alias(name) for name in names]))
+    return _Decoded(parsed.withColumn(f"{column}_bad", bad).withColumn(column, kept), names, F.col(f"{column}_bad"))
+
+
+def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Decoded:
+    """
+    A record is decoded inside an outer record, before a field that holds a random word: Avro puts fields one after the other without marks, so the bytes
+    are those of the message followed by the word. Only a message that is exactly one record leaves the word where it belongs.
+    """
+    column, word = f"{_DECODED}{part}", secrets.token_bytes(16)
+    names = [f["name"] for f in json.loads(decoder.schema)["fields"]]
+    data = F.col(part)
+    if decoder.registry is None:
+        outer = _from_avro(F.concat(data, F.lit(word)), decoder.schema, decoder.schema)
+    else:
+        outer = F.lit(None)
+        payload = F.concat(F.expr(f"substring({part}, 6)"), F.lit(word))
+        for number, schema in _schemas(decoder.registry, [f"{topic}-{part}" for topic in topics]).items():
+            head = F.lit(b"\0" + number.to_bytes(4, "big"))
+            outer = F.when(
+                F.expr(f"substring({part}, 1, 5)") == head, _from_avro(payload, schema, decoder.schema)
+            ).otherwise(outer)
+    wrapped = read.withColumn(column, outer)
+    whole = F.col(column)["record"].isNotNull() & (F.col(column)["word"] == F.lit(word))
+    bad = data.isNotNull() & ~F.coalesce(whole, F.lit(False))
+    frame = wrapped.withColumn(f"{column}_bad", bad).withColumn(column, F.col(column)["record"])
+    return _Decoded(frame, names, F.col(f"{column}_bad"))
+
+
+def _from_avro(data: Column, writer: str, reader: str) -> Column:
+    from pyspark.sql.avro.functions import from_avro
+
+    return from_avro(data, _outer(writer), {"mode": "PERMISSIVE", "avroSchema": _outer(reader)})
+
+
+def _outer(schema: str) -> str:
+    word = {"name": "word", "type": {"type": "fixed", "name": "StreamsemWord", "size": 16}}
+    return json.dumps(
+        {"type": "record", "name": "StreamsemOuter", "fields": [{"name": "record", "type": json.loads(schema)}, word]}
+    )
+
+
+def _schemas(registry: str, subjects: list[str]) -> dict[int, str]:
+    """Number → schema of every version of the subjects."""
+    found: dict[int, str] = {}
+    for subject in subjects:
+        place = f"{registry.rstrip('/')}/subjects/{quote(subject, safe='')}/versions"
+        for version in _ask(place):
+            answer = _ask(f"{place}/{int(version)}")
+            if answer.get("schemaType", "AVRO") == "AVRO":
+                found[int(answer["id"])] = answer["schema"]
+    if not found:
+        raise DataError(
+            "the schema registry knows no Avro schema of these subjects; nothing became visible", subjects=subjects
+        )
+    return found
+
+
+def _ask(url: str) -> Any:
+    try:
+        with urllib.request.urlopen(url, timeout=_REGISTRY_TIMEOUT_S) as answer:
+            return json.load(answer)
+    except OSError as error:
+        if getattr(error, "code", None) == 404:
+            return []
+        raise UnavailableError("the schema registry gave no clear answer; nothing became visible", place=url) from error
+
+
+def _refuse_taken(names: list[str]) -> None:
+    taken = sorted({name for name in names if name.lower() in {f"kafka_{own}" for own in _OWN}})
+    if taken:
+        raise DataError(
+            "fields of the value have names that are Kafka's own here; nothing became visible", fields=taken
+        )
+
+
+def _text(value: bytes | None) -> tuple[str, str]:
+    """A value as text, and how: ``utf-8``, or ``base64`` where it is no text."""
+    data = b"" if value is None else bytes(value)
+    try:
+        return data.decode(), "utf-8"
+    except UnicodeDecodeError:
+        return base64.b64encode(data).decode(), "base64"

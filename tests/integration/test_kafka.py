@@ -1,0 +1,329 @@
+"""The Kafka source on a real broker, read by real Spark: what is committed is what a reader of the topic would see, once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_streamsem import Limits, open_log, run_batch
+from airflow_provider_streamsem.batch import maintenance
+from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, UnavailableError
+from airflow_provider_streamsem.readers.lag import lag
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.integration.parts.kafka import Broker
+from tests.integration.topics import Topics
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def topics(broker: Broker, spark: SparkSession, tmp_path: Path) -> Topics:
+    return Topics(broker, tmp_path)
+
+
+def numbers(first: int, last: int) -> list[str]:
+    return [str(n) for n in range(first, last)]
+
+
+def counted(first: int, last: int) -> Counter[str]:
+    return Counter(numbers(first, last))
+
+
+def dies_after_its_plan(topics: Topics, pipeline: object, run_key: str) -> None:
+    """A run whose plan is stored and whose process then dies."""
+
+    class Dies(RowsEngine):
+        def stage(self, job: object, log: object) -> object:  # type: ignore[override]
+            raise Crash
+
+    with pytest.raises(Crash):
+        run_batch(pipeline, run_key=run_key, engine=Dies())  # type: ignore[arg-type]
+
+
+def test_drain_reads_every_record_of_every_partition_once_up_to_its_frozen_end(topics: Topics) -> None:
+    topics.create("a", 3)
+    for p in range(3):
+        topics.put("a", numbers(p * 100, p * 100 + 100), partition=p)
+    spec = topics.pipeline("a", limits=Limits(max_rows=90))
+    result = topics.run(spec, "first")
+    assert (result.counts["read"], result.batches) == (300, 4)
+    topics.put("a", numbers(300, 350))
+    assert topics.run(spec, "first").counts["read"] == 300
+    assert lag(spec).lag == 50
+    assert topics.run(spec, "second").counts["read"] == 50
+    topics.check(counted(0, 350))
+
+
+def test_kafkas_own_columns_are_those_of_the_record(topics: Topics) -> None:
+    topics.create("a", 1, retention_ms="-1")
+    topics.put("a", ["v"], key=b"k", headers={"h": b"x"}, timestamp=1_700_000_000_123)
+    topics.run(topics.pipeline("a"), "r")
+    row = topics.rows('topic, partition, "offset", epoch_ms(timestamp), headers, decode(key)')[0]
+    assert row == (topics.name("a"), 0, 0, 1_700_000_000_123, [{"key": "h", "value": b"x"}], "k")
+
+
+def test_transactions_open_committed_and_aborted_are_seen_as_a_consumer_sees_them(topics: Topics) -> None:
+    topics.create("a", 1)
+    topics.transaction("a", numbers(0, 10)).commit_transaction(30)
+    topics.transaction("a", numbers(900, 950)).abort_transaction(30)
+    topics.put("a", numbers(10, 15))
+    still_open = topics.transaction("a", numbers(20, 25))
+    topics.put("a", numbers(15, 20))  # behind the open transaction: not yet stable
+    spec = topics.pipeline("a")
+    first = topics.run(spec, "r1")
+    assert first.counts["read"] == 15
+    assert topics.run(spec, "r2").status == "empty"
+    still_open.commit_transaction(30)
+    assert topics.run(spec, "r3").counts["read"] == 10
+    topics.check(counted(0, 25))
+    assert topics.read("a") == topics.values()
+
+
+def test_uncommitted_records_are_read_only_where_that_is_asked_for(topics: Topics) -> None:
+    topics.create("a", 1)
+    still_open = topics.transaction("a", numbers(0, 5))
+    assert topics.run(topics.pipeline("a", source={"isolation": "read_uncommitted"}), "r").counts["read"] == 5
+    still_open.abort_transaction(30)
+
+
+def test_range_of_nothing_but_aborted_records_commits_no_row_and_moves_on(topics: Topics) -> None:
+    topics.create("a", 1)
+    topics.transaction("a", numbers(0, 30)).abort_transaction(30)
+    spec = topics.pipeline("a")
+    assert (topics.run(spec, "r1").status, topics.values()) == ("committed", Counter())
+    topics.put("a", ["x"])
+    topics.run(spec, "r2")
+    topics.check(Counter("x"))
+
+
+def test_compacted_offsets_are_no_loss_and_rows_are_counted(topics: Topics) -> None:
+    topics.create(
+        "a",
+        1,
+        cleanup_policy="compact",
+        segment_ms="100",
+        min_cleanable_dirty_ratio="0.01",
+        max_compaction_lag_ms="200",
+    )
+    for n in range(200):
+        topics.put("a", [f"v{n}"], key=str(n % 5).encode())
+        if n % 50 == 49:
+            time.sleep(0.3)
+    topics.until(lambda: sum(topics.read("a").values()) < 200, 60)
+    time.sleep(2)
+    spec = topics.pipeline("a")
+    result = topics.run(spec, "r")
+    assert result.ranges[next(iter(result.ranges))] == (0, 200)
+    assert result.counts["read"] == sum(topics.values().values()) < 200
+    assert topics.read("a") - topics.values() == Counter(), "a record that is still there was not read"
+
+
+def test_partitions_that_are_added_are_read_from_their_beginning(topics: Topics) -> None:
+    topics.create("a", 1)
+    topics.put("a", numbers(0, 10))
+    spec = topics.pipeline("a", source={"starting": "latest"})
+    assert topics.run(spec, "r1").status == "empty"
+    topics.grow("a", 3)
+    topics.put("a", numbers(10, 20), partition=2)
+    topics.put("a", numbers(20, 25), partition=0)
+    topics.run(spec, "r2")
+    topics.check(counted(10, 25))
+
+
+def test_topic_that_was_made_again_is_not_taken_for_the_old_one(topics: Topics) -> None:
+    topics.create("a", 1)
+    topics.put("a", numbers(0, 10))
+    spec = topics.pipeline("a")
+    topics.run(spec, "r1")
+    topics.delete("a")
+    with pytest.raises(SourceChangedError, match="do not exist"):
+        topics.run(spec, "r2")
+    topics.create("a", 1)
+    topics.put("a", numbers(100, 130))
+    with pytest.raises(SourceChangedError, match="made again"):
+        topics.run(spec, "r2")
+    topics.run(spec.replace(on_data_loss="record_gap"), "r2")
+    topics.check(counted(0, 10) + counted(100, 130))
+
+
+def test_planned_topic_that_was_made_again_voids_the_attempt(topics: Topics) -> None:
+    topics.create("a", 1)
+    topics.put("a", numbers(0, 10))
+    spec = topics.pipeline("a")
+    dies_after_its_plan(topics, spec, "r")
+    topics.delete("a")
+    topics.create("a", 1)
+    topics.put("a", numbers(50, 70))
+    with pytest.raises(SourceChangedError, match="deleted"):
+        topics.run(spec, "r", drain=False)
+    assert topics.values() == Counter()
+
+
+def test_retention_that_passed_what_was_not_yet_planned_fails_or_is_a_recorded_gap(topics: Topics) -> None:
+    topics.create("a", 2)
+    topics.put("a", numbers(0, 50), partition=0)
+    topics.put("a", numbers(50, 60), partition=1)
+    spec = topics.pipeline("a")
+    topics.run(spec, "r1")
+    topics.put("a", numbers(100, 150), partition=0)
+    topics.forget_below("a", 0, 70)
+    with pytest.raises(SourceChangedError, match=r"lost=.*\(50, 70\)"):
+        topics.run(spec, "r2")
+    result = topics.run(spec.replace(on_data_loss="record_gap"), "r2")
+    assert (result.counts["gaps"], result.counts["read"]) == (20, 30)
+    topics.check(counted(0, 60) + counted(120, 150))
+
+
+def test_retention_that_passes_a_planned_range_voids_the_attempt_and_names_it(topics: Topics) -> None:
+    topics.create("a", 1)
+    topics.put("a", numbers(0, 50))
+    spec = topics.pipeline("a")
+    dies_after_its_plan(topics, spec, "r")
+    topics.forget_below("a", 0, 30)
+    with pytest.raises(SourceChangedError, match="first=30"):
+        topics.run(spec, "r", drain=False)
+    opened = open_log(spec.log)
+    maintenance.abort(opened.log, opened.record, 0, reason="retention")
+    assert topics.run(spec.replace(on_data_loss="record_gap"), "r", drain=False).counts["gaps"] == 30
+    topics.check(counted(30, 50))
+
+
+def test_executors_do_not_read_from_elsewhere_what_is_gone(topics: Topics, spark: SparkSession) -> None:
+    """Between the look before and the look after the reading, Spark itself must fail on offsets that are gone."""
+    topics.create("a", 1)
+    topics.put("a", numbers(0, 50))
+    source = topics.pipeline("a").source
+    (partition,) = source.genesis()
+    topic_id = partition.partition("@")[2]
+    topics.forget_below("a", 0, 30)
+    loaded = source.load(spark, [[topics.name("a"), topic_id, 0, 0, 50, 0]])
+    with pytest.raises(Exception, match=r"(?i)offset|data"):
+        loaded.frame.count()
+
+
+def test_several_topics_and_a_pattern_with_a_topic_that_appears_later(topics: Topics) -> None:
+    for n, topic in enumerate(("x.a", "x.b", "y")):
+        topics.create(topic, 1)
+        topics.put(topic, numbers(n * 10, n * 10 + 10))
+    by_pattern = topics.pipeline(source={"topics": [], "topic_pattern": rf"{topics.prefix}\.x\..*"})
+    topics.run(by_pattern, "r1")
+    topics.create("x.c", 1)
+    topics.put("x.c", numbers(50, 60))
+    topics.run(by_pattern, "r2")
+    topics.check(counted(0, 20) + counted(50, 60))
+    both = Topics(topics.broker, topics.place / "both", topics.prefix)
+    both.run(both.pipeline("x.a", "y"), "r")
+    both.check(counted(0, 10) + counted(20, 30))
+
+
+def test_starting_places(topics: Topics) -> None:
+    topics.create("a", 1, retention_ms="-1")
+    topics.put("a", numbers(0, 10), timestamp=1_000_000)
+    topics.put("a", numbers(10, 20), timestamp=2_000_000)
+    at = datetime.fromtimestamp(1_500, tz=timezone.utc).isoformat()
+    for n, (starting, first) in enumerate(
+        (("earliest", 0), ("latest", 20), (at, 10), ({f"{topics.name('a')}-0": 7}, 7))
+    ):
+        here = Topics(topics.broker, topics.place / str(n), topics.prefix)
+        spec = here.pipeline("a", source={"starting": starting})
+        (offset,) = spec.source.genesis().values()
+        assert offset == first
+        here.run(spec, "r")
+        assert here.values() == counted(first, 20) if first < 20 else True
+    (found,) = topics.pipeline("a").source.offsets_for_time(1_000_001).values()  # type: ignore[attr-defined]
+    assert found == 10
+    (found,) = topics.pipeline("a").source.offsets_for_time(9_000_000).values()  # type: ignore[attr-defined]
+    assert found == 20
+    for wrong in ({f"{topics.name('a')}-0": 21}, {f"{topics.name('a')}-5": 0}):
+        with pytest.raises(InvalidError, match="starting"):
+            topics.pipeline("a", source={"starting": wrong}).source.genesis()
+
+
+def test_few_rows_wait_until_the_delay_is_over(topics: Topics) -> None:
+    topics.create("a", 1)
+    topics.put("a", numbers(0, 5))
+    spec = topics.pipeline("a", limits=Limits(min_rows=20, max_delay_s=600))
+    topics.run(spec, "r1")  # nothing is committed yet, so nothing waits
+    topics.put("a", numbers(5, 10))
+    assert topics.run(spec, "r2").status == "empty"
+    impatient = spec.replace(limits=Limits(min_rows=20, max_delay_s=1))
+    time.sleep(1.1)
+    assert topics.run(impatient, "r3").counts["read"] == 5
+    topics.put("a", numbers(10, 40))
+    assert topics.run(spec, "r4").counts["read"] == 30
+    topics.check(counted(0, 40))
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[Broker]:
+    """A broker that a test may stop."""
+    made = Broker(tmp_path / "broker")
+    made.start()
+    yield made
+    made.stop()
+
+
+def test_broker_that_is_down_fails_the_run_and_nothing_is_lost_when_it_is_back(
+    own_broker: Broker, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_streamsem.sources.kafka_cluster.TIMEOUT_S", 3.0)
+    topics = Topics(own_broker, tmp_path)
+    topics.create("a", 1)
+    topics.put("a", numbers(0, 10))
+    spec = topics.pipeline("a")
+    topics.run(spec, "r1")
+    topics.put("a", numbers(10, 20))
+    own_broker.kill()
+    with pytest.raises(UnavailableError, match="nothing was written"):
+        topics.run(spec, "r2")
+    own_broker.start()
+    topics.until(lambda: topics.admin.list_topics(timeout=30).topics[topics.name("a")].partitions[0].leader == 1)
+    topics.run(spec, "r2")
+    topics.check(counted(0, 20))
+
+
+def test_log_that_was_cut_short_and_has_grown_again_is_noticed(
+    own_broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    """What an unclean election does: the tail is lost, a new leader writes other records under the same offsets."""
+    topics = Topics(own_broker, tmp_path)
+    topics.create("a", 1)
+    topics.put("a", numbers(0, 10))
+    spec = topics.pipeline("a")
+    topics.run(spec, "r1")
+    log = own_broker.data / f"{topics.name('a')}-0" / "00000000000000000000.log"
+    kept = log.stat().st_size
+    topics.put("a", numbers(10, 20))
+    topics.run(spec, "r2")
+    assert topics.values() == counted(0, 20)
+    own_broker.kill()
+    os.truncate(log, kept)
+    own_broker.start()
+    topics.until(lambda: topics.admin.list_topics(timeout=30).topics[topics.name("a")].partitions[0].leader == 1)
+    with pytest.raises(SourceChangedError, match="cut short"):
+        topics.run(spec, "r3")
+    topics.put("a", numbers(100, 150))
+    with pytest.raises(SourceChangedError, match="cut short"):
+        topics.run(spec, "r3")
+
+
+def test_change_of_leader_alone_stops_nothing(own_broker: Broker, spark: SparkSession, tmp_path: Path) -> None:
+    topics = Topics(own_broker, tmp_path)
+    topics.create("a", 1)
+    topics.put("a", numbers(0, 10))
+    spec = topics.pipeline("a")
+    topics.run(spec, "r1")
+    own_broker.stop()
+    own_broker.start()
+    topics.until(lambda: topics.admin.list_topics(timeout=30).topics[topics.name("a")].partitions[0].leader == 1)
+    topics.put("a", numbers(10, 20))
+    topics.run(spec, "r2")
+    topics.check(counted(0, 20))

@@ -1,0 +1,145 @@
+"""Topics of a broker for tests, written and read by confluent-kafka alone, and a pipeline over them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from airflow_provider_streamsem import FilesSink, KafkaSource, Pipeline, RunResult, open_log, run_batch, verify
+from airflow_provider_streamsem.engines.contract import Engine
+from tests.integration.parts.kafka import Broker
+
+PATIENCE_S = 30
+
+
+@dataclass
+class Topics:
+    """One broker, topics with names of the test's own, a place for log and dataset."""
+
+    broker: Broker
+    place: Path
+    prefix: str = field(default_factory=lambda: f"t{uuid.uuid4().hex[:8]}")
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.broker.bootstrap})
+
+    def name(self, topic: str) -> str:
+        return f"{self.prefix}.{topic}"
+
+    def create(self, topic: str, partitions: int = 2, **config: str) -> str:
+        new = NewTopic(self.name(topic), partitions, config={k.replace("_", "."): v for k, v in config.items()})
+        self.admin.create_topics([new])[self.name(topic)].result(PATIENCE_S)
+        self.until(lambda: self.name(topic) in self.admin.list_topics(timeout=PATIENCE_S).topics)
+        return self.name(topic)
+
+    def delete(self, topic: str) -> None:
+        self.admin.delete_topics([self.name(topic)])[self.name(topic)].result(PATIENCE_S)
+        self.until(lambda: self.name(topic) not in self.admin.list_topics(timeout=PATIENCE_S).topics)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        self.admin.create_partitions([NewPartitions(self.name(topic), partitions)])[self.name(topic)].result(PATIENCE_S)
+        self.until(
+            lambda: len(self.admin.list_topics(timeout=PATIENCE_S).topics[self.name(topic)].partitions) == partitions
+        )
+
+    def forget_below(self, topic: str, partition: int, offset: int) -> None:
+        """What retention does, at once."""
+        tp = TopicPartition(self.name(topic), partition, offset)
+        for future in self.admin.delete_records([tp]).values():
+            future.result(PATIENCE_S)
+
+    def put(self, topic: str, values: Iterable[Any], *, partition: int = 0, **message: Any) -> None:
+        producer = Producer({"bootstrap.servers": self.broker.bootstrap})
+        for value in values:
+            data = value if isinstance(value, bytes) or value is None else str(value).encode()
+            producer.produce(self.name(topic), data, partition=partition, **message)
+        assert producer.flush(PATIENCE_S) == 0
+
+    def transaction(
+        self, topic: str, values: Iterable[Any], *, partition: int = 0, transactional_id: str = ""
+    ) -> Producer:
+        """A transaction with these records, still open."""
+        producer = Producer(
+            {"bootstrap.servers": self.broker.bootstrap, "transactional.id": transactional_id or uuid.uuid4().hex}
+        )
+        producer.init_transactions(PATIENCE_S)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(self.name(topic), str(value).encode(), partition=partition)
+        assert producer.flush(PATIENCE_S) == 0
+        return producer
+
+    def read(self, topic: str) -> Counter[str]:
+        """Every record that is there now, read by a plain consumer."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.broker.bootstrap,
+                "group.id": uuid.uuid4().hex,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+            }
+        )
+        partitions = self.admin.list_topics(timeout=PATIENCE_S).topics[self.name(topic)].partitions
+        consumer.assign([TopicPartition(self.name(topic), p, 0) for p in partitions])
+        found: Counter[str] = Counter()
+        left = len(partitions)
+        while left:
+            message = consumer.poll(PATIENCE_S)
+            assert message is not None
+            if message.error():
+                left -= 1
+            else:
+                found[message.value().decode()] += 1
+        consumer.close()
+        return found
+
+    def until(self, true: Callable[[], Any], seconds: float = PATIENCE_S) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.1)
+
+    def pipeline(self, *topics: str, source: dict[str, Any] | None = None, **changes: Any) -> Pipeline:
+        given: dict[str, Any] = {
+            "topics": [self.name(t) for t in topics],
+            "bootstrap_servers": self.broker.bootstrap,
+            **(source or {}),
+        }
+        spec = Pipeline(
+            name="orders",
+            log=str(self.place / "log"),
+            source=KafkaSource(**given),
+            sinks={"out": FilesSink(path=str(self.place / "out"))},
+        )
+        return spec.replace(**changes) if changes else spec
+
+    def run(self, pipeline: Pipeline, run_key: str, *, drain: bool = True, engine: Engine | None = None) -> RunResult:
+        return run_batch(pipeline, run_key=run_key, drain=drain, engine=engine)
+
+    def rows(self, columns: str = "decode(value)") -> list[tuple[Any, ...]]:
+        """What is visible, read by DuckDB from the files that the log names."""
+        files = [file.path for file in open_log(str(self.place / "log")).files()]
+        if not files:
+            return []
+        return duckdb.sql(f"select {columns} from read_parquet({files}, union_by_name=true)").fetchall()
+
+    def values(self) -> Counter[str]:
+        return Counter(value for (value,) in self.rows())
+
+    def check(self, expected: Counter[str]) -> None:
+        """Every expected value once, nothing else, and a clean log."""
+        assert verify(str(self.place / "log")).findings == []
+        seen = self.values()
+        assert seen - expected == Counter(), "duplicated"
+        assert expected - seen == Counter(), "lost"

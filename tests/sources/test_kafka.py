@@ -1,0 +1,160 @@
+"""What a Kafka source says of itself without a cluster: its arguments, how a batch is shared, settings for Spark's client, connections."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_streamsem import Avro, FilesSink, Json, KafkaSource, Pipeline
+from airflow_provider_streamsem.batch.pipeline import from_json, pipeline_of_spec
+from airflow_provider_streamsem.connections import Connection, connection, looked_up_by
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.sources.kafka import shared
+from airflow_provider_streamsem.sources.kafka_cluster import Partition, java_settings, parse_partition, settings_of
+
+RECORD = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})
+GOOD: dict[str, Any] = {"topics": ["orders"], "bootstrap_servers": "h:1"}
+
+
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 10**12), min_size=1, max_size=40),
+    st.integers(1, 10**9),
+)
+def test_batch_is_shared_so_that_no_partition_starves_and_none_reads_beyond_its_end(
+    lags: dict[str, int], most: int
+) -> None:
+    taken = shared(lags, most)
+    assert taken.keys() == lags.keys()
+    assert all((0 < taken[name] <= lag) if lag else taken[name] == 0 for name, lag in lags.items())
+    assert sum(taken.values()) <= max(most, 0) + sum(lag > 0 for lag in lags.values())
+    assert sum(lags.values()) > most or taken == lags
+
+
+def test_batch_is_shared_in_proportion_to_the_lag() -> None:
+    assert shared({"a": 900, "b": 100, "c": 0}, 100) == {"a": 90, "b": 10, "c": 0}
+    assert shared({"a": 10**9, "b": 1}, 100) == {"a": 99, "b": 1}
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9._-]{1,249}", fullmatch=True),
+    st.integers(0, 10**6),
+    st.sampled_from(["", "1E0XtTAeTmmIowwYv02X_A"]),
+)
+def test_partition_is_read_back_from_its_name(topic: str, number: int, topic_id: str) -> None:
+    made = Partition(topic, number, topic_id)
+    assert parse_partition(made.name) == made
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"topics": []}, "exactly one of topics"), ({"topics": "orders"}, "topics"), ({"topics": ["a b"]}, "topics"), ({"topics": ["a", "a"]}, "twice"),
+    ({"topic_pattern": "x.*"}, "exactly one of topics"), ({"topics": [], "topic_pattern": "("}, "regular expression"), ({"conn_id": "k"}, "exactly one of conn_id"),
+    ({"bootstrap_servers": None}, "exactly one of conn_id"), ({"bootstrap_servers": "user:pw@h:1"}, "bootstrap_servers"), ({"starting": "soon"}, "starting"),
+    ({"starting": "2026-01-31T00:00:00"}, "starting"), ({"starting": {"orders": 1}}, "starting"), ({"starting": {"orders-0": -1}}, "starting"), ({"starting": 5}, "starting"),
+    ({"isolation": "none"}, "isolation"), ({"value": "json"}, "value"), ({"value": {"type": "xml", "schema": "x"}}, "type"), ({"value": {"type": "json"}}, "lacks"),
+    ({"options": {"failOnDataLoss": "false"}}, "options"), ({"options": {"startingOffsets": "latest"}}, "options"), ({"value": {"type": "json", "schema": "id long", "mode": "x"}}, "mode"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD, ids=str)
+def test_bad_argument_of_a_kafka_source_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
+        KafkaSource(**{**GOOD, **changes})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Json(""), "schema"), (lambda: Json("id long", {"mode": "DROPMALFORMED"}), "mode"), (lambda: Avro("{"), "schema"), (lambda: Avro('"long"'), "schema"),
+        (lambda: Avro(RECORD, registry="ftp://h"), "registry"), (lambda: Avro(RECORD, registry="http://u:p@h"), "registry"),
+    ],
+)  # fmt: skip
+def test_bad_argument_of_a_decoder_is_named(make: Any, message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        KafkaSource(**GOOD), KafkaSource(topic_pattern="a.*", conn_id="k", starting="latest", isolation="read_uncommitted"),
+        KafkaSource(**GOOD, value=Json("id long", {"timeZone": "UTC"}), key=Avro(RECORD, registry="http://h:1"), starting={"orders-0": 7}),
+    ],
+)  # fmt: skip
+def test_spec_with_a_kafka_source_is_read_back_as_it_was(source: KafkaSource) -> None:
+    spec = Pipeline(name="p", log="/l", source=source, sinks={"out": FilesSink(path="/o")})
+    assert pipeline_of_spec(spec.spec_bytes()) == spec
+    assert from_json(json.loads(spec.spec_bytes())).spec_bytes() == spec.spec_bytes()
+
+
+def test_settings_come_from_the_connection_and_spark_is_given_the_same() -> None:
+    extra = {
+        "bootstrap.servers": "h:1", "group.id": "g", "security.protocol": "sasl_ssl", "sasl.mechanism": "SCRAM-SHA-512", "sasl.username": 'u"x', "sasl.password": "p\\w",
+        "socket.timeout.ms": 5, "auto.offset.reset": "latest",
+    }  # fmt: skip
+    with looked_up_by(lambda conn_id: Connection(conn_id=conn_id, conn_type="kafka", extra=extra)):
+        settings = settings_of("k", None)
+    assert not {"group.id", "auto.offset.reset"} & set(settings)
+    assert java_settings(settings) == {
+        "kafka.bootstrap.servers": "h:1",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": 'org.apache.kafka.common.security.scram.ScramLoginModule required username="u\\"x" password="p\\\\w";',
+    }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"sasl.mechanism": "GSSAPI"}, {"sasl.oauthbearer.config": "secret-value"}, {"ssl.ca.location": "/no/such/file"}],
+)
+def test_setting_that_cannot_be_passed_on_is_named_without_its_value(settings: dict[str, str]) -> None:
+    with pytest.raises(InvalidError) as caught:
+        java_settings({"bootstrap.servers": "h:1", **settings})
+    assert "secret-value" not in str(caught.value)
+
+
+def test_connection_is_read_from_the_environment_as_airflow_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_A",
+        json.dumps(
+            {"conn_type": "kafka", "login": "u", "password": "p", "port": 9, "extra": '{"bootstrap.servers": "h:1"}'}
+        ),
+    )
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_B", "spark-connect://us%40er:p%2Fw@host:15002/db?__extra__=%7B%22use_ssl%22%3A+true%7D"
+    )
+    monkeypatch.setenv("AIRFLOW_CONN_C", "kafka://?bootstrap.servers=h%3A1")
+    a, b, c = (connection(name) for name in "abc")
+    assert (a.conn_type, a.login, a.password, a.port, dict(a.extra)) == (
+        "kafka",
+        "u",
+        "p",
+        9,
+        {"bootstrap.servers": "h:1"},
+    )
+    assert (b.conn_type, b.login, b.password, b.host, b.port, b.schema, dict(b.extra)) == (
+        "spark_connect",
+        "us@er",
+        "p/w",
+        "host",
+        15002,
+        "db",
+        {"use_ssl": True},
+    )
+    assert dict(c.extra) == {"bootstrap.servers": "h:1"}
+    assert "p/w" not in repr(b)
+
+
+@pytest.mark.parametrize("text", ["", "{not json, secret", "kafka://h:port-secret", "[]"])
+def test_connection_that_cannot_be_read_is_named_and_its_text_is_not_told(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    import traceback
+
+    monkeypatch.setenv("AIRFLOW_CONN_K", text)
+    with pytest.raises(InvalidError, match="connection") as caught:
+        settings_of("k", None)
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
