@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from airflow_provider_streamsem.arguments import text, whole
@@ -41,6 +42,8 @@ def redo(
         raise InvalidError("redo takes a Pipeline", given=type(pipeline).__name__)
     whole("version", version, least=0)
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
+    # A listing that lags would name a redo that is done as the one that is asked for, or refuse a version that is there.
+    opened = replace(opened, head=opened.log.confirm_head(opened.head))
     if run_key is None:
         run_key = f"redo:{version}:{_current(opened, opened.head, version)}"
     run = Run(opened, text("run_key", run_key), engine)

@@ -187,6 +187,10 @@ class CommitLog:
         """The head at ``version``, by computed keys; ``None`` where nothing of it is stored."""
         return self.perform(procedures.read_head(genesis, version))
 
+    def confirm_head(self, head: Head) -> Head:
+        """The newest version by computed keys, whatever a listing has shown."""
+        return self.perform(procedures.confirm_head(head))
+
     def locate(self, run_key: str, head: Head) -> procedures.Position:
         """Where a run stands."""
         return self.perform(procedures.locate(run_key, head))

@@ -119,6 +119,15 @@ def read_head(genesis: Offsets, version: int) -> Procedure[Head | None]:
     return before.planned(*plan)
 
 
+def confirm_head(head: Head) -> Procedure[Head]:
+    """The newest version by computed keys, from one that a listing hinted at: what a listing does not show proves nothing (W8)."""
+    while (later := (yield from read_head(head.genesis, head.closed + 1))) is not None:
+        head = later
+        if head.plan is not None:
+            break
+    return head
+
+
 def locate(run_key: str, head: Head) -> Procedure[Position]:
     """
     Where a run stands, the head being known (W9-W11).

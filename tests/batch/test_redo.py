@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from airflow_provider_streamsem import redo
 from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.batch.redo import redo_run
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.stores.contract import ObjectStat
+from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.worlds import World
 
@@ -170,4 +174,32 @@ def test_redos_across_segments_read_as_those_without_segments(tmp_path: Path) ->
         world.store.delete(key)
     assert {at: world.opened().files(version=at) for at in with_segments} == with_segments
     assert world.opened().view().counts == counts
+    world.check()
+
+
+class StaleStore(MemoryStore):
+    """Its listing of versions shows what was there when ``shown`` was taken; its reads lag behind nothing."""
+
+    shown: MemoryStore | None = None
+
+    def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+        if prefix == keys.LOG and self.shown is not None:
+            return self.shown.list(prefix, limit, start_after)
+        return super().list(prefix, limit, start_after)
+
+
+@pytest.mark.parametrize("missed", [1, 2, 99])
+def test_redo_without_a_run_key_makes_rows_anew_though_the_listing_lags(tmp_path: Path, missed: int) -> None:
+    """A stale head names an earlier redo's run, whose answer would be given without any work; or refuses a version that is there."""
+    store = StaleStore("memory://stale-world")
+    world = World(tmp_path, store=store)
+    world.arrive(2)
+    world.run("run")
+    first = redo(world.pipeline(), 0, log=world.log(), engine=RowsEngine())
+    entries = [stat.key for stat in store.list(keys.LOG)][2 * missed :]
+    store.shown = MemoryStore(objects={key: b"" for key in entries})
+    again = redo(world.pipeline(transform=marked), 0, log=world.log(), engine=RowsEngine())
+    assert (first.version, again.version) == (1, 2)
+    store.shown = None
+    assert fixed_ids(world) == set(range(6))
     world.check()
