@@ -72,6 +72,8 @@ def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_ru
     :raises ConflictError: a dataset belongs to another log; nothing was deleted
     """
     sinks = pipeline.sinks
+    if log.outcome(0) is None:  # nothing has lost, and a first run that died may have left its datasets unmarked
+        return Vacuumed(attempts=(), keys=(), bytes=0)
     for sink in sinks.values():
         sink.claim(record.pipeline_uuid, pipeline.log, new=False)
     has_lost = _Losers(log)

@@ -19,7 +19,7 @@ from airflow_provider_streamsem.batch.result import RunResult, answer, empty
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines import schema
 from airflow_provider_streamsem.engines.contract import Engine, Job, Produced, nothing_produced
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import Answered, Open, Ready, settled
@@ -87,7 +87,16 @@ class Run:
         assert head.plan is not None
         plan, log = head.plan, self.opened.log
         staged = None if fresh else self._adopt(head)
-        staged = staged or self._stage(head)
+        try:
+            staged = staged or self._stage(head)
+        except UnavailableError:
+            raise
+        except Exception:
+            # Where others closed the version meanwhile, vacuum may have removed what this attempt wrote: it has lost, it has not failed (W21).
+            found = log.read_head(head.genesis, plan.version)
+            if found is None or found.plan is not None:
+                raise
+            return log.locate(self.run_key, found)
         decided = log.decide(head, self._outcome(head, plan, staged))
         assert decided.outcome is not None
         logger.info("version %d: %s", plan.version, decided.outcome.result)

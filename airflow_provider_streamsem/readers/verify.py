@@ -242,7 +242,8 @@ class _Verification:
         named: set[tuple[str, str]] = set()
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
         for name, sink in pipeline.sinks.items():
-            self._try(partial(sink.claim, self.opened.record.pipeline_uuid, pipeline.log, new=False))
+            if outcomes:  # a first run that died before its first version may have left its datasets unmarked
+                self._try(partial(sink.claim, self.opened.record.pipeline_uuid, pipeline.log, new=False))
             self.verdict.rows[name] = 0
         for outcome in outcomes:
             for name, committable in outcome.sinks.items():

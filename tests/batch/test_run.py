@@ -16,7 +16,7 @@ from airflow_provider_streamsem.errors import (
     InvalidError,
 )
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from airflow_provider_streamsem.testing.stores import CountingStore
+from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.worlds import World
 
 
@@ -341,3 +341,53 @@ def test_bad_arguments_are_named(world: World, arguments: dict[str, object], mes
         run_batch(world.pipeline(), **arguments)  # type: ignore[arg-type]
     with pytest.raises(InvalidError, match="Pipeline"):
         run_batch("orders", run_key="a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", ["write out", "collect out", "staged"])
+@pytest.mark.parametrize("other", ["a", "b"])
+def test_attempt_that_vacuum_removed_after_others_closed_its_version_has_lost_and_not_failed(
+    world: World, step: str, other: str
+) -> None:
+    """A commit by another is success (W21), whatever became of the own attempt."""
+    world.arrive(2)
+
+    def closed_and_vacuumed_meanwhile(name: str) -> None:
+        if name == step and engine.staged == 1:
+            world.run(other)
+            maintenance.vacuum(world.log(), world.opened().record, world.pipeline())
+
+    engine = RowsEngine(closed_and_vacuumed_meanwhile)
+    result = world.run("a", engine=engine)
+    assert result == world.run("a")
+    assert (result.version, result.ranges, engine.staged) == (0, {"files": (0, 2)}, 1)
+    maintenance.vacuum(world.log(), world.opened().record, world.pipeline())
+    world.check()
+
+
+def test_failing_attempt_of_an_open_version_fails(world: World) -> None:
+    world.arrive(1)
+
+    def fails(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+        raise ValueError(rows)
+
+    with pytest.raises(ValueError, match="id"):
+        world.run("a", pipeline=world.pipeline(transform=fails))
+    assert world.opened().head == -1
+
+
+def test_log_whose_first_run_died_before_it_marked_its_dataset_is_clean_and_has_nothing_to_vacuum(world: World) -> None:
+    world.arrive(1)
+    at = next(n for n in range(99) if dies_after(world, n))
+    assert at > 0
+    assert not (world.root / "out").exists()
+    assert world.verdict().findings == []
+    assert maintenance.vacuum(world.log(), world.opened().record, world.pipeline()).attempts == ()
+    world.run("a")
+    world.check()
+
+
+def dies_after(world: World, request: int) -> bool:
+    """Run until ``pipeline.json`` is there and die; whether request number ``request`` is the one that creates it."""
+    with pytest.raises(Crash):
+        world.run("a", store=FaultyStore(world.store, request, Fault.CRASH_AFTER))
+    return world.store.read("pipeline.json") is not None
