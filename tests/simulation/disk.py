@@ -1,0 +1,88 @@
+"""The source's and the dataset's directories: real files, but every request to them is a turn of the scheduler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, split_url
+from airflow_provider_streamsem.stores.local import LocalStore
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from tests.simulation.faults import Fate
+from tests.simulation.scheduler import Scheduler
+
+_OPENERS = [
+    f"airflow_provider_streamsem.{module}.open_store" for module in ("sinks.files", "sources.files", "testing.rows")
+]
+
+
+class Directory(LocalStore):
+    """A directory as the process whose turn it is sees it. A listing of the source may miss what arrived last."""
+
+    def __init__(self, root: str, scheduler: Scheduler) -> None:
+        super().__init__(root)
+        self._scheduler = scheduler
+        self._name = os.path.basename(root)
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._turn("create", key)
+        return super().create(key, data)
+
+    def read(self, key: str) -> bytes | None:
+        self._turn("read", key)
+        return super().read(key)
+
+    def stat(self, key: str) -> ObjectStat | None:
+        if self._scheduler.current is not None and self._name != "in":
+            self._turn("stat", key)
+        return super().stat(key)
+
+    def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+        fate = self._turn("list", prefix, listing=self._name == "in")
+        # The plain store's own walk asks for each file; those are not requests of the process.
+        found = list(LocalStore(self.root).list(prefix, limit, start_after))
+        if fate is Fate.STALE:
+            newest = sorted(found, key=lambda stat: stat.mtime_ns)[-self._scheduler.rng.randrange(1, 3) :]
+            found = [stat for stat in found if stat not in newest]
+        return iter(found)
+
+    def _turn(self, method: str, key: str, *, listing: bool = False) -> Fate:
+        process = self._scheduler.current
+        if process is None:
+            return Fate.GOOD
+        what = f"{self._name}: {method} {key}"
+        fate = process.sends(what, listing=listing, on_disk=True)
+        self._scheduler.says(process.name, what)
+        if fate is Fate.NEVER:
+            raise UnknownAnswerError(key)
+        if fate is Fate.CRASH_AFTER:
+            process.die()
+        return fate
+
+
+class TurningEngine(RowsEngine):
+    """Writes each file in two halves, and takes a turn at every step."""
+
+    def _write(self, place: str, rows: list[dict[str, Any]]) -> None:
+        super()._write(place, rows)
+        path = os.path.join(split_url(place)[1], "part-00000.json")
+        with open(path, "rb") as file:
+            whole = file.read()
+        for part in (whole[: len(whole) // 2], whole):
+            with open(path, "wb") as file:
+                file.write(part)
+            self._step("wrote part of a file")
+
+
+@contextmanager
+def turning_directories(scheduler: Scheduler) -> Iterator[None]:
+    """While the block runs, the product opens directories of this simulation."""
+    with ExitStack() as stack:
+        for name in _OPENERS:
+            stack.enter_context(patch(name, lambda url: Directory(split_url(url)[1], scheduler)))
+        # Its probes use threads, and say nothing about the protocol.
+        stack.enter_context(patch("airflow_provider_streamsem.commitlog.doctor.require_safe", lambda log: None))
+        yield

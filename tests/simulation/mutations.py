@@ -1,0 +1,227 @@
+"""Wrong versions of the product, each wrong in one place. The simulation must see every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem.batch import maintenance, run
+from airflow_provider_streamsem.batch.plan import plan_batch
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.errors import UnavailableError
+from airflow_provider_streamsem.protocol import codec, discovery, keys, machine, procedures
+from airflow_provider_streamsem.protocol.entries import Discovery, Outcome, RunPointer
+from airflow_provider_streamsem.sinks.files import FilesSink
+from airflow_provider_streamsem.sources.ledger import Ledger
+from tests.simulation.store import Truth
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """
+    :param apply: makes the product wrong until the test ends
+    :param seen: what the violation says, so that a mutation that merely breaks down does not count as caught
+    """
+
+    apply: Callable[[pytest.MonkeyPatch], None]
+    seen: str
+
+
+def outcome_before_its_pointer(patch: pytest.MonkeyPatch) -> None:
+    def decide(head: Any, outcome: Outcome) -> Any:
+        key = keys.outcome(head.plan.version)
+        written = yield from procedures.create_entry(key, outcome)
+        stored = outcome if written.mine else (yield from procedures.read_parts(Outcome, key, written.data))[0]
+        plan = head.plan
+        pointer = RunPointer(run_key=plan.run_key, j=plan.j, version=plan.version, target=plan.target)
+        yield from procedures.create_entry(keys.pointer(plan.run_key, plan.j), pointer)
+        return head.decided(stored, codec.sha256(written.data))
+
+    patch.setattr(procedures, "decide", decide)
+
+
+def outcome_is_its_own_even_where_it_lost(patch: pytest.MonkeyPatch) -> None:
+    real = procedures.decide
+
+    def decide(head: Any, outcome: Outcome) -> Any:
+        decided = yield from real(head, outcome)
+        return replace(decided, outcome=outcome)
+
+    patch.setattr(procedures, "decide", decide)
+
+
+def plans_are_overwritten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Truth, "overwrites", lambda self, key: key.endswith(".p.json"))
+
+
+def outcomes_are_overwritten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Truth, "overwrites", lambda self, key: key.endswith(".c.json"))
+
+
+def unknown_is_taken_for_created(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(machine.CREATE, (machine.CreateState.SENT, "unknown"), machine.CreateState.WON)
+
+
+def writer_deletes_its_files_after_an_unknown_answer(patch: pytest.MonkeyPatch) -> None:
+    real = run.Run.close
+
+    def close(self: run.Run, head: Any, *, fresh: bool) -> Any:
+        try:
+            return real(self, head, fresh=fresh)
+        except UnavailableError:
+            mine = self.opened.log.clock._name + "-"  # type: ignore[attr-defined]
+            for sink in self.opened.pipeline.sinks.values():
+                for version, attempt in sorted(sink.attempts(head.plan.version)):
+                    if attempt.startswith(mine):
+                        sink.discard(version, attempt)
+            raise
+
+    patch.setattr(run.Run, "close", close)
+
+
+def adoption_looks_at_no_file(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FilesSink, "is_complete", lambda self, committable: True)
+
+
+def lost_plan_is_run_anyway(patch: pytest.MonkeyPatch) -> None:
+    def put_plan(head: Any, plan: Any) -> Any:
+        written = yield from procedures.create_entry(keys.plan(plan.version), plan)
+        return head.planned(plan, codec.encode(plan).sha256), written.first
+
+    patch.setattr(procedures, "put_plan", put_plan)
+
+
+def drain_target_is_drawn_anew_for_each_batch(patch: pytest.MonkeyPatch) -> None:
+    def plan(opened: Any, planner: Any, ready: Any, **named: Any) -> Any:
+        if ready.target is not None:
+            ready = replace(ready, target=planner.latest_offsets())
+        return plan_batch(opened, planner, ready, **named)
+
+    patch.setattr(run, "plan_batch", plan)
+
+
+def redo_replaces_the_first_commit(patch: pytest.MonkeyPatch) -> None:
+    def find_current(version: int, head: Any) -> Any:
+        return version
+        yield
+
+    patch.setattr(procedures, "find_current", find_current)
+
+
+def redo_trusts_the_listed_head(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CommitLog, "confirm_head", lambda self, head: head)
+
+
+def pointers_are_read_before_the_head(patch: pytest.MonkeyPatch) -> None:
+    real = procedures.locate
+
+    def locate(run_key: str, head: Any) -> Any:
+        early = yield from procedures._newest_pointer(run_key)
+        head = yield from procedures.confirm_head(head)
+        if early is None and head.plan is None:
+            return procedures.Ready(head=head)
+        return (yield from real(run_key, head))
+
+    patch.setattr(procedures, "locate", locate)
+
+
+def pointers_are_taken_from_a_listing(patch: pytest.MonkeyPatch) -> None:
+    def newest_pointer(run_key: str) -> Any:
+        listed = yield from machine.list_keys(keys.run(run_key), 1)
+        if not listed:
+            return None
+        found = yield from procedures.read_entry(RunPointer, listed[0])
+        return None if found is None else found[0]
+
+    patch.setattr(procedures, "_newest_pointer", newest_pointer)
+
+
+def newest_pointer_is_not_confirmed(patch: pytest.MonkeyPatch) -> None:
+    def newest_pointer(run_key: str) -> Any:
+        found = yield from procedures.read_entry(RunPointer, keys.pointer(run_key, 0))
+        listed = yield from machine.list_keys(keys.run(run_key), 1)
+        hint = max((j for j in map(keys.parse_newest_first, listed) if j is not None), default=0)
+        later = (yield from procedures.read_entry(RunPointer, keys.pointer(run_key, hint))) if hint else found
+        return None if later is None else later[0]
+
+    patch.setattr(procedures, "_newest_pointer", newest_pointer)
+
+
+def drain_looks_at_its_own_last_outcome_only(patch: pytest.MonkeyPatch) -> None:
+    real = procedures.settled
+
+    def settled(head: Any, plan: Any, outcome: Outcome) -> Any:
+        position = real(replace(head, outcome=outcome), plan, outcome)
+        return replace(position, head=head)
+
+    patch.setattr(procedures, "settled", settled)
+    patch.setattr(run, "settled", settled)
+
+
+def vacuum_deletes_attempts_of_open_versions(patch: pytest.MonkeyPatch) -> None:
+    real = maintenance._Losers.__call__
+
+    def has_lost(self: Any, version: int, attempt_id: str) -> bool:
+        return real(self, version, attempt_id) or (version >= 0 and self._outcomes[version] is None)
+
+    patch.setattr(maintenance._Losers, "__call__", has_lost)
+
+
+def vacuum_deletes_what_redos_replaced(patch: pytest.MonkeyPatch) -> None:
+    real = maintenance.vacuum
+
+    def vacuum(log: CommitLog, record: Any, pipeline: Any, **named: Any) -> Any:
+        done = real(log, record, pipeline, **named)
+        version = 0
+        while (found := log.outcome(version)) is not None:
+            if found[0].replaces is not None:
+                for at, attempt in sorted(pipeline.sinks["out"].attempts(found[0].replaces.version)):
+                    pipeline.sinks["out"].discard(at, attempt)
+            version += 1
+        return done
+
+    patch.setattr(maintenance, "vacuum", vacuum)
+
+
+def files_that_a_listing_missed_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    real = discovery._settled
+
+    def settled(newest: Any, listed: Any, found: Any) -> Any:
+        return real(newest, listed, replace(found, known={}))
+
+    patch.setattr(discovery, "_settled", settled)
+
+
+def lost_discovery_is_kept(patch: pytest.MonkeyPatch) -> None:
+    def create(self: Ledger, entry: Discovery) -> bool:
+        self._log.perform(procedures.create_entry(keys.discovered(entry.i), entry))
+        self._known[entry.i] = entry
+        return True
+
+    patch.setattr(Ledger, "_create", create)
+
+
+MUTATIONS = (
+    Mutation(outcome_before_its_pointer, "I16|answer|more than once|miscounted|no run pointer"),
+    Mutation(outcome_is_its_own_even_where_it_lost, "answer"),
+    Mutation(plans_are_overwritten, "I3|I4|another plan"),
+    Mutation(outcomes_are_overwritten, "I3|answer|doubled|I7"),
+    Mutation(unknown_is_taken_for_created, "."),
+    Mutation(writer_deletes_its_files_after_an_unknown_answer, "I6|gone"),
+    Mutation(adoption_looks_at_no_file, "I6|gone"),
+    Mutation(lost_plan_is_run_anyway, "I3"),
+    Mutation(drain_target_is_drawn_anew_for_each_batch, "target"),
+    Mutation(redo_replaces_the_first_commit, "I20|not visible"),
+    Mutation(redo_trusts_the_listed_head, "made nothing anew|only a committed version"),
+    Mutation(pointers_are_read_before_the_head, "I16|answer|more than once|miscounted"),
+    Mutation(pointers_are_taken_from_a_listing, "I16|answer|more than once|miscounted"),
+    Mutation(newest_pointer_is_not_confirmed, "I16|answer|more than once|miscounted"),
+    Mutation(drain_looks_at_its_own_last_outcome_only, "a drain is below its target but"),
+    Mutation(vacuum_deletes_attempts_of_open_versions, "I6|gone"),
+    Mutation(vacuum_deletes_what_redos_replaced, "I6|gone"),
+    Mutation(files_that_a_listing_missed_are_forgotten, "D1|doubled"),
+    Mutation(lost_discovery_is_kept, "."),
+)

@@ -1,0 +1,359 @@
+"""One simulation: a small world, the processes that meet in it, and what must be true of all they saw."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, RunResult, redo, run_batch
+from airflow_provider_streamsem.batch import maintenance
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.readers.verify import verify
+from airflow_provider_streamsem.testing.clock import ManualClock
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from tests.simulation import checks
+from tests.simulation.checks import RawLog, require
+from tests.simulation.disk import TurningEngine, turning_directories
+from tests.simulation.scheduler import Process, Scheduler, Violation
+from tests.simulation.store import URL
+
+SINGLES, DRAINS, REDOS = ("single-a", "single-b"), ("drain-a", "drain-b"), ("redo-a", "redo-b")
+KINDS = (
+    "single",
+    "single",
+    "drain",
+    "drain",
+    "redo",
+    "redo",
+    "named redo",
+    "abort",
+    "vacuum",
+    "reader",
+    "reader",
+    "arrival",
+)
+
+
+@dataclass
+class Simulation:
+    """
+    A simulation of one seed. The same seed does the same, byte for byte.
+
+    :attr answers: what runs were answered: (run key, result), in order
+    :attr readings: version → files and ids as the first reader saw them
+    """
+
+    seed: int
+    root: Path
+    answers: list[tuple[str, RunResult]] = field(default_factory=list)
+    readings: dict[int, tuple[list[str], Counter[int]]] = field(default_factory=dict)
+    redone: dict[str, int] = field(default_factory=dict)
+    made: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = Random(self.seed)
+        self.scheduler = Scheduler(self.rng)
+        self.truth = self.scheduler.truth
+        self.count = self.scheduler.count
+        (self.root / "in").mkdir()
+        plain = Pipeline(
+            name="simulation",
+            log=URL,
+            source=FilesSource(path=str(self.root / "in"), format="json", schema="id long"),
+            sinks={"out": FilesSink(path=str(self.root / "out"), format="json")},
+            limits=Limits(max_files=2),
+            rows="filter",
+        )
+        self.pipelines = (plain, plain.replace(limits=Limits(max_files=1)))
+        self.waiting = [self.rng.choice(KINDS) for _ in range(self.rng.randrange(5, 10))]
+        self.waiting[0] = self.rng.choice(("single", "drain"))
+        self.restarts: list[tuple[str, str]] = []
+
+    # --- the world
+
+    def arrive(self) -> None:
+        """One more file, mostly newer than all others; sometimes it was written earlier than it shows; sometimes with a bad line."""
+        name = f"{self.made:03d}.json"
+        bad = "{not json\n" if self.rng.random() < 0.2 else ""
+        path = self.root / "in" / name
+        path.write_text(json.dumps({"id": self.made}) + "\n" + bad)
+        back = self.rng.choice((0, 0, 0, 3))
+        stamp = 1_700_000_000_000_000_000 + (self.made - back) * 1_000_000
+        os.utime(path, ns=(stamp, stamp))
+        self.made += 1
+        self.count["files arrived"] += 1
+        self.scheduler.says("(world)", f"{name} arrives" + (" with a bad line" if bad else ""))
+
+    def raw(self) -> RawLog:
+        return checks.raw_log(self.truth.everything())
+
+    def more(self) -> bool:
+        """Whether anybody is still to come."""
+        return bool(self.waiting or self.restarts)
+
+    def tick(self) -> None:
+        """Before a turn: perhaps somebody new, or an end."""
+        scheduler = self.scheduler
+        idle = not any(p.wakes <= scheduler.turns for p in scheduler.live)
+        if self.waiting and (idle or self.rng.random() < 0.06):
+            self.begin(self.waiting.pop(0))
+        if self.restarts and (not self.waiting or self.rng.random() < 0.03):
+            self.run_again(*self.restarts.pop(0))
+        if scheduler.live and not scheduler.weather.calm and self.rng.random() < 0.002:
+            scheduler.kill(self.rng.choice(scheduler.live))
+
+    def begin(self, kind: str) -> None:
+        if kind in ("redo", "named redo", "reader", "vacuum") and self.truth.closed < 0 and self.rng.random() < 0.9:
+            # There is nothing for it yet; sometimes it comes nevertheless.
+            self.waiting.append(kind)
+            kind = "drain" if not self.scheduler.live else "nobody"
+        if kind == "nobody":
+            return
+        if kind == "arrival":
+            self.arrive()
+        elif kind in ("single", "drain"):
+            if self.rng.random() < 0.5:
+                self.arrive()
+            self.run_again("run", self.rng.choice(SINGLES if kind == "single" else DRAINS))
+        elif kind == "named redo":
+            self.run_again("redo", self.rng.choice(REDOS))
+        else:
+            body: Callable[[Process], Any] = {
+                "redo": self.redo_anew,
+                "abort": self.abort,
+                "vacuum": self.vacuum,
+                "reader": self.read,
+            }[kind]
+            self.scheduler.start(kind, body)
+
+    def run_again(self, what: str, run_key: str) -> None:
+        if what == "redo":
+            self.scheduler.start("named redo", lambda process: self.redo_named(process, run_key))
+        else:
+            kind = "drain" if run_key in DRAINS else "single"
+            self.scheduler.start(kind, lambda process: self.run(process, run_key))
+
+    # --- what processes do
+
+    def engine(self, process: Process) -> RowsEngine:
+        return TurningEngine(process.step)
+
+    def run(self, process: Process, run_key: str) -> str:
+        process.retry = ("run", run_key)
+        drain = run_key in DRAINS
+        result = run_batch(
+            self.rng.choice(self.pipelines), run_key=run_key, drain=drain, engine=self.engine(process), log=process.log
+        )
+        self.answered(process, result, run_key)
+        return run_key
+
+    def redo_named(self, process: Process, run_key: str) -> None:
+        process.retry = ("redo", run_key)
+        committed = self.raw().committed
+        if run_key not in self.redone:
+            if not committed:
+                return
+            self.redone[run_key] = self.rng.choice(committed)
+        result = redo(
+            self.pipelines[0],
+            self.redone[run_key],
+            run_key=run_key,
+            engine=self.engine(process),
+            log=process.log,
+        )
+        self.answered(process, result, run_key)
+
+    def redo_anew(self, process: Process) -> None:
+        """A redo without a run key: whatever redos there were, the rows are made anew, after it was asked for."""
+        before = self.raw()
+        if not before.committed:
+            return
+        version = self.rng.choice(before.committed)
+        result = redo(self.pipelines[0], version, engine=self.engine(process), log=process.log)
+        self.answered(process, result, result.run_key)
+        held = before.newest_of_chain(version)
+        require(result.version > held, "a redo made nothing anew", process.name, result.version, held)
+
+    def abort(self, process: Process) -> None:
+        for _ in range(40):  # a person comes when a version hangs
+            if self.truth.planned == self.truth.closed:
+                process.turn()
+        record = process.log.read_pipeline()
+        version = self.raw().open
+        if record is not None and version is not None:
+            outcome = maintenance.abort(process.log, record, version, reason="asked for")
+            stored = self.raw().outcomes[version]
+            require(stored["result"] == outcome.result, "an abort was answered by what is not stored", version)
+
+    def vacuum(self, process: Process) -> None:
+        record = process.log.read_pipeline()
+        if record is not None:
+            done = maintenance.vacuum(process.log, record, self.pipelines[0])
+            self.count["attempts vacuumed"] += len(done.attempts)
+            self.scheduler.says(process.name, f"vacuumed {[attempt for _, *attempt in done.attempts]}")
+
+    def read(self, process: Process) -> None:
+        """The head, then a version that is fixed: it reads as it did to everybody before."""
+        closed = self.truth.closed
+        if process.log.read_pipeline() is None:
+            return
+        opened = open_log(process.log)
+        view = opened.view()
+        within = view.version <= self.truth.closed and (process.saw_stale or closed <= view.version)
+        require(within, "a reader saw a head that is not there", view.version, closed, self.truth.closed)
+        self.reading(view.version, [file.file.key for file in view.files])
+        version = self.rng.choice([view.version, *self.readings])
+        for _ in range(2):
+            files = opened.files(version=version)
+            self.reading(version, [os.path.relpath(file.path, self.root / "out") for file in files])
+            self.count["readings"] += 1
+
+    def reading(self, version: int, files: list[str]) -> None:
+        seen = (files, checks.ids(self.root / "out", files))
+        require(not seen[1] or max(seen[1].values()) == 1, "a reader saw an id twice", version)
+        require(self.readings.setdefault(version, seen) == seen, "a version reads in another way (I7)", version)
+
+    def answered(self, process: Process, result: RunResult, run_key: str) -> None:
+        self.scheduler.says(process.name, f"answer {result.status} {result.version} {dict(result.ranges)}")
+        log = self.raw()
+        if result.batches:
+            checks.check_answer(log, result, run_key)
+            self.answers.append((run_key, result))
+        else:  # another process of the same run may have found something since this one looked, but not before it began
+            known = [v for v in log.of_run(run_key) if v <= process.began_at and v in log.committed]
+            require(result.status == "empty" and not known, "an empty answer of a run that committed", result, known)
+
+    # --- how processes end
+
+    def ended(self, process: Process) -> None:
+        if process.ended == "failed":
+            self.excuse(process)
+        if process.ended == "died":
+            self.lose_files(process)
+        if process.retry is not None and process.ended != "answered":
+            self.restarts.append(process.retry)
+
+    def excuse(self, process: Process) -> None:
+        """A process may fail for want of an answer, or because what a person asked for is not so (any more); for nothing else."""
+        error = process.error
+        if isinstance(error, StreamsemError) and error.retryable and process.disturbed:
+            self.count["gave up: no answer"] += 1
+        elif isinstance(error, InvalidError) and (
+            process.kind == "abort" or (process.kind == "reader" and process.saw_stale)
+        ):
+            self.count["refused: what it was asked for was not as it saw the log"] += 1
+        else:
+            raise Violation(f"{process.name} failed: {type(error).__name__}: {error}") from error
+
+    def lose_files(self, process: Process) -> None:
+        """A machine died, and a file of its undecided attempt with it, if nobody who lives has seen the manifest."""
+        version = self.raw().open
+        if version is None or self.scheduler.weather.calm or self.scheduler.under_way(keys.outcome(version)):
+            return
+        prefix = keys.attempts(version) + process.name
+        seen = {key for other in self.scheduler.live for key in other.manifests}
+        mine = [s.key for s in self.truth.list(prefix) if s.key not in seen]
+        for key in mine:
+            place = self.root / "out" / keys.data_prefix(version, key.split("/")[-1].removesuffix(".json"))
+            for path in sorted(place.glob("*")):
+                if self.rng.random() < 0.5:
+                    path.unlink()
+                else:
+                    path.write_bytes(path.read_bytes()[:-1])
+                self.count["staged files lost with their machine"] += 1
+                self.scheduler.says("(world)", f"{process.name} lost what it had staged of {version}")
+
+    # --- from start to end
+
+    def play(self) -> None:
+        """The whole simulation, and all that must be true afterwards."""
+        with turning_directories(self.scheduler):
+            for _ in range(self.rng.randrange(1, 4)):
+                self.arrive()
+            self.scheduler.run(self.tick, self.ended, self.more)
+            self.settle()
+            self.check()
+
+    def settle(self) -> None:
+        """The faults stop, what is under way lands, and a last drain reads all there is."""
+        self.scheduler.weather.calm = True
+        self.scheduler.land(everything=True)
+        self.arrive()
+        self.scheduler.says("(world)", "calm")
+        last = run_batch(self.pipelines[0], run_key="last", drain=True, engine=RowsEngine(), log=self.by_hand("last"))
+        self.answers.append(("last", last))
+        for n, (run_key, result) in enumerate(dict(self.answers).items()):
+            self.repeat(n, run_key, result)
+
+    def repeat(self, n: int, run_key: str, result: RunResult) -> None:
+        """The same run again: the same answer, and no work."""
+        engine, log = RowsEngine(), self.by_hand(f"again{n}")
+        stored = len(self.truth.history)
+        if run_key in (*SINGLES, *DRAINS, "last"):
+            again = run_batch(self.pipelines[0], run_key=run_key, drain=run_key not in SINGLES, engine=engine, log=log)
+        else:
+            again = redo(self.pipelines[0], self.raw().committed[0], run_key=run_key, engine=engine, log=log)
+        require(again == result, "the same run was answered otherwise", again, result)
+        require((engine.staged, len(self.truth.history)) == (0, stored), "an answered run did work again", run_key)
+
+    def by_hand(self, name: str) -> CommitLog:
+        return CommitLog(self.truth, ManualClock(name=name))
+
+    def check(self) -> None:
+        log = self.by_hand("check")
+        raw = self.raw()
+        require(raw.open is None, "a version stayed open")
+        checks.check_runs(raw)
+        for run_key, result in self.answers:
+            checks.check_answer(raw, result, run_key)
+        opened = open_log(log)
+        maintenance.vacuum(log, opened.record, self.pipelines[0])
+        verdict = verify(log)
+        require(verdict.clean, "verify", *verdict.findings)
+        require(verdict.orphans == 0, "vacuum left orphans", verdict.orphans)
+        head = len(raw.outcomes) - 1
+        everything = Counter(range(self.made))
+        require(checks.ids(self.root / "out", raw.visible(head)) == everything, "ids were lost or doubled")
+        for version in sorted({*self.readings, head}):
+            files = [os.path.relpath(file.path, self.root / "out") for file in opened.files(version=version)]
+            require(files == raw.visible(version), "the reader and the raw log differ", version)
+            self.reading(version, files)
+
+
+def scratch() -> Path:
+    """A directory for the files of many simulations: in memory where the machine offers that."""
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="streamsem-simulation-", dir=memory if os.access(memory, os.W_OK) else None))
+
+
+def simulate(seed: int, root: Path, before: Callable[[Simulation], None] = lambda simulation: None) -> Simulation:
+    """
+    Play one seed in a directory that is emptied first.
+
+    :param before: may change the simulation before it starts
+    :raises Violation: something that the protocol excludes was seen; names the seed and how to play it again
+    """
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    logging.getLogger("airflow_provider_streamsem").setLevel(logging.ERROR)
+    simulation = Simulation(seed, root)
+    before(simulation)
+    try:
+        simulation.play()
+    except Exception as error:
+        violation = Violation(f"{error}\nAgain: python -m tests.simulation {seed} -v")
+        violation.trace = simulation.scheduler.trace
+        raise violation from error
+    return simulation

@@ -1,0 +1,141 @@
+"""
+The product itself under a scheduler and a store that are drawn by a seed: every interleaving, every answer that a store may give.
+
+``STREAMSEM_SIMULATION_SEEDS`` sets how many seeds are played (default 2,000); ``STREAMSEM_SIMULATION_BASE`` where the fresh ones begin.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.simulation.faults import Fate
+from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.scenario import KINDS, Simulation, scratch, simulate
+from tests.simulation.scheduler import Process, Violation
+
+SEEDS = int(os.environ.get("STREAMSEM_SIMULATION_SEEDS", "2000"))
+FRESH_SEEDS = 20_000
+ROOT = Path(__file__).parents[2]
+
+ENOUGH = {
+    **{fate.name: 500 for fate in Fate if fate is not Fate.GOOD},
+    **{f"started: {kind}": 300 for kind in KINDS if kind != "arrival"},
+    **{f"answered: {kind}": 200 for kind in KINDS if kind != "arrival"},
+    **{f"died: {kind}": 20 for kind in KINDS if kind != "arrival"},
+    "KILLED": 500,
+    "adoptions": 100,
+    "outcomes: commit": 2_000,
+    "outcomes: abort": 100,
+    "outcomes of redos": 500,
+    "lost creates of plans": 1_000,
+    "lost creates of outcomes": 1_000,
+    "quarantined rows": 500,
+    "attempts vacuumed": 100,
+    "deleted manifests": 50,
+    "staged files lost with their machine": 50,
+    "gave up: no answer": 500,
+    "readings": 1_000,
+    "files arrived": 5_000,
+}
+"""What must have happened at least so often over the 2,000 default seeds, or they show little"""
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    place = scratch()
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def play(root: Path, first: int, seeds: int) -> Counter[str]:
+    count: Counter[str] = Counter()
+    for seed in range(first, first + seeds):
+        count.update(simulate(seed, root / "world").count)
+    print("\n".join(f"{n:9,} {what}" for what, n in sorted(count.items())))
+    return count
+
+
+@pytest.mark.timeout(900)
+def test_no_seed_shows_what_the_protocol_excludes(root: Path) -> None:
+    count = play(root, 0, SEEDS)
+    rare = {what: count[what] for what, least in ENOUGH.items() if count[what] < least * SEEDS // 2_000}
+    assert not rare, "the simulation has grown vacuous"
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(7_200)
+def test_no_fresh_seed_shows_what_the_protocol_excludes(root: Path) -> None:
+    first = int(os.environ.get("STREAMSEM_SIMULATION_BASE") or int.from_bytes(os.urandom(5), "big"))
+    print(f"STREAMSEM_SIMULATION_BASE={first}")
+    play(root, first, FRESH_SEEDS)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.apply.__name__)
+def test_simulation_catches(root: Path, monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> None:
+    mutation.apply(monkeypatch)
+    assert any(sees(seed, root, mutation) for seed in range(SEEDS)), "no seed saw it"
+
+
+def sees(seed: int, root: Path, mutation: Mutation) -> bool:
+    try:
+        simulate(seed, root / "world")
+    except Violation as violation:
+        told = f"python -m tests.simulation {seed} -v" in str(violation)
+        return told and re.search(mutation.seen, str(violation)) is not None
+    return False
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_seed_does_the_same(root: Path, seed: int) -> None:
+    first = simulate(seed, root / "world").scheduler.trace
+    assert len(first) > 50
+    assert simulate(seed, root / "elsewhere").scheduler.trace == first
+
+
+def test_a_seed_is_played_again_from_the_command_line_whatever_the_hash_seed() -> None:
+    told = {
+        subprocess.run(
+            [sys.executable, "-m", "tests.simulation", "3", "-v"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(told) == 1
+    assert "all is as it must be" in told.pop()
+
+
+def test_the_dead_do_nothing_more(root: Path) -> None:
+    """A process that is killed unwinds, and whatever it tries on the way has no effect."""
+    tried: list[str] = []
+
+    def body(process: Process) -> None:
+        try:
+            process.log.create("a", b"{}")
+        finally:
+            for key in ("b", "c"):
+                try:
+                    process.log.create(key, b"{}")
+                except Crash:
+                    tried.append(key)
+
+    simulation = Simulation(0, root)
+    process = simulation.scheduler.start("single", body)
+    process.greenlet.switch()
+    simulation.scheduler.kill(process)
+    assert (process.ended, tried) == ("died", ["b", "c"])
+    assert simulation.truth.everything() == {}
