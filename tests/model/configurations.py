@@ -1,0 +1,136 @@
+"""Scopes: which processes run side by side, what they publish to, and how often something may go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.model.state import Budget
+
+SINGLE, DRAIN, REDO_RUN = "single", "drain", "redo"
+TXN, ALO, AMO = "transactional", "at-least-once", "at-most-once"
+DRAIN_LENGTH = 5  # three batches of two offsets each, the last cut short by the target
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """A process: the run it belongs to, what kind of run that is, how many offsets a batch of it takes, and which commit it redoes (0: the first)."""
+
+    name: str
+    run: int
+    kind: str = SINGLE
+    size: int = 1
+    of: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """
+    A scope that is explored to its end.
+
+    :param actors: processes; two of the same run are a retry beside a zombie
+    :param left: how often an answer is unknown, a process crashes, a person aborts, vacuum runs, a finished run is cleared, a version is skipped
+    :param sinks: outside sinks, published in this order
+    :param stale: a LIST may miss any of the newest versions, and any staged manifest
+    :param poison: the transactional sink refuses version 0 for ever
+    :param states: how many states there are; a model that stops short of them is noticed
+    """
+
+    actors: tuple[Actor, ...]
+    left: Budget
+    sinks: tuple[str, ...] = ()
+    stale: bool = False
+    poison: bool = False
+    states: int = 0
+
+
+A = Actor("A", 0)
+B = Actor("B", 1, size=2)
+C = Actor("C", 1, size=DRAIN_LENGTH)
+D = Actor("D", 0, DRAIN, size=2)
+R = Actor("R", 2, REDO_RUN)
+S = Actor("S", 3, REDO_RUN)
+T = Actor("T", 4, REDO_RUN, of=1)
+
+
+def _scope(
+    actors: tuple[Actor, ...], sinks: tuple[str, ...] = (), *, states: int, **others: int | bool
+) -> Configuration:
+    """A configuration; what may go wrong is named by the fields of :class:`Budget`."""
+    stale, poison = bool(others.pop("stale", False)), bool(others.pop("poison", False))
+    return Configuration(actors, Budget(**others), sinks, stale=stale, poison=poison, states=states)
+
+
+SMALL: dict[str, Configuration] = {
+    "retry": _scope((A, A), unknown=1, crashes=1, aborts=1, states=6_000),
+    "two_aborts": _scope((A, A), crashes=1, aborts=2, clears=1, states=6_858),
+    "vacuum": _scope((A, A), unknown=1, aborts=1, vacuums=1, states=2_194),
+    "help": _scope((A, B), unknown=1, crashes=1, states=8_127),
+    "clear": _scope((A, B), aborts=1, clears=1, states=3_043),
+    "stale": _scope((A, B), stale=True, crashes=1, clears=1, states=7_698),
+    "stale_retry": _scope((A, A), stale=True, unknown=1, crashes=1, states=2_249),
+    "drain": _scope((D, D), unknown=1, aborts=1, states=8_093),
+    "drain_clear": _scope((D,), unknown=1, crashes=2, aborts=2, clears=1, states=18_393),
+    "drain_beside": _scope((D, B), crashes=1, clears=1, states=14_672),
+    "drain_overtaken": _scope((D, C), aborts=1, states=6_893),
+    "redo": _scope((A, R), unknown=1, crashes=1, aborts=1, states=14_800),
+    "redo_retry": _scope((A, R, R), crashes=1, states=14_097),
+    "redo_chain": _scope((A, R, S), states=2_958),
+    "redo_of_redo": _scope((A, R, T), states=1_919),
+    "redo_abort": _scope((A, R, S), aborts=1, states=18_510),
+    "redo_of_drain": _scope((D, R), aborts=1, states=5_688),
+    "redo_vacuum": _scope((A, R), aborts=1, vacuums=1, states=1_506),
+    "txn": _scope((A, B), (TXN,), unknown=1, states=1_501),
+    "txn_retry": _scope((A, A), (TXN,), unknown=1, crashes=1, aborts=1, states=7_386),
+    "skip": _scope((A, A), (TXN,), unknown=1, crashes=1, clears=1, skips=1, states=3_366),
+    "poison": _scope((A, A), (TXN,), crashes=1, skips=1, poison=True, states=845),
+    "amo": _scope((A, B), (AMO,), crashes=1, skips=1, states=14_782),
+    "amo_retry": _scope((A, A), (AMO,), unknown=1, crashes=1, skips=1, states=4_852),
+    "alo": _scope((A, B), (ALO,), crashes=1, clears=1, states=5_652),
+    "txn_amo": _scope((A, A), (TXN, AMO), unknown=1, crashes=1, states=3_066),
+    "amo_txn": _scope((A, A), (AMO, TXN), unknown=1, crashes=1, states=3_281),
+    "redo_txn": _scope((A, R), (TXN,), unknown=1, crashes=1, states=5_048),
+    "redo_skip": _scope((A, R, S), (TXN,), skips=1, states=18_318),
+    "drain_txn": _scope((D, D), (TXN,), aborts=1, states=3_317),
+}
+
+EXHAUSTIVE: dict[str, Configuration] = {
+    "retry_twice": _scope((A, A), unknown=2, crashes=2, aborts=2, clears=1, states=125_091),
+    "three_twins": _scope((A, A, A), unknown=1, crashes=1, aborts=1, states=72_691),
+    "twins_help": _scope((A, A, B), crashes=1, aborts=1, states=237_323),
+    "vacuum_wide": _scope((A, A), unknown=1, crashes=1, aborts=1, vacuums=1, clears=1, states=28_521),
+    "help_vacuum": _scope((A, B), unknown=1, crashes=1, aborts=1, vacuums=1, states=279_361),
+    "help_twice": _scope((A, B), unknown=2, crashes=2, aborts=1, states=350_997),
+    "clear_wide": _scope((A, B), unknown=1, crashes=1, aborts=1, clears=2, states=111_299),
+    "stale_wide": _scope((A, B), stale=True, unknown=1, crashes=1, aborts=1, clears=1, states=129_769),
+    "stale_twins": _scope((A, A), stale=True, unknown=2, crashes=1, aborts=1, states=13_808),
+    "drain_wide": _scope((D, D), unknown=1, crashes=1, aborts=1, clears=1, states=51_110),
+    "drain_other": _scope((D, B), unknown=1, crashes=1, aborts=1, states=210_004),
+    "drain_twins_other": _scope((D, D, B), crashes=1, aborts=1, states=2_011_082),
+    "drain_stale": _scope((D, D), stale=True, crashes=1, aborts=1, states=31_211),
+    "drain_redo_chain": _scope((D, R, T), aborts=1, states=302_765),
+    "drain_redo": _scope((D, R), unknown=1, crashes=1, aborts=1, states=163_581),
+    "redo_wide": _scope((A, R), unknown=2, crashes=1, aborts=2, clears=1, states=143_971),
+    "redo_vacuum_wide": _scope((A, R), crashes=1, aborts=1, vacuums=1, states=25_799),
+    "redo_chain_wide": _scope((A, R, S), unknown=1, crashes=1, states=146_927),
+    "redo_chain_abort": _scope((A, R, S), unknown=1, crashes=1, aborts=1, states=821_859),
+    "redo_two_chains": _scope((A, B, R, T), aborts=1, states=0),
+    "redo_of_redo_wide": _scope((A, R, T), unknown=1, crashes=1, states=0),
+    "redo_beside": _scope((A, R, B), aborts=1, states=0),
+    "redo_stale": _scope((A, R), stale=True, unknown=1, crashes=1, aborts=1, clears=1, states=0),
+    "txn_wide": _scope((A, B), (TXN,), unknown=2, crashes=1, aborts=1, skips=1, states=0),
+    "txn_twins": _scope((A, A), (TXN,), unknown=2, crashes=2, aborts=1, skips=1, clears=1, states=0),
+    "txn_stale": _scope((A, B), (TXN,), stale=True, unknown=1, crashes=1, aborts=1, states=0),
+    "amo_wide": _scope((A, B), (AMO,), unknown=2, crashes=2, skips=1, states=0),
+    "amo_stale": _scope((A, B), (AMO,), stale=True, unknown=1, crashes=1, states=0),
+    "amo_twins": _scope((A, A), (AMO,), unknown=2, crashes=2, aborts=1, states=0),
+    "alo_wide": _scope((A, B), (ALO,), unknown=1, crashes=2, aborts=1, clears=1, states=0),
+    "txn_amo_wide": _scope((A, A), (TXN, AMO), unknown=2, crashes=2, skips=1, states=0),
+    "amo_txn_wide": _scope((A, A), (AMO, TXN), unknown=2, crashes=2, skips=1, states=0),
+    "txn_alo": _scope((A, B), (TXN, ALO), unknown=1, crashes=1, states=0),
+    "redo_txn_wide": _scope((A, R), (TXN,), unknown=2, crashes=1, aborts=1, skips=1, states=0),
+    "redo_chain_txn": _scope((A, R, S), (TXN,), crashes=1, aborts=1, skips=1, states=0),
+    "drain_txn_wide": _scope((D, D), (TXN,), unknown=1, crashes=1, aborts=1, states=0),
+    "drain_txn_other": _scope((D, B), (TXN,), crashes=1, aborts=1, states=0),
+}
+
+CONFIGURATIONS = {**SMALL, **EXHAUSTIVE}

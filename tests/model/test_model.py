@@ -1,0 +1,145 @@
+"""The protocol holds in every scope that is explored to its end, and every rule of it is needed: a mutant that breaks one is caught."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem.protocol.machine import RECOVERY, Step, VersionState
+from tests.model.configurations import AMO, CONFIGURATIONS, EXHAUSTIVE, SMALL, TXN, A, Configuration, D, R
+from tests.model.explore import Explorer, explore
+from tests.model.mutants import MUTANTS, hunt
+from tests.model.predicates import STEPS, STORED, TOLD
+from tests.model.protocol import Protocol
+from tests.model.state import (
+    ABORT,
+    ANSWERED,
+    BATCH,
+    CLOSE,
+    COMMIT,
+    NONE,
+    PLAN,
+    Budget,
+    Outcome,
+    Plan,
+    State,
+    Version,
+)
+
+
+def holds(name: str) -> None:
+    verdict = explore(Protocol(CONFIGURATIONS[name]))
+    assert verdict.holds, f"{name}: {verdict}"
+    assert verdict.states == CONFIGURATIONS[name].states, "the model explores another number of states than it did"
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_protocol_holds_in_every_small_configuration(name: str) -> None:
+    holds(name)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", EXHAUSTIVE)
+def test_protocol_holds_in_every_exhaustive_configuration(name: str) -> None:
+    holds(name)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_is_caught(name: str) -> None:
+    verdict = hunt(name)
+    assert verdict.invariant == MUTANTS[name].invariant, f"{name}: {verdict}"
+
+
+def test_every_invariant_is_broken_by_a_mutant() -> None:
+    assert {broken.invariant for broken in MUTANTS.values()} == {*STORED, *TOLD, *STEPS, "I10"}
+
+
+def test_every_mutant_says_what_is_wrong() -> None:
+    for name, broken in MUTANTS.items():
+        assert broken.protocol.__dict__.get("__doc__"), name
+
+
+def test_readme_lists_every_scope_and_every_mutant() -> None:
+    text = Path(__file__).with_name("README.md").read_text()
+    for name, scope in CONFIGURATIONS.items():
+        assert re.search(rf"^\| {name} \|.*\| {scope.states:,} \|$", text, re.MULTILINE), name
+    for name, broken in MUTANTS.items():
+        assert re.search(rf"^\| {name} \| {broken.invariant} \| {broken.configuration}", text, re.MULTILINE), name
+
+
+@pytest.mark.parametrize(("state", "where"), RECOVERY, ids=lambda item: getattr(item, "value", item))
+def test_the_model_goes_on_as_the_table_of_the_code_says(state: VersionState, where: str) -> None:
+    """RECOVERY in protocol/machine.py, cell by cell: what a run does whose newest version stands so."""
+    target = {"no target": NONE, "below target": 9, "target reached": 2}[where]
+    result = {VersionState.COMMITTED: COMMIT, VersionState.ABORTED: ABORT}.get(state)
+    outcome = None if result is None else Outcome(result, 0 if result == COMMIT else NONE, 2)
+    protocol = Protocol(Configuration((D if target != NONE else A,), Budget()))
+    start = protocol.start()
+    if state is not VersionState.VOID:
+        plan = Plan(BATCH, 0, 2, 0, 0, target)
+        start = start._replace(log=(Version(plan, outcome),), pointers=((0,),))
+    expected = {Step.PLAN: PLAN, Step.CLOSE: CLOSE, Step.ANSWER: ANSWERED}[RECOVERY[state, where]]
+    assert protocol.located(start, 0, -1).at == expected
+
+
+TINY = {
+    "twins": Configuration((A, A), Budget(unknown=1, aborts=1)),
+    "crash": Configuration((A, A), Budget(crashes=1, clears=1)),
+    "drain": Configuration((D, D), Budget()),
+    "redo": Configuration((A, R, R), Budget()),
+    "transactional": Configuration((A, A), Budget(unknown=1, skips=1), (TXN,)),
+    "at-most-once": Configuration((A, A), Budget(crashes=1, skips=1), (AMO,)),
+}
+
+
+def of_winners(s: State) -> State:
+    """The state with attempt 0 wherever a sink, or a transaction on its way to it, names the attempt that won."""
+    rows = tuple((base, n, 0) for base, n, _ in s.outside.rows)
+    late = frozenset((*r[:2], 0, False) if r[0] == "transaction" and not r[3] else r for r in s.late)
+    return s._replace(outside=s.outside._replace(rows=rows), late=late)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_folding_states_hides_nothing(name: str) -> None:
+    """The protocol without folding reaches more states, holds in them too, and each of them folds to one that was reached with folding."""
+
+    class Unfolded(Protocol):
+        folds = False
+
+    folded, unfolded = Explorer(Protocol(TINY[name])), Explorer(Unfolded(TINY[name]))
+    verdicts = folded.run(), unfolded.run()
+    assert all(verdict.holds for verdict in verdicts), [str(verdict) for verdict in verdicts]
+    assert verdicts[0].states < verdicts[1].states
+    tidy = Protocol(TINY[name]).tidy
+    assert {tidy(of_winners(s)) for s in unfolded.states()} == set(folded.states())
+
+
+def test_a_counterexample_is_the_shortest_and_can_be_read() -> None:
+    verdict = hunt("plan_ahead")
+    assert verdict.trace == (
+        "A[0] lists the head and sees version -1",
+        "A[0] reads its run pointers after version -1, then: plan 0",
+        "A[0] sends its plan of version 0 -> created",
+        "A[1] plans ahead of version 0",
+        "A[1] sends its plan of version 1 -> created",
+    )
+    assert str(verdict).startswith("I2: version 1 is planned, version 0 is open")
+
+
+def test_the_scopes_cover_what_can_go_wrong() -> None:
+    """Every kind of fault, every kind of run and every kind of sink takes part in a small scope; no two scopes are the same."""
+    for field in ("unknown", "crashes", "aborts", "vacuums", "clears", "skips"):
+        assert any(getattr(scope.left, field) for scope in SMALL.values()), field
+    assert {sink for scope in SMALL.values() for sink in scope.sinks} == {
+        "transactional",
+        "at-least-once",
+        "at-most-once",
+    }
+    assert {actor.kind for scope in SMALL.values() for actor in scope.actors} == {"single", "drain", "redo"}
+    scopes: list[Configuration] = list(CONFIGURATIONS.values())
+    for scope in scopes:
+        assert len({actor.run for actor in scope.actors}) == len(set(scope.actors)), "a run key belongs to one run"
+    assert len({(c.actors, c.left, c.sinks, c.stale, c.poison) for c in scopes}) == len(scopes)
