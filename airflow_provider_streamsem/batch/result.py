@@ -21,7 +21,7 @@ class RunResult:
 
     :param status: ``committed``, or ``empty`` where the source had nothing new (or other runs committed all of it)
     :param version: the run's last version; of an empty run the newest closed one, -1 before the first
-    :param ranges: partition → ``[start, end)`` from the run's first batch to its last; batches of other runs in between lie inside it. Empty for an empty run
+    :param ranges: partition → ``[start, end)``: of a drain from its first batch to its last, batches of other runs in between included. Empty for an empty run
     :param counts: rows over all batches of the run: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``
     :param batches: how many versions the run committed or tried
     :param outcome: key of the last outcome under the log's root, ``""`` for an empty run
@@ -53,7 +53,7 @@ def answer(opened: Opened, answered: Answered, run_key: str) -> RunResult:
         run_key=run_key,
         version=outcome.version,
         ranges=plan.ranges
-        if plan.kind == "redo"
+        if plan.target is None
         else {
             p: (position(plan.run_start, p), end)
             for p, end in sorted(outcome.next.items())

@@ -244,6 +244,8 @@ class CommitLog:
         :raises InvalidError: ``version`` is not closed yet, or the two contradict each other
         """
         head = self.closed_head(genesis)
+        if version is not None and version > head and self.outcome(version) is not None:
+            head = version  # the listing lags: what was read once must read again (I7)
         at = head if version is None else version
         if not -1 <= at <= head or not -1 <= since <= at:
             raise InvalidError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from airflow_provider_streamsem.errors import (
     DataError,
     InvalidError,
 )
+from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.worlds import World
@@ -391,3 +394,26 @@ def dies_after(world: World, request: int) -> bool:
     with pytest.raises(Crash):
         world.run("a", store=FaultyStore(world.store, request, Fault.CRASH_AFTER))
     return world.store.read("pipeline.json") is not None
+
+
+def test_I7_version_that_was_read_once_reads_again_though_a_listing_lags(world: World) -> None:
+    class Lags(CountingStore):
+        def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+            newest = ("-1.c.json", "-1.p.json")
+            return iter([stat for stat in super().list(prefix, limit, start_after) if not stat.key.endswith(newest)])
+
+    world.arrive(4)
+    world.run("a", drain=True)
+    read = world.opened().files(version=1)
+    lagging = open_log(world.log(Lags(world.store)))
+    assert lagging.head == 0
+    assert lagging.files(version=1) == read
+
+
+def test_batch_whose_first_plan_was_aborted_names_only_what_it_read(world: World) -> None:
+    world.arrive(4)
+    world.dies("a")
+    opened = world.opened()
+    maintenance.abort(opened.log, opened.record, 0, reason="x")
+    world.run("b")
+    assert world.run("a").ranges == {"files": (2, 4)}

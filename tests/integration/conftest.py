@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-pytest.register_assert_rewrite("tests.integration.topics")
-
 from tests.integration.parts.kafka import Broker
 from tests.integration.parts.s3 import S3Server
 from tests.integration.parts.server import running

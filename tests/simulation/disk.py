@@ -9,17 +9,19 @@ from typing import Any
 from unittest.mock import patch
 
 from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, split_url
+from airflow_provider_streamsem.stores.dataset import LocalDataset
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.simulation.faults import Fate
 from tests.simulation.scheduler import Scheduler
 
 _OPENERS = [
-    f"airflow_provider_streamsem.{module}.open_store" for module in ("sinks.files", "sources.files", "testing.rows")
+    f"airflow_provider_streamsem.{name}"
+    for name in ("sinks.files.open_dataset", "sources.files.open_store", "testing.rows.open_store")
 ]
 
 
-class Directory(LocalStore):
+class Directory(LocalDataset):
     """A directory as the process whose turn it is sees it. A listing of the source may miss what arrived last."""
 
     def __init__(self, root: str, scheduler: Scheduler) -> None:
