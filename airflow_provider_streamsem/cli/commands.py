@@ -16,6 +16,7 @@ from airflow_provider_streamsem.cli.output import Answer, Table
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog import doctor as doctor_
 from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.engines.contract import Engine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol.codec import plain
@@ -51,9 +52,12 @@ def redo(args: argparse.Namespace) -> Answer:
 def _runnable(args: argparse.Namespace) -> tuple[Pipeline, Engine]:
     if not args.target.endswith(".toml"):
         raise InvalidError(f"{args.command} needs a pipeline file", given=args.target, accepted="PIPELINE.toml")
-    from airflow_provider_streamsem.engines.spark import SparkEngine
+    from airflow_provider_streamsem.engines.spark import SparkEngine, engine_of
 
-    return load_pipeline(args.target), SparkEngine(master=args.master)
+    engine = (
+        SparkEngine(master=args.master) if args.spark_conn_id is None else engine_of(connection(args.spark_conn_id))
+    )
+    return load_pipeline(args.target), engine
 
 
 def _ran(pipeline: Pipeline, result: RunResult) -> Answer:

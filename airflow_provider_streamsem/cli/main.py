@@ -57,6 +57,11 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--master", default="local[*]", help="Spark master where no session is active (default: local[*])"
         )
+        command.add_argument(
+            "--spark-conn-id",
+            metavar="ID",
+            help="instead of a master: the connection in AIRFLOW_CONN_<ID>, of type spark or spark_connect",
+        )
     log = add("log", "List versions, newest first.")
     log.add_argument("--limit", type=int, default=20, help="how many (default: 20)")
     show = add("show", "Show the plan and the outcome of a version.")

@@ -12,9 +12,11 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.engines.contract import Job, Produced
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StreamsemError
 from airflow_provider_streamsem.protocol.entries import Plan
@@ -40,24 +42,33 @@ _OF_THE_DATA = ("CAST_INVALID_INPUT", "NUMERIC_VALUE_OUT_OF_RANGE", "DIVIDE_BY_Z
 
 class SparkEngine:
     """
-    An engine on a Spark session of this process (classic PySpark).
+    An engine on a Spark session of this process: classic PySpark in client mode, or Spark Connect.
 
     :param master: used where no session is active yet; an active session is used as it is
+    :param remote: ``sc://host:port`` of a Spark Connect server, instead of a master. All Spark of the process is then Connect
     :param conf: settings of a session that is started here
     """
 
-    def __init__(self, *, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *, master: str = "local[*]", remote: str | None = None, conf: Mapping[str, str] | None = None
+    ) -> None:
         self._master = arguments.text("spark master", master)
+        if remote is not None and not remote.startswith("sc://"):
+            raise InvalidError("a Spark Connect server is named by a URL", accepted="sc://host:port")
+        self._remote = remote
         self._conf = arguments.options("spark conf", conf or {})
 
     def session(self) -> SparkSession:
         """
         The session of this process; started where there is none, or where its JVM has died.
 
-        :raises InvalidError: pyspark is not installed, or is the Connect-only client
-        :raises StageError: the JVM did not start
+        :raises InvalidError: pyspark is not installed, or is the Connect-only client and no server is named
+        :raises StageError: Spark did not start
         """
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else executors take the first python3 on the PATH
+        return self._classic_session() if self._remote is None else self._remote_session(self._remote)
+
+    def _classic_session(self) -> SparkSession:
         try:
             from pyspark.core.context import SparkContext  # noqa: F401
             from pyspark.sql import SparkSession
@@ -82,18 +93,74 @@ class SparkEngine:
         except Exception as error:
             raise StageError("Spark did not start; nothing was staged", master=self._master) from error
 
+    def _remote_session(self, remote: str) -> SparkSession:
+        try:
+            from pyspark.sql import SparkSession
+            from pyspark.sql.connect import client  # noqa: F401
+        except ImportError as error:
+            raise InvalidError(
+                "the Spark Connect client is not installed", accepted="pip install pyspark-client"
+            ) from error
+        try:
+            builder = SparkSession.builder.remote(remote)
+            for key, value in self._conf.items():
+                builder = builder.config(key, value)
+            return builder.getOrCreate()
+        except Exception as error:
+            # The URL may hold a token.
+            raise StageError(
+                "no session on the Spark Connect server; nothing was staged", server=remote.split("/;")[0]
+            ) from error
+
     def stage(self, job: Job, log: CommitLog) -> Produced:
         """Stage one attempt in a clone of the session."""
         user_session = self.session()
-        from airflow_provider_streamsem.engines import gateway, staging
+        from airflow_provider_streamsem.engines import gateway, remote, shipping, staging
 
-        with gateway.cloned(user_session, SETTINGS) as session:
-            try:
-                return staging.Staging(session, job, log).run()
-            except StreamsemError:
-                raise
-            except Exception as error:
-                raise _translated(error, job.plan) from error
+        inspect: Any = gateway if self._remote is None else remote
+        try:
+            with shipping.by_value(), inspect.cloned(user_session, SETTINGS) as session:
+                return staging.Staging(session, inspect, job, log).run()
+        except StreamsemError:
+            raise
+        except Exception as error:
+            raise _translated(error, job.plan) from error
+
+
+def engine_of(found: Connection, conf: Mapping[str, str] | None = None) -> SparkEngine:
+    """
+    The engine that a connection names.
+
+    :param found: of type ``spark`` (host and port make the master, as in Airflow's Spark provider) or ``spark_connect`` (login: user id, password: token)
+    :raises InvalidError: no host, or it asks for cluster mode
+    """
+    if not found.host:
+        raise InvalidError("a spark connection must have a host", conn_id=found.conn_id, conn_type=found.conn_type)
+    if found.conn_type == "spark_connect":
+        host = found.host if "://" in found.host else f"sc://{found.host}"
+        given = {
+            "user_id": found.login,
+            "token": found.password,
+            "use_ssl": str(found.extra.get("use_ssl", "")).lower(),
+        }
+        words = [f"{name}={quote(value, safe='')}" for name, value in given.items() if value]
+        address = f"{host}:{found.port}" if found.port else host
+        return SparkEngine(remote=f"{address}/;{';'.join(words)}" if words else address, conf=conf)
+    if found.extra.get("deploy-mode") == "cluster":
+        raise InvalidError(
+            "the driver of a batch is the task's own process",
+            conn_id=found.conn_id,
+            given="deploy-mode cluster",
+            accepted="client",
+        )
+    whole = "://" in found.host or (found.conn_type == "spark" and not found.port)
+    master = found.host if whole else f"{found.conn_type}://{found.host}"
+    settings = {
+        name: str(found.extra[key])
+        for key, name in (("queue", "spark.yarn.queue"), ("namespace", "spark.kubernetes.namespace"))
+        if found.extra.get(key)
+    }
+    return SparkEngine(master=f"{master}:{found.port}" if found.port else master, conf={**settings, **(conf or {})})
 
 
 def _s3a_settings() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -12,13 +13,29 @@ from pyspark.sql import functions as F
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engines import schema
 from airflow_provider_streamsem.engines.contract import Job, Produced
-from airflow_provider_streamsem.engines.gateway import may_have_run, observed, reads_input_once
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Quarantine
 from airflow_provider_streamsem.sinks.write import quoted
 from airflow_provider_streamsem.sources.contract import Loaded
+
+
+class Inspection(Protocol):
+    """What :mod:`gateway` and :mod:`remote` both answer."""
+
+    def may_have_run(self, observation: Observation, session: SparkSession) -> bool:
+        """Whether some action may have completed an observation already."""
+        ...
+
+    def observed(self, observation: Observation) -> dict[str, int] | None:
+        """What an observation counted, or ``None`` where it never ran."""
+        ...
+
+    def reads_input_once(self, frame: DataFrame) -> bool:
+        """Whether the plan surely reads its whole input exactly once."""
+        ...
+
 
 _RECORDS_PER_PART = 5_000
 _KEPT = "__streamsem_kept"
@@ -29,6 +46,7 @@ class Staging:
     """One attempt. Used once."""
 
     session: SparkSession
+    inspect: Inspection
     job: Job
     log: CommitLog
     _kept: list[DataFrame] = field(default_factory=list)
@@ -44,14 +62,14 @@ class Staging:
             outputs = {
                 name: self._ordered(name, frame) for name, frame in self._outputs(self._good(loaded, records)).items()
             }
-            reread = may_have_run(watched, self.session) or not all(
-                reads_input_once(frame) for frame in outputs.values()
+            reread = self.inspect.may_have_run(watched, self.session) or not all(
+                self.inspect.reads_input_once(frame) for frame in outputs.values()
             )
             handed = {name: self._write(name, outputs[name]) for name in self.job.sinks}
         finally:
             for frame in self._kept:
                 frame.unpersist()
-        counted = None if reread else observed(watched)
+        counted = None if reread else self.inspect.observed(watched)
         if counted is None:
             counted = self._count(marked, asked)
         sinks = {
@@ -132,7 +150,7 @@ class Staging:
         self.job.sinks[name].stage(
             frame.observe(handed, F.count(F.lit(1)).alias("rows")), self.job.plan.version, self.job.attempt_id
         )
-        counted = observed(handed)
+        counted = self.inspect.observed(handed)
         return None if counted is None else counted["rows"]
 
     def _count(self, marked: DataFrame, asked: list[Column]) -> dict[str, int]:

@@ -14,8 +14,11 @@ from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json, load_
 from airflow_provider_streamsem.batch.redo import redo_run
 from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.batch.run import run_batch
+from airflow_provider_streamsem.connections import looked_up_by
+from airflow_provider_streamsem.engines.contract import Engine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.operators.failures import mapped
+from airflow_provider_streamsem.operators.lookup import airflow_connection
 
 
 class MicroBatchOperator(BaseOperator):  # type: ignore[misc]
@@ -33,10 +36,12 @@ class MicroBatchOperator(BaseOperator):  # type: ignore[misc]
     :param rerun: what a task does that was cleared: ``"resume"`` returns what is committed; ``"redo"`` makes the rows of its versions anew from the same
         ranges, and readers switch to them version by version. A retry always goes on where the run stopped
     :param spark_master: Spark master where no session is active in the task's process (templated)
+    :param spark_conn_id: instead of a master: a connection of type ``spark`` (local, standalone, YARN or Kubernetes, in client mode) or ``spark_connect``
+        (templated)
     :param spark_conf: settings of a session that is started for the task (templated)
     """
 
-    template_fields: Sequence[str] = ("pipeline_file", "spark_master", "spark_conf")
+    template_fields: Sequence[str] = ("pipeline_file", "spark_master", "spark_conn_id", "spark_conf")
     ui_color = "#d7ecd9"
 
     def __init__(
@@ -46,6 +51,7 @@ class MicroBatchOperator(BaseOperator):  # type: ignore[misc]
         drain: bool = False,
         rerun: str = "resume",
         spark_master: str = "local[*]",
+        spark_conn_id: str | None = None,
         spark_conf: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -60,22 +66,29 @@ class MicroBatchOperator(BaseOperator):  # type: ignore[misc]
         self.pipeline_file = text("pipeline", pipeline) if isinstance(pipeline, str) else None
         self.drain = flag("drain", drain)
         self.rerun = choice("rerun", rerun, ("resume", "redo"))
+        if spark_conn_id is not None and spark_master != "local[*]":
+            raise InvalidError("spark_conn_id and spark_master exclude each other", task=self.task_id)
         self.spark_master = spark_master
+        self.spark_conn_id = None if spark_conn_id is None else text("spark_conn_id", spark_conn_id)
         self.spark_conf = spark_conf
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run, tell the outlet assets, answer."""
-        from airflow_provider_streamsem.engines.spark import SparkEngine
-
-        with mapped():
-            engine = SparkEngine(master=self.spark_master, conf=self.spark_conf)
+        with mapped(), looked_up_by(airflow_connection):
             result = self._run(context)(
-                self._pipeline(context), run_key=run_key(context["ti"]), drain=self.drain, engine=engine
+                self._pipeline(context), run_key=run_key(context["ti"]), drain=self.drain, engine=self._engine()
             )
         answer: dict[str, Any] = result.to_json()
         for asset in self.outlets:
             context["outlet_events"][asset].extra = answer
         return answer
+
+    def _engine(self) -> Engine:
+        from airflow_provider_streamsem.engines import spark
+
+        if self.spark_conn_id is not None:
+            return spark.engine_of(airflow_connection(self.spark_conn_id), self.spark_conf)
+        return spark.SparkEngine(master=self.spark_master, conf=self.spark_conf)
 
     def _run(self, context: Any) -> Callable[..., RunResult]:
         """A run, or where the task was cleared and asks for it a redo of the run; retries after one clear are one redo."""

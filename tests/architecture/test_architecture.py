@@ -61,7 +61,10 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
         for node in ast.walk(tree):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 names = [a.name for a in node.names] + [getattr(node, "module", "") or ""]
-                assert not {"pickle", "cloudpickle", "marshal", "shelve"} & set(names), path
+                found = {"pickle", "cloudpickle", "marshal", "shelve"} & set(names)
+                # Spark's own pickler is told what to send; nothing is read with it.
+                assert not found or (path.name, found) == ("shipping.py", {"cloudpickle"}), path
+    assert not re.search(r"cloudpickle\.(load|dump)", TEXT[PACKAGE / "engines" / "shipping.py"])
 
 
 def test_public_names_are_those_the_package_lists() -> None:

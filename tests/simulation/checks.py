@@ -103,7 +103,7 @@ def check_answer(log: RawLog, result: RunResult, run_key: str) -> None:
     require(result.batches == len(versions), "the answer's batches are not those stored", result, versions)
     first, last = log.plans[versions[0]], log.plans[versions[-1]]
     start, end = last["ranges"]["files"]
-    if last["kind"] == "batch":  # from the run's first batch to its last, batches of others in between included
+    if last["target"] is not None:  # from the run's first batch to its last, batches of others in between included
         start, end = first["ranges"]["files"][0], log.outcomes[versions[-1]]["next"]["files"]
     expected = {} if end <= start else {"files": (start, end)}
     require({p: tuple(r) for p, r in result.ranges.items()} == expected, "the answer's ranges", result, expected)

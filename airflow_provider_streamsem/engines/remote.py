@@ -1,0 +1,44 @@
+"""A Spark Connect session: the same questions as of a JVM of ours (:mod:`airflow_provider_streamsem.engines.gateway`), asked of a server. Imports pyspark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+
+
+@contextmanager
+def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A clone of a session on its server (same views and settings) with some settings of its own, ended after the block."""
+    inner: Any = session
+    session.conf.get(
+        "spark.sql.session.timeZone"
+    )  # a server knows a session from its first request on, and clones only what it knows
+    clone: SparkSession = inner.cloneSession()
+    for key, value in settings.items():
+        clone.conf.set(key, value)
+    try:
+        yield clone
+    finally:
+        with suppress(Exception):  # the server may have died meanwhile
+            inner_clone: Any = clone
+            inner_clone.client.release_session()
+
+
+def may_have_run(observation: Observation, session: SparkSession) -> bool:
+    """Whether some action has completed an observation already."""
+    inner: Any = observation
+    return bool(inner._result)
+
+
+def observed(observation: Observation) -> dict[str, int] | None:
+    """What an observation counted, or ``None`` where it never ran."""
+    inner: Any = observation
+    return {name: int(value) for name, value in inner._result.items()} if inner._result else None
+
+
+def reads_input_once(frame: DataFrame) -> bool:
+    """A server does not tell its plans in a form to rely on: the input is counted in a pass of its own."""
+    return False

@@ -1,0 +1,241 @@
+"""A Spark standalone cluster and a Spark Connect server: the same promises, and the transform gets to the executors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psutil
+import pytest
+
+from airflow_provider_streamsem import open_log, verify
+from tests.integration.parts.server import running
+from tests.integration.parts.spark import Cluster, ConnectServer, session_conf
+
+pytestmark = pytest.mark.integration
+
+PROGRAM = """
+import json, os, sys
+place, connection, drain = sys.argv[1], sys.argv[2], len(sys.argv) > 3
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, run_batch
+from airflow_provider_streamsem.connections import connection as look_up
+from airflow_provider_streamsem.engines.spark import engine_of
+from jobs import transform
+
+pipeline = Pipeline(
+    name="p", log=f"{place}/log", source=FilesSource(path=f"{place}/in", format="json", schema="id long, day string"),
+    sinks={"out": FilesSink(path=f"{place}/out", partition_by=["day"])}, transform=transform, limits=Limits(max_files=4),
+)
+engine = engine_of(look_up(connection), json.loads(os.environ["CONF"]))
+print(json.dumps(run_batch(pipeline, run_key="run", drain=drain, engine=engine).to_json()), flush=True)
+"""
+
+JOBS = """
+import os, time
+from pyspark.sql import functions as F
+from helper_of_jobs import doubled
+
+def transform(frame):
+    slow = float(os.environ.get("SLOW", "0"))
+    @F.udf("long")
+    def twice(value):
+        time.sleep(slow)
+        return doubled(value)
+    return frame.withColumn("twice", twice("id"))
+"""
+
+
+class Place:
+    """Input files, and a program whose transform lies in modules that only the driver can import."""
+
+    def __init__(self, root: Path, connection: str, conf: dict[str, str]) -> None:
+        self.root = root
+        (root / "in").mkdir()
+        (root / "driver").mkdir()
+        (root / "driver" / "jobs.py").write_text(JOBS)
+        (root / "driver" / "helper_of_jobs.py").write_text("def doubled(value):\n    return value * 2\n")
+        self.environment = {
+            **os.environ, "AIRFLOW_CONN_SPARK_UNDER_TEST": connection, "CONF": json.dumps(conf),
+            "PYTHONPATH": f"{root / 'driver'}:{Path(__file__).parents[2]}",
+        }  # fmt: skip
+
+    def put(self, files: int, rows: int) -> None:
+        for n in range(files):
+            lines = [json.dumps({"id": n * rows + i, "day": f"d{i % 2}"}) for i in range(rows)]
+            (self.root / "in" / f"{n}.json").write_text("\n".join(lines) + "\n")
+
+    def start(self, *, drain: bool = False, **environment: str) -> subprocess.Popen[str]:
+        argv = [
+            sys.executable,
+            "-c",
+            textwrap.dedent(PROGRAM),
+            str(self.root),
+            "spark_under_test",
+            *(["drain"] if drain else []),
+        ]
+        return subprocess.Popen(
+            argv,
+            env={**self.environment, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *, drain: bool = False, **environment: str) -> Any:
+        process = self.start(drain=drain, **environment)
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err[-3000:]
+        return json.loads(out.splitlines()[-1])
+
+    def check(self, rows: int) -> None:
+        """Every id once with its double, read by another engine, and a clean log."""
+        files = [file.path for file in open_log(str(self.root / "log")).files()]
+        (found,) = duckdb.sql(
+            f"select count(*), count(distinct id), sum(id), sum(twice) from read_parquet({files})"
+        ).fetchall()
+        assert found == (rows, rows, rows * (rows - 1) // 2, rows * (rows - 1))
+        assert verify(str(self.root / "log")).findings == []
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    with running(*made.servers):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    server = ConnectServer(tmp_path_factory.mktemp("connect"))
+    with running(server):
+        yield server
+
+
+@pytest.fixture
+def on_cluster(cluster: Cluster, tmp_path: Path) -> Place:
+    host, _, port = cluster.url.removeprefix("spark://").partition(":")
+    conf = {**session_conf(), "spark.executor.memory": "512m", "spark.cores.max": "2"}
+    return Place(tmp_path, json.dumps({"conn_type": "spark", "host": f"spark://{host}", "port": int(port)}), conf)
+
+
+@pytest.fixture
+def on_connect(connect: ConnectServer, tmp_path: Path) -> Place:
+    host, _, port = connect.url.removeprefix("sc://").partition(":")
+    return Place(tmp_path, json.dumps({"conn_type": "spark_connect", "host": host, "port": int(port)}), {})
+
+
+def executors(cluster: Cluster) -> list[psutil.Process]:
+    """The executors that run now, by the workers' children."""
+    found = []
+    for worker in cluster.workers:
+        for child in psutil.Process(worker.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if any("CoarseGrainedExecutorBackend" in word for word in child.cmdline()):
+                    found.append(child)
+    return found
+
+
+def until(true: Callable[[], Any], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def is_writing(place: Place) -> bool:
+    return (
+        any((place.root / "out" / "data").rglob("_temporary/**/*.parquet"))
+        if (place.root / "out" / "data").exists()
+        else False
+    )
+
+
+def test_drain_on_a_cluster_with_a_transform_that_only_the_driver_can_import(on_cluster: Place) -> None:
+    on_cluster.put(6, 50)
+    result = on_cluster.run(drain=True)
+    assert (result["counts"]["read"], result["batches"]) == (300, 2)
+    on_cluster.check(300)
+
+
+def test_executor_that_is_killed_while_it_writes_costs_a_task_and_no_row(on_cluster: Place, cluster: Cluster) -> None:
+    on_cluster.put(4, 60)
+    driver = on_cluster.start(SLOW="0.05")
+    until(lambda: is_writing(on_cluster))
+    victims = executors(cluster)
+    victims[0].send_signal(signal.SIGKILL)
+    out, err = driver.communicate(timeout=240)
+    assert driver.returncode == 0, err[-3000:]
+    assert json.loads(out.splitlines()[-1])["counts"]["read"] == 240
+    on_cluster.check(240)
+
+
+def test_driver_that_is_killed_on_a_cluster_is_started_again_and_commits_once(on_cluster: Place) -> None:
+    on_cluster.put(4, 60)
+    driver = on_cluster.start(SLOW="0.05")
+    until(lambda: is_writing(on_cluster))
+    os.killpg(driver.pid, signal.SIGKILL)
+    driver.communicate()
+    assert on_cluster.run()["counts"]["read"] == 240
+    on_cluster.check(240)
+
+
+def test_speculative_copies_of_slow_tasks_double_nothing(on_cluster: Place) -> None:
+    on_cluster.put(4, 40)
+    conf = json.loads(on_cluster.environment["CONF"]) | {
+        "spark.speculation": "true", "spark.speculation.interval": "50ms", "spark.speculation.multiplier": "1.01", "spark.speculation.quantile": "0.1",
+        "spark.speculation.minTaskRuntime": "50ms",
+    }  # fmt: skip
+    on_cluster.environment["CONF"] = json.dumps(conf)
+    on_cluster.run(SLOW="0.02")
+    on_cluster.check(160)
+
+
+def test_drain_on_spark_connect(on_connect: Place) -> None:
+    on_connect.put(6, 50)
+    result = on_connect.run(drain=True)
+    assert (result["counts"]["read"], result["counts"]["written.out"], result["batches"]) == (300, 300, 2)
+    on_connect.check(300)
+    assert on_connect.run(drain=True) == result
+
+
+def test_bad_records_on_spark_connect_are_quarantined(on_connect: Place) -> None:
+    on_connect.put(1, 10)
+    (on_connect.root / "in" / "0.json").open("a").write("{broken\n")
+    result = on_connect.run()
+    assert {name: result["counts"][name] for name in ("read", "parsed", "quarantined")} == {
+        "read": 11,
+        "parsed": 10,
+        "quarantined": 1,
+    }
+    on_connect.check(10)
+
+
+def test_connect_server_that_is_killed_fails_the_attempt_and_a_retry_commits_once(tmp_path: Path) -> None:
+    server = ConnectServer(tmp_path / "connect")
+    with running(server):
+        (tmp_path / "place").mkdir()
+        host, _, port = server.url.removeprefix("sc://").partition(":")
+        place = Place(
+            tmp_path / "place", json.dumps({"conn_type": "spark_connect", "host": host, "port": int(port)}), {}
+        )
+        place.put(2, 60)
+        client = place.start(SLOW="0.05")
+        until(lambda: is_writing(place))
+        server.kill()
+        server.start()  # the client asks again and again for ten minutes; a server that is back does not know its session
+        _, err = client.communicate(timeout=240)
+        assert client.returncode != 0
+        assert "nothing became visible" in err or "nothing was staged" in err
+        assert place.run()["counts"]["read"] == 120
+        place.check(120)
