@@ -5,6 +5,7 @@
 2. Log requests and bytes of a discovery with 1,000,000 files seen before.
 3. A batch on Spark against a plain read and Parquet write of the same files in the same process.
 4. A retry of a committed batch, and the import of the package.
+5. Where it is named, ``kafka``: Kafka to Parquet against peers, on real parts (``benchmarks/kafka.py``).
 """
 
 from __future__ import annotations
@@ -327,10 +328,24 @@ def retry_and_import() -> None:
     )
 
 
+def on_real_parts() -> None:
+    """Kafka to Parquet against its peers; brings the real parts."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from benchmarks import kafka
+
+    kafka.main()
+
+
 def main() -> None:
-    """Measure what is named, or everything."""
-    parts = {"growth": growth, "discovery": discoveries, "spark": on_spark, "retry": retry_and_import}
-    for name in sys.argv[1:] or parts:
+    """Measure what is named, or everything that needs no real parts."""
+    parts = {
+        "growth": growth,
+        "discovery": discoveries,
+        "spark": on_spark,
+        "retry": retry_and_import,
+        "kafka": on_real_parts,
+    }
+    for name in sys.argv[1:] or [name for name in parts if name != "kafka"]:
         parts[name]()
 
 

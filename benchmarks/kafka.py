@@ -1,0 +1,216 @@
+"""
+Kafka to Parquet, ours against what people would otherwise write, on the real broker and S3 server: ``make bench ARGS=kafka``.
+
+Each subject moves the same 20 batches out of one topic in one warm session; rounds are interleaved, so that what else the machine does falls on all alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from airflow_provider_streamsem import FilesSink, KafkaSource, Limits, Pipeline, run_batch
+from airflow_provider_streamsem.engines.spark import SparkEngine
+from tests.integration.parts import install
+from tests.integration.parts.kafka import Broker
+from tests.integration.parts.s3 import S3Server
+from tests.integration.parts.server import running
+from tests.integration.parts.spark import session_conf
+
+BATCHES = int(os.environ.get("BATCHES", "20"))
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
+PARTITIONS = 2
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Batches of ``rows`` records each out of a topic, into a place of their own."""
+
+    spark: Any
+    bootstrap: str
+    topic: str
+    rows: int
+    place: str
+
+    @property
+    def path(self) -> str:
+        """The place as Spark takes it."""
+        return self.place.replace("s3://", "s3a://")
+
+    def ranges(self, n: int) -> tuple[str, str]:
+        """Starting and ending offsets of batch n."""
+        share = self.rows // PARTITIONS
+        both = [json.dumps({self.topic: {str(p): share * at for p in range(PARTITIONS)}}) for at in (n, n + 1)]
+        return both[0], both[1]
+
+    def read(self, n: int) -> Any:
+        """Batch n as a DataFrame, as a person would read it."""
+        start, end = self.ranges(n)
+        reader = (
+            self.spark.read.format("kafka")
+            .option("kafka.bootstrap.servers", self.bootstrap)
+            .option("subscribe", self.topic)
+        )
+        return (
+            reader.options(startingOffsets=start, endingOffsets=end)
+            .load()
+            .select("key", "value", "partition", "offset")
+        )
+
+    def stream(self) -> Any:
+        """The topic as a stream that is cut into the same batches."""
+        reader = (
+            self.spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", self.bootstrap)
+            .option("subscribe", self.topic)
+        )
+        options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(self.rows)}
+        return reader.options(**options).load().select("key", "value", "partition", "offset")
+
+
+def ours(work: Work) -> None:
+    """A drain of this package."""
+    pipeline = Pipeline(
+        name="bench", log=f"{work.place}/log", source=KafkaSource(topics=[work.topic], bootstrap_servers=work.bootstrap),
+        sinks={"out": FilesSink(f"{work.place}/out")}, limits=Limits(max_rows=work.rows),
+        transform=lambda frame: frame.select("key", "value", "partition", "offset"),
+    )  # fmt: skip
+    result = run_batch(pipeline, run_key="all", drain=True)
+    assert (result.batches, result.counts["read"]) == (BATCHES, BATCHES * work.rows)
+
+
+def bare(work: Work) -> None:
+    """Read and append, with no protection at all."""
+    for n in range(BATCHES):
+        work.read(n).write.option("compression", "zstd").mode("append").parquet(f"{work.path}/out")
+
+
+def stream_to_files(work: Work) -> None:
+    """Structured Streaming with its file sink."""
+    _drained(work, "parquet", {"compression": "zstd"})
+
+
+def stream_to_delta(work: Work) -> None:
+    """Structured Streaming into a Delta table."""
+    _drained(work, "delta", {})
+
+
+def _drained(work: Work, format: str, options: dict[str, str]) -> None:
+    writer = (
+        work.stream()
+        .writeStream.format(format)
+        .options(**options)
+        .option("checkpointLocation", f"{work.path}/checkpoint")
+    )
+    query = writer.trigger(availableNow=True).start(f"{work.path}/out")
+    query.awaitTermination()
+    assert query.lastProgress.batchId == BATCHES - 1, query.lastProgress.batchId
+
+
+def append_to_delta(work: Work) -> None:
+    """Batch appends that carry the writer's transaction number."""
+    for n in range(BATCHES):
+        writer = work.read(n).write.format("delta").mode("append").option("txnAppId", "bench").option("txnVersion", n)
+        writer.save(f"{work.path}/out")
+
+
+SUBJECTS: dict[str, Callable[[Work], None]] = {
+    "ours": ours, "(a) bare read and write": bare, "(b) streaming, file sink": stream_to_files, "(c) streaming, Delta": stream_to_delta,
+    "(d) append to Delta, txnAppId": append_to_delta,
+}  # fmt: skip
+
+
+def produce(bootstrap: str, topic: str, rows: int) -> None:
+    """Fill the topic's partitions with equal shares."""
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(topic, PARTITIONS)])[topic].result(30)
+    producer = Producer({"bootstrap.servers": bootstrap, "queue.buffering.max.messages": 1_000_000})
+    for n in range(rows):
+        while True:
+            try:
+                producer.produce(
+                    topic, f"value-{n:012d}-{'x' * 80}".encode(), key=str(n).encode(), partition=n % PARTITIONS
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(120) == 0
+
+
+def measure(spark: Any, bootstrap: str, place: Callable[[], str], rows: int) -> list[list[str]]:
+    """Milliseconds a batch of each subject, the first round not counted."""
+    topic = f"bench-{rows}-{uuid.uuid4().hex[:6]}"
+    produce(bootstrap, topic, rows * BATCHES)
+    times: dict[str, list[float]] = {name: [] for name in SUBJECTS}
+    for turn in range(ROUNDS + 1):
+        names = list(SUBJECTS)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            began = time.perf_counter()
+            SUBJECTS[name](Work(spark, bootstrap, topic, rows, place()))
+            if turn:
+                times[name].append((time.perf_counter() - began) * 1000 / BATCHES)
+    return [
+        [
+            name,
+            f"{statistics.median(spent):.0f} ms",
+            f"{statistics.median(o / t for o, t in zip(times['ours'], spent, strict=True)):.2f}",
+        ]
+        for name, spent in times.items()
+    ]
+
+
+def main() -> None:
+    """Both places, both sizes."""
+    console = Console(width=110)
+    with tempfile.TemporaryDirectory() as directory:
+        home = Path(directory)
+        broker, s3 = Broker(home / "kafka"), S3Server(home / "s3")
+        with running(broker, s3):
+            os.environ.update(s3.environment())
+            import boto3
+
+            boto3.client("s3").create_bucket(Bucket="lake")
+            jars = f"{install.classpath('spark')}:{install.classpath('peers')}"
+            conf = {**session_conf(), **DELTA, "spark.driver.extraClassPath": jars, "spark.driver.memory": "2g"}
+            spark = SparkEngine(master="local[2]", conf=conf).session()
+            spark.sparkContext.setLogLevel("OFF")
+            for where, place in {
+                "disk": lambda: str(home / "disk" / uuid.uuid4().hex),
+                "s3a": lambda: f"s3://lake/{uuid.uuid4().hex}",
+            }.items():
+                for rows in (50_000, 1_000):
+                    table = Table(
+                        "",
+                        "a batch (median)",
+                        "ours / this (median of rounds)",
+                        title=f"{BATCHES} batches of {rows:,} records, Parquet on {where}",
+                        title_justify="left",
+                    )
+                    for row in measure(spark, broker.bootstrap, place, rows):
+                        table.add_row(*row)
+                    console.print(table)
+                    sys.stdout.flush()
+            spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Keys and values decoded on real Spark from a real broker; what does not fit is quarantined with its place; secrets stay where they are."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fastavro
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_streamsem import Avro, Json, KafkaSource, open_log
+from airflow_provider_streamsem.connections import connection
+from airflow_provider_streamsem.errors import DataError, UnavailableError
+from tests.integration.parts.kafka import PASSWORD, USER, Broker
+from tests.integration.topics import Topics
+
+pytestmark = pytest.mark.integration
+
+V1 = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "long"}, {"name": "user", "type": ["null", "string"], "default": None}],
+}
+V2 = {**V1, "fields": [*V1["fields"], {"name": "amount", "type": "double", "default": 0.0}]}
+
+
+@pytest.fixture
+def topics(broker: Broker, spark: SparkSession, tmp_path: Path) -> Topics:
+    return Topics(broker, tmp_path)
+
+
+def avro(schema: dict[str, Any], record: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), record)
+    return out.getvalue()
+
+
+def quarantined(topics: Topics) -> list[dict[str, Any]]:
+    opened = open_log(str(topics.place / "log"))
+    found = []
+    for version in opened.versions():
+        assert version.outcome is not None
+        for key in version.outcome.quarantine.keys:
+            found += [json.loads(line) for line in (opened.log.read(key) or b"").splitlines()]
+    return sorted(found, key=lambda record: record["offset"])
+
+
+def test_json_values_become_columns_and_what_does_not_fit_is_quarantined_with_its_place(topics: Topics) -> None:
+    topics.create("a", 1)
+    bad = ['{"id": "x"}', "{broken", '{"id": 5} {"id": 6}', "[]", b"\xff\xfe"]
+    topics.put("a", ['{"id": 1, "user": "ann"}', *bad, '{"id": 2}', None], key=b"k")
+    spec = topics.pipeline("a", source={"value": Json("id long, user string")}, where="id is null or id > 0")
+    result = topics.run(spec, "r")
+    assert {name: result.counts[name] for name in ("read", "parsed", "quarantined", "written.out")} == {
+        "read": 8,
+        "parsed": 3,
+        "quarantined": 5,
+        "written.out": 3,
+    }
+    rows = topics.rows('id, "user", kafka_topic, kafka_partition, kafka_offset, decode(kafka_key)')
+    name = topics.name("a")
+    assert sorted(rows, key=lambda row: row[4]) == [
+        (1, "ann", name, 0, 0, "k"),
+        (2, None, name, 0, 6, "k"),
+        (None, None, name, 0, 7, "k"),
+    ]
+    found = quarantined(topics)
+    assert [(r["topic"], r["partition"], r["offset"], r["encoding"]) for r in found] == [
+        (name, 0, n, "utf-8" if n < 5 else "base64") for n in range(1, 6)
+    ]
+    assert [r["raw"] for r in found[:4]] == bad[:4]
+
+
+def test_key_alone_is_decoded_beside_a_binary_value(topics: Topics) -> None:
+    topics.create("a", 1)
+    topics.put("a", [b"\x00raw"], key=b'{"id": 7}')
+    topics.run(topics.pipeline("a", source={"key": Json("id long")}), "r")
+    assert topics.rows('key.id, value, "offset"') == [(7, b"\x00raw", 0)]
+
+
+def test_avro_values_become_columns_and_truncated_or_longer_ones_are_quarantined(topics: Topics) -> None:
+    topics.create("a", 1)
+    good = [avro(V1, {"id": n, "user": None if n % 2 else f"u{n}"}) for n in range(4)]
+    topics.put("a", [*good, good[0][:-1], good[0] + b"\x00", b"", b"\x00", avro(V1, {"id": 0, "user": None})])
+    result = topics.run(topics.pipeline("a", source={"value": Avro(json.dumps(V1))}), "r")
+    assert (result.counts["parsed"], result.counts["quarantined"]) == (5, 4)
+    assert sorted(topics.rows('id, "user"'), key=str) == sorted(
+        [(0, "u0"), (1, None), (2, "u2"), (3, None), (0, None)], key=str
+    )
+
+
+class Registry(BaseHTTPRequestHandler):
+    """Two of a schema registry's answers: versions of a subject, and one version."""
+
+    subjects: ClassVar[dict[str, list[tuple[int, str]]]] = {}
+    is_down: ClassVar[bool] = False
+
+    def do_GET(self) -> None:
+        parts = self.path.strip("/").split("/")
+        versions = self.subjects.get(parts[1], [])
+        if self.is_down:
+            self.send_error(500)
+        elif not versions:
+            self.send_error(404)
+        else:
+            number, schema = versions[int(parts[3]) - 1] if len(parts) == 4 else (0, "")
+            body: Any = (
+                {"subject": parts[1], "id": number, "version": 1, "schema": schema}
+                if len(parts) == 4
+                else list(range(1, len(versions) + 1))
+            )
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+
+@pytest.fixture
+def registry() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Registry)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    Registry.subjects, Registry.is_down = {}, False
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_avro_of_a_registry_is_read_by_the_schema_that_wrote_it(topics: Topics, registry: str) -> None:
+    topics.create("a", 1)
+    Registry.subjects[f"{topics.name('a')}-value"] = [(11, json.dumps(V1)), (300, json.dumps(V2))]
+    wire = lambda number, data: b"\x00" + number.to_bytes(4, "big") + data  # noqa: E731
+    old, new = avro(V1, {"id": 1, "user": "a"}), avro(V2, {"id": 2, "user": None, "amount": 1.5})
+    topics.put(
+        "a", [wire(11, old), wire(300, new), wire(12, old), wire(300, old), old, b"\x00\x00", wire(11, old + b"x")]
+    )
+    spec = topics.pipeline("a", source={"value": Avro(json.dumps(V2), registry=registry)})
+    result = topics.run(spec, "r")
+    assert (result.counts["parsed"], result.counts["quarantined"]) == (2, 5)
+    assert sorted(topics.rows('id, "user", amount')) == [(1, "a", 0.0), (2, None, 1.5)]
+
+
+def test_registry_that_is_down_or_empty_fails_the_batch_and_moves_nothing(topics: Topics, registry: str) -> None:
+    topics.create("a", 1)
+    topics.put("a", [b"\x00\x00\x00\x00\x01x"])
+    spec = topics.pipeline("a", source={"value": Avro(json.dumps(V1), registry=registry)})
+    with pytest.raises(DataError, match="knows no Avro schema"):
+        topics.run(spec, "r")
+    Registry.is_down = True
+    with pytest.raises(UnavailableError, match="registry"):
+        topics.run(spec, "r")
+    assert open_log(spec.log).head == -1
+
+
+def test_value_with_fields_named_as_kafkas_own_is_refused(topics: Topics) -> None:
+    topics.create("a", 1)
+    topics.put("a", ['{"kafka_offset": 1}'])
+    with pytest.raises(DataError, match="kafka_offset"):
+        topics.run(topics.pipeline("a", source={"value": Json("kafka_offset long")}), "r")
+
+
+def secured(broker: Broker, password: str) -> str:
+    return json.dumps(
+        {
+            "conn_type": "kafka",
+            "extra": {
+                "bootstrap.servers": broker.bootstrap_sasl, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": USER,
+                "sasl.password": password, "group.id": "not-used",
+            },
+        }
+    )  # fmt: skip
+
+
+def test_secured_cluster_is_read_by_a_connection_whose_secret_is_written_nowhere(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    topics.create("a", 1)
+    topics.put("a", ["1", "2"])
+    monkeypatch.setenv("AIRFLOW_CONN_SECURED_KAFKA", secured(topics.broker, PASSWORD))
+    spec = topics.pipeline("a")
+    spec = spec.replace(source=KafkaSource(topics=[topics.name("a")], conn_id="secured_kafka"))
+    result = topics.run(spec, "r")
+    assert result.counts["read"] == 2
+    assert PASSWORD not in json.dumps(result.to_json())
+    written = [
+        path for directory, _, names in os.walk(topics.place) for path in (Path(directory) / name for name in names)
+    ]
+    assert len(written) > 5
+    assert [str(path) for path in written if PASSWORD.encode() in path.read_bytes()] == []
+    out = capfd.readouterr()
+    assert PASSWORD not in out.out + out.err
+    assert PASSWORD not in repr(connection("secured_kafka")) + repr(spec)
+
+
+def test_wrong_password_is_an_error_that_does_not_tell_it(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+    import traceback
+
+    monkeypatch.setattr("airflow_provider_streamsem.sources.kafka_cluster.TIMEOUT_S", 3.0)
+    monkeypatch.setenv("AIRFLOW_CONN_SECURED_KAFKA", secured(topics.broker, "wrong-" + PASSWORD))
+    topics.create("a", 1)
+    spec = topics.pipeline("a").replace(source=KafkaSource(topics=[topics.name("a")], conn_id="secured_kafka"))
+    with pytest.raises(Exception, match="nothing was written") as caught:
+        topics.run(spec, "r")
+    assert PASSWORD not in "".join(traceback.format_exception(caught.value))
