@@ -198,11 +198,12 @@ def main() -> None:
                 "s3a": lambda: f"s3://lake/{uuid.uuid4().hex}",
             }.items():
                 for rows in (50_000, 1_000):
+                    title = f"{BATCHES} batches of {rows:,} records, Parquet on {where}"
                     table = Table(
                         "",
                         "a batch (median)",
                         "ours / this (median of rounds)",
-                        title=f"{BATCHES} batches of {rows:,} records, Parquet on {where}",
+                        title=title,
                         title_justify="left",
                     )
                     for row in measure(spark, broker.bootstrap, place, rows):

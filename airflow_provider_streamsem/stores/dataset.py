@@ -12,9 +12,10 @@ from typing import Any, BinaryIO, Protocol, cast
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
 from airflow_provider_streamsem.stores.contract import ObjectStat, Store, split_url
 from airflow_provider_streamsem.stores.local import LocalStore
-from airflow_provider_streamsem.stores.s3 import S3Store
+from airflow_provider_streamsem.stores.s3 import S3Store, client
 
 _TAIL_BYTES = 65_536
+_ATTEMPTS = 5
 _BLOCK_BYTES = 8 << 20
 
 
@@ -100,7 +101,7 @@ class S3Dataset(S3Store):
 
     @cached_property
     def _client(self) -> Any:
-        return self._given or self._new_client({"total_max_attempts": 5, "mode": "standard"})
+        return self._given or client(attempts=_ATTEMPTS)
 
     def engine_path(self, key: str) -> str:
         """A path of Hadoop's S3A file system."""

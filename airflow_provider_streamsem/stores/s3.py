@@ -8,8 +8,9 @@ conflicting request was under way and nothing is decided.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
@@ -39,21 +40,7 @@ class S3Store:
 
     @cached_property
     def _client(self) -> Any:
-        return self._given or self._new_client({"total_max_attempts": 1})
-
-    @staticmethod
-    def _new_client(retries: dict[str, Any]) -> Any:
-        import boto3
-        from botocore.config import Config
-
-        config = Config(
-            retries=retries,
-            connect_timeout=CONNECT_TIMEOUT_S,
-            read_timeout=READ_TIMEOUT_S,
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-        )
-        return boto3.session.Session().client("s3", config=config)
+        return self._given or client(attempts=1)
 
     def create(self, key: str, data: bytes) -> bool:
         """PUT with ``If-None-Match: *``; 412 is ``False``."""
@@ -151,6 +138,27 @@ class S3Store:
         if isinstance(error, (ConnectionError, HTTPClientError, ResponseStreamingError, OSError)):
             return UnknownAnswerError(key)
         return error
+
+
+def client(*, attempts: int) -> Any:
+    """A boto3 S3 client of the default chain; one for each way of asking, since making one takes longer than many requests."""
+    surroundings = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
+    return _client(attempts, os.getpid(), surroundings)
+
+
+@lru_cache(maxsize=16)
+def _client(attempts: int, process: int, surroundings: tuple[tuple[str, str], ...]) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        retries={"total_max_attempts": attempts, "mode": "standard"},
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    return boto3.session.Session().client("s3", config=config)
 
 
 def _status(error: Exception) -> int:
