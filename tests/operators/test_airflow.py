@@ -123,6 +123,35 @@ def test_cleared_task_that_asks_for_it_redoes_its_versions_and_its_retries_are_o
     world.check()
 
 
+def test_spark_and_kafka_are_found_by_airflows_connections(
+    world: World, rows_engine: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_streamsem.connections import connection
+    from airflow_provider_streamsem.engines import spark
+    from airflow_provider_streamsem.errors import InvalidError
+    from airflow_provider_streamsem.testing.rows import RowsEngine
+
+    monkeypatch.setenv("AIRFLOW_CONN_MY_SPARK", '{"conn_type": "spark", "host": "spark://h", "port": 7077}')
+    monkeypatch.setenv("AIRFLOW_CONN_MY_KAFKA", '{"conn_type": "kafka", "extra": {"bootstrap.servers": "h:1"}}')
+    looked_up: list[object] = []
+    made = operator(world, spark_conn_id="my_spark")
+    monkeypatch.setattr(
+        spark,
+        "SparkEngine",
+        lambda **named: (
+            looked_up.append(named),
+            RowsEngine(lambda step: looked_up.append(connection("my_kafka").extra)),
+        )[1],
+    )
+    made.execute(context())
+    assert looked_up[0] == {"master": "spark://h:7077", "conf": {}}
+    assert looked_up[1] == {"bootstrap.servers": "h:1"}
+    with pytest.raises(Exception, match="no such connection"):
+        operator(world, spark_conn_id="nowhere").execute(context())
+    with pytest.raises(InvalidError, match="exclude"):
+        operator(world, spark_conn_id="my_spark", spark_master="yarn")
+
+
 def test_runs_and_mapped_tasks_are_different_runs(world: World, rows_engine: list[str]) -> None:
     versions = [
         operator(world).execute(context(run_id=run, map_index=index))["version"]
