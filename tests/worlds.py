@@ -101,15 +101,16 @@ class World:
 
         return open_log(self.log())
 
-    def dies(self, *arguments: Any, at: str = "read", **named: Any) -> None:
-        """Run as a process of its own would that dies in the midst of staging."""
+    def dies(self, *arguments: Any, at: str = "read", batch: int = 1, **named: Any) -> None:
+        """Run as a process of its own would that dies in the midst of staging, in the first batch or a later one."""
 
         def die(step: str) -> None:
-            if step == at:
+            if step == at and engine.staged == batch:
                 raise Crash
 
+        engine = RowsEngine(die)
         with suppress(Crash):
-            self.run(*arguments, engine=RowsEngine(die), **named)
+            self.run(*arguments, engine=engine, **named)
             raise AssertionError("it did not die")
 
     def visible(self) -> Counter[int]:

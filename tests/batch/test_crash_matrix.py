@@ -52,13 +52,7 @@ def resumed_drain(world: World) -> dict[str, Any]:
     """A drain that died in its second batch, run again."""
     world.arrive(4)
 
-    def dies(step: str) -> None:
-        if step == "read" and engine.staged == 2:
-            raise Crash
-
-    engine = RowsEngine(dies)
-    with pytest.raises(Crash):
-        world.run("run", drain=True, engine=engine)
+    world.dies("run", drain=True, batch=2)
     world.arrive(1)
     return {"drain": True}
 
@@ -219,13 +213,8 @@ def test_crash_at_every_step_of_staging(tmp_path: Path, step: str) -> None:
     world = World(tmp_path)
     world.arrive(3)
 
-    def dies(name: str) -> None:
-        if name == step:
-            raise Crash
-
     for _ in range(3):
-        with pytest.raises(Crash):
-            world.run("run", drain=True, engine=RowsEngine(dies))
+        world.dies("run", drain=True, at=step)
     assert world.opened().head == -1
     assert world.run("run", drain=True).ranges == {"files": (0, 3)}
     world.check()

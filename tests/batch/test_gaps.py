@@ -31,34 +31,16 @@ def test_file_changed_under_its_plan_is_named(world: World) -> None:
 def test_file_that_vanished_between_plan_and_read_is_named(world: World) -> None:
     world.arrive(2)
 
-    class Died(Exception): ...
-
-    def dies(step: str) -> None:
-        raise Died
-
-    with pytest.raises(Died):
-        world.run("a", engine=RowsEngine(dies))
+    world.dies("a")
     (world.root / "in" / "00000.json").unlink()
     with pytest.raises(SourceChangedError, match=r"00000\.json"):
         world.run("a")
 
 
-def dead(world: World) -> None:
-    """Version 0 is planned and its process dies."""
-
-    class Died(Exception): ...
-
-    def dies(step: str) -> None:
-        raise Died
-
-    with pytest.raises(Died):
-        world.run("dead", engine=RowsEngine(dies))
-
-
 @pytest.mark.parametrize("drain", [False, True])
 def test_way_past_a_file_that_is_gone_is_an_abort_and_a_recorded_gap(world: World, drain: bool) -> None:
     world.arrive(3)
-    dead(world)
+    world.dies("dead")
     (world.root / "in" / "00000.json").unlink()
     with pytest.raises(SourceChangedError, match="record_gap"):
         world.run("a", drain=drain)
@@ -77,7 +59,7 @@ def test_way_past_a_file_that_is_gone_is_an_abort_and_a_recorded_gap(world: Worl
 
 def test_file_that_changed_before_it_was_read_is_a_gap_and_its_new_content_is_read(world: World) -> None:
     world.arrive(2)
-    dead(world)
+    world.dies("dead")
     opened = world.opened()
     maintenance.abort(opened.log, opened.record, 0, reason="a file was still being written")
     (world.root / "in" / "00001.json").write_text('{"id": 3}\n{"id": 4}\n{"id": 5}\n \n')
@@ -87,7 +69,7 @@ def test_file_that_changed_before_it_was_read_is_a_gap_and_its_new_content_is_re
 
 def test_only_files_that_are_gone_make_a_commit_of_gaps_alone(world: World) -> None:
     world.arrive(2)
-    dead(world)
+    world.dies("dead")
     opened = world.opened()
     maintenance.abort(opened.log, opened.record, 0, reason="all gone")
     for path in (world.root / "in").iterdir():
@@ -104,15 +86,7 @@ def test_only_files_that_are_gone_make_a_commit_of_gaps_alone(world: World) -> N
 def test_retried_drain_whose_place_is_not_mounted_records_no_gaps(world: World) -> None:
     world.arrive(6)
 
-    class Died(Exception): ...
-
-    def dies(step: str) -> None:
-        if step == "read" and engine.staged == 2:
-            raise Died
-
-    engine = RowsEngine(dies)
-    with pytest.raises(Died):
-        world.run("a", drain=True, engine=engine)
+    world.dies("a", drain=True, batch=2)
     opened = world.opened()
     maintenance.abort(opened.log, opened.record, 1, reason="x")
     (world.root / "in").rename(world.root / "away")

@@ -93,15 +93,7 @@ def test_drain_stops_at_the_target_frozen_by_its_first_plan(world: World) -> Non
 def test_I19_retry_of_a_drain_goes_on_towards_the_same_target(world: World) -> None:
     world.arrive(4)
 
-    class Died(Exception): ...
-
-    def dies_in_second_batch(step: str) -> None:
-        if step == "read" and engine.staged == 2:
-            raise Died
-
-    engine = RowsEngine(dies_in_second_batch)
-    with pytest.raises(Died):
-        world.run("a", drain=True, engine=engine)
+    world.dies("a", drain=True, batch=2)
     world.arrive(2)
     assert world.run("a", drain=True).ranges == {"files": (0, 4)}
     assert world.run("b", drain=True).ranges == {"files": (4, 6)}
@@ -155,13 +147,7 @@ def test_idle_poll_costs_one_listing_and_two_reads_besides_discovery(world: Worl
 def test_open_version_of_another_run_is_finished_first(world: World) -> None:
     world.arrive(3)
 
-    class Died(Exception): ...
-
-    def dies(step: str) -> None:
-        raise Died
-
-    with pytest.raises(Died):
-        world.run("a", engine=RowsEngine(dies))
+    world.dies("a")
     result = world.run("b")
     assert result.ranges == {"files": (2, 3)}
     assert world.run("a").version == 0
@@ -207,13 +193,7 @@ def test_staged_attempt_with_a_missing_file_is_not_adopted(world: World) -> None
 def test_I10_open_version_is_closed_by_an_abort_and_planned_anew_by_the_same_run(world: World) -> None:
     world.arrive(2)
 
-    class Died(Exception): ...
-
-    def dies(step: str) -> None:
-        raise Died
-
-    with pytest.raises(Died):
-        world.run("a", engine=RowsEngine(dies))
+    world.dies("a")
     opened = world.opened()
     aborted = maintenance.abort(opened.log, opened.record, 0, reason="poison")
     assert (aborted.result, aborted.reason) == ("abort", "poison")

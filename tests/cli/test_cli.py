@@ -12,7 +12,6 @@ import pytest
 
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.stores.local import LocalStore
-from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.worlds import World
 
 GOLDEN = Path(__file__).parent / "json_shapes.json"
@@ -138,11 +137,7 @@ def test_verify_of_a_damaged_dataset_ends_with_1_and_names_the_file(
 
 
 def test_abort_closes_the_open_version_and_says_so(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    def dies(step: str) -> None:
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        world.run("b", engine=RowsEngine(dies))
+    world.dies("b")
     code, out, _ = run(capsys, "abort", str(world.root / "log"), "1", "--reason", "poison")
     assert (code, "aborted" in out) == (0, True)
     code, _, err = run(capsys, "abort", str(world.root / "log"), "1", "--reason", "again")

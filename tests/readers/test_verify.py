@@ -137,14 +137,9 @@ def test_orphans_are_counted_and_are_no_fault(world: World) -> None:
 
 
 def test_open_version_is_no_fault(world: World) -> None:
-    from airflow_provider_streamsem.testing.rows import RowsEngine
-
-    def dies(step: str) -> None:
-        raise RuntimeError
 
     world.arrive(1)
-    with pytest.raises(RuntimeError):
-        world.run("b", engine=RowsEngine(dies))
+    world.dies("b")
     assert world.verdict().clean
     assert [v.outcome is None for v in world.opened().versions()] == [True, False, False, False]
 

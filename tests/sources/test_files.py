@@ -8,7 +8,6 @@ import pytest
 
 from airflow_provider_streamsem import FilesSource, Limits
 from airflow_provider_streamsem.errors import SourceChangedError
-from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.worlds import World
 
 DAY_MS = 86_400_000
@@ -143,9 +142,5 @@ def test_limit_of_a_rerun_does_not_change_what_was_planned(tmp_path: Path) -> No
     world = World(tmp_path)
     world.arrive(4)
 
-    def dies(step: str) -> None:
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        world.run("a", engine=RowsEngine(dies))
+    world.dies("a")
     assert world.run("a", pipeline=world.pipeline(limits=Limits(max_files=1))).ranges == {"files": (0, 2)}
