@@ -1,0 +1,68 @@
+"""
+Orders from Kafka become an exactly-once table on S3, on the Spark cluster of a connection.
+
+Needs two Airflow connections: ``kafka_default`` (type kafka, servers in its extra) and ``spark_default`` (type spark or spark_connect); and STREAMSEM_LAKE,
+the place on S3 or disk where log and table shall lie. A task that is cleared makes the rows of its versions anew from the same offsets: clear it after a fix
+of ``clean``.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from airflow.sdk import Asset, dag, task
+
+from airflow_provider_streamsem import FilesSink, Json, KafkaSource, Limits, Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+LAKE = os.environ.get("STREAMSEM_LAKE", "/tmp/streamsem-orders")
+
+ORDERS = Pipeline(
+    name="orders",
+    log=f"{LAKE}/_streamsem/orders",
+    source=KafkaSource(
+        topics=[os.environ.get("STREAMSEM_ORDERS_TOPIC", "orders")],
+        conn_id="kafka_default",
+        starting="earliest",
+        value=Json("id long, user string, cents long, at timestamp"),
+    ),
+    where="cents > 0",
+    rows="filter",
+    sinks={"orders": FilesSink(path=f"{LAKE}/orders", partition_by=["day"])},
+    limits=Limits(max_rows=1_000_000),
+    require="exactly_once",
+)
+
+
+def initials(user: str | None) -> str:
+    """What a row keeps of a person's name. Runs on the executors, which cannot import this file."""
+    return "".join(word[0] for word in (user or "").split())
+
+
+@dag(schedule=None, catchup=False, max_active_runs=1, tags=["streamsem"])
+def streamsem_orders() -> None:
+    """Drain what lies in the topic when the run starts."""
+
+    @task.micro_batch(
+        pipeline=ORDERS,
+        drain=True,
+        rerun="redo",
+        spark_conn_id="spark_default",
+        outlets=[Asset("streamsem_orders")],
+        retries=2,
+        retry_delay=timedelta(seconds=1),
+    )
+    def clean(orders: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        short = F.udf(initials, "string")
+        return orders.select("id", short("user").alias("initials"), "cents", "at", F.to_date("at").alias("day"))
+
+    clean()
+
+
+streamsem_orders()
