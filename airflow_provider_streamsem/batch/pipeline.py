@@ -21,6 +21,7 @@ from airflow_provider_streamsem.stores.contract import split_url
 
 NAME = r"[a-z0-9_-]{1,64}"
 TRANSFORM = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
+LIMITS = ("max_files", "max_bytes", "max_rows", "min_rows")
 LABELS = ("exactly_once", "at_least_once", "at_most_once")
 
 
@@ -81,6 +82,13 @@ class Pipeline:
         arguments.choice("rows", self.rows, ("any", "filter"))
         if not isinstance(self.limits, Limits):
             raise InvalidError("limits must be a Limits", given=type(self.limits).__name__)
+        unheeded = [
+            name for name in LIMITS if getattr(self.limits, name) is not None and name not in self.source.limits
+        ]
+        if unheeded:
+            raise InvalidError(
+                "this source does not know these limits", given=unheeded, accepted=list(self.source.limits)
+            )
         arguments.choice("on_data_loss", self.on_data_loss, ("fail", "record_gap"))
         if self.require is not None:
             from airflow_provider_streamsem.batch.guarantee import require

@@ -28,6 +28,7 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     planned_at_ms = clock.now_ms()
     start = ready.head.next
     target = ready.target
+    planner.follow(ready.head.outcome)
     end = planner.latest_offsets() if target is None else target
     if drain and ready.j == 0:
         target = end
@@ -56,7 +57,9 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
         j=ready.j,
         target=target,
         run_counts=run_counts,
-        run_start=before_plan.run_start if before_plan else {p: offsets.position(start, p) for p in cut.ranges},
+        run_start=before_plan.run_start
+        if before_plan
+        else {p: offsets.position(start, p) for p in sorted({*start, *(target or {}), *cut.ranges})},
         planned_at_ms=planned_at_ms,
         spec=opened.spec,
         transform=opened.pipeline.transform_name,

@@ -6,16 +6,17 @@ from dataclasses import replace
 from functools import partial
 
 from airflow_provider_streamsem.arguments import text, whole
+from airflow_provider_streamsem.batch.maintenance import abort
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.batch.run import Run, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines.contract import Engine
-from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Plan, Replaced
-from airflow_provider_streamsem.protocol.procedures import Ready
+from airflow_provider_streamsem.protocol.procedures import Answered, Ready
 from airflow_provider_streamsem.protocol.view import Head, add_counts
 
 
@@ -36,7 +37,8 @@ def redo(
     :param version: a committed version; where redos have replaced it, the newest of them is replaced
     :param run_key: names the redo; the same for its retries. Default: made of ``version`` and of the commit that is replaced
     :raises InvalidError: the version is not closed, or was aborted
-    :raises SourceChangedError: the source no longer holds what the version read; nothing was written but the plan
+    :raises SourceChangedError: the source no longer holds what the version read; nothing changed
+    :raises DataError: the rows cannot be made anew by this transform; the redo is closed as an abort, and nothing became visible
     """
     if not isinstance(pipeline, Pipeline):
         raise InvalidError("redo takes a Pipeline", given=type(pipeline).__name__)
@@ -47,7 +49,19 @@ def redo(
     if run_key is None:
         run_key = f"redo:{version}:{_current(opened, opened.head, version)}"
     run = Run(opened, text("run_key", run_key), engine)
-    return run.to_answer(partial(_plan_redo, opened, version, run_key))
+    try:
+        return run.to_answer(partial(_plan_redo, opened, version, run_key))
+    except StreamsemError as error:
+        if not error.retryable:
+            _give_up(opened, run_key, error)
+        raise
+
+
+def _give_up(opened: Opened, run_key: str, error: StreamsemError) -> None:
+    """Close a redo that no retry can stage: no offset depends on it, and an open version would stop every other run (W22)."""
+    head = opened.log.find_head(opened.record.genesis)
+    if head.plan is not None and head.plan.kind == "redo" and head.plan.run_key == run_key:
+        abort(opened.log, opened.record, head.plan.version, reason=f"the redo cannot be staged: {type(error).__name__}")
 
 
 def redo_run(
@@ -60,15 +74,16 @@ def redo_run(
     log: CommitLog | None = None,
 ) -> RunResult:
     """
-    Finish a run, then redo every version that it committed.
+    Redo every version that a run committed; a run that is not finished is finished instead.
 
     :param request: names this request among the redos of the run; the same request again does nothing twice
     :returns: the last redo's version and outcome, the ranges of the run, and the sum of the counts
     """
-    result = run_batch(pipeline, run_key=run_key, drain=drain, engine=engine, log=log)
-    if result.status == "empty":
-        return result
     opened_log = log or open_commit_log(pipeline.log)
+    was_answered = _is_answered(opened_log, run_key)
+    result = run_batch(pipeline, run_key=run_key, drain=drain, engine=engine, log=log)
+    if result.status == "empty" or not was_answered:  # what was committed just now was made by this very transform
+        return result
     counts: dict[str, int] = {}
     redone = 0
     last = result
@@ -88,6 +103,11 @@ def redo_run(
         batches=redone,
         outcome=last.outcome,
     )
+
+
+def _is_answered(log: CommitLog, run_key: str) -> bool:
+    record = log.read_pipeline()
+    return record is not None and isinstance(log.locate(run_key, log.find_head(record.genesis)), Answered)
 
 
 def _plan_redo(opened: Opened, version: int, run_key: str, ready: Ready) -> Plan:
@@ -115,6 +135,9 @@ def _plan_redo(opened: Opened, version: int, run_key: str, ready: Ready) -> Plan
         nonce=clock.new_id(),
     )
     invariants.check_i20(redone, plan[0], outcome[0])
+    opened.pipeline.source.check_pins(
+        redone.pins, was_read=False
+    )  # before anything is written: an open version stops every other run
     return redone
 
 

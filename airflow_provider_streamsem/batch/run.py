@@ -123,9 +123,9 @@ class Run:
         started_ms = log.clock.now_ms()
         attempt_id = log.clock.new_id()
         recorded = {} if head.outcome is None else head.outcome.schemas
-        pipeline.source.check_pins(plan.pins)
+        pipeline.source.check_pins(plan.pins, was_read=False)
         produced = self._produce(plan, attempt_id, recorded)
-        pipeline.source.check_pins(plan.pins)
+        pipeline.source.check_pins(plan.pins, was_read=True)
         invariants.check_i14_staged(produced.counts, produced.sinks, handed=produced.handed, rows=pipeline.rows)
         schemas = schema.evolve(recorded, produced.schemas)
         manifest = StagedManifest(
@@ -148,6 +148,7 @@ class Run:
     def _hint(self, head: Head, plan: Plan, counts: Mapping[str, int]) -> Json:
         if plan.kind == "redo":  # the source stands where it stood (W26)
             return None if head.outcome is None else head.outcome.source
+        self.planner.follow(head.outcome)
         return self.planner.hint(plan, counts)
 
     def _produce(self, plan: Plan, attempt_id: str, recorded: Mapping[str, str]) -> Produced:

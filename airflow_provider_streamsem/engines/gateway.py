@@ -15,7 +15,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.core.context import SparkContext
 from pyspark.sql import DataFrame, Observation, SparkSession
 
-_PATIENCE_MS = 1_000
+_PATIENCE_MS = 5_000
 
 
 def forget_dead_jvm() -> None:
@@ -68,15 +68,16 @@ def _activate(session: SparkSession) -> None:
     SparkSession._activeSession = session
 
 
-def observed(observation: Observation) -> dict[str, int] | None:
+def observed(observation: Observation, session: SparkSession) -> dict[str, int] | None:
     """
     What an observation counted, or ``None`` where it never ran.
 
-    ``Observation.get`` waits for ever where the optimizer dropped the node; this waits as long as the JVM thinks a finished query may need to tell.
+    ``Observation.get`` waits for ever where the optimizer dropped the node; this waits for the bus by which Spark tells, and no longer.
     """
     inner: Any = observation
     if inner._jo is None:
         return None
+    _empty_bus(session)
     found = inner._jo.getRowOrEmpty()
     if found.isEmpty():
         return None
@@ -92,15 +93,17 @@ def may_have_run(observation: Observation, session: SparkSession) -> bool:
 
     A bus that does not get empty soon, as behind a slow listener of the user's, may still hold the news.
     """
-    observed_by: Any = observation
+    inner: Any = observation
+    return inner._jo is not None and (not _empty_bus(session) or bool(inner._jo.future().isCompleted()))
+
+
+def _empty_bus(session: SparkSession) -> bool:
     inner: Any = session
-    if observed_by._jo is None:
-        return False
     try:
         inner._jsparkSession.sparkContext().listenerBus().waitUntilEmpty(_PATIENCE_MS)
     except Py4JJavaError:  # a TimeoutException of the JVM
-        return True
-    return bool(observed_by._jo.future().isCompleted())
+        return False
+    return True
 
 
 # Nodes that read their whole input once, in the same stage: above them an observation of the input counts each row once.

@@ -33,7 +33,7 @@ def may_have_run(observation: Observation, session: SparkSession) -> bool:
     return bool(inner._result)
 
 
-def observed(observation: Observation) -> dict[str, int] | None:
+def observed(observation: Observation, session: SparkSession) -> dict[str, int] | None:
     """What an observation counted, or ``None`` where it never ran."""
     inner: Any = observation
     return {name: int(value) for name, value in inner._result.items()} if inner._result else None

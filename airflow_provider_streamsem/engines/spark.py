@@ -8,6 +8,7 @@ ours. pyspark is imported when a session is first asked for, never before.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -34,9 +35,11 @@ SETTINGS = {
     # Spark 4.1: a shuffle whose rows come out differently when it is repeated is repeated whole, instead of mixing two answers.
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
+    # A Connect server writes the text of plans into its event log; the Kafka client's secrets are options of a plan.
+    "spark.sql.redaction.string.regex": r"(?s)(?i)(loginmodule required .*?;)|(-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----)",
 }
 
-
+_REST = re.compile("[/;?]")
 _OF_THE_DATA = ("CAST_INVALID_INPUT", "NUMERIC_VALUE_OUT_OF_RANGE", "DIVIDE_BY_ZERO", "CANNOT_MERGE_SCHEMAS")
 
 
@@ -107,10 +110,11 @@ class SparkEngine:
                 builder = builder.config(key, value)
             return builder.getOrCreate()
         except Exception as error:
-            # The URL may hold a token.
+            # The URL may hold a token, and so may the client's own words about it.
+            server = _REST.split(remote.removeprefix("sc://"))[0]
             raise StageError(
-                "no session on the Spark Connect server; nothing was staged", server=remote.split("/;")[0]
-            ) from error
+                "no session on the Spark Connect server; nothing was staged", server=server, error=type(error).__name__
+            ) from None
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
         """Stage one attempt in a clone of the session."""

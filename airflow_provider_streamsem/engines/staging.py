@@ -28,7 +28,7 @@ class Inspection(Protocol):
         """Whether some action may have completed an observation already."""
         ...
 
-    def observed(self, observation: Observation) -> dict[str, int] | None:
+    def observed(self, observation: Observation, session: SparkSession) -> dict[str, int] | None:
         """What an observation counted, or ``None`` where it never ran."""
         ...
 
@@ -69,7 +69,7 @@ class Staging:
         finally:
             for frame in self._kept:
                 frame.unpersist()
-        counted = None if reread else self.inspect.observed(watched)
+        counted = None if reread else self.inspect.observed(watched, self.session)
         if counted is None:
             counted = self._count(marked, asked)
         sinks = {
@@ -150,7 +150,7 @@ class Staging:
         self.job.sinks[name].stage(
             frame.observe(handed, F.count(F.lit(1)).alias("rows")), self.job.plan.version, self.job.attempt_id
         )
-        counted = self.inspect.observed(handed)
+        counted = self.inspect.observed(handed, self.session)
         return None if counted is None else counted["rows"]
 
     def _count(self, marked: DataFrame, asked: list[Column]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from airflow_provider_streamsem.errors import DataError, LogDamagedError
+from airflow_provider_streamsem.errors import DataError, LogDamagedError, StageError
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Outcome, Plan, RunPointer, Segment
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
@@ -188,17 +188,19 @@ def check_i14_staged(
     """
     The reconciliation of an attempt, before its manifest is sent.
 
-    :param handed: sink → rows that the engine handed to the writer, as the engine counted them; ``None`` where it could not count
+    :param handed: sink → rows that the engine handed to the writer, as the engine counted them; ``None`` where it counted nothing
     :param rows: the pipeline's declaration; ``"filter"`` binds the counts across the transform
-    :raises DataError: the attempt is void
+    :raises StageError: rows handed over and rows in the files differ: the attempt is void, another may fare better (a lost executor repeats tasks)
+    :raises DataError: the transform breaks its declaration: the attempt is void
     """
     for name, committable in sinks.items():
-        if handed.get(name) is not None and handed[name] != committable.rows:
-            raise DataError(
-                "a writer was handed another number of rows than its files hold",
+        # What the engine did not count may only be nothing: a plan without rows may lose its counter.
+        if (handed.get(name) or 0) != committable.rows:
+            raise StageError(
+                "a writer was handed another number of rows than its files hold; nothing became visible",
                 invariant="I14",
                 sink=name,
-                handed=handed[name],
+                handed=handed.get(name),
                 files=committable.rows,
             )
         if rows == "filter" and counts["parsed"] != counts["filtered"] + committable.rows:

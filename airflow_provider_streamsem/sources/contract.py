@@ -94,6 +94,10 @@ class Loaded(Protocol):
 class Planner(Protocol):
     """A source bound to a log for one process. It remembers what it read of the log, so that a drain does not ask twice."""
 
+    def follow(self, last: Outcome | None) -> None:
+        """The newest outcome that is known: told before every plan and every hint, since other processes move the log too. Sends no request."""
+        ...
+
     def latest_offsets(self) -> Offsets:
         """One past the newest record, per partition, exclusive. May write to the log (discovery); never moves an offset."""
         ...
@@ -127,12 +131,13 @@ class Source(Protocol):
     * Every range is ``[start, end)``: ``end`` is the next offset to read.
     * A replayable source gives the same records for the same ranges and pins, every time, or raises ``SourceChangedError``.
     * With ``replayable = False`` a pipeline can be at-most-once at best.
-    * ``unit`` is what an offset counts, for people.
+    * ``unit`` is what an offset counts, for people; ``limits`` are the names of :class:`Limits` that bound its batches.
     * A source whose arguments are more than plain values has a ``to_json()`` that gives them as TOML has them.
     """
 
     replayable: ClassVar[bool]
     unit: ClassVar[str]
+    limits: ClassVar[tuple[str, ...]]
     reasons: ClassVar[tuple[str, ...]]
 
     @property
@@ -152,10 +157,11 @@ class Source(Protocol):
         """Bind the source to a log. Sends no request."""
         ...
 
-    def check_pins(self, pins: Json) -> None:
+    def check_pins(self, pins: Json, *, was_read: bool) -> None:
         """
-        Compare what lies in the source with what the plan pinned; called before and after it is read (D5).
+        Compare what lies in the source with what the plan pinned (D5).
 
+        :param was_read: called before the reading, and again after it: what the engine itself would have failed on while reading is then no longer asked for
         :raises SourceChangedError: names the first item that changed or vanished
         """
         ...

@@ -87,6 +87,7 @@ class FilesSource:
 
     replayable: ClassVar[bool] = True
     unit: ClassVar[str] = "files"
+    limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
     reasons: ClassVar[tuple[str, ...]] = (
         "each file gets one ordinal, for ever; the plan pins its size and ETag or time of modification, checked before and after it is read",
         "a record that cannot be parsed goes to the quarantine of the same commit",
@@ -210,7 +211,7 @@ class FilesSource:
             and fnmatchcase(parts[-1], self.glob)
         )
 
-    def check_pins(self, pins: Json) -> None:
+    def check_pins(self, pins: Json, *, was_read: bool) -> None:
         """Each pinned file is there with the pinned size and identity (D5)."""
         for path, size, identity in pins:
             stat = self.stat(path)
@@ -257,6 +258,9 @@ class FilesPlanner:
         self._listed: Mapping[str, tuple[int, str]] = {}
         self._ledger = Ledger(log, newest_hint=_number(hint, "newest", -1), at_hint=_number(hint, "at", -1))
         self._bytes_per_row = max(1, _number(hint, "bytes_per_row", ASSUMED_BYTES_PER_ROW))
+
+    def follow(self, last: Outcome | None) -> None:
+        """What it remembers of discoveries stays true."""
 
     def latest_offsets(self) -> Offsets:
         """List the place and give ordinals to what is new there."""

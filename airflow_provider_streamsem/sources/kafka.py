@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
@@ -71,9 +72,10 @@ class KafkaSource:
 
     replayable: ClassVar[bool] = True
     unit: ClassVar[str] = "offsets"
+    limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
     reasons: ClassVar[tuple[str, ...]] = (
         "ranges of offsets are fixed in the plan with the topic's id, and every attempt reads exactly them",
-        "offsets that are gone, a topic that was made again and a log that was cut short fail the run, or are recorded as gaps",
+        "offsets that are gone and topics that were made again fail the run, or are recorded as gaps; a log that was cut short fails it",
     )
     topics: Sequence[str] = ()
     topic_pattern: str | None = None
@@ -184,21 +186,32 @@ class KafkaSource:
         """Bind to a log."""
         return KafkaPlanner(self, last)
 
-    def check_pins(self, pins: Json) -> None:
-        """Each pinned range is still there, in the topic that was planned."""
+    def check_pins(self, pins: Json, *, was_read: bool) -> None:
+        """
+        Each pinned range is still there, in the topic and the history that were planned.
+
+        After the reading, retention may have passed it: Spark would have failed on an offset that was gone.
+        """
         cluster = self.cluster()
-        pinned = {Partition(topic, number, topic_id): (start, end) for topic, topic_id, number, start, end, _ in pins}
+        pinned = {
+            Partition(topic, number, topic_id): (start, end, epoch)
+            for topic, topic_id, number, start, end, epoch in pins
+        }
         there = set(cluster.partitions(p.topic for p in pinned))
         for p in sorted(pinned):
             if p not in there:
-                raise SourceChangedError(
-                    "a planned topic was deleted, or deleted and made again; nothing became visible", partition=p.name
-                )
-        lows, ends = cluster.lows(pinned), cluster.ends(pinned)
-        for p, (start, end) in sorted(pinned.items()):
-            if lows[p] > start or ends[p].offset < end:
+                what = "a planned topic was deleted, or deleted and made again; nothing became visible"
+                raise SourceChangedError(what, partition=p.name)
+        lows, ends = {} if was_read else cluster.lows(pinned), cluster.ends(pinned)
+        for p, (start, end, epoch) in sorted(pinned.items()):
+            if lows.get(p, 0) > start or ends[p].offset < end:
                 what = "planned offsets are no longer there; nothing became visible"
-                raise SourceChangedError(what, partition=p.name, range=(start, end), first=lows[p], end=ends[p].offset)
+                raise SourceChangedError(
+                    what, partition=p.name, range=(start, end), first=lows.get(p), end=ends[p].offset
+                )
+            if ends[p].epoch != epoch >= 0 and cluster.was_cut_short(p, end, epoch):
+                what = "a partition's log was cut short below what was planned: records were lost in Kafka. Nothing became visible"
+                raise SourceChangedError(what, partition=p.name, range=(start, end))
 
     def load(self, spark: SparkSession, pins: Json) -> KafkaRecords:
         """The pinned ranges on Spark."""
@@ -247,75 +260,106 @@ def _time_ms(text: str) -> int:
 
 
 class KafkaPlanner:
-    """A Kafka source bound to a log."""
+    """
+    A Kafka source bound to a log.
+
+    The newest outcome's hint tells where each partition ended when the last plan was cut, and under which leader: ``{"ends": {partition: [offset, epoch]}}``.
+    """
 
     def __init__(self, source: KafkaSource, last: Outcome | None) -> None:
         self._source = source
-        self._cluster = source.cluster()
+        self._seen: dict[str, End] = {}
+        self._planned: dict[str, End] = {}
+        self._pins: Json = None
+        self.follow(last)
+
+    @cached_property
+    def _cluster(self) -> KafkaCluster:
+        java_settings(
+            settings_of(self._source.conn_id, self._source.bootstrap_servers)
+        )  # refused here, before anything is written
+        return self._source.cluster()
+
+    def follow(self, last: Outcome | None) -> None:
+        """Take the ends that the newest outcome tells of."""
         hint = last.source if last is not None and isinstance(last.source, dict) else {}
-        epochs = hint.get("epochs")
-        self._epochs: dict[str, int] = dict(epochs) if isinstance(epochs, dict) else {}
+        ends = hint.get("ends")
+        self._seen = {name: End(*pair) for name, pair in ends.items()} if isinstance(ends, dict) else {}
 
     def latest_offsets(self) -> Offsets:
-        """The end of each partition."""
+        """The end of each partition; of one that is gone, the end that was seen last, so that what was unread of it is not passed over in silence."""
         partitions = self._source.partitions(self._cluster)
-        return _named({p: end.offset for p, end in self._cluster.ends(partitions).items()})
+        ends = _named({p: end.offset for p, end in self._cluster.ends(partitions).items()})
+        return {**{name: end.offset for name, end in self._seen.items() if name not in ends}, **ends}
 
     def cut(self, start: Offsets, end: Offsets, limits: Limits, *, on_data_loss: str) -> Cut | None:
-        """Ranges within ``limits``, shared over the partitions in proportion to their lag. What is gone fails, or becomes a gap."""
+        """Ranges within ``limits``, shared over the partitions in proportion to their lag. What is gone fails, or becomes a gap that counts for nothing."""
         there = self._cluster.partitions({parse_partition(name).topic for name in {*start, *end}})
-        self._check_incarnations(start, there, on_data_loss)
         ends = self._cluster.ends(there)
-        self._check_ends(start, ends)
-        wanted = {name: pair for name, pair in between(start, end).items() if parse_partition(name) in ends}
-        if not wanted:
-            return None
-        taken = shared({name: last - first for name, (first, last) in wanted.items()}, limits.max_rows)
-        ranges = {name: (first, first + taken[name]) for name, (first, _) in wanted.items() if taken[name]}
-        lows = self._cluster.lows(parse_partition(name) for name in ranges)
-        gaps, pins = {}, []
-        for p in sorted(parse_partition(name) for name in ranges):
-            first, last = ranges[p.name]
-            low = min(max(lows[p], first), last)
-            if low > first:
-                gaps[p.name] = ((first, low),)
-            if low < last:
-                pins.append([p.topic, p.topic_id, p.number, low, last, ends[p].epoch])
+        lows = self._cluster.lows(there)
+        self._check_incarnations(start, there, on_data_loss)
+        self._check_history(start, ends, lows)
+        waiting = between(start, end)
+        whole: dict[str, tuple[int, int]] = {}
+        for name, (first, last) in waiting.items():
+            p = parse_partition(name)
+            present = ends[p].offset if p in ends else first  # a partition that is gone has nothing
+            low = min(max(lows.get(p, first), first), last)
+            whole[name] = (low, max(low, min(last, present)))
+        taken = shared({name: last - low for name, (low, last) in whole.items()}, limits.max_rows)
+        ranges, gaps, pins = {}, {}, []
+        for p in sorted(map(parse_partition, waiting)):
+            (first, last), (low, present) = waiting[p.name], whole[p.name]
+            stop = low + taken[p.name]
+            lost = [(first, low)] if low > first else []
+            if stop == present < last:  # a frozen target that lies beyond the end
+                lost, stop = [*lost, (present, last)], last
+            if stop > first:
+                ranges[p.name] = (first, stop)
+            if lost:
+                gaps[p.name] = _joined(lost)
+            if taken[p.name]:
+                pins.append([p.topic, p.topic_id, p.number, low, low + taken[p.name], ends[p].epoch])
         if gaps and on_data_loss == "fail":
             raise SourceChangedError("offsets that wait to be read are gone from Kafka; nothing was written", lost=gaps)
         if gaps:
             logger.warning("recording offsets as gaps, since Kafka no longer has them: %s", gaps)
-        return Cut(ranges=ranges, gaps=gaps, pins=pins)
+        self._planned, self._pins = {p.name: at for p, at in ends.items()}, pins
+        return Cut(ranges=ranges, gaps=gaps, pins=pins) if ranges else None
 
     def _check_incarnations(self, start: Offsets, there: Sequence[Partition], on_data_loss: str) -> None:
         """A topic that was deleted and made again is another topic: what was unread of the old one is gone."""
-        known = {(p.topic, p.number): p for p in there}
-        for p in map(parse_partition, start):
-            now = known.get((p.topic, p.number))
-            if now is None or now.topic_id == p.topic_id or now.name in start:
+        known = {p.topic: p.topic_id for p in there}
+        read = {(p.topic, p.topic_id) for p in map(parse_partition, start)}
+        for topic, topic_id in sorted(read):
+            now = known.get(topic)
+            if now is None or (topic, now) in read:
                 continue
-            if on_data_loss == "fail":
+            if (
+                on_data_loss == "fail" or not topic_id
+            ):  # a cluster that began to give ids has the same records under another name
                 what = "a topic was deleted and made again; what was not yet read of the old one is gone. Nothing was written"
-                raise SourceChangedError(what, topic=p.topic, committed=p.name, found=now.name)
-            logger.warning("topic %s was deleted and made again: reading the new one from its beginning", p.topic)
+                raise SourceChangedError(what, topic=topic, committed=topic_id, found=now)
+            logger.warning("topic %s was deleted and made again: reading the new one from its beginning", topic)
 
-    def _check_ends(self, start: Offsets, ends: Mapping[Partition, End]) -> None:
-        """Offsets that were committed are still below the end, in the same history."""
+    def _check_history(self, start: Offsets, ends: Mapping[Partition, End], lows: Mapping[Partition, int]) -> None:
+        """Offsets that were committed are still below the end, in the same history. Retention may have passed them: that is the cut's to say."""
         for p, end in sorted(ends.items()):
-            committed = position(start, p.name)
+            committed, seen = position(start, p.name), self._seen.get(p.name)
             went_back = p.name in start and end.offset < committed
-            epoch = self._epochs.get(p.name, -1)
-            changed = epoch >= 0 and end.epoch != epoch and committed > 0
-            if went_back or (changed and self._cluster.was_cut_short(p, committed, epoch)):
+            changed = seen is not None and end.epoch != seen.epoch >= 0 and committed > 0 and committed >= lows[p]
+            if went_back or (changed and seen is not None and self._cluster.was_cut_short(p, committed, seen.epoch)):
                 what = "a partition's log was cut short below what is committed: records were lost in Kafka. Nothing was written"
                 raise SourceChangedError(what, partition=p.name, committed=committed, end=end.offset)
 
     def hint(self, plan: Plan, counts: Mapping[str, int]) -> Json:
-        """The leaders' epochs at the ends of this plan."""
+        """Where each partition ended when this plan was cut, as far as this process or the outcome before it knows."""
         pinned: Any = plan.pins or []
-        epochs = {Partition(topic, number, topic_id).name: epoch for topic, topic_id, number, _, _, epoch in pinned}
-        self._epochs = dict(sorted({**self._epochs, **epochs}.items()))
-        return {"epochs": self._epochs}
+        planned = self._planned if pinned == self._pins else {}  # else somebody else's plan
+        ends = {name: [end.offset, end.epoch] for name, end in {**self._seen, **planned}.items()}
+        for topic, topic_id, number, _, end, epoch in pinned:
+            ends.setdefault(Partition(topic, number, topic_id).name, [end, epoch])
+        return {"ends": dict(sorted(ends.items()))}
 
     def rows(self, cut: Cut) -> int:
         """Offsets in a cut: at least as many as records."""
@@ -324,6 +368,17 @@ class KafkaPlanner:
     def lag(self, start: Offsets) -> int:
         """Offsets that are not below ``start``."""
         return sum(last - first for first, last in between(start, self.latest_offsets()).values())
+
+
+def _joined(pieces: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Pieces in order, those that touch made one."""
+    joined: list[tuple[int, int]] = []
+    for first, last in pieces:
+        if joined and joined[-1][1] == first:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return tuple(joined)
 
 
 def shared(lags: Mapping[str, int], most: int | None) -> dict[str, int]:
@@ -335,4 +390,9 @@ def shared(lags: Mapping[str, int], most: int | None) -> dict[str, int]:
     total = sum(lags.values())
     if most is None or total <= most:
         return dict(lags)
-    return {name: max(1, lag * most // total) if lag else 0 for name, lag in lags.items()}
+    taken = {name: max(1, lag * most // total) if lag else 0 for name, lag in lags.items()}
+    left = most - sum(taken.values())
+    for name in sorted(lags, key=lambda name: (-lags[name], name)):  # rounding down left a few
+        more = min(max(left, 0), lags[name] - taken[name], 1)
+        taken[name], left = taken[name] + more, left - more
+    return taken

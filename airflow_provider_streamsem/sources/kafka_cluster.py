@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -18,6 +20,7 @@ from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
 
 TIMEOUT_S = 30.0
+_LOOK_AGAIN_S = (0.2, 0.5)
 _OF_A_CONSUMER = (
     "group.id",
     "auto.offset.reset",
@@ -97,7 +100,7 @@ class KafkaCluster:
 
     @cached_property
     def _admin(self) -> Any:
-        return _admin_client(tuple(sorted(self._settings.items())))
+        return _admin_client(os.getpid(), tuple(sorted(self._settings.items())))
 
     def topic_names(self) -> list[str]:
         """Every topic but internal ones."""
@@ -105,10 +108,23 @@ class KafkaCluster:
         return sorted(name for name in found if not name.startswith("__"))
 
     def partitions(self, topics: Iterable[str]) -> list[Partition]:
-        """The partitions of the topics that exist; a topic that does not is left out."""
+        """
+        The partitions of the topics that exist; a topic that does not is left out.
+
+        A broker may know of a topic later than others, so one that is missing is asked for again before it is called missing.
+        """
+        names = sorted(set(topics))
+        found: list[Partition] = []
+        for wait_s in (*_LOOK_AGAIN_S, 0.0):
+            found += self._described(sorted(set(names) - {p.topic for p in found}))
+            if {p.topic for p in found} == set(names):
+                break
+            time.sleep(wait_s)
+        return sorted(found)
+
+    def _described(self, names: list[str]) -> list[Partition]:
         from confluent_kafka import TopicCollection
 
-        names = sorted(set(topics))
         if not names:
             return []
         asked = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
@@ -118,7 +134,7 @@ class KafkaCluster:
             if topic is not None:
                 topic_id = "" if str(topic.topic_id) in ("", "None", _NO_TOPIC_ID) else str(topic.topic_id)
                 found += [Partition(name, part.id, topic_id) for part in topic.partitions]
-        return sorted(found)
+        return found
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, End]:
         """One past the last record that a reader of this isolation level may see."""
@@ -181,9 +197,11 @@ class KafkaCluster:
                     continue
                 code = None if message.error() is None else message.error().code()
                 if code in (KafkaError._LOG_TRUNCATION, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-                    return True
+                    return self.lows([partition])[partition] <= offset  # else retention has passed it meanwhile
                 if code in (None, KafkaError._PARTITION_EOF):
                     return False
+                if code is not None and message.error().fatal():
+                    break
         finally:
             consumer.close()
         raise UnavailableError(
@@ -213,7 +231,7 @@ _QUIET = logging.getLogger("airflow_provider_streamsem.librdkafka")
 
 
 @lru_cache(maxsize=8)
-def _admin_client(settings: tuple[tuple[str, str], ...]) -> Any:
+def _admin_client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
     try:
         from confluent_kafka.admin import AdminClient
     except ImportError as error:
@@ -262,9 +280,7 @@ def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
     java: dict[str, str] = {}
     for name, value in settings.items():
         if name in _SAME_IN_JAVA:
-            java[_SAME_IN_JAVA[name]] = (
-                value.upper() if name in ("security.protocol", "sasl.mechanism", "sasl.mechanisms") else value
-            )
+            java[_SAME_IN_JAVA[name]] = _in_java(name, value)
         elif name in _PLACES_IN_JAVA:
             text, kind = _PLACES_IN_JAVA[name]
             java |= {text: _pem(name, value), kind: "PEM"}
@@ -286,6 +302,12 @@ def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
         )
         java["sasl.jaas.config"] = f"{_JAAS[mechanism]} required username={user} password={password};"
     return {f"kafka.{name}": value for name, value in java.items()}
+
+
+def _in_java(name: str, value: str) -> str:
+    if name in ("security.protocol", "sasl.mechanism", "sasl.mechanisms"):
+        return value.upper()
+    return "" if name.startswith("ssl.endpoint") and value == "none" else value
 
 
 def _pem(name: str, path: str) -> str:

@@ -75,12 +75,11 @@ class KafkaRecords:
         ]
         for (row,) in self.frame.where(self.bad).select(_PLACE).toLocalIterator():
             text, encoding = _text(row["value"])
+            key, key_encoding = _text(row["key"])
             place = {
-                "topic": row["topic"],
-                "partition": row["partition"],
-                "offset": row["offset"],
-                "encoding": encoding,
-            }
+                "topic": row["topic"], "partition": row["partition"], "offset": row["offset"], "encoding": encoding, "key": key,
+                "key_encoding": key_encoding,
+            }  # fmt: skip
             yield BadRecord(place=place, raw=text, error=f"{' or '.join(asked)} cannot be decoded")
 
 
@@ -199,8 +198,10 @@ def _refuse_taken(names: list[str]) -> None:
 
 
 def _text(value: bytes | None) -> tuple[str, str]:
-    """A value as text, and how: ``utf-8``, or ``base64`` where it is no text."""
-    data = b"" if value is None else bytes(value)
+    """A value as text, and how: ``utf-8``; ``base64`` where it is no text; ``null`` where there is none."""
+    if value is None:
+        return "", "null"
+    data = bytes(value)
     try:
         return data.decode(), "utf-8"
     except UnicodeDecodeError:

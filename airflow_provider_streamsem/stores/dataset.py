@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
 from airflow_provider_streamsem.stores.contract import ObjectStat, Store, split_url
 from airflow_provider_streamsem.stores.local import LocalStore
-from airflow_provider_streamsem.stores.s3 import S3Store, client
+from airflow_provider_streamsem.stores.s3 import S3Store, client, is_missing
 
 _TAIL_BYTES = 65_536
 _ATTEMPTS = 5
@@ -127,7 +127,7 @@ class S3Dataset(S3Store):
         """Delete objects, and end the uploads that nobody will finish: they cost money and no listing of objects shows them."""
         for page in self._pages("list_multipart_uploads", Prefix=self.prefix + prefix):
             for upload in page.get("Uploads", []):
-                self._ask("abort_multipart_upload", Key=upload["Key"], UploadId=upload["UploadId"])
+                self._end(upload["Key"], upload["UploadId"])
         for stat in list(self.list(prefix)):
             self.delete(stat.key)
 
@@ -139,6 +139,13 @@ class S3Dataset(S3Store):
         except Exception as error:
             raise self._translated(error, key) from error
         return data
+
+    def _end(self, key: str, upload_id: str) -> None:
+        try:
+            self._client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload_id)
+        except Exception as error:
+            if not is_missing(error):  # somebody else ended it
+                raise self._translated(error, key) from error
 
     def _pages(self, method: str, **request: Any) -> Iterable[Any]:
         try:

@@ -18,7 +18,7 @@ from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswer
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
-_MISSING = {"NoSuchKey", "404", "NotFound"}
+_MISSING = {"NoSuchKey", "NoSuchUpload", "404", "NotFound"}
 _PASSING = {"RequestTimeout", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _REFUSED_STATUS = {400, 401, 403, 404, 405, 411, 413, 501}
 
@@ -59,7 +59,7 @@ class S3Store:
         try:
             data: bytes = self._client.get_object(Bucket=self.bucket, Key=self.prefix + key)["Body"].read()
         except Exception as error:
-            if _code(error) in _MISSING:
+            if is_missing(error):
                 return None
             raise self._translated(error, key) from error
         return data
@@ -92,7 +92,7 @@ class S3Store:
         try:
             item = self._client.head_object(Bucket=self.bucket, Key=self.prefix + key)
         except Exception as error:
-            if _code(error) in _MISSING:
+            if is_missing(error):
                 return None
             raise self._translated(error, key) from error
         return ObjectStat(
@@ -159,6 +159,11 @@ def _client(attempts: int, process: int, surroundings: tuple[tuple[str, str], ..
         response_checksum_validation="when_required",
     )
     return boto3.session.Session().client("s3", config=config)
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether S3 said that what was asked for is not there."""
+    return _code(error) in _MISSING
 
 
 def _status(error: Exception) -> int:

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_streamsem import redo
 from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.batch.redo import redo_run
-from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
+from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.stores.memory import MemoryStore
@@ -116,12 +116,34 @@ def test_changes_name_what_a_copy_must_add_and_remove(world: World) -> None:
 
 
 def test_redo_of_a_version_whose_input_is_gone_is_refused_and_says_so(world: World) -> None:
-    before = world.visible()
     (world.root / "in" / "00002.json").unlink()
     with pytest.raises(SourceChangedError, match=r"00002\.json"):
         world.run("fix", redone=1)
-    maintenance.abort(world.log(), world.opened().record, 3, reason="its input is gone")
+    assert world.opened().head == 2
+    assert world.run("next").ranges == {"files": (6, 7)}
+
+
+def test_redo_that_no_retry_can_stage_stops_no_other_run(world: World) -> None:
+    def wrong(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+        raise DataError("the transform does not fit")
+
+    before = world.visible()
+    with pytest.raises(DataError):
+        world.run("fix", redone=1, pipeline=world.pipeline(transform=wrong))
+    (newest,) = world.opened().versions(limit=1)
+    assert newest.outcome is not None
+    assert (newest.outcome.result, "DataError" in newest.outcome.reason) == ("abort", True)
     assert world.visible() == before
+    assert world.run("next").ranges == {"files": (6, 7)}
+    world.check()
+
+
+def test_cleared_run_that_had_not_finished_is_finished_and_not_made_twice(world: World) -> None:
+    world.arrive(1)
+    world.dies("late")
+    finished = redo_run(world.pipeline(), run_key="late", request="clear 1", log=world.log(), engine=RowsEngine())
+    assert (finished.version, finished.counts["read"]) == (3, 6)
+    assert world.opened().head == 3
 
 
 def test_only_committed_versions_can_be_redone(world: World) -> None:

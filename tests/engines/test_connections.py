@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from typing import Any
@@ -63,9 +64,24 @@ def test_connection_that_names_no_spark_for_us_is_refused(parts: dict[str, Any],
         engine(**parts)
 
 
-def test_server_that_does_not_answer_is_named_without_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_is_no_connect_server_is_refused() -> None:
     with pytest.raises(InvalidError, match="sc://"):
         SparkEngine(remote="http://h")
+
+
+def test_address_of_a_server_that_cannot_be_right_is_told_without_its_token() -> None:
+    url = "sc://127.0.0.1:1;token=S3CRET"
+    program = f"""
+import sys, traceback
+from airflow_provider_streamsem.engines.spark import SparkEngine
+try:
+    SparkEngine(remote={url!r}).session()
+except Exception as error:
+    traceback.print_exc(file=sys.stdout)
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert "127.0.0.1" in answer.stdout
+    assert "S3CRET" not in answer.stdout + answer.stderr
 
 
 def test_functions_of_modules_that_are_not_installed_travel_as_code(tmp_path: Any) -> None:

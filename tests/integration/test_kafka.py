@@ -10,11 +10,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_streamsem import Limits, open_log, run_batch
 from airflow_provider_streamsem.batch import maintenance
-from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, UnavailableError
+from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StageError, UnavailableError
 from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
@@ -152,6 +152,40 @@ def test_topic_that_was_made_again_is_not_taken_for_the_old_one(topics: Topics) 
         topics.run(spec, "r2")
     topics.run(spec.replace(on_data_loss="record_gap"), "r2")
     topics.check(counted(0, 10) + counted(100, 130))
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+def test_topic_that_vanishes_below_the_target_of_a_drain_is_a_gap_up_to_the_target(
+    topics: Topics, made_again: bool
+) -> None:
+    topics.create("a", 1)
+    topics.create("b", 1)
+    topics.put("a", numbers(0, 10))
+    topics.put("b", numbers(10, 20))
+    pattern = {"topics": [], "topic_pattern": rf"{topics.prefix}\..*"}
+    spec = topics.pipeline(source=pattern, limits=Limits(max_rows=6))
+    deleted: list[str] = []
+
+    def deletes(frame: DataFrame) -> DataFrame:
+        if not deleted:
+            deleted.append("a")
+            topics.delete("a")
+        return frame
+
+    with pytest.raises((SourceChangedError, StageError)):  # Spark, or the look after the reading, finds it first
+        topics.run(spec.replace(transform=deletes), "r")
+    opened = open_log(spec.log)
+    maintenance.abort(opened.log, opened.record, 0, reason="its topic is gone")
+    if made_again:
+        topics.create("a", 1)
+        topics.put("a", numbers(50, 55))
+    with pytest.raises(SourceChangedError):
+        topics.run(spec, "r")
+    result = topics.run(spec.replace(on_data_loss="record_gap"), "r")
+    assert result.counts["gaps"] == 10
+    topics.check(counted(10, 20))
+    topics.run(spec.replace(on_data_loss="record_gap"), "rest")
+    topics.check(counted(10, 20) + (counted(50, 55) if made_again else Counter()))
 
 
 def test_planned_topic_that_was_made_again_voids_the_attempt(topics: Topics) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from airflow_provider_streamsem.errors import DataError, LogDamagedError
+from airflow_provider_streamsem.errors import DataError, LogDamagedError, StageError
 from airflow_provider_streamsem.protocol import invariants, procedures
 from airflow_provider_streamsem.protocol.codec import encode
 from airflow_provider_streamsem.protocol.entries import Committable, Plan, Replaced, RunPointer, StagedManifest
@@ -120,9 +120,12 @@ def test_I14_attempt_whose_counts_do_not_reconcile_is_void() -> None:
     sinks = {"out": Committable(format="parquet", rows=2)}
     counts = {"parsed": 3, "filtered": 1}
     invariants.check_i14_staged(counts, sinks, handed={"out": 2}, rows="filter")
-    invariants.check_i14_staged({"parsed": 9, "filtered": 0}, sinks, handed={"out": None}, rows="any")
-    with pytest.raises(DataError, match="another number of rows"):
-        invariants.check_i14_staged(counts, sinks, handed={"out": 3}, rows="any")
+    invariants.check_i14_staged({"parsed": 9, "filtered": 0}, sinks, handed={"out": 2}, rows="any")
+    nothing = {"out": Committable(format="parquet", rows=0)}
+    invariants.check_i14_staged({"parsed": 9, "filtered": 0}, nothing, handed={"out": None}, rows="any")
+    for handed in (3, 0, None):
+        with pytest.raises(StageError, match="another number of rows"):
+            invariants.check_i14_staged(counts, sinks, handed={"out": handed}, rows="any")
     with pytest.raises(DataError, match="filter"):
         invariants.check_i14_staged({"parsed": 3, "filtered": 0}, sinks, handed={"out": 2}, rows="filter")
 

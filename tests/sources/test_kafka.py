@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_streamsem import Avro, FilesSink, Json, KafkaSource, Pipeline
+from airflow_provider_streamsem import Avro, FilesSink, Json, KafkaSource, Limits, Pipeline
 from airflow_provider_streamsem.batch.pipeline import from_json, pipeline_of_spec
 from airflow_provider_streamsem.connections import Connection, connection, looked_up_by
 from airflow_provider_streamsem.errors import InvalidError
@@ -63,6 +63,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_bad_argument_of_a_kafka_source_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         KafkaSource(**{**GOOD, **changes})
+
+
+@pytest.mark.parametrize("limits", [Limits(max_bytes=1), Limits(max_files=1)], ids=str)
+def test_limit_that_kafka_does_not_know_is_refused_instead_of_passed_over(limits: Limits) -> None:
+    with pytest.raises(InvalidError, match="does not know"):
+        Pipeline(name="p", log="/l", source=KafkaSource(**GOOD), sinks={"out": FilesSink(path="/o")}, limits=limits)
 
 
 @pytest.mark.parametrize(
