@@ -1,0 +1,82 @@
+"""Runner processes: started, killed, frozen, and started again when they died or hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from tests.chaos.setting import Setting
+
+ROOT = Path(__file__).parents[2]
+HANGS_AFTER_S = 60.0
+
+
+class Driver:
+    """One runner in a session of its own, with the JVM that it starts."""
+
+    def __init__(self, subject: str, setting: Setting, environment: dict[str, str], *, once: bool = False) -> None:
+        argv = [sys.executable, "-m", "tests.chaos.runner", subject, str(setting.root / "setting.json")]
+        with open(setting.root / "runners.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [*argv, *(["once"] if once else [])],
+                cwd=setting.root,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.is_stopped = False
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def jvm(self) -> psutil.Process | None:
+        """The JVM below the runner, as soon as it is one."""
+        with suppress(psutil.Error):
+            for child in psutil.Process(self.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    if child.name() == "java" and "SparkSubmit" in " ".join(child.cmdline()):
+                        return child
+        return None
+
+    def stop(self) -> None:
+        os.killpg(self.pid, signal.SIGSTOP)
+        self.is_stopped = True
+
+    def resume(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGCONT)
+        self.is_stopped = False
+
+    def kill(self) -> bool:
+        """SIGKILL to all of the group; whether this is what ended it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        return self.process.wait() == -signal.SIGKILL
+
+
+class Watch:
+    """Tells a driver that is slow from one that hangs: no event and no commit for a minute in which it was not frozen."""
+
+    def __init__(self) -> None:
+        self._last: object = None
+        self._since = time.monotonic()
+
+    def hangs(self, progress: object, frozen: bool) -> bool:
+        if frozen or progress != self._last:
+            self._last = progress
+            self._since = time.monotonic()
+        return time.monotonic() - self._since > HANGS_AFTER_S

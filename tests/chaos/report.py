@@ -1,0 +1,103 @@
+"""Tables of faults and outcomes: for a terminal, and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.chaos.trial import Trial
+
+OF_FAULTS = ("fault", "injected", "attempts", "duplicates", "losses")
+OF_SUBJECTS = (
+    "subject", "faults", "records", "aborted on purpose", "commits", "tries", "failed or killed", "hung", "duplicates", "losses", "unreadable files"
+)  # fmt: skip
+
+
+def by_fault(trial: Trial) -> Iterator[tuple[str, ...]]:
+    for kind in sorted({i.kind for i in trial.injections}):
+        of_kind = [i for i in trial.injections if i.kind == kind]
+        numbers = (
+            sum(i.injected for i in of_kind),
+            sum(i.attempts for i in of_kind),
+            sum(i.duplicates for i in of_kind),
+            sum(i.losses for i in of_kind),
+        )
+        yield (kind, *map(str, numbers))
+    yield ("whole trial", str(injected(trial)), str(trial.tries), str(trial.duplicates), str(trial.losses))
+
+
+def injected(trial: Trial) -> int:
+    return sum(i.injected for i in trial.injections)
+
+
+def in_one_row(trial: Trial) -> tuple[str, ...]:
+    numbers = (
+        injected(trial), trial.records, trial.aborted, trial.commits, trial.tries, trial.tries - trial.done, trial.hung, trial.duplicates,
+        trial.losses, trial.unreadable,
+    )  # fmt: skip
+    return (trial.title, *map(str, numbers))
+
+
+def show(trials: Sequence[Trial]) -> None:
+    console = Console()
+    for trial in trials:
+        console.print(table(f"{trial.title} (seed {trial.seed})", OF_FAULTS, list(by_fault(trial))))
+    console.print(table("outcome", OF_SUBJECTS, [in_one_row(trial) for trial in trials]))
+    for trial in trials:
+        for note in notes(trial):
+            console.print(f"{trial.subject}: {note}", soft_wrap=True)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    made = Table(title=title)
+    for n, column in enumerate(columns):
+        made.add_column(column, justify="left" if n == 0 else "right")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def notes(trial: Trial) -> list[str]:
+    """What the tables do not say."""
+    found = list(trial.findings)
+    if trial.unknown:
+        found.append(f"{trial.unknown} records in transactions whose commit was never answered; the topic decided")
+    if trial.foreign:
+        found.append(f"{trial.foreign} rows are visible that no consumer of the topic sees")
+    if not trial.drained:
+        found.append("the rest was not drained in time: losses may be records that were not yet read")
+    found += [f"{count} tries failed with {error}" for error, count in sorted(trial.failed.items())]
+    if trial.evidence:
+        found.append("not clean: logs and data were kept")
+    return found
+
+
+def markdown(trials: Sequence[Trial]) -> str:
+    lines = [*_rows(OF_SUBJECTS, [in_one_row(trial) for trial in trials])]
+    for trial in trials:
+        lines += [
+            "",
+            f"## {trial.title}",
+            "",
+            f"`--subject {trial.subject} --faults {len(trial.injections)} --seed {trial.seed}`",
+            "",
+        ]
+        lines += _rows(OF_FAULTS, list(by_fault(trial)))
+        lines += [
+            "",
+            *(f"- {note}" for note in notes(trial)),
+            "",
+            "| # | fault | at | what was done | duplicates | losses |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {n} | {i.kind} | {i.moment} | {i.done} | {i.duplicates} | {i.losses} |"
+            for n, i in enumerate(trial.injections, 1)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)]

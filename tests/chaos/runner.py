@@ -1,0 +1,40 @@
+"""
+A task of a scheduler that drains the topic with one subject, run key after run key. `python -m tests.chaos.runner SUBJECT SETTING.json [once]`.
+
+Any error ends the process, as it ends the try of a task; who starts it again runs the same run key again.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+from tests.chaos.setting import Setting
+from tests.chaos.subjects import subject
+
+
+def main(name: str, setting: Setting, once: bool) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(message)s")
+    under_test = subject(name, setting)
+    while True:
+        number = setting.run_number()
+        setting.say(event="started", run=number)
+        try:
+            empty = under_test.drain(f"run-{number}")
+        except Exception as error:
+            cause = error.__cause__
+            setting.say(
+                event="failed", run=number, error=type(error).__name__, text=str(error)[:300], cause=repr(cause)[:300]
+            )
+            raise
+        setting.say(event="done", run=number, empty=empty)
+        setting.finished(number)
+        if once:
+            return
+        if empty:
+            time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Setting.read(sys.argv[2]), "once" in sys.argv[3:])

@@ -1,0 +1,27 @@
+"""The subjects under test, by name: this package's own pipeline, and the obvious ways to do without it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tests.chaos.setting import Setting
+from tests.chaos.subjects.contract import Subject
+
+SUBJECTS = {
+    "streamsem": "streamsem:Streamsem",
+    "streamsem_on_a_cluster": "streamsem:StreamsemOnACluster",
+    "foreach_batch": "foreach_batch:ForeachBatch",
+    "offsets_task": "offsets_task:OffsetsTask",
+    "file_sink": "file_sink:FileSink",
+    "delta_append": "delta_append:DeltaAppend",
+}
+
+
+def subject_class(name: str) -> type[Subject]:
+    module, _, cls = SUBJECTS[name].partition(":")
+    found: type[Subject] = getattr(import_module(f"{__name__}.{module}"), cls)
+    return found
+
+
+def subject(name: str, setting: Setting) -> Subject:
+    return subject_class(name)(setting)

@@ -1,0 +1,100 @@
+"""What a subject is: a way to drain a topic, and a reader of its result that shares no code with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow
+import pyarrow.parquet
+
+from tests.chaos.setting import Setting
+
+
+@dataclass
+class Seen:
+    """
+    What a reader of the dataset finds.
+
+    :param counts: number → how often it is visible
+    :param reached: partition → the highest offset that is visible
+    :param unreadable: files that a reader is led to and that are no whole Parquet files
+    """
+
+    counts: Counter[int] = field(default_factory=Counter)
+    reached: dict[int, int] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+
+    def add(self, rows: Rows) -> None:
+        self.counts.update(rows.numbers)
+        for partition, offset in rows.reached.items():
+            self.reached[partition] = max(self.reached.get(partition, -1), offset)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Of one file."""
+
+    numbers: list[int]
+    reached: dict[int, int]
+
+
+def rows_of(file: Any) -> Rows:
+    """Rows of one Parquet file, with Kafka's own columns."""
+    table = pyarrow.parquet.ParquetFile(file).read(columns=["value", "partition", "offset"])
+    reached: dict[int, int] = {}
+    for partition, offset in zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True):
+        reached[partition] = max(reached.get(partition, -1), offset)
+    return Rows([int(value) for value in table["value"].to_pylist()], reached)
+
+
+class Subject:
+    """
+    One way to drain a topic.
+
+    :cvar title: for the report
+    :cvar needs: parts beside Kafka and Spark: ``s3``, ``cluster``
+    """
+
+    title: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.out = setting.root / "out"
+        self._read: dict[tuple[str, int, int], Rows] = {}
+
+    def drain(self, run_key: str) -> bool:
+        """In a runner's process: read what is there and write it; ``True`` where nothing was new."""
+        raise NotImplementedError
+
+    def commits(self) -> int:
+        """How many batches the subject holds for committed."""
+        raise NotImplementedError
+
+    def moment(self) -> str:
+        """What it was about, as far as can be told from outside."""
+        return f"{self.commits()} committed"
+
+    def visible(self) -> Seen:
+        """What a reader finds: here, in every file of the directory that is not hidden, as every reader that is not Spark passes over hidden ones."""
+        return self.seen_in(
+            p
+            for p in sorted(self.out.rglob("*.parquet"))
+            if not any(part.startswith(("_", ".")) for part in p.relative_to(self.out).parts)
+        )
+
+    def seen_in(self, files: Any) -> Seen:
+        seen = Seen()
+        for path in map(Path, files):
+            try:
+                at = path.stat()
+                key = (str(path), at.st_size, at.st_mtime_ns)
+                if key not in self._read:
+                    self._read[key] = rows_of(path)
+                seen.add(self._read[key])
+            except (OSError, pyarrow.ArrowInvalid):
+                seen.unreadable.append(path.name)
+        return seen

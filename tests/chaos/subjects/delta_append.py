@@ -1,0 +1,42 @@
+"""The same plain task on a Delta table, without `txnAppId` and `txnVersion`; read by folding the JSON entries of its log."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import unquote
+
+from tests.chaos.setting import Setting
+from tests.chaos.subjects.contract import Seen
+from tests.chaos.subjects.offsets_task import OffsetsTask
+
+
+class DeltaAppend(OffsetsTask):
+    title = "plain task: offsets file, append to Delta, replace offsets file"
+
+    def __init__(self, setting: Setting) -> None:
+        from tests.integration.parts.install import classpath
+        from tests.integration.parts.spark import session_conf
+
+        super().__init__(setting)
+        jars = f"{session_conf()['spark.driver.extraClassPath']}:{classpath('peers')}"
+        self.conf = {
+            "spark.driver.extraClassPath": jars,
+            "spark.executor.extraClassPath": jars,
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        }
+
+    def append(self, frame: Any) -> None:
+        frame.write.format("delta").mode("append").save(str(self.out))
+
+    def visible(self) -> Seen:
+        there: dict[str, None] = {}
+        for entry in sorted(p for p in (self.out / "_delta_log").glob("*.json") if p.stem.isdigit()):
+            for line in entry.read_text().splitlines():
+                action = json.loads(line)
+                if "add" in action:
+                    there[unquote(action["add"]["path"])] = None
+                if "remove" in action:
+                    there.pop(unquote(action["remove"]["path"]), None)
+        return self.seen_in(self.out / path for path in there)

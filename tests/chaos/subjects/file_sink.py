@@ -1,0 +1,18 @@
+"""Structured Streaming's own Parquet sink; its directory is read by a reader that does not know `_spark_metadata`."""
+
+from __future__ import annotations
+
+from tests.chaos.subjects.contract import Subject
+
+
+class FileSink(Subject):
+    title = "Structured Streaming, Parquet file sink, read by pyarrow"
+
+    def drain(self, run_key: str) -> bool:
+        from tests.chaos.subjects.session import drained, stream
+
+        writer = stream(self.setting).writeStream.format("parquet").option("path", str(self.out))
+        return drained(writer, str(self.setting.root / "checkpoint"))
+
+    def commits(self) -> int:
+        return sum(p.name.isdigit() for p in (self.setting.root / "checkpoint" / "commits").glob("*"))

@@ -1,0 +1,45 @@
+"""A plain Spark session, and a plain reading of Kafka, as the alternatives start them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from tests.chaos.setting import MAX_ROWS, Setting
+from tests.integration.parts.spark import session_conf
+
+
+def session(setting: Setting, conf: Mapping[str, str] | None = None) -> SparkSession:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder: Any = SparkSession.builder
+    builder = builder.appName("chaos").master(setting.master).config("spark.ui.showConsoleProgress", "false")
+    for key, value in {**session_conf(), **(conf or {})}.items():
+        builder = builder.config(key, value)
+    made: SparkSession = builder.getOrCreate()
+    return made
+
+
+def stream(setting: Setting) -> Any:
+    """The topic as a stream, read as committed."""
+    return (
+        session(setting)
+        .readStream.format("kafka")
+        .option("kafka.bootstrap.servers", setting.bootstrap)
+        .option("kafka.isolation.level", "read_committed")
+        .option("subscribe", setting.topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", MAX_ROWS)
+        .load()
+        .selectExpr("CAST(value AS STRING) value", "partition", "offset")
+    )
+
+
+def drained(writer: Any, checkpoint: str) -> bool:
+    """Run a query until the end that the topic had when it started; whether there was nothing to do."""
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return not any(progress["numInputRows"] for progress in query.recentProgress)

@@ -1,0 +1,120 @@
+"""KafkaSource → FilesSink on S3, its log on the same server; read by boto3 and pyarrow alone, from the bytes of the log."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from tests.chaos.setting import BUCKET, MAX_ROWS, Setting
+from tests.chaos.subjects.contract import Rows, Seen, Subject, rows_of
+from tests.integration.parts.s3 import ACCESS_KEY, SECRET_KEY
+
+ENTRY = re.compile(r"log/\d{8}/\d{12}-(\d+)\.([pc])\.json$")
+
+
+class Streamsem(Subject):
+    title = "this package: KafkaSource → FilesSink on S3"
+    needs = frozenset({"s3"})
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._prefix = f"{setting.topic}/"
+        self._commits = 0
+        self._entries: dict[str, Any] = {}
+        self._rows: dict[str, Rows] = {}
+
+    def drain(self, run_key: str) -> bool:
+        from airflow_provider_streamsem import FilesSink, KafkaSource, Limits, Pipeline, run_batch
+        from airflow_provider_streamsem.engines.spark import SparkEngine
+
+        place = f"s3://{BUCKET}/{self.setting.topic}"
+        pipeline = Pipeline(
+            name="chaos",
+            log=f"{place}/log",
+            source=KafkaSource(topics=[self.setting.topic], bootstrap_servers=self.setting.bootstrap),
+            sinks={"out": FilesSink(path=f"{place}/out")},
+            limits=Limits(max_rows=MAX_ROWS),
+            require="exactly_once",
+        )
+        engine = SparkEngine(master=self.setting.master, conf=self._conf())
+        return run_batch(pipeline, run_key=run_key, drain=True, engine=engine).status == "empty"
+
+    def _conf(self) -> dict[str, str]:
+        from tests.integration.parts.spark import session_conf
+
+        return session_conf()
+
+    # The checker: no line of the package's own code below.
+
+    @cached_property
+    def _s3(self) -> Any:
+        config = Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=5)
+        return boto3.client(
+            "s3", endpoint_url=self.setting.s3_endpoint, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY,
+            region_name="us-east-1", config=config,
+        )  # fmt: skip
+
+    def _keys(self, below: str) -> list[str]:
+        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=self._prefix + below)
+        return [item["Key"] for page in pages for item in page.get("Contents", [])]
+
+    def _bytes(self, key: str) -> bytes:
+        data: bytes = self._s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        return data
+
+    def _json(self, key: str) -> Any:
+        if key not in self._entries:
+            self._entries[key] = json.loads(self._bytes(key))
+        return self._entries[key]
+
+    def commits(self) -> int:
+        with suppress(BotoCoreError, ClientError):  # the server may be the one that is down
+            self._commits = sum(key.endswith(".c.json") for key in self._keys("log/log/"))
+        return self._commits
+
+    def moment(self) -> str:
+        found = [(int(m[1]), m[2]) for key in self._keys("log/log/") if (m := ENTRY.search(key))]
+        if not found:
+            return "before the first plan"
+        newest = max(n for n, _ in found)
+        if (newest, "c") in found:
+            return f"version {newest} decided"
+        staged = "staged" if self._keys(f"log/attempts/{newest}/") else "planned"
+        written = len(self._keys(f"out/data/{newest}/"))
+        return f"version {newest} {staged}, {written} data files"
+
+    def visible(self) -> Seen:
+        seen = Seen()
+        for key in self._keys("log/log/"):
+            if key.endswith(".c.json"):
+                outcome = self._json(key)
+                if outcome["result"] == "commit":
+                    for file in self._sinks(outcome)["out"]["files"]:
+                        self._add(seen, f"{self._prefix}out/{file['key']}")
+        return seen
+
+    def _sinks(self, outcome: Any) -> Any:
+        sinks = outcome["sinks"]
+        return self._json(f"{self._prefix}log/spill/{sinks['$spill']}.json") if "$spill" in sinks else sinks
+
+    def _add(self, seen: Seen, key: str) -> None:
+        if key not in self._rows:
+            self._rows[key] = rows_of(io.BytesIO(self._bytes(key)))  # a file that is named and is not there is an error
+        seen.add(self._rows[key])
+
+
+class StreamsemOnACluster(Streamsem):
+    title = "this package, executors on a standalone cluster"
+    needs = frozenset({"s3", "cluster"})
+
+    def _conf(self) -> dict[str, str]:
+        # One core a driver: of two runners at once each gets an executor.
+        return {**super()._conf(), "spark.executor.memory": "512m", "spark.cores.max": "1"}

@@ -1,0 +1,176 @@
+"""Everything that runs in one trial: servers, the producer, the runners; and the one loop that tends them while time passes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import boto3
+import psutil
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.chaos.drivers import ROOT, Driver, Watch
+from tests.chaos.producer import PARTITIONS
+from tests.chaos.setting import BUCKET, Setting
+from tests.chaos.subjects import subject, subject_class
+from tests.chaos.subjects.contract import Subject
+from tests.integration.parts.kafka import Broker
+from tests.integration.parts.s3 import ACCESS_KEY, SECRET_KEY, S3Server
+from tests.integration.parts.server import Server
+from tests.integration.parts.spark import Cluster
+
+
+class World:
+    """
+    One trial's parts.
+
+    :param name: of the subject
+    :param home: an empty directory
+    """
+
+    def __init__(self, name: str, home: Path, seed: int) -> None:
+        self.name = name
+        self.seed = seed
+        needs = subject_class(name).needs
+        self.broker = Broker(home / "kafka")
+        self.s3 = S3Server(home / "s3") if "s3" in needs else None
+        self.cluster = Cluster(home / "cluster") if "cluster" in needs else None
+        place = home / "trial"
+        place.mkdir()
+        self.setting = Setting(
+            place=str(place),
+            topic=f"chaos-{name.replace('_', '-')}",
+            bootstrap=self.broker.bootstrap,
+            master=self.cluster.url if self.cluster else "local[2]",
+            s3_endpoint=self.s3.endpoint if self.s3 else "",
+        )
+        self.setting.write()
+        self.subject: Subject = subject(name, self.setting)
+        self.first: Driver | None = None
+        self.others: list[Driver] = []
+        self.hung = 0
+        self._watch = Watch()
+        self._producer: subprocess.Popen[bytes] | None = None
+
+    @property
+    def servers(self) -> list[Server]:
+        return [self.broker, *([self.s3] if self.s3 else []), *(self.cluster.servers if self.cluster else [])]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """All parts up, with a topic, a bucket and a producer; everything ended by its pid."""
+        try:
+            for server in self.servers:
+                server.start()
+            self._prepare()
+            self._producer = self._start_producer()
+            self.first = self.driver()
+            yield
+        finally:
+            for driver in [*([self.first] if self.first else []), *self.others]:
+                driver.kill()
+            if self._producer and self._producer.poll() is None:
+                self._producer.kill()
+                self._producer.wait()
+            for server in reversed(self.servers):
+                server.stop()
+
+    def _start_producer(self) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-m", "tests.chaos.producer", str(self.setting.root / "setting.json"), str(self.seed)]
+        with open(self.setting.root / "producer.log", "ab") as log:
+            return subprocess.Popen(
+                argv,
+                cwd=self.setting.root,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def _prepare(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
+        admin.create_topics([NewTopic(self.setting.topic, PARTITIONS)])[self.setting.topic].result(30)
+        if self.s3:
+            boto3.client(
+                "s3", endpoint_url=self.s3.endpoint, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY, region_name="us-east-1",
+            ).create_bucket(Bucket=BUCKET)  # fmt: skip
+
+    def driver(self, *, once: bool = False) -> Driver:
+        """A runner on the run key of the moment."""
+        return Driver(self.name, self.setting, self.s3.environment() if self.s3 else {}, once=once)
+
+    def zombie(self) -> Driver:
+        """A second runner beside the first, on the same run key."""
+        made = self.driver(once=True)
+        self.others.append(made)
+        return made
+
+    def tend(self) -> None:
+        """What a scheduler does: start a try again that ended, end one that hangs."""
+        assert self.first is not None
+        progress = (len(self.setting.said()), self.subject.commits(), self.first.pid)
+        if self._watch.hangs(progress, self.first.is_stopped) and self.first.is_alive:
+            self.hung += 1
+            self.first.kill()
+        if not self.first.is_alive:
+            self.first = self.driver()
+
+    def until(self, true: Callable[[], Any], seconds: float) -> bool:
+        """Tend until something is true; whether it came true in time."""
+        deadline = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > deadline:
+                return False
+            self.tend()
+            time.sleep(0.1)
+        return True
+
+    def pass_time(self, seconds: float) -> None:
+        self.until(lambda: False, seconds)
+
+    def is_busy(self) -> bool:
+        """Whether the first runner has begun a run key and not ended it."""
+        own = [e["event"] for e in self.setting.said() if self.first and e["pid"] == self.first.pid]
+        return bool(own) and own[-1] == "started"
+
+    def executors(self) -> list[psutil.Process]:
+        """The executors that run now, as children of the workers."""
+        found = []
+        for worker in self.cluster.workers if self.cluster else []:
+            with suppress(psutil.Error):
+                for child in psutil.Process(worker.pid).children(recursive=True):
+                    with suppress(psutil.Error):
+                        if any("CoarseGrainedExecutorBackend" in word for word in child.cmdline()):
+                            found.append(child)
+        return found
+
+    def end_production(self) -> None:
+        """Let the producer finish its transaction; what it wrote is then all there is."""
+        assert self._producer is not None
+        self._producer.send_signal(signal.SIGTERM)
+        if not self.until(lambda: self._producer is not None and self._producer.poll() is not None, 120):
+            raise RuntimeError("the producer did not end its last transaction in two minutes")
+
+    def drain_rest(self, seconds: float = 240) -> bool:
+        """Whether a run that began after production had ended found nothing new."""
+        mark = len(self.setting.said())
+
+        def drained() -> bool:
+            began: set[tuple[int, int]] = set()
+            for event in self.setting.said()[mark:]:
+                at = (event["pid"], event["run"])
+                if event["event"] == "started":
+                    began.add(at)
+                elif event["event"] == "done" and event["empty"] and at in began:
+                    return True
+            return False
+
+        return self.until(drained, seconds)
