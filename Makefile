@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN = JAVA_HOME="$$($(BIN)/python tools/java_home.py)" PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check integration prove bench clean
+.PHONY: help demo test check integration prove chaos bench clean
 
 help:  ## say what the targets do
 	@grep -E '^[a-z.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -34,11 +34,15 @@ check: .venv/ready  ## format, lint, types, layers
 
 integration: .venv/ready  ## the same promises on real parts: Kafka, an S3 server (S3=minio for another), a Spark cluster, Spark Connect
 	$(RUN) -m tests.integration.parts.install $${S3:-versitygw}
-	$(RUN) -m pytest -m integration tests/integration $(ARGS)
+	$(RUN) -m pytest -m integration tests/integration tests/chaos $(ARGS)
 
 prove: .venv/ready  ## the long tests: real Spark killed at random, a real scheduler, new examples for the properties
 	$(RUN) -m pytest -m prove $(ARGS)
 	HYPOTHESIS_PROFILE=new $(RUN) -m pytest tests/protocol
+
+chaos: .venv/ready  ## processes and servers killed and frozen at random under a real Kafka, S3 and Spark: ARGS="--subject all --faults 20 --seed 1"
+	$(RUN) -m tests.integration.parts.install
+	$(RUN) -m tests.chaos $(ARGS)
 
 bench: .venv/ready  ## measure costs and ratios; prints tables
 	$(RUN) benchmarks/run.py $(ARGS)

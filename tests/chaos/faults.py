@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -23,6 +24,14 @@ class NotInjectedError(Exception):
 def sure(true: object, what: str) -> None:
     if not true:
         raise NotInjectedError(what)
+
+
+def sure_stopped(pid: int) -> None:
+    """A signal takes a moment to stop every thread."""
+    deadline = time.monotonic() + 5
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        sure(time.monotonic() < deadline, "the process was not frozen")
+        time.sleep(0.01)
 
 
 def first(world: World) -> Driver:
@@ -54,7 +63,7 @@ def zombie_woken(world: World, chance: random.Random) -> str:
     sleeper = first(world)
     sleeper.stop()
     try:
-        sure(psutil.Process(sleeper.pid).status() == psutil.STATUS_STOPPED, "the driver was not frozen")
+        sure_stopped(sleeper.pid)
         before = world.subject.commits()
         retry = world.zombie()
         came = world.until(lambda: world.subject.commits() > before or not retry.is_alive, 90)
@@ -97,7 +106,7 @@ def frozen(world: World, server: Server, chance: random.Random) -> str:
     seconds = chance.uniform(2, 8)
     server.send(signal.SIGSTOP)
     try:
-        sure(psutil.Process(server.pid).status() == psutil.STATUS_STOPPED, "the server was not frozen")
+        sure_stopped(server.pid)
         world.pass_time(seconds)
     finally:
         server.send(signal.SIGCONT)

@@ -44,7 +44,7 @@ def show(trials: Sequence[Trial]) -> None:
     console = Console()
     for trial in trials:
         console.print(table(f"{trial.title} (seed {trial.seed})", OF_FAULTS, list(by_fault(trial))))
-    console.print(table("outcome", OF_SUBJECTS, [in_one_row(trial) for trial in trials]))
+    console.print(table("outcome", OF_SUBJECTS, [(t.subject, *in_one_row(t)[1:]) for t in trials]))
     for trial in trials:
         for note in notes(trial):
             console.print(f"{trial.subject}: {note}", soft_wrap=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.chaos.faults import FAULTS, NotInjectedError, drawn, kinds
 from tests.chaos.subjects import subject_class
-from tests.chaos.subjects.contract import Seen
+from tests.chaos.subjects.contract import Seen, Subject
 from tests.chaos.truth import Truth, truth
 from tests.chaos.world import World
 
@@ -97,9 +97,11 @@ def run(name: str, faults: int, seed: int, say: Callable[[str], None]) -> Trial:
 
 
 def inject(world: World, kind: str, chance: random.Random) -> Injection:
-    """Strike at a moment of chance while the subject works, and look again when it has committed since."""
+    """Strike while the subject works, and look again when it has committed since."""
     world.pass_time(chance.uniform(0, 3))
     world.until(world.is_busy, 60)
+    if chance.random() < 0.5:
+        world.until(Uncommitted(world.subject), 20, every_s=0.01)
     injection = Injection(kind, world.subject.moment())
     began, doubled = started(world), excess(world.subject.visible())
     try:
@@ -114,6 +116,22 @@ def inject(world: World, kind: str, chance: random.Random) -> Injection:
     injection.duplicates = excess(seen) - doubled
     injection.reached = seen.reached
     return injection
+
+
+class Uncommitted:
+    """Whether files have come since the last commit: the moment in which a death costs most. Half of the faults wait for it."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._before = (-1, 0)
+
+    def __call__(self) -> bool:
+        commits, files = self._before
+        now = (self._subject.commits(), self._subject.files_written())
+        if now[0] != commits:
+            self._before = now
+            return False
+        return now[1] > files
 
 
 def started(world: World) -> int:

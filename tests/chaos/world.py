@@ -123,14 +123,14 @@ class World:
         if not self.first.is_alive:
             self.first = self.driver()
 
-    def until(self, true: Callable[[], Any], seconds: float) -> bool:
+    def until(self, true: Callable[[], Any], seconds: float, *, every_s: float = 0.1) -> bool:
         """Tend until something is true; whether it came true in time."""
         deadline = time.monotonic() + seconds
         while not true():
             if time.monotonic() > deadline:
                 return False
             self.tend()
-            time.sleep(0.1)
+            time.sleep(every_s)
         return True
 
     def pass_time(self, seconds: float) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -74,17 +76,24 @@ class Subject:
         """How many batches the subject holds for committed."""
         raise NotImplementedError
 
+    def files_written(self) -> int:
+        """How many data files lie there, committed or not."""
+        return sum(1 for _ in self._files())
+
     def moment(self) -> str:
         """What it was about, as far as can be told from outside."""
-        return f"{self.commits()} committed"
+        return f"{self.commits()} committed, {self.files_written()} files"
 
     def visible(self) -> Seen:
         """What a reader finds: here, in every file of the directory that is not hidden, as every reader that is not Spark passes over hidden ones."""
-        return self.seen_in(
-            p
-            for p in sorted(self.out.rglob("*.parquet"))
-            if not any(part.startswith(("_", ".")) for part in p.relative_to(self.out).parts)
-        )
+        return self.seen_in(sorted(self._files()))
+
+    def _files(self) -> Iterator[Path]:
+        for place, below, names in os.walk(self.out):  # passes over a directory that vanishes meanwhile
+            below[:] = [name for name in below if not name.startswith(("_", "."))]
+            for name in names:
+                if name.endswith(".parquet") and not name.startswith(("_", ".")):
+                    yield Path(place, name)
 
     def seen_in(self, files: Any) -> Seen:
         seen = Seen()

@@ -80,6 +80,11 @@ class Streamsem(Subject):
             self._commits = sum(key.endswith(".c.json") for key in self._keys("log/log/"))
         return self._commits
 
+    def files_written(self) -> int:
+        with suppress(BotoCoreError, ClientError):
+            return len(self._keys("out/data/"))
+        return 0
+
     def moment(self) -> str:
         found = [(int(m[1]), m[2]) for key in self._keys("log/log/") if (m := ENTRY.search(key))]
         if not found:
