@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from contextlib import suppress
 from functools import cached_property
@@ -121,5 +122,6 @@ class StreamsemOnACluster(Streamsem):
     needs = frozenset({"s3", "cluster"})
 
     def _conf(self) -> dict[str, str]:
+        credentials = {f"spark.executorEnv.{key}": value for key, value in os.environ.items() if key.startswith("AWS_")}
         # One core a driver: of two runners at once each gets an executor.
-        return {**super()._conf(), "spark.executor.memory": "512m", "spark.cores.max": "1"}
+        return {**super()._conf(), **credentials, "spark.executor.memory": "512m", "spark.cores.max": "1"}
