@@ -16,6 +16,8 @@ from tests.integration.parts.server import Server, answers
 
 Fault = Callable[[World, random.Random], str]
 
+BESIDE_S = 20.0  # the most that a second runner goes on beside the first; then it is killed
+
 
 class NotInjectedError(Exception):
     """The victim of a fault was not there, or did not suffer it."""
@@ -72,7 +74,7 @@ def zombie_woken(world: World, chance: random.Random) -> str:
     finally:
         sleeper.resume()
     beside = "beside it" if retry.is_alive else "after it"
-    world.until(lambda: not retry.is_alive, 60)
+    world.until(lambda: not retry.is_alive, BESIDE_S)
     retry.kill()
     return f"driver frozen until a retry had made {committed} commits, then woken {beside}"
 
@@ -85,7 +87,7 @@ def runner_doubled(world: World, chance: random.Random) -> str:
     world.pass_time(chance.uniform(2, 8))
     victim = chance.choice([one, two])
     killed = victim.kill()
-    world.until(lambda: not two.is_alive, 60)
+    world.until(lambda: not two.is_alive, BESIDE_S)
     two.kill()
     which = "first" if victim is one else "second"
     return f"second runner of the same run key beside the first; the {which} {'killed' if killed else 'had ended'}"
