@@ -41,7 +41,7 @@ def in_one_row(trial: Trial) -> tuple[str, ...]:
 
 
 def show(trials: Sequence[Trial]) -> None:
-    console = Console()
+    console = Console(width=max(Console().width, 150))  # a pipe has none: the widest table must fit
     for trial in trials:
         console.print(table(f"{trial.title} (seed {trial.seed})", OF_FAULTS, list(by_fault(trial))))
     console.print(table("outcome", OF_SUBJECTS, [(t.subject, *in_one_row(t)[1:]) for t in trials]))
@@ -68,7 +68,7 @@ def notes(trial: Trial) -> list[str]:
         found.append(f"{trial.foreign} rows are visible that no consumer of the topic sees")
     if not trial.drained:
         found.append("the rest was not drained in time: losses may be records that were not yet read")
-    found += [f"{count} tries failed with {error}" for error, count in sorted(trial.failed.items())]
+    found += [f"tries that failed with {error}: {count}" for error, count in sorted(trial.failed.items())]
     if trial.evidence:
         found.append("not clean: logs and data were kept")
     return found

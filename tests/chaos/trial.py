@@ -23,7 +23,7 @@ class Injection:
     One fault and what came of it until the next.
 
     :param moment: what the subject was about when it struck
-    :param attempts: runners' tries that began from this fault to the next
+    :param attempts: runners' tries that began from this fault to the look after it
     :param duplicates: visible once too often at the look after it, and not at the look before
     :param losses: records that the dataset had passed at the look after it, and not before, and that are not in it at the end
     """
