@@ -15,7 +15,7 @@ import psutil
 from tests.chaos.setting import Setting
 
 ROOT = Path(__file__).parents[2]
-HANGS_AFTER_S = 60.0
+HANGS_AFTER_S = 90.0
 
 
 class Driver:
@@ -69,7 +69,7 @@ class Driver:
 
 
 class Watch:
-    """Tells a driver that is slow from one that hangs: no event and no commit for a minute in which it was not frozen."""
+    """Tells a driver that is slow from one that hangs: no event and no commit for a minute and a half in which it was not frozen."""
 
     def __init__(self) -> None:
         self._last: object = None

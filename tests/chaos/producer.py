@@ -82,7 +82,7 @@ def main(setting: Setting, seed: int) -> None:
                 with suppress(KafkaException):
                     producer.purge()
                 producer = connected(setting.bootstrap, setting.topic)
-            time.sleep(chance.uniform(0.05, 0.3))
+            time.sleep(chance.uniform(0.1, 0.5))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integration
 NAME = "streamsem"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_every_kind_of_fault_doubles_and_loses_nothing() -> None:
     expected = kinds(subject_class(NAME).needs)
     found = trial.run(NAME, len(expected), 11, print)

@@ -80,8 +80,8 @@ def run(name: str, faults: int, seed: int, say: Callable[[str], None]) -> Trial:
     chance = random.Random(seed)
     world = World(name, home, seed)
     with world.running():
-        if not world.until(lambda: world.subject.commits() > 0, 120):
-            raise RuntimeError(f"{name} committed nothing in two minutes without any fault; see {home}")
+        if not world.until(lambda: world.subject.commits() > 0, 240):
+            raise RuntimeError(f"{name} committed nothing in four minutes without any fault; see {home}")
         for kind in drawn(kinds(cls.needs), faults, chance):
             trial.injections.append(inject(world, kind, chance))
             say(f"{name} {len(trial.injections)}/{faults} {trial.injections[-1].in_words}")
