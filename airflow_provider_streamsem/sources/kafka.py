@@ -275,9 +275,8 @@ class KafkaPlanner:
 
     @cached_property
     def _cluster(self) -> KafkaCluster:
-        java_settings(
-            settings_of(self._source.conn_id, self._source.bootstrap_servers)
-        )  # refused here, before anything is written
+        # What Spark's client cannot be given is refused here, before anything is written.
+        java_settings(settings_of(self._source.conn_id, self._source.bootstrap_servers))
         return self._source.cluster()
 
     def follow(self, last: Outcome | None) -> None:
@@ -335,9 +334,8 @@ class KafkaPlanner:
             now = known.get(topic)
             if now is None or (topic, now) in read:
                 continue
-            if (
-                on_data_loss == "fail" or not topic_id
-            ):  # a cluster that began to give ids has the same records under another name
+            # Without an id it may be the same topic in a cluster that began to give ids: the same records under another name.
+            if on_data_loss == "fail" or not topic_id:
                 what = "a topic was deleted and made again; what was not yet read of the old one is gone. Nothing was written"
                 raise SourceChangedError(what, topic=topic, committed=topic_id, found=now)
             logger.warning("topic %s was deleted and made again: reading the new one from its beginning", topic)
@@ -356,10 +354,12 @@ class KafkaPlanner:
         """Where each partition ended when this plan was cut, as far as this process or the outcome before it knows."""
         pinned: Any = plan.pins or []
         planned = self._planned if pinned == self._pins else {}  # else somebody else's plan
-        ends = {name: [end.offset, end.epoch] for name, end in {**self._seen, **planned}.items()}
+        ends = {**self._seen, **planned}
         for topic, topic_id, number, _, end, epoch in pinned:
-            ends.setdefault(Partition(topic, number, topic_id).name, [end, epoch])
-        return {"ends": dict(sorted(ends.items()))}
+            # The epoch must be one under which the plan's records were there: an older one ended before them.
+            name = Partition(topic, number, topic_id).name
+            ends[name] = End(max(end, ends.get(name, End(0, -1)).offset), epoch)
+        return {"ends": {name: [end.offset, end.epoch] for name, end in sorted(ends.items())}}
 
     def rows(self, cut: Cut) -> int:
         """Offsets in a cut: at least as many as records."""

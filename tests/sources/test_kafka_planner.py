@@ -98,7 +98,13 @@ def test_hint_of_a_process_that_was_overtaken_does_not_bring_back_an_older_leade
     cut(made, {"a-0@A": 0, "a-1@A": 0})  # its plan loses; others commit under a later leader
     made.follow(outcome({"ends": {"a-0@A": [200, 7], "a-1@A": [50, 7]}}))
     theirs: Plan = samples.plan(ranges={"a-0@A": (200, 210)}, pins=[["a", "A", 0, 200, 210, 7]])
-    assert made.hint(theirs, {}) == {"ends": {"a-0@A": [200, 7], "a-1@A": [50, 7]}}
+    assert made.hint(theirs, {}) == {"ends": {"a-0@A": [210, 7], "a-1@A": [50, 7]}}
+
+
+def test_hint_of_who_closes_anothers_plan_has_the_leader_of_that_plan_and_not_an_older_one() -> None:
+    made = planner(Cluster(p0=(0, 200, 7)), {"ends": {"a-0@A": [100, 3]}})
+    theirs: Plan = samples.plan(ranges={"a-0@A": (100, 200)}, pins=[["a", "A", 0, 100, 200, 7]])
+    assert made.hint(theirs, {}) == {"ends": {"a-0@A": [200, 7]}}
 
 
 def test_offsets_that_are_gone_do_not_use_up_the_limit() -> None:
