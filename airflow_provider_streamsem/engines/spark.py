@@ -35,8 +35,6 @@ SETTINGS = {
     # Spark 4.1: a shuffle whose rows come out differently when it is repeated is repeated whole, instead of mixing two answers.
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
-    # A Connect server writes the text of plans into its event log; the Kafka client's secrets are options of a plan.
-    "spark.sql.redaction.string.regex": r"(?s)(?i)(loginmodule required .*?;)|(-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----)",
 }
 
 _REST = re.compile("[/;?]")
