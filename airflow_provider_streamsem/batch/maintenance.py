@@ -9,7 +9,7 @@ from airflow_provider_streamsem.arguments import text, whole
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.protocol import keys, offsets
+from airflow_provider_streamsem.protocol import invariants, keys
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
 from airflow_provider_streamsem.sinks.contract import Sink
 
@@ -39,7 +39,7 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
         plan=head.plan_sha,
         attempt_id=None,
         schemas={} if before is None else before.schemas,
-        next=offsets.advance(head.next, {} if plan.kind == "redo" else offsets.starts(plan.ranges)),
+        next=invariants.next_after(plan, before=head.next, committed=False),
         source=None if before is None else before.source,
         spec=record.spec if before is None else before.spec,
         transform="" if before is None else before.transform,

@@ -135,9 +135,8 @@ def _plan_redo(opened: Opened, version: int, run_key: str, ready: Ready) -> Plan
         nonce=clock.new_id(),
     )
     invariants.check_i20(redone, plan[0], outcome[0])
-    opened.pipeline.source.check_pins(
-        redone.pins, was_read=False
-    )  # before anything is written: an open version stops every other run
+    # Before anything is written: an open version stops every other run.
+    opened.pipeline.source.check_pins(redone.pins, was_read=False)
     return redone
 
 

@@ -182,7 +182,7 @@ class Run:
             gaps=plan.gaps,
             counts=staged.counts if not plan.gaps else {**staged.counts, "gaps": offsets.gap_length(plan.gaps)},
             replaces=plan.replaces,
-            next=offsets.advance(head.next, {} if plan.kind == "redo" else offsets.ends(plan.ranges)),
+            next=invariants.next_after(plan, before=head.next, committed=True),
             source=staged.source,
             spec=staged.spec,
             transform=staged.transform,

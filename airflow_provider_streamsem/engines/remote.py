@@ -13,9 +13,8 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
     """A clone of a session on its server (same views and settings) with some settings of its own, ended after the block."""
     inner: Any = session
-    session.conf.get(
-        "spark.sql.session.timeZone"
-    )  # a server knows a session from its first request on, and clones only what it knows
+    # A server knows a session from its first request on, and clones only what it knows.
+    session.conf.get("spark.sql.session.timeZone")
     clone: SparkSession = inner.cloneSession()
     for key, value in settings.items():
         clone.conf.set(key, value)

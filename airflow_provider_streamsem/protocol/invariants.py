@@ -96,10 +96,16 @@ def check_carried(plan: Plan, outcome: Outcome) -> None:
             start = last
 
 
+def next_after(plan: Plan, *, before: Offsets, committed: bool) -> dict[str, int]:
+    """Where the offsets stand after a plan's outcome: the rule that writers follow and :func:`check_next` holds them to."""
+    if plan.kind == "redo":
+        return offsets.advance(before, {})
+    return offsets.advance(before, offsets.ends(plan.ranges) if committed else offsets.starts(plan.ranges))
+
+
 def check_next(plan: Plan, outcome: Outcome, *, before: Offsets) -> None:
     """After a commit of a batch the offsets stand at the plan's ends, after all else where they stood; other partitions are carried (I4, I5)."""
-    to = {} if plan.kind == "redo" else offsets.ends(plan.ranges) if outcome.committed else offsets.starts(plan.ranges)
-    expected = offsets.advance(before, to)
+    expected = next_after(plan, before=before, committed=outcome.committed)
     if dict(outcome.next) != expected:
         raise LogDamagedError(
             "an outcome's next offsets are not those of its plan",
