@@ -107,17 +107,18 @@ def _empty_bus(session: SparkSession) -> bool:
 
 
 # Nodes that read their whole input once, in the same stage: above them an observation of the input counts each row once.
-_NARROW = {"Project", "Filter", "CollectMetrics", "Generate", "BatchEvalPython", "ArrowEvalPython"}
+_NARROW = {"Project", "Filter", "CollectMetrics", "Generate", "SubqueryAlias", "View"}
 
 
 def reads_input_once(frame: DataFrame) -> bool:
     """
-    Whether the optimized plan surely reads its whole input exactly once.
+    Whether the plan surely reads its whole input exactly once.
 
-    Anything with an exchange may not: a sort samples its input in a job of its own, a limit stops early, a lost shuffle is made again.
+    Anything with an exchange may not: a sort samples its input in a job of its own, a limit stops early, a lost shuffle is made again. The analyzed plan is
+    looked at, which is there already; the optimizer may take nodes out of it and puts no exchange in.
     """
     inner: Any = frame
-    pending = [inner._jdf.queryExecution().optimizedPlan()]
+    pending = [inner._jdf.queryExecution().withCachedData()]
     while pending:
         node = pending.pop()
         children = node.children()

@@ -44,6 +44,7 @@ _MAGIC_SETTINGS = {
 _MAGIC_OPTIONS = {
     "mapreduce.outputcommitter.factory.scheme.s3a": "org.apache.hadoop.fs.s3a.commit.S3ACommitterFactory",
     "fs.s3a.committer.name": "magic",
+    "fs.s3a.committer.abort.pending.uploads": "false",  # nobody else writes below an attempt's prefix; vacuum ends what a dead one left
 }
 _TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",  # old offsets have seconds
@@ -99,7 +100,8 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> None:
         options |= _MAGIC_OPTIONS
         for name, value in _MAGIC_SETTINGS.items():
             frame.sparkSession.conf.set(name, value)
-    writer = frame.write.format(sink.format).mode("error").options(**options)
+    # Nothing can be there: the place holds the attempt's own random id. Any other mode asks the store whether there is.
+    writer = frame.write.format(sink.format).mode("append").options(**options)
     (writer.partitionBy(*copies) if copies else writer).save(place)
 
 
