@@ -21,9 +21,12 @@ _NAMES = {
     "Limits": "airflow_provider_streamsem.sources.contract",
     "MicroBatchOperator": "airflow_provider_streamsem.operators.micro_batch",
     "Pipeline": "airflow_provider_streamsem.batch.pipeline",
+    "RedoOperator": "airflow_provider_streamsem.operators.redo",
     "RunResult": "airflow_provider_streamsem.batch.result",
     "SparkEngine": "airflow_provider_streamsem.engines.spark",
     "StreamsemError": "airflow_provider_streamsem.errors",
+    "VacuumOperator": "airflow_provider_streamsem.operators.maintenance",
+    "VerifyOperator": "airflow_provider_streamsem.operators.maintenance",
     "guarantee": "airflow_provider_streamsem.batch.guarantee",
     "load_pipeline": "airflow_provider_streamsem.batch.pipeline",
     "open_log": "airflow_provider_streamsem.readers.files",
@@ -43,9 +46,12 @@ __all__ = [
     "Limits",
     "MicroBatchOperator",
     "Pipeline",
+    "RedoOperator",
     "RunResult",
     "SparkEngine",
     "StreamsemError",
+    "VacuumOperator",
+    "VerifyOperator",
     "__version__",
     "guarantee",
     "load_pipeline",
@@ -64,7 +70,9 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.batch.run import run_batch
     from airflow_provider_streamsem.engines.spark import SparkEngine
     from airflow_provider_streamsem.errors import StreamsemError
+    from airflow_provider_streamsem.operators.maintenance import VacuumOperator, VerifyOperator
     from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
+    from airflow_provider_streamsem.operators.redo import RedoOperator
     from airflow_provider_streamsem.readers.files import open_log
     from airflow_provider_streamsem.readers.spark import read_committed
     from airflow_provider_streamsem.readers.verify import verify

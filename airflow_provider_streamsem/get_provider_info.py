@@ -4,20 +4,78 @@ from __future__ import annotations
 
 from typing import Any
 
+_PACKAGE = "airflow_provider_streamsem"
+_NAME = "Streamsem"
+
 
 def get_provider_info() -> dict[str, Any]:
     """Provider metadata, as Airflow's ``provider_info.schema.json`` has it."""
-    package = "airflow_provider_streamsem"
-    integration = "Streamsem"
     return {
         "package-name": "airflow-provider-streamsem",
-        "name": integration,
+        "name": _NAME,
         "description": "Micro-batch exactly-once ETL on Spark, with an idempotent commit log on S3.",
         "integrations": [
-            {"integration-name": integration, "external-doc-url": "", "tags": ["software"]},
+            {"integration-name": _NAME, "external-doc-url": "", "tags": ["software"]},
         ],
-        "operators": [{"integration-name": integration, "python-modules": [f"{package}.operators.micro_batch"]}],
+        "operators": [
+            {
+                "integration-name": _NAME,
+                "python-modules": [
+                    f"{_PACKAGE}.operators.micro_batch",
+                    f"{_PACKAGE}.operators.redo",
+                    f"{_PACKAGE}.operators.maintenance",
+                ],
+            }
+        ],
+        "hooks": [{"integration-name": _NAME, "python-modules": [f"{_PACKAGE}.hooks.streamsem"]}],
+        "connection-types": [_connection_type()],
         "task-decorators": [
-            {"name": "micro_batch", "class-name": f"{package}.decorators.micro_batch.micro_batch_task"}
+            {"name": "micro_batch", "class-name": f"{_PACKAGE}.decorators.micro_batch.micro_batch_task"}
         ],
+        "cli": [f"{_PACKAGE}.cli.airflow_group.commands"],
+        "config": {"streamsem": _configuration()},
+    }
+
+
+def _connection_type() -> dict[str, Any]:
+    return {
+        "connection-type": "streamsem",
+        "hook-class-name": f"{_PACKAGE}.hooks.streamsem.StreamsemHook",
+        "hook-name": _NAME,
+        "ui-field-behaviour": {
+            "hidden-fields": ["login", "password", "port", "schema"],
+            "relabeling": {"host": "Root of the logs"},
+            "placeholders": {"host": "s3://bucket/prefix"},
+        },
+        "conn-fields": {
+            "aws_conn_id": _field("AWS connection", "Credentials; empty: the default chain of the worker"),
+            "endpoint_url": _field("S3 endpoint", "Empty: that of the AWS connection, or AWS itself"),
+            "region_name": _field("S3 region", "Empty: that of the AWS connection, or of the worker"),
+        },
+    }
+
+
+def _field(label: str, description: str) -> dict[str, Any]:
+    return {"label": label, "description": description, "schema": {"type": ["string", "null"], "default": None}}
+
+
+def _configuration() -> dict[str, Any]:
+    return {
+        "description": "Defaults of tasks that run micro-batches.",
+        "options": {
+            "spark_conn_id": {
+                "description": "Spark connection of tasks that name neither a master nor a connection. Empty: Spark in the task's own process.",
+                "version_added": "0.2.0",
+                "type": "string",
+                "example": "spark_default",
+                "default": "",
+            },
+            "poll_interval": {
+                "description": "Seconds between two looks of a sensor or trigger that was given no interval.",
+                "version_added": "0.2.0",
+                "type": "float",
+                "example": None,
+                "default": "30",
+            },
+        },
     }

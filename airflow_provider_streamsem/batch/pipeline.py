@@ -32,6 +32,7 @@ class Pipeline:
 
     :param name: ``[a-z0-9_-]{1,64}``: a label; identity is the uuid in the log
     :param log: where the commit log lies: ``s3://bucket/prefix``, ``file:///path`` or an absolute path
+    :param log_conn_id: instead of ``log``: a connection of type ``streamsem``; the log lies at its root + ``/`` + ``name``
     :param source: where records come from
     :param sinks: sink name → sink; all of one batch become visible at once
     :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``, or its name ``"package.module:function"``; absent: rows pass as they are.
@@ -47,9 +48,10 @@ class Pipeline:
     """
 
     name: str
-    log: str
+    log: str = ""
     source: Source
     sinks: Mapping[str, Sink]
+    log_conn_id: str | None = None
     transform: Callable[[Any], Any] | str | None = None
     where: str | None = None
     rows: str = "any"
@@ -59,7 +61,17 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         arguments.text("pipeline name", self.name, pattern=NAME, accepted=NAME)
-        split_url(arguments.text("log", self.log))
+        if self.log_conn_id is not None:
+            arguments.text("log_conn_id", self.log_conn_id)
+        if bool(self.log) == (self.log_conn_id is not None):
+            raise InvalidError(
+                "a pipeline must have exactly one of log and log_conn_id",
+                pipeline=self.name,
+                log=self.log,
+                log_conn_id=self.log_conn_id,
+            )
+        if self.log_conn_id is None:
+            split_url(arguments.text("log", self.log))
         registry.name_of("sources", self.source)
         if not isinstance(self.sinks, Mapping) or not self.sinks:
             raise InvalidError(
@@ -97,7 +109,9 @@ class Pipeline:
             require(self, self.require)
 
     def _check_places(self) -> None:
-        places = {"log": self.log, **{f"sinks.{name}": sink.place for name, sink in self.sinks.items()}}
+        places = {f"sinks.{name}": sink.place for name, sink in self.sinks.items()}
+        if self.log_conn_id is None:
+            places = {"log": self.log, **places}
         if self.source.place is not None:
             places["source"] = self.source.place
         taken: list[tuple[str, tuple[str, str]]] = [(name, split_url(url)) for name, url in places.items()]
@@ -132,6 +146,7 @@ class Pipeline:
             "format": 1,
             "name": self.name,
             "log": self.log,
+            **({} if self.log_conn_id is None else {"log_conn_id": self.log_conn_id}),
             "transform": self.transform_name,
             "where": self.where,
             "rows": self.rows,

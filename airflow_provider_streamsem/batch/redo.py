@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from airflow_provider_streamsem.arguments import text, whole
+from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.maintenance import abort
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
@@ -20,6 +21,7 @@ from airflow_provider_streamsem.protocol.procedures import Answered, Ready
 from airflow_provider_streamsem.protocol.view import Head, add_counts
 
 
+@on_its_log
 def redo(
     pipeline: Pipeline,
     version: int,
@@ -40,8 +42,6 @@ def redo(
     :raises SourceChangedError: the source no longer holds what the version read; nothing changed
     :raises DataError: the rows cannot be made anew by this transform; the redo is closed as an abort, and nothing became visible
     """
-    if not isinstance(pipeline, Pipeline):
-        raise InvalidError("redo takes a Pipeline", given=type(pipeline).__name__)
     whole("version", version, least=0)
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
     # A listing that lags would name a redo that is done as the one that is asked for, or refuse a version that is there.
@@ -64,6 +64,7 @@ def _give_up(opened: Opened, run_key: str, error: StreamsemError) -> None:
         abort(opened.log, opened.record, head.plan.version, reason=f"the redo cannot be staged: {type(error).__name__}")
 
 
+@on_its_log
 def redo_run(
     pipeline: Pipeline,
     *,

@@ -12,6 +12,7 @@ from functools import partial
 
 from airflow_provider_streamsem import registry
 from airflow_provider_streamsem.arguments import flag, text
+from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.plan import plan_batch
@@ -19,7 +20,7 @@ from airflow_provider_streamsem.batch.result import RunResult, answer, empty
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines import schema
 from airflow_provider_streamsem.engines.contract import Engine, Job, Produced, nothing_produced
-from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.errors import UnavailableError
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import Answered, Open, Ready, settled
@@ -29,6 +30,7 @@ from airflow_provider_streamsem.sources.contract import Planner
 logger = logging.getLogger(__name__)
 
 
+@on_its_log
 def run_batch(
     pipeline: Pipeline, *, run_key: str, drain: bool = False, engine: Engine | None = None, log: CommitLog | None = None
 ) -> RunResult:
@@ -46,8 +48,6 @@ def run_batch(
     :returns: what is stored of the run (I12)
     :raises StreamsemError: see :mod:`airflow_provider_streamsem.errors`; its class says whether a retry can help
     """
-    if not isinstance(pipeline, Pipeline):
-        raise InvalidError("run_batch takes a Pipeline", given=type(pipeline).__name__)
     text("run_key", run_key)
     flag("drain", drain)
     run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key, engine)

@@ -1,13 +1,17 @@
-"""The commands. Each takes parsed arguments and returns an :class:`Answer`; the functions behind them are the public ones."""
+"""
+The commands. Each takes parsed arguments, with ``args.log`` and (of a pipeline file) ``args.pipeline``, and returns an :class:`Answer`; the functions behind
+them are the public ones.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from airflow_provider_streamsem.arguments import whole
 from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.batch.guarantee import guarantee
+from airflow_provider_streamsem.batch.location import located
 from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
 from airflow_provider_streamsem.batch.redo import redo as redo_
 from airflow_provider_streamsem.batch.result import RunResult
@@ -28,12 +32,15 @@ from airflow_provider_streamsem.readers.verify import verify as verify_
 from airflow_provider_streamsem.sinks.contract import Sink
 
 
-def _log_url(target: str) -> str:
-    return load_pipeline(target).log if target.endswith(".toml") else target
-
-
-def _opened(args: argparse.Namespace) -> CommittedLog:
-    return open_log(_log_url(args.target))
+def answer(args: argparse.Namespace) -> Answer:
+    """Run the command that ``args.command`` names, on the log at a URL or on that of a pipeline file."""
+    command: Callable[[argparse.Namespace], Answer] = globals()[args.command]
+    if not args.target.endswith(".toml"):
+        args.pipeline, args.log = None, args.target
+        return command(args)
+    with located(load_pipeline(args.target)) as args.pipeline:
+        args.log = args.pipeline.log
+        return command(args)
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -50,14 +57,14 @@ def redo(args: argparse.Namespace) -> Answer:
 
 
 def _runnable(args: argparse.Namespace) -> tuple[Pipeline, Engine]:
-    if not args.target.endswith(".toml"):
+    if args.pipeline is None:
         raise InvalidError(f"{args.command} needs a pipeline file", given=args.target, accepted="PIPELINE.toml")
     from airflow_provider_streamsem.engines.spark import SparkEngine, engine_of
 
     engine = (
         SparkEngine(master=args.master) if args.spark_conn_id is None else engine_of(connection(args.spark_conn_id))
     )
-    return load_pipeline(args.target), engine
+    return args.pipeline, engine
 
 
 def _ran(pipeline: Pipeline, result: RunResult) -> Answer:
@@ -72,7 +79,7 @@ def log(args: argparse.Namespace) -> Answer:
     """``streamsem log``"""
     if args.limit < 1:
         raise InvalidError("--limit must be a whole number of 1 or more", given=args.limit)
-    opened = _opened(args)
+    opened = open_log(args.log)
     sinks = opened.pipeline().sinks
     rows = [_version_row(opened, sinks, version) for version in opened.versions(limit=args.limit)]
     return Answer(
@@ -117,7 +124,7 @@ def _ranges(ranges: Ranges) -> str:
 def show(args: argparse.Namespace) -> Answer:
     """``streamsem show``"""
     whole("N", args.version, least=0)
-    opened = _opened(args)
+    opened = open_log(args.log)
     plan, outcome = opened.log.plan(args.version), opened.log.outcome(args.version)
     if plan is None:
         raise InvalidError("there is no such version", given=args.version, newest_closed=opened.head)
@@ -145,15 +152,13 @@ def _files_of(outcome: Outcome) -> list[str]:
 
 def files(args: argparse.Namespace) -> Answer:
     """``streamsem files``"""
-    found = _opened(args).files(version=args.at, since=args.since, sink=args.sink)
+    found = open_log(args.log).files(version=args.at, since=args.since, sink=args.sink)
     return Answer(document={"files": [plain(file) for file in found]}, lines=[file.path for file in found])
 
 
 def verify(args: argparse.Namespace) -> Answer:
     """``streamsem verify``"""
-    verdict = verify_(
-        load_pipeline(args.target) if args.target.endswith(".toml") else args.target, files=not args.log_only
-    )
+    verdict = verify_(args.pipeline or args.log, files=not args.log_only)
     document = {**plain(verdict), "clean": verdict.clean}
     seen = f"{verdict.versions} versions, {verdict.commits} commits, {verdict.files} visible files, {verdict.orphans} orphans"
     lines = [
@@ -166,7 +171,7 @@ def verify(args: argparse.Namespace) -> Answer:
 
 def doctor(args: argparse.Namespace) -> Answer:
     """``streamsem doctor``"""
-    report = doctor_.examine(open_commit_log(_log_url(args.target)))
+    report = doctor_.examine(open_commit_log(args.log))
     rows = [["passed" if check.passed else "FAILED", check.name, check.seen] for check in report.checks]
     table = Table(title=f"doctor of {report.place}", columns=["", "probe", "seen"], rows=rows)
     return Answer(
@@ -176,8 +181,7 @@ def doctor(args: argparse.Namespace) -> Answer:
 
 def lag(args: argparse.Namespace) -> Answer:
     """``streamsem lag``"""
-    pipeline = load_pipeline(args.target) if args.target.endswith(".toml") else _opened(args).pipeline()
-    found = lag_of(pipeline)
+    found = lag_of(args.pipeline or open_log(args.log).pipeline())
     age = "never" if found.last_commit_age_ms is None else f"{found.last_commit_age_ms / 1000:.0f} s ago"
     return Answer(
         document=plain(found),
@@ -187,7 +191,7 @@ def lag(args: argparse.Namespace) -> Answer:
 
 def abort(args: argparse.Namespace) -> Answer:
     """``streamsem abort``"""
-    opened = _opened(args)
+    opened = open_log(args.log)
     outcome = maintenance.abort(opened.log, opened.record, args.version, reason=args.reason)
     told = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"
     return Answer(
@@ -197,7 +201,7 @@ def abort(args: argparse.Namespace) -> Answer:
 
 def vacuum(args: argparse.Namespace) -> Answer:
     """``streamsem vacuum``"""
-    opened = _opened(args)
+    opened = open_log(args.log)
     done = maintenance.vacuum(opened.log, opened.record, opened.pipeline(), dry_run=args.dry_run)
     said = f"{len(done.attempts)} attempts and {len(done.keys)} objects of the log, {done.bytes} bytes"
     return Answer(

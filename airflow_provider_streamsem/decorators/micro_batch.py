@@ -47,10 +47,10 @@ class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # ty
         if self.pipeline is not None:
             _refuse_transform(self.pipeline)
 
-    def _pipeline(self, context: Any) -> Pipeline:
+    def rendered_pipeline(self, context: Any) -> Pipeline:
         """The pipeline with the decorated function as its transform."""
         function = functools.wraps(self.python_callable)(functools.partial(self.python_callable, **self.op_kwargs))
-        pipeline = super()._pipeline(context)
+        pipeline = super().rendered_pipeline(context)
         _refuse_transform(pipeline)
         return pipeline.replace(transform=function)
 

@@ -73,3 +73,7 @@ class Engine(Protocol):
         :raises DataError: the data or the transform's result are not acceptable
         """
         ...
+
+    def cancel(self) -> None:
+        """End the work of a :meth:`stage` that another thread is in, which then fails. Decides nothing."""
+        ...

@@ -68,6 +68,22 @@ def _activate(session: SparkSession) -> None:
     SparkSession._activeSession = session
 
 
+@contextmanager
+def tagged(session: SparkSession, tag: str) -> Iterator[None]:
+    """Put a tag on the jobs that this thread starts while the block runs."""
+    session.sparkContext.addJobTag(tag)
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            session.sparkContext.removeJobTag(tag)
+
+
+def interrupt(session: SparkSession, tag: str) -> None:
+    """Cancel the jobs that have a tag, from whichever thread. (Tags of a session are known to the thread alone that set them.)"""
+    session.sparkContext.cancelJobsWithTag(tag)
+
+
 def observed(observation: Observation, session: SparkSession) -> dict[str, int] | None:
     """
     What an observation counted, or ``None`` where it never ran.

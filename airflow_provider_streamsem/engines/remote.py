@@ -26,6 +26,21 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
             inner_clone.client.release_session()
 
 
+@contextmanager
+def tagged(session: SparkSession, tag: str) -> Iterator[None]:
+    """Put a tag on what this thread asks of the server while the block runs."""
+    session.addTag(tag)
+    try:
+        yield
+    finally:
+        session.removeTag(tag)
+
+
+def interrupt(session: SparkSession, tag: str) -> None:
+    """End what the server does under a tag, from whichever thread."""
+    session.interruptTag(tag)
+
+
 def may_have_run(observation: Observation, session: SparkSession) -> bool:
     """Whether some action has completed an observation already."""
     inner: Any = observation

@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -21,6 +23,7 @@ from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.engines.contract import Job, Produced
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StreamsemError
 from airflow_provider_streamsem.protocol.entries import Plan
+from airflow_provider_streamsem.stores import s3
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,6 +61,8 @@ class SparkEngine:
             raise InvalidError("a Spark Connect server is named by a URL", accepted="sc://host:port")
         self._remote = remote
         self._conf = arguments.options("spark conf", conf or {})
+        self._cancelled = Event()
+        self._interrupt: Callable[[], None] | None = None
 
     def session(self) -> SparkSession:
         """
@@ -120,13 +125,38 @@ class SparkEngine:
         from airflow_provider_streamsem.engines import gateway, remote, shipping, staging
 
         inspect: Any = gateway if self._remote is None else remote
+        # A Connect server has credentials of its own; what is set in its session, it may log.
+        settings = {**SETTINGS, **(_access_settings(s3.access()) if self._remote is None else {})}
         try:
-            with shipping.by_value(), inspect.cloned(user_session, SETTINGS) as session:
-                return staging.Staging(session, inspect, job, log).run()
+            with shipping.by_value(), inspect.cloned(user_session, settings) as session:
+                with self._interruptible(inspect, session, f"streamsem-{job.attempt_id}"):
+                    return staging.Staging(session, inspect, job, log).run()
         except StreamsemError:
             raise
         except Exception as error:
             raise _translated(error, job.plan) from error
+
+    @contextmanager
+    def _interruptible(self, inspect: Any, session: SparkSession, tag: str) -> Iterator[None]:
+        with inspect.tagged(session, tag):
+            self._interrupt = partial(inspect.interrupt, session, tag)
+            try:
+                if self._cancelled.is_set():
+                    raise StageError("the task was ended; nothing was staged")
+                yield
+            finally:
+                self._interrupt = None
+
+    def cancel(self) -> None:
+        """
+        Cancel the Spark jobs of the attempt that is being staged, and stage no other. Nothing is decided by it: the version stays open.
+
+        Call it from another thread than the one that stages: that one's connection to the JVM waits for an answer.
+        """
+        self._cancelled.set()
+        interrupt = self._interrupt
+        if interrupt is not None:
+            interrupt()
 
 
 def engine_of(found: Connection, conf: Mapping[str, str] | None = None) -> SparkEngine:
@@ -175,6 +205,19 @@ def _s3a_settings() -> dict[str, str]:
     if region:
         settings["spark.hadoop.fs.s3a.endpoint.region"] = region
     return settings
+
+
+def _access_settings(given: s3.S3Access) -> dict[str, str]:
+    """The access that is in force, for S3A: in the attempt's own session, so that no command line and no other session holds it."""
+    settings = {
+        "fs.s3a.endpoint": given.endpoint_url,
+        "fs.s3a.path.style.access": "true" if given.endpoint_url else None,
+        "fs.s3a.endpoint.region": given.region_name,
+        "fs.s3a.access.key": given.access_key_id,
+        "fs.s3a.secret.key": given.secret_access_key,
+        "fs.s3a.session.token": given.session_token,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _translated(error: Exception, plan: Plan) -> StreamsemError:

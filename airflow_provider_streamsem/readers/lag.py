@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.readers.files import open_log
@@ -26,6 +27,7 @@ class Lag:
     last_commit_age_ms: int | None
 
 
+@on_its_log
 def lag(pipeline: Pipeline) -> Lag:
     """
     Ask the source and the log; writes nothing.

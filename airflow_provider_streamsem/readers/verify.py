@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import ConflictError, LogDamagedError, NewerFormatError, StreamsemError
@@ -69,14 +70,17 @@ def verify(log: str | CommitLog | Pipeline, *, files: bool = True) -> Verdict:
     :param files: ``False`` checks only the log
     """
     if isinstance(log, Pipeline):
-        commit_log = open_commit_log(log.log)
-        if commit_log.read_pipeline() is None:
-            return _without_log(log)
-    else:
-        commit_log = log if isinstance(log, CommitLog) else open_commit_log(log)
+        return _verified(log, files=files)
+    commit_log = log if isinstance(log, CommitLog) else open_commit_log(log)
     check = _Verification(open_log(commit_log), Verdict(log=commit_log.store.url))
     check.run(files)
     return check.verdict
+
+
+@on_its_log
+def _verified(pipeline: Pipeline, *, files: bool) -> Verdict:
+    commit_log = open_commit_log(pipeline.log)
+    return _without_log(pipeline) if commit_log.read_pipeline() is None else verify(commit_log, files=files)
 
 
 def _without_log(pipeline: Pipeline) -> Verdict:

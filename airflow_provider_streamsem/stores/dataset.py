@@ -101,7 +101,7 @@ class S3Dataset(S3Store):
 
     @cached_property
     def _client(self) -> Any:
-        return self._given or client(attempts=_ATTEMPTS)
+        return self._given or client(self._access, attempts=_ATTEMPTS)
 
     def engine_path(self, key: str) -> str:
         """A path of Hadoop's S3A file system."""

@@ -2,14 +2,17 @@
 A store in an S3 bucket, by conditional writes (``If-None-Match: *``).
 
 boto3's own retries are off: a retried create would come back as 412 and hide that the first sending was applied. Credentials, region and endpoint come from
-boto3's default chain (``AWS_*`` variables, profile, instance role). AWS S3 documentation, conditional writes: 412 means that the key exists, 409 that a
-conflicting request was under way and nothing is decided.
+an :class:`S3Access` that is in force, and what it leaves open from boto3's default chain (``AWS_*`` variables, profile, instance role). AWS S3
+documentation, conditional writes: 412 means that the key exists, 409 that a conflicting request was under way and nothing is decided.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -21,6 +24,37 @@ READ_TIMEOUT_S = 30
 _MISSING = {"NoSuchKey", "NoSuchUpload", "404", "NotFound"}
 _PASSING = {"RequestTimeout", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _REFUSED_STATUS = {400, 401, 403, 404, 405, 411, 413, 501}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Access:
+    """How S3 is reached. What is ``None`` is left to boto3's default chain. Its ``repr`` shows no secret."""
+
+    endpoint_url: str | None = None
+    region_name: str | None = None
+    profile_name: str | None = None
+    access_key_id: str | None = None
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+
+_DEFAULT = S3Access()
+_ACCESS: ContextVar[S3Access] = ContextVar("streamsem_s3_access", default=_DEFAULT)
+
+
+@contextmanager
+def reached_by(access: S3Access) -> Iterator[None]:
+    """Reach S3 so while the block runs: logs, datasets, and the files that Spark reads and writes."""
+    token = _ACCESS.set(access)
+    try:
+        yield
+    finally:
+        _ACCESS.reset(token)
+
+
+def access() -> S3Access:
+    """What is in force."""
+    return _ACCESS.get()
 
 
 class S3Store:
@@ -37,10 +71,11 @@ class S3Store:
         self.prefix = prefix + "/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self._given = client
+        self._access = access()  # requests may come from other threads, where another one is in force
 
     @cached_property
     def _client(self) -> Any:
-        return self._given or client(attempts=1)
+        return self._given or client(self._access, attempts=1)
 
     def create(self, key: str, data: bytes) -> bool:
         """PUT with ``If-None-Match: *``; 412 is ``False``."""
@@ -140,14 +175,14 @@ class S3Store:
         return error
 
 
-def client(*, attempts: int) -> Any:
-    """A boto3 S3 client of the default chain; one for each way of asking, since making one takes longer than many requests."""
+def client(given: S3Access, *, attempts: int) -> Any:
+    """A boto3 S3 client; one for each way of asking, since making one takes longer than many requests."""
     surroundings = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
-    return _client(attempts, os.getpid(), surroundings)
+    return _client(attempts, os.getpid(), surroundings, given)
 
 
 @lru_cache(maxsize=16)
-def _client(attempts: int, process: int, surroundings: tuple[tuple[str, str], ...]) -> Any:
+def _client(attempts: int, process: int, surroundings: tuple[tuple[str, str], ...], given: S3Access) -> Any:
     import boto3
     from botocore.config import Config
 
@@ -158,7 +193,14 @@ def _client(attempts: int, process: int, surroundings: tuple[tuple[str, str], ..
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return boto3.session.Session().client("s3", config=config)
+    session = boto3.session.Session(
+        aws_access_key_id=given.access_key_id,
+        aws_secret_access_key=given.secret_access_key,
+        aws_session_token=given.session_token,
+        region_name=given.region_name,
+        profile_name=given.profile_name,
+    )
+    return session.client("s3", config=config, endpoint_url=given.endpoint_url)
 
 
 def is_missing(error: Exception) -> bool:

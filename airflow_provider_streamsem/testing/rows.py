@@ -58,6 +58,9 @@ class RowsEngine:
             handed=dict.fromkeys(sinks, len(out)),
         )
 
+    def cancel(self) -> None:
+        """Nothing runs outside the thread that stages."""
+
     def _read(self, job: Job) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
         store = open_store(job.source.path)  # type: ignore[attr-defined]
         rows, bad = [], []

@@ -16,13 +16,14 @@ def mapped() -> Iterator[None]:
     except StreamsemError as error:
         if error.retryable:
             raise
-        raise _fail_exception()(f"{type(error).__name__}: {error}") from error
+        raise failed(f"{type(error).__name__}: {error}") from error
 
 
-def _fail_exception() -> type[Exception]:
+def failed(message: str) -> Exception:
+    """Airflow's exception for a task that must not be tried again."""
     try:
         from airflow.sdk.exceptions import AirflowFailException
     except ImportError:  # Airflow 3.1
         from airflow.exceptions import AirflowFailException
-    found: type[Exception] = AirflowFailException
-    return found
+    made: Exception = AirflowFailException(message)
+    return made

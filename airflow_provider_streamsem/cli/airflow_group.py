@@ -1,0 +1,38 @@
+"""``airflow streamsem …``: the same commands, with Airflow's connections. Airflow imports this at each of its commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+
+from airflow.cli.cli_config import ActionCommand, Arg, CLICommand, GroupCommand
+
+from airflow_provider_streamsem.cli.arguments import COMMANDS, EXIT_CODES, arguments_of
+
+
+def commands() -> list[CLICommand]:
+    """The command group, as Airflow takes it from a provider."""
+    actions = [
+        ActionCommand(
+            name=command.name,
+            help=command.help,
+            func=partial(_execute, command.name),
+            args=[Arg(flags=argument.flags, **argument.settings) for argument in arguments_of(command)],
+            epilog=EXIT_CODES,
+        )
+        for command in COMMANDS
+    ]
+    return [GroupCommand(name="streamsem", help="Commit logs of micro-batch pipelines", subcommands=actions)]
+
+
+def _execute(command: str, args: argparse.Namespace) -> None:
+    from airflow_provider_streamsem.cli import main
+    from airflow_provider_streamsem.connections import looked_up_by
+    from airflow_provider_streamsem.hooks.lookup import airflow_connection
+
+    args.command = command
+    with looked_up_by(airflow_connection):
+        code = main.execute(args)
+    if code:
+        sys.exit(code)

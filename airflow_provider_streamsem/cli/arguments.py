@@ -1,0 +1,125 @@
+"""The commands and their arguments, as data: ``streamsem`` and ``airflow streamsem`` are both made of it. Imports nothing of what they do."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_streamsem import __version__
+
+EXIT_CODES = """exit codes:
+  0  done
+  1  done, and something was found: verify or doctor found a fault
+  2  an argument or a file is not acceptable; nothing was written
+  3  the store or the engine failed; the same command again goes on from what is stored
+  4  refused, and the same command again would be refused too: read the message
+  5  the command itself failed; its traceback is on standard error
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What ``argparse.ArgumentParser.add_argument`` takes."""
+
+    flags: tuple[str, ...]
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: a function of its name in :mod:`airflow_provider_streamsem.cli.commands`."""
+
+    name: str
+    help: str
+    arguments: tuple[Argument, ...]
+
+
+def _argument(*flags: str, **settings: Any) -> Argument:
+    return Argument(flags, settings)
+
+
+_COMMON = (
+    _argument("target", metavar="LOG|PIPELINE.toml", help="URL or path of a commit log, or a pipeline file"),
+    _argument("--json", action="store_true", help="one JSON document on standard output"),
+)
+_ENGINE = (
+    _argument(
+        "--run-key", help="names the run: the same key again gives the same result (default: one is made and printed)"
+    ),
+    _argument("--master", default="local[*]", help="Spark master where no session is active (default: local[*])"),
+    _argument(
+        "--spark-conn-id",
+        metavar="ID",
+        help="instead of a master: a connection of type spark or spark_connect (outside Airflow: in AIRFLOW_CONN_<ID>)",
+    ),
+)
+_VERSION = _argument("version", type=int, metavar="N")
+
+COMMANDS = (
+    Command(
+        "run",
+        "Run one batch, or with --drain batches until the end that the source has now.",
+        (_argument("--drain", action="store_true", help="go on until the frozen target is reached"), *_ENGINE),
+    ),
+    Command(
+        "redo",
+        "Make the rows of a committed version anew, from the same ranges; readers switch by one object.",
+        (_VERSION, *_ENGINE),
+    ),
+    Command(
+        "log",
+        "List versions, newest first.",
+        (_argument("--limit", type=int, default=20, help="how many (default: 20)"),),
+    ),
+    Command("show", "Show the plan and the outcome of a version.", (_VERSION,)),
+    Command(
+        "files",
+        "List the visible files, for any engine that reads files.",
+        (
+            _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
+            _argument("--since", type=int, metavar="N", help="only files of versions above this one"),
+            _argument("--sink", help="of one sink"),
+        ),
+    ),
+    Command(
+        "verify",
+        "Check every invariant of the log and every visible file.",
+        (_argument("--log-only", action="store_true", help="do not look at the files"),),
+    ),
+    Command("doctor", "Probe whether the log's store keeps create-if-absent.", ()),
+    Command("lag", "How far the pipeline is behind its source.", ()),
+    Command(
+        "abort",
+        "Close the open version as an abort; its range is planned anew by the next run.",
+        (_VERSION, _argument("--reason", required=True, help="kept in the log")),
+    ),
+    Command(
+        "vacuum",
+        "Delete what losing attempts of closed versions left.",
+        (_argument("--dry-run", action="store_true", help="only say what would be deleted"),),
+    ),
+)
+
+
+def arguments_of(command: Command) -> tuple[Argument, ...]:
+    """A command's arguments, with those that all commands have."""
+    return (*_COMMON, *command.arguments)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of ``streamsem``."""
+    top = argparse.ArgumentParser(
+        prog="streamsem",
+        description="Micro-batches with an idempotent commit log.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"streamsem {__version__}")
+    top.add_argument("-v", "--verbose", action="store_true", help="log what is done, to standard error")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        made = commands.add_parser(command.name, help=command.help, description=command.help)
+        for argument in arguments_of(command):
+            made.add_argument(*argument.flags, **argument.settings)
+    return top

@@ -1,0 +1,1 @@
+"""What Airflow keeps, as values: connections, pipelines of tasks, what an error does to a task."""

@@ -1,0 +1,23 @@
+"""The section ``[streamsem]`` of Airflow's configuration."""
+
+from __future__ import annotations
+
+SECTION = "streamsem"
+
+
+def spark_conn_id() -> str | None:
+    """The Spark connection of tasks that name none."""
+    return _get("spark_conn_id") or None
+
+
+def poll_interval_s() -> float:
+    """Seconds between two looks of a sensor or trigger that was given no interval."""
+    return float(_get("poll_interval") or 30)
+
+
+def _get(name: str) -> str:
+    try:
+        from airflow.sdk.configuration import conf
+    except ImportError:  # Airflow 3.1
+        from airflow.configuration import conf
+    return str(conf.get(SECTION, name, fallback="")).strip()

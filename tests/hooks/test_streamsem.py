@@ -1,0 +1,160 @@
+"""The connection type `streamsem`: where logs lie, how S3 is reached there, and nothing of its secrets anywhere else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import FilesSource, Pipeline, open_log, run_batch, verify
+from airflow_provider_streamsem.batch.location import access, located, root
+from airflow_provider_streamsem.connections import Connection, looked_up_by
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.readers.lag import lag
+from airflow_provider_streamsem.stores import s3
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.s3 import environment, s3_server
+from tests.worlds import World
+
+pytestmark = pytest.mark.airflow
+SECRET = "the-secret-of-the-aws-connection"
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An S3 server that only the connections name."""
+    with s3_server(bucket="lake") as address:
+        monkeypatch.setenv("NO_PROXY", environment(address)["NO_PROXY"])
+        aws = {"conn_type": "aws", "login": "testing", "password": SECRET, "extra": {"region_name": "us-east-1"}}
+        monkeypatch.setenv("AIRFLOW_CONN_MY_AWS", json.dumps(aws))
+        extra = {"aws_conn_id": "my_aws", "endpoint_url": address}
+        logs = {"conn_type": "streamsem", "host": "s3://lake/_streamsem/", "extra": extra}
+        monkeypatch.setenv("AIRFLOW_CONN_MY_LOGS", json.dumps(logs))
+        yield address
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path)
+    made.arrive(3)
+    return made
+
+
+def on_connection(world: World, **changes: Any) -> Pipeline:
+    return world.pipeline(log="", log_conn_id="my_logs", **changes)
+
+
+def test_log_lies_below_the_root_of_its_connection_and_stores_the_place_not_the_id(world: World, endpoint: str) -> None:
+    pipeline = on_connection(world)
+    result = run_batch(pipeline, run_key="r", drain=True, engine=RowsEngine())
+    assert (result.log, result.counts["read"]) == ("s3://lake/_streamsem/world", 9)
+    assert run_batch(pipeline, run_key="r", drain=True, engine=RowsEngine()) == result
+    assert verify(pipeline).clean
+    assert lag(pipeline).lag == 0
+    with located(pipeline):
+        opened = open_log("s3://lake/_streamsem/world")
+        stored = json.loads(opened.log.read_spec(opened.record.spec))
+        assert stored["log"] == "s3://lake/_streamsem/world"
+        texts = [opened.log.store.read(stat.key) or b"" for stat in opened.log.store.list("")]
+    assert "log_conn_id" not in stored
+    assert all(SECRET.encode() not in text and b"my_logs" not in text for text in texts)
+
+
+def test_s3_is_reached_by_the_connection_only_while_the_pipeline_is_on_its_log(world: World, endpoint: str) -> None:
+    before = s3.access()
+    with located(on_connection(world)) as there:
+        assert there.log_conn_id is None
+        assert s3.access().endpoint_url == endpoint
+        assert SECRET not in repr(s3.access())
+    assert s3.access() == before
+
+
+def test_connection_is_tested_by_the_doctor(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_provider_streamsem.hooks.streamsem import StreamsemHook
+
+    passed, said = StreamsemHook("my_logs").test_connection()
+    assert passed, said
+    assert "create-if-absent" in said
+    extra = {"aws_conn_id": "my_aws", "endpoint_url": endpoint}
+    nowhere = {"conn_type": "streamsem", "host": "s3://no-such-bucket/x", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_NO_BUCKET", json.dumps(nowhere))
+    passed, said = StreamsemHook("no_bucket").test_connection()
+    assert not passed
+    assert "NoSuchBucket" in said
+    assert SECRET not in said
+
+
+def test_airflow_finds_the_connection_type_with_its_fields() -> None:
+    from airflow.providers_manager import ProvidersManager
+
+    manager = ProvidersManager()
+    hook = manager.hooks["streamsem"]
+    assert hook is not None
+    assert (hook.hook_name, hook.connection_id_attribute_name) == ("Streamsem", "log_conn_id")
+    widgets = [name for name in manager.connection_form_widgets if "streamsem" in name]
+    assert {name.rpartition("__")[2] for name in widgets} >= {"aws_conn_id", "endpoint_url", "region_name"}
+
+
+def given(conn_type: str = "streamsem", host: str = "s3://lake/logs", **extra: Any) -> Connection:
+    return Connection(conn_id="c", conn_type=conn_type, host=host, extra=extra)
+
+
+@pytest.mark.parametrize(
+    ("connection", "message"),
+    [
+        (given(conn_type="aws"), "of type streamsem"),
+        (given(host=""), "must have the root"),
+        (given(aws_conn_id="other"), "of type aws"),
+        (given(aws_conn_id="role"), "assumes a role"),
+    ],
+)
+def test_connections_that_cannot_hold_a_log_are_named(connection: Connection, message: str) -> None:
+    known = {
+        "other": Connection(conn_id="other", conn_type="http"),
+        "role": Connection(conn_id="role", conn_type="aws", extra={"role_arn": "arn:aws:iam::1:role/x"}),
+    }
+    with looked_up_by(known.__getitem__), pytest.raises(InvalidError, match=message):
+        _ = (access(connection), root(connection))
+
+
+def test_what_the_connection_itself_says_goes_before_its_aws_connection() -> None:
+    extra = {
+        "region_name": "eu-west-1", "endpoint_url": "http://a", "service_config": {"s3": {"endpoint_url": "http://b"}},
+        "aws_session_token": "t",
+    }  # fmt: skip
+    aws = Connection(conn_id="a", conn_type="aws", login="k", password="s", extra=extra)
+    with looked_up_by(lambda conn_id: aws):
+        assert access(given(aws_conn_id="a")) == s3.S3Access(
+            endpoint_url="http://b",
+            region_name="eu-west-1",
+            access_key_id="k",
+            secret_access_key="s",
+            session_token="t",
+        )
+        assert access(given(aws_conn_id="a", endpoint_url="http://c", region_name="r")).endpoint_url == "http://c"
+
+
+@pytest.mark.parametrize("log", [{"log": "", "log_conn_id": None}, {"log": "/x", "log_conn_id": "c"}])
+def test_pipeline_has_exactly_one_of_log_and_connection(world: World, log: dict[str, Any]) -> None:
+    with pytest.raises(InvalidError, match="exactly one"):
+        world.pipeline(**log)
+
+
+def test_file_source_and_log_of_a_toml_file_are_on_the_connection(
+    world: World, endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from airflow_provider_streamsem.cli.main import main
+
+    run_batch(on_connection(world), run_key="r", engine=RowsEngine())
+    path = world.root / "p.toml"
+    path.write_text(
+        f'name = "world"\nlog_conn_id = "my_logs"\n[source]\ntype = "files"\npath = "{world.root}/in"\nformat = "json"\n'
+        f'schema = "id long"\n[sinks.out]\ntype = "files"\npath = "{world.root}/out"\nformat = "json"\n'
+    )
+    for command in (["log"], ["verify"], ["lag"], ["vacuum", "--dry-run"], ["show", "0"], ["files"], ["doctor"]):
+        assert main([command[0], str(path), *command[1:], "--json"]) == 0
+        assert SECRET not in capsys.readouterr().out
+    assert isinstance(on_connection(world).source, FilesSource)
