@@ -24,14 +24,14 @@ SECRET = "the-secret-of-the-aws-connection"
 
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An S3 server that only the connections name."""
+def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """An S3 server that only the connections name; it keeps what it holds from test to test, so each has a root of its own."""
     with s3_server(bucket="lake") as address:
         monkeypatch.setenv("NO_PROXY", environment(address)["NO_PROXY"])
         aws = {"conn_type": "aws", "login": "testing", "password": SECRET, "extra": {"region_name": "us-east-1"}}
         monkeypatch.setenv("AIRFLOW_CONN_MY_AWS", json.dumps(aws))
         extra = {"aws_conn_id": "my_aws", "endpoint_url": address}
-        logs = {"conn_type": "streamsem", "host": "s3://lake/_streamsem/", "extra": extra}
+        logs = {"conn_type": "streamsem", "host": f"s3://lake/{tmp_path.name}/", "extra": extra}
         monkeypatch.setenv("AIRFLOW_CONN_MY_LOGS", json.dumps(logs))
         yield address
 
@@ -50,14 +50,14 @@ def on_connection(world: World, **changes: Any) -> Pipeline:
 def test_log_lies_below_the_root_of_its_connection_and_stores_the_place_not_the_id(world: World, endpoint: str) -> None:
     pipeline = on_connection(world)
     result = run_batch(pipeline, run_key="r", drain=True, engine=RowsEngine())
-    assert (result.log, result.counts["read"]) == ("s3://lake/_streamsem/world", 9)
+    assert (result.log, result.counts["read"]) == (f"s3://lake/{world.root.name}/world", 9)
     assert run_batch(pipeline, run_key="r", drain=True, engine=RowsEngine()) == result
     assert verify(pipeline).clean
     assert lag(pipeline).lag == 0
     with located(pipeline):
-        opened = open_log("s3://lake/_streamsem/world")
+        opened = open_log(f"s3://lake/{world.root.name}/world")
         stored = json.loads(opened.log.read_spec(opened.record.spec))
-        assert stored["log"] == "s3://lake/_streamsem/world"
+        assert stored["log"] == f"s3://lake/{world.root.name}/world"
         texts = [opened.log.store.read(stat.key) or b"" for stat in opened.log.store.list("")]
     assert "log_conn_id" not in stored
     assert all(SECRET.encode() not in text and b"my_logs" not in text for text in texts)
