@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from airflow_provider_streamsem.errors import InvalidError
@@ -36,6 +37,14 @@ def whole(name: str, value: object, *, least: int) -> int:
     if type(value) is not int or value < least:
         raise InvalidError(f"{name} must be a whole number of {least} or more", given=value)
     return value
+
+
+def seconds(name: str, value: object, *, least: int = 1) -> int:
+    """Whole seconds, ``least`` or more, from a number of them or a ``timedelta``."""
+    given: Any = value.total_seconds() if isinstance(value, timedelta) else value
+    if type(given) not in (int, float) or not float(given).is_integer():
+        raise InvalidError(f"{name} must be whole seconds or a timedelta of them", given=str(value))
+    return whole(name, int(given), least=least)
 
 
 def flag(name: str, value: object) -> bool:

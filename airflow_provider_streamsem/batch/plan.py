@@ -5,17 +5,21 @@ from __future__ import annotations
 from airflow_provider_streamsem.batch.opening import Opened
 from airflow_provider_streamsem.errors import InternalError
 from airflow_provider_streamsem.protocol import offsets
-from airflow_provider_streamsem.protocol.entries import Outcome, Plan
+from airflow_provider_streamsem.protocol.entries import Plan
 from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import add_counts
 from airflow_provider_streamsem.sources.contract import Limits, Planner
 
 
-def _may_wait(limits: Limits, last: Outcome | None, rows: int, now_ms: int) -> bool:
-    """Whether so few rows are left for a later run. The reading that decides is the plan's own ``planned_at_ms`` (I13)."""
-    if limits.min_rows is None or limits.max_delay_s is None or last is None or rows >= limits.min_rows:
+def may_wait(limits: Limits, rows: int, *, since_ms: int | None, now_ms: int) -> bool:
+    """
+    Whether so few rows are left for a later run. The reading that decides is the plan's own ``planned_at_ms`` (I13).
+
+    :param since_ms: from when on they wait: when the newest outcome was decided; ``None`` before the first, for which nothing waits
+    """
+    if limits.min_rows is None or limits.max_delay_s is None or since_ms is None or rows >= limits.min_rows:
         return False
-    return now_ms < last.decided_at_ms + limits.max_delay_s * 1000
+    return now_ms < since_ms + limits.max_delay_s * 1000
 
 
 def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, drain: bool) -> Plan | None:
@@ -41,7 +45,9 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
                 next=dict(start),
             )
         return None
-    if ready.j == 0 and _may_wait(opened.pipeline.limits, ready.head.outcome, planner.rows(cut), planned_at_ms):
+    last = ready.head.outcome
+    since_ms = None if last is None else last.decided_at_ms
+    if ready.j == 0 and may_wait(opened.pipeline.limits, planner.rows(cut), since_ms=since_ms, now_ms=planned_at_ms):
         return None
     before_plan, before_outcome = ready.before or (None, None)
     run_counts = dict(before_plan.run_counts) if before_plan else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError
@@ -73,6 +73,35 @@ class BadRecord:
     error: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expiry:
+    """
+    How near a source is to losing items that were not read.
+
+    :param lost: unread items that are gone already
+    :param at_risk: unread items that go within the time that was asked about
+    :param spare: how many items, all of them read, lie before the first unread one, in the partition where they are fewest; ``None`` where no partition
+        with unread items has lost any item yet
+    """
+
+    lost: int
+    at_risk: int
+    spare: int | None
+
+
+@runtime_checkable
+class Expiring(Protocol):
+    """What a source has besides :class:`Source` if its items go by themselves after a time."""
+
+    def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
+        """
+        How near the items that are not below ``start`` are to being lost. Writes nothing.
+
+        :param within_ms: the time that is asked about; ``None``: none is, and nothing counts as at risk
+        """
+        ...
+
+
 class Loaded(Protocol):
     """
     The records of a plan on Spark, split into what was parsed and what was not.
@@ -121,6 +150,10 @@ class Planner(Protocol):
 
     def lag(self, start: Offsets) -> int:
         """Items that lie in the source and are not below ``start``. Writes nothing."""
+        ...
+
+    def unread_before(self, start: Offsets, at_ms: int) -> int:
+        """Of these items, those that came before a time (milliseconds UTC, exclusive). Writes nothing."""
         ...
 
 

@@ -318,19 +318,25 @@ class FilesPlanner:
         }
 
     def rows(self, cut: Cut) -> int:
-        """Estimated from the bytes."""
+        """Estimated from the bytes, rounded up: a file that is not empty has a row."""
         size: int = sum(pin[1] for pin in cut.pins)
-        return size // self._bytes_per_row
+        return -(-size // self._bytes_per_row)
 
     def lag(self, start: Offsets) -> int:
         """Files that lie there or were discovered, and are not below ``start``."""
         newest = self._ledger.newest()
         discovered = 0 if newest is None else newest.end
-        return (
-            discovered
-            - position(start, PARTITION)
-            + len(self._ledger.unseen(self._source.listing(self._clock.now_ms())).new)
-        )
+        return discovered - position(start, PARTITION) + len(self._unseen())
+
+    def unread_before(self, start: Offsets, at_ms: int) -> int:
+        """By their time of modification."""
+        newest = self._ledger.newest()
+        first = position(start, PARTITION)
+        discovered = [] if newest is None else self._ledger.files(first, newest.end)
+        return sum(file.mtime_ns < at_ms * 1_000_000 for file in (*discovered, *self._unseen()))
+
+    def _unseen(self) -> Sequence[FoundFile]:
+        return self._ledger.unseen(self._source.listing(self._clock.now_ms())).new
 
 
 def _number(hint: Mapping[str, Any], name: str, default: int) -> int:

@@ -19,9 +19,9 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
-from airflow_provider_streamsem.protocol.offsets import Offsets, between, position
+from airflow_provider_streamsem.protocol.offsets import Offsets, between, length, position
 from airflow_provider_streamsem.sources import decoding
-from airflow_provider_streamsem.sources.contract import Cut, Limits
+from airflow_provider_streamsem.sources.contract import Cut, Expiry, Limits
 from airflow_provider_streamsem.sources.decoding import Decoder
 from airflow_provider_streamsem.sources.kafka_cluster import (
     End,
@@ -31,6 +31,8 @@ from airflow_provider_streamsem.sources.kafka_cluster import (
     parse_partition,
     settings_of,
 )
+from airflow_provider_streamsem.sources.kafka_expiry import expiry
+from airflow_provider_streamsem.sources.sharing import joined, shared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -182,6 +184,11 @@ class KafkaSource:
         cluster = self.cluster()
         return _named(cluster.offsets_for_time(self.partitions(cluster), at_ms))
 
+    def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
+        """How near the topics' retention is to what is not below ``start``."""
+        cluster = self.cluster()
+        return expiry(cluster, self.partitions(cluster), start, within_ms=within_ms, now_ms=now_ms)
+
     def open(self, log: CommitLog, last: Outcome | None) -> KafkaPlanner:
         """Bind to a log."""
         return KafkaPlanner(self, last)
@@ -316,7 +323,7 @@ class KafkaPlanner:
             if stop > first:
                 ranges[p.name] = (first, stop)
             if lost:
-                gaps[p.name] = _joined(lost)
+                gaps[p.name] = joined(lost)
             if taken[p.name]:
                 pins.append([p.topic, p.topic_id, p.number, low, low + taken[p.name], ends[p].epoch])
         if gaps and on_data_loss == "fail":
@@ -363,36 +370,13 @@ class KafkaPlanner:
 
     def rows(self, cut: Cut) -> int:
         """Offsets in a cut: at least as many as records."""
-        return sum(end - start for start, end in cut.ranges.values())
+        return length(cut.ranges)
 
     def lag(self, start: Offsets) -> int:
         """Offsets that are not below ``start``."""
-        return sum(last - first for first, last in between(start, self.latest_offsets()).values())
+        return length(between(start, self.latest_offsets()))
 
-
-def _joined(pieces: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Pieces in order, those that touch made one."""
-    joined: list[tuple[int, int]] = []
-    for first, last in pieces:
-        if joined and joined[-1][1] == first:
-            joined[-1] = (joined[-1][0], last)
-        else:
-            joined.append((first, last))
-    return tuple(joined)
-
-
-def shared(lags: Mapping[str, int], most: int | None) -> dict[str, int]:
-    """
-    How much each partition gives to a batch of ``most`` offsets: in proportion to its lag, and at least one, so that none starves.
-
-    So a batch may exceed ``most`` by as many offsets as there are partitions that lag.
-    """
-    total = sum(lags.values())
-    if most is None or total <= most:
-        return dict(lags)
-    taken = {name: max(1, lag * most // total) if lag else 0 for name, lag in lags.items()}
-    left = most - sum(taken.values())
-    for name in sorted(lags, key=lambda name: (-lags[name], name)):  # rounding down left a few
-        more = min(max(left, 0), lags[name] - taken[name], 1)
-        taken[name], left = taken[name] + more, left - more
-    return taken
+    def unread_before(self, start: Offsets, at_ms: int) -> int:
+        """Offsets up to the first record that is as young; timestamps that do not rise within a partition count as their successors do."""
+        partitions = self._source.partitions(self._cluster)
+        return length(between(start, _named(self._cluster.offsets_for_time(partitions, at_ms))))

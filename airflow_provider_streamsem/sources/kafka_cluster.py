@@ -160,6 +160,21 @@ class KafkaCluster:
         found = dict(self._offsets(asked, OffsetSpec.for_timestamp(at_ms)))
         return {p: ends[p].offset if found[p].offset < 0 else min(found[p].offset, ends[p].offset) for p in asked}
 
+    def kept_ms(self, topics: Iterable[str]) -> dict[str, int | None]:
+        """Topic → milliseconds after which Kafka may remove a record; ``None`` where no age makes it do so."""
+        from confluent_kafka.admin import ConfigResource, ResourceType
+
+        asked = {ConfigResource(ResourceType.TOPIC, name): name for name in sorted(set(topics))}
+        if not asked:
+            return {}
+        futures = self._answer(lambda: self._admin.describe_configs(list(asked), request_timeout=TIMEOUT_S))
+        kept: dict[str, int | None] = {}
+        for resource, future in futures.items():
+            config = self._answer(future.result)
+            ms = int(config["retention.ms"].value) if "delete" in config["cleanup.policy"].value else -1
+            kept[asked[resource]] = ms if ms >= 0 else None
+        return kept
+
     def _offsets(self, partitions: Iterable[Partition], spec: Any) -> list[tuple[Partition, Any]]:
         from confluent_kafka import IsolationLevel, TopicPartition
 

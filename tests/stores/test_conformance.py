@@ -11,6 +11,7 @@ import pytest
 from airflow_provider_streamsem.stores.contract import Store, open_store
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.stores.overlay import OverlayStore
 from airflow_provider_streamsem.testing.conformance import StoreContract
 
 _NAMES = count()
@@ -24,6 +25,31 @@ class TestMemoryStore(StoreContract):
     @pytest.fixture
     def fresh(self) -> Callable[[], Store]:
         return MemoryStore
+
+
+class TestOverlayStore(StoreContract):
+    @pytest.fixture
+    def store(self) -> Store:
+        return OverlayStore(MemoryStore())
+
+    @pytest.fixture
+    def fresh(self) -> Callable[[], Store]:
+        return lambda: OverlayStore(MemoryStore())
+
+    def test_what_lies_under_it_is_seen_and_stays_as_it_is(self) -> None:
+        under = MemoryStore(objects={"p/b": b"under", "p/d": b"under"})
+        store = OverlayStore(under)
+        assert not store.create("p/b", b"over")
+        assert store.create("p/c", b"over")
+        store.delete("p/b")
+        assert [(s.key, store.read(s.key)) for s in store.list("p/")] == [
+            ("p/b", b"under"),
+            ("p/c", b"over"),
+            ("p/d", b"under"),
+        ]
+        assert [s.key for s in store.list("p/", 2)] == ["p/b", "p/c"]
+        assert store.stat("p/d") == under.stat("p/d")
+        assert [s.key for s in under.list("")] == ["p/b", "p/d"]
 
 
 class TestLocalStore(StoreContract):
