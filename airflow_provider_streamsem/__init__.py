@@ -13,15 +13,20 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "Avro": "airflow_provider_streamsem.sources.decoding",
+    "BatchCommittedSensor": "airflow_provider_streamsem.sensors.committed",
     "FilesSink": "airflow_provider_streamsem.sinks.files",
     "FilesSource": "airflow_provider_streamsem.sources.files",
+    "FreshnessSensor": "airflow_provider_streamsem.sensors.freshness",
     "Guarantee": "airflow_provider_streamsem.batch.guarantee",
     "Json": "airflow_provider_streamsem.sources.decoding",
     "KafkaSource": "airflow_provider_streamsem.sources.kafka",
     "Limits": "airflow_provider_streamsem.sources.contract",
     "MicroBatchOperator": "airflow_provider_streamsem.operators.micro_batch",
+    "OffsetRangeTrigger": "airflow_provider_streamsem.triggers.offsets",
+    "OffsetsAvailableSensor": "airflow_provider_streamsem.sensors.offsets",
     "Pipeline": "airflow_provider_streamsem.batch.pipeline",
     "RedoOperator": "airflow_provider_streamsem.operators.redo",
+    "RetentionSensor": "airflow_provider_streamsem.sensors.retention",
     "RunResult": "airflow_provider_streamsem.batch.result",
     "SparkEngine": "airflow_provider_streamsem.engines.spark",
     "StreamsemError": "airflow_provider_streamsem.errors",
@@ -29,6 +34,7 @@ _NAMES = {
     "VerifyOperator": "airflow_provider_streamsem.operators.maintenance",
     "guarantee": "airflow_provider_streamsem.batch.guarantee",
     "load_pipeline": "airflow_provider_streamsem.batch.pipeline",
+    "log_uri": "airflow_provider_streamsem.assets",
     "open_log": "airflow_provider_streamsem.readers.files",
     "read_committed": "airflow_provider_streamsem.readers.spark",
     "redo": "airflow_provider_streamsem.batch.redo",
@@ -38,15 +44,20 @@ _NAMES = {
 
 __all__ = [
     "Avro",
+    "BatchCommittedSensor",
     "FilesSink",
     "FilesSource",
+    "FreshnessSensor",
     "Guarantee",
     "Json",
     "KafkaSource",
     "Limits",
     "MicroBatchOperator",
+    "OffsetRangeTrigger",
+    "OffsetsAvailableSensor",
     "Pipeline",
     "RedoOperator",
+    "RetentionSensor",
     "RunResult",
     "SparkEngine",
     "StreamsemError",
@@ -55,6 +66,7 @@ __all__ = [
     "__version__",
     "guarantee",
     "load_pipeline",
+    "log_uri",
     "open_log",
     "read_committed",
     "redo",
@@ -63,6 +75,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from airflow_provider_streamsem.assets import log_uri
     from airflow_provider_streamsem.batch.guarantee import Guarantee, guarantee
     from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
     from airflow_provider_streamsem.batch.redo import redo
@@ -76,11 +89,16 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.readers.files import open_log
     from airflow_provider_streamsem.readers.spark import read_committed
     from airflow_provider_streamsem.readers.verify import verify
+    from airflow_provider_streamsem.sensors.committed import BatchCommittedSensor
+    from airflow_provider_streamsem.sensors.freshness import FreshnessSensor
+    from airflow_provider_streamsem.sensors.offsets import OffsetsAvailableSensor
+    from airflow_provider_streamsem.sensors.retention import RetentionSensor
     from airflow_provider_streamsem.sinks.files import FilesSink
     from airflow_provider_streamsem.sources.contract import Limits
     from airflow_provider_streamsem.sources.decoding import Avro, Json
     from airflow_provider_streamsem.sources.files import FilesSource
     from airflow_provider_streamsem.sources.kafka import KafkaSource
+    from airflow_provider_streamsem.triggers.offsets import OffsetRangeTrigger
 
 
 def __getattr__(name: str) -> object:

@@ -27,6 +27,28 @@ def get_provider_info() -> dict[str, Any]:
                 ],
             }
         ],
+        "sensors": [
+            {
+                "integration-name": _NAME,
+                "python-modules": [
+                    f"{_PACKAGE}.sensors.{name}" for name in ("committed", "freshness", "offsets", "retention")
+                ],
+            }
+        ],
+        "triggers": [
+            {
+                "integration-name": _NAME,
+                "python-modules": [f"{_PACKAGE}.triggers.{name}" for name in ("condition", "offsets")],
+            }
+        ],
+        "asset-uris": [
+            {
+                "schemes": ["streamsem"],
+                "handler": f"{_PACKAGE}.assets.normalise",
+                "factory": f"{_PACKAGE}.assets.create_asset",
+                "to_openlineage_converter": f"{_PACKAGE}.assets.to_openlineage",
+            }
+        ],
         "hooks": [{"integration-name": _NAME, "python-modules": [f"{_PACKAGE}.hooks.streamsem"]}],
         "connection-types": [_connection_type()],
         "task-decorators": [

@@ -16,14 +16,14 @@ def mapped() -> Iterator[None]:
     except StreamsemError as error:
         if error.retryable:
             raise
-        raise failed(f"{type(error).__name__}: {error}") from error
+        raise airflow_exception("AirflowFailException")(f"{type(error).__name__}: {error}") from error
 
 
-def failed(message: str) -> Exception:
-    """Airflow's exception for a task that must not be tried again."""
-    try:
-        from airflow.sdk.exceptions import AirflowFailException
-    except ImportError:  # Airflow 3.1
-        from airflow.exceptions import AirflowFailException
-    made: Exception = AirflowFailException(message)
-    return made
+def airflow_exception(name: str) -> type[Exception]:
+    """One of Airflow's exceptions, from where this release of it keeps them."""
+    from importlib import import_module
+
+    sdk = import_module("airflow.sdk.exceptions")
+    # Airflow 3.1 has them in the core.
+    found: type[Exception] = getattr(sdk if hasattr(sdk, name) else import_module("airflow.exceptions"), name)
+    return found

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.batch.location import located
-from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json, load_pipeline
+from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.batch.templates import pipeline_of
 from airflow_provider_streamsem.connections import looked_up_by
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.failures import mapped
@@ -45,29 +45,11 @@ class HasPipeline:
         self.pipeline_file = text("pipeline", pipeline) if isinstance(pipeline, str) else None
 
     def rendered_pipeline(self, context: Any) -> Pipeline:
-        """The pipeline with its templates rendered. One object serves every run of the DAG's process, so it is replaced, never changed."""
-        pipeline = load_pipeline(self.pipeline_file) if self.pipeline_file else self.pipeline
-        assert pipeline is not None
-        spec = pipeline.to_json()
-        if "{{" not in json.dumps(spec) and "{%" not in json.dumps(spec):
-            return pipeline
-        environment = self.get_template_env()
-        rendered = _rendered(
-            {k: v for k, v in spec.items() if k not in ("guarded", "transform")},
-            lambda value: str(environment.from_string(value).render(context)),
-        )
-        return from_json(rendered, where=f"the pipeline of task {self.task_id}").replace(transform=pipeline.transform)
+        """The pipeline with its templates rendered."""
+        return pipeline_of(self, context)
 
     @contextmanager
     def pipeline_on_its_log(self, context: Any) -> Iterator[Pipeline]:
         """The rendered pipeline on its log, with Airflow's connections; errors that no retry heals fail the task at once."""
         with mapped(), looked_up_by(airflow_connection), located(self.rendered_pipeline(context)) as pipeline:
             yield pipeline
-
-
-def _rendered(value: Any, render: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return render(value) if "{{" in value or "{%" in value else value
-    if isinstance(value, dict):
-        return {key: _rendered(item, render) for key, item in value.items()}
-    return [_rendered(item, render) for item in value] if isinstance(value, list) else value

@@ -10,7 +10,7 @@ from airflow.sdk import BaseOperator
 from airflow_provider_streamsem.arguments import flag
 from airflow_provider_streamsem.batch.maintenance import vacuum
 from airflow_provider_streamsem.batch.pipeline import Pipeline
-from airflow_provider_streamsem.hooks.failures import failed
+from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers.files import open_log
@@ -75,7 +75,7 @@ class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
             verdict = verify(pipeline, files=self.files)
         if not verdict.clean:
             first = "; ".join(f"{f.invariant} version={f.version} {f.what}" for f in verdict.findings[:_SHOWN])
-            raise failed(
+            raise airflow_exception("AirflowFailException")(
                 f"{len(verdict.findings)} faults in the log at {verdict.log}: {first}. Nothing was written. "
                 "Do: run `streamsem verify` for the whole report, and restore what is named from a copy."
             )

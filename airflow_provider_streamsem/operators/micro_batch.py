@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,9 @@ from airflow_provider_streamsem.batch.redo import redo_run
 from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.batch.run import run_batch
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
+from airflow_provider_streamsem.hooks.runs import run_key, times_cleared
 from airflow_provider_streamsem.operators.engines import HasEngine
+from airflow_provider_streamsem.operators.outlets import checked_partition_key, tell_outlets
 
 
 class MicroBatchOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[misc]
@@ -25,8 +26,8 @@ class MicroBatchOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[
     A retry resumes the run; a clear returns the committed result and starts no Spark. A run that found nothing new wrote nothing, so clearing it later may
     process what came since. Which records were read stands in the pipeline's log, nowhere in Airflow: XCom and asset events only tell of it.
 
-    The result (XCom ``return_value``, and ``extra`` of each outlet asset's event) is small JSON: ``status``, ``version``, ``ranges``, ``counts``,
-    ``batches``, ``outcome`` (key under the log), ``run_key``.
+    The result (XCom ``return_value``) is small JSON: ``status``, ``version``, ``ranges``, ``counts``, ``batches``, ``outcome`` (key under the log),
+    ``run_key``. The ``extra`` of each outlet asset's event holds the same, and ``rows`` (written, over all sinks) and ``manifest`` (which is ``outcome``).
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). Text inside a ``Pipeline`` that holds ``{{ … }}`` is rendered too
     :param drain: several batches towards a frozen target, instead of one batch
@@ -36,6 +37,8 @@ class MicroBatchOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[
     :param spark_conn_id: instead of a master: a connection of type ``spark`` (local, standalone, YARN or Kubernetes, in client mode) or ``spark_connect``
         (templated). Default: ``[streamsem] spark_conn_id`` of Airflow's configuration; where that is empty, too, ``local[*]``
     :param spark_conf: settings of a session that is started for the task (templated)
+    :param partition_key: Airflow 3.3: partition key of the outlets' events, a template that is rendered after the run with the names of its result, such as
+        ``"{{ version }}"``. Then partitioned DAGs get one run for each, and plain ``schedule=[asset]`` none; a run that committed nothing gives no key
     """
 
     template_fields: Sequence[str] = ("pipeline_file", "spark_master", "spark_conn_id", "spark_conf")
@@ -50,6 +53,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[
         spark_master: str | None = None,
         spark_conn_id: str | None = None,
         spark_conf: dict[str, str] | None = None,
+        partition_key: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -57,6 +61,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[
         self.take_engine(spark_master, spark_conn_id, spark_conf)
         self.drain = flag("drain", drain)
         self.rerun = choice("rerun", rerun, ("resume", "redo"))
+        self.partition_key = checked_partition_key(partition_key)
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run, tell the outlet assets, answer."""
@@ -65,25 +70,10 @@ class MicroBatchOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[
                 pipeline, run_key=run_key(context["ti"]), drain=self.drain, engine=self.engine()
             )
         answer: dict[str, Any] = result.to_json()
-        for asset in self.outlets:
-            context["outlet_events"][asset].extra = answer
+        tell_outlets(self, context, answer)
         return answer
 
     def _run(self, context: Any) -> Callable[..., RunResult]:
         """A run, or where the task was cleared and asks for it a redo of the run; retries after one clear are one redo."""
         cleared = times_cleared(context["ti"], self.retries) if self.rerun == "redo" else 0
         return partial(redo_run, request=f"clear-{cleared}") if cleared else run_batch
-
-
-def times_cleared(ti: Any, retries: int) -> int:
-    """
-    0 for a task instance that was never cleared; else a number that every clear raises and every retry leaves.
-
-    Airflow allows an instance ``retries`` tries beyond those it had when it was last cleared, and keeps the sum as ``max_tries``.
-    """
-    return max(0, int(ti.max_tries) - retries)
-
-
-def run_key(ti: Any) -> str:
-    """The run key of a task instance: the same for its retries and clears, another for each mapped index."""
-    return "airflow:" + json.dumps([ti.dag_id, ti.task_id, ti.run_id, ti.map_index], separators=(",", ":"))

@@ -11,8 +11,9 @@ from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.redo import redo
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
+from airflow_provider_streamsem.hooks.runs import run_key
 from airflow_provider_streamsem.operators.engines import HasEngine
-from airflow_provider_streamsem.operators.micro_batch import run_key
+from airflow_provider_streamsem.operators.outlets import checked_partition_key, tell_outlets
 
 
 class RedoOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[misc]
@@ -28,6 +29,7 @@ class RedoOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[misc]
     :param spark_master: as in :class:`MicroBatchOperator`
     :param spark_conn_id: as in :class:`MicroBatchOperator`
     :param spark_conf: as in :class:`MicroBatchOperator`
+    :param partition_key: as in :class:`MicroBatchOperator`
     """
 
     template_fields: Sequence[str] = ("pipeline_file", "version", "spark_master", "spark_conn_id", "spark_conf")
@@ -41,12 +43,14 @@ class RedoOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[misc]
         spark_master: str | None = None,
         spark_conn_id: str | None = None,
         spark_conf: dict[str, str] | None = None,
+        partition_key: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.take_pipeline(pipeline)
         self.take_engine(spark_master, spark_conn_id, spark_conf)
         self.version = version
+        self.partition_key = checked_partition_key(partition_key)
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Redo the version, tell the outlet assets, answer."""
@@ -54,8 +58,7 @@ class RedoOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[misc]
             version = self._version()
             key = f"{run_key(context['ti'])}#redo:{version}"
             answer: dict[str, Any] = redo(pipeline, version, run_key=key, engine=self.engine()).to_json()
-        for asset in self.outlets:
-            context["outlet_events"][asset].extra = answer
+        tell_outlets(self, context, answer)
         return answer
 
     def _version(self) -> int:

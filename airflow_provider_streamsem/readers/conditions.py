@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from airflow_provider_streamsem.batch.location import located
 from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
@@ -58,11 +59,13 @@ class OffsetsAvailable:
 class BatchCommitted:
     """
     One of: ``version`` is committed; the run ``run_key`` is done; all offsets below ``offsets`` are committed.
+    Looked for in the log at ``log``, or in that of ``pipeline``.
 
     A partition of ``offsets`` may be named without the id that stands after its ``@``.
     """
 
-    log: str
+    log: str = ""
+    pipeline: Pipeline | None = None
     version: int | None = None
     run_key: str | None = None
     offsets: Offsets | None = None
@@ -73,11 +76,17 @@ class BatchCommitted:
 
         :raises InvalidError: the version was aborted, so waiting for it would never end
         """
-        log = open_commit_log(self.log, clock=clock)
+        if self.pipeline is None:
+            return self._look(self.log, clock)
+        with located(self.pipeline) as pipeline:
+            return self._look(pipeline.log, clock)
+
+    def _look(self, url: str, clock: Clock) -> Finding:
+        log = open_commit_log(url, clock=clock)
         record = log.read_pipeline()
         if record is None:
-            return Finding(met=False, seen={"log": self.log, "version": -1})
-        told = {"pipeline": record.name, "log": self.log}
+            return Finding(met=False, seen={"log": url, "version": -1})
+        told = {"pipeline": record.name, "log": url}
         if self.version is not None:
             found = self._of_version(log, self.version)
         elif self.run_key is not None:
@@ -92,7 +101,7 @@ class BatchCommitted:
             return Finding(met=False, seen={"version": version})
         if not found[0].committed:
             what = "the version was closed by an abort and will never be committed; a later version reads its range"
-            raise InvalidError(what, log=self.log, version=version, reason=found[0].reason)
+            raise InvalidError(what, log=log.store.url, version=version, reason=found[0].reason)
         return Finding(met=True, seen=_told(found[0]))
 
     @staticmethod
@@ -137,7 +146,7 @@ class Freshness:
             met=is_within and not too_old and not dry.is_new,
             seen={
                 "pipeline": self.pipeline.name,
-                "log": self.pipeline.log,
+                "log": dry.pipeline.log,
                 "version": dry.head.closed,
                 "lag": lag,
                 "too_old": too_old,
@@ -172,7 +181,7 @@ class Retention:
         within_ms = None if self.within_s is None else self.within_s * 1000
         found = source.expiry(dry.head.next, within_ms=within_ms, now_ms=clock.now_ms())
         is_near = self.records is not None and found.spare is not None and found.spare < self.records
-        told = {"pipeline": self.pipeline.name, "log": self.pipeline.log, "version": dry.head.closed}
+        told = {"pipeline": self.pipeline.name, "log": dry.pipeline.log, "version": dry.head.closed}
         return Finding(
             met=bool(found.lost or found.at_risk) or is_near,
             seen={**told, **plain(found), "unit": self.pipeline.source.unit},
@@ -201,7 +210,7 @@ def to_text(condition: Condition) -> str:
     """A condition as JSON text, the same for equal conditions in every process."""
     name = next(name for name, cls in _NAMES.items() if type(condition) is cls)
     fields = {f.name: getattr(condition, f.name) for f in dataclasses.fields(condition)}  # type: ignore[arg-type]
-    if "pipeline" in fields:
+    if fields.get("pipeline") is not None:
         fields["pipeline"] = spec_text(fields["pipeline"])
     return canonical({"condition": name, **plain(fields)}).decode()
 
@@ -209,7 +218,7 @@ def to_text(condition: Condition) -> str:
 def of_text(text: str) -> Condition:
     """The condition of :func:`to_text`."""
     given = json.loads(text)
-    if "pipeline" in given:
+    if given.get("pipeline") is not None:
         given["pipeline"] = of_spec_text(given["pipeline"])
     found: Condition = _NAMES[given.pop("condition")](**given)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.plan import may_wait
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
@@ -30,6 +31,7 @@ class DryRun:
     planner: Planner
 
 
+@on_its_log
 def dry_run(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> DryRun:
     """Open a pipeline to look at it. The log costs a GET, a listing and one to three more GETs; a new pipeline's source is asked where it starts."""
     log = CommitLog(OverlayStore(open_store(pipeline.log)), clock)
@@ -79,6 +81,7 @@ def limited(pipeline: Pipeline, limits: Limits) -> Pipeline:
     return pipeline.replace(limits=changed)
 
 
+@on_its_log
 def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     """
     Plan the next batch as a run would, and say whether it is due.

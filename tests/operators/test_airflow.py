@@ -73,8 +73,8 @@ def test_airflow_lists_the_provider() -> None:
         [sys.executable, "-m", "airflow", "providers", "get", "airflow-provider-streamsem", "--full", "-o", "json"],
         capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
-    assert "task-decorators" in answer.stdout
-    assert "micro_batch" in answer.stdout
+    for known in ("task-decorators", "micro_batch", "asset-uris", "sensors.freshness", "triggers.offsets"):
+        assert known in answer.stdout
 
 
 def test_provider_info_names_what_is_there() -> None:
@@ -85,9 +85,10 @@ def test_provider_info_names_what_is_there() -> None:
     for entry in info["task-decorators"]:
         module, _, name = entry["class-name"].rpartition(".")
         assert callable(getattr(import_module(module), name))
-    for entry in info["operators"]:
-        for module in entry["python-modules"]:
-            import_module(module)
+    for kind in ("operators", "sensors", "triggers"):
+        for entry in info[kind]:
+            for module in entry["python-modules"]:
+                import_module(module)
 
 
 def test_operator_answers_small_json_and_tells_its_assets(world: World, rows_engine: list[str]) -> None:
@@ -100,7 +101,29 @@ def test_operator_answers_small_json_and_tells_its_assets(world: World, rows_eng
     assert (answer["status"], answer["version"], answer["ranges"]) == ("committed", 0, {"files": [0, 2]})
     assert answer["counts"]["read"] == 6
     assert len(json.dumps(answer)) < 1_000
-    assert given["outlet_events"][asset].extra == answer
+    assert given["outlet_events"][asset].extra == {**answer, "rows": 6, "manifest": answer["outcome"]}
+
+
+def test_partition_key_is_rendered_from_the_result_and_only_where_something_was_committed(
+    world: World, rows_engine: list[str]
+) -> None:
+    from airflow.sdk import Asset
+    from airflow.sdk.execution_time.context import OutletEventAccessors
+
+    asset = Asset("orders")
+    made = operator(world, outlets=[asset], partition_key="{{ pipeline }}-{{ version }}", drain=True)
+    for run_id, keys in (("first", {"world-1"}), ("second", set())):
+        given = {**context(run_id), "outlet_events": OutletEventAccessors()}
+        made.execute(given)
+        assert given["outlet_events"][asset].partition_keys == keys
+
+
+def test_partition_key_is_refused_where_airflow_has_none(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    import airflow.sdk
+
+    monkeypatch.setattr(airflow.sdk, "__all__", [name for name in airflow.sdk.__all__ if "Partition" not in name])
+    with pytest.raises(InvalidError, match=r"Airflow 3\.3"):
+        operator(world, partition_key="{{ version }}")
 
 
 def test_retry_and_clear_give_the_committed_result_and_ask_no_engine(world: World, rows_engine: list[str]) -> None:

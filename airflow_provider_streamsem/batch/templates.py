@@ -1,0 +1,53 @@
+"""Templates inside a spec, such as ``{{ run_id }}`` in a path. Airflow is not imported: a task brings what renders them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json, load_pipeline
+
+
+def pipeline_of(task: Any, context: Any) -> Pipeline:
+    """
+    The pipeline of an Airflow task with its templates rendered: ``task.pipeline``, or that of the file ``task.pipeline_file``.
+
+    :raises InvalidError: the file, or what a template gave, is not acceptable
+    """
+    pipeline = load_pipeline(task.pipeline_file) if task.pipeline_file else task.pipeline
+    return rendered(
+        pipeline,
+        lambda value: str(task.get_template_env().from_string(value).render(context)),
+        where=f"the pipeline of task {task.task_id}",
+    )
+
+
+def holds_templates(pipeline: Pipeline) -> bool:
+    """Whether any text of the spec is a template."""
+    return _is_template(json.dumps(pipeline.to_json()))
+
+
+def rendered(pipeline: Pipeline, render: Callable[[str], str], *, where: str) -> Pipeline:
+    """
+    The pipeline with its templates rendered. One object serves every run of a DAG's process, so it is replaced, never changed.
+
+    :param where: names the pipeline in errors
+    :raises InvalidError: what a template gave is not acceptable
+    """
+    if not holds_templates(pipeline):
+        return pipeline
+    spec = {k: v for k, v in pipeline.to_json().items() if k not in ("guarded", "transform")}
+    return from_json(_rendered(spec, render), where=where).replace(transform=pipeline.transform)
+
+
+def _is_template(text: str) -> bool:
+    return "{{" in text or "{%" in text
+
+
+def _rendered(value: Any, render: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return render(value) if _is_template(value) else value
+    if isinstance(value, dict):
+        return {key: _rendered(item, render) for key, item in value.items()}
+    return [_rendered(item, render) for item in value] if isinstance(value, list) else value

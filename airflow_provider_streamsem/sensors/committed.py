@@ -1,0 +1,99 @@
+"""The sensor that waits for a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_streamsem.arguments import known_keys, text, whole
+from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.hooks.pipelines import HasPipeline
+from airflow_provider_streamsem.hooks.runs import run_key
+from airflow_provider_streamsem.readers.conditions import BatchCommitted
+from airflow_provider_streamsem.sensors.condition import ConditionSensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """The parts of a task instance that name a run."""
+
+    dag_id: str
+    task_id: str
+    run_id: str
+    map_index: int = -1
+
+
+class BatchCommittedSensor(HasPipeline, ConditionSensor):
+    """
+    Waits until something stands in a pipeline's log. It never looks at a task's state: a task that was marked as success has committed nothing.
+
+    Exactly one of ``version``, ``run`` and ``offsets``. A run that found nothing new wrote nothing and is never done by the log; wait for offsets instead.
+    A version that was aborted fails the sensor at once. Where there is no log yet, it waits.
+
+    XCom: ``pipeline``, ``log``, ``version``, and ``counts`` and ``outcome`` (key under the log), or for offsets ``next``: where the partitions stand.
+
+    :param log: URL of the log (templated); either this or ``pipeline``
+    :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
+    :param version: this version (templated)
+    :param run: this run: a run key, or ``{"dag_id", "task_id", "run_id", "map_index"}`` of the task that ran it, ``map_index`` only where it is mapped
+        (templated)
+    :param offsets: partition → offset, exclusive: all below it, such as ``{"files": 40}`` or ``{"orders-0": 1200}`` (templated)
+    """
+
+    template_fields: Sequence[str] = ("log_url", "pipeline_file", "version", "run_of", "offsets")
+
+    def __init__(
+        self,
+        *,
+        log: str | None = None,
+        pipeline: Pipeline | str | None = None,
+        version: int | str | None = None,
+        run: str | Mapping[str, Any] | None = None,
+        offsets: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if (log is None) == (pipeline is None):
+            raise InvalidError("either log or pipeline must be given", task=self.task_id)
+        if [version, run, offsets].count(None) != 2:
+            raise InvalidError("exactly one of version, run and offsets must be given", task=self.task_id)
+        self.log_url = log
+        self.pipeline, self.pipeline_file = None, None
+        if pipeline is not None:
+            self.take_pipeline(pipeline)
+        self.version = version
+        self.run_of = run
+        self.offsets = offsets
+
+    def condition(self, context: Any) -> BatchCommitted:
+        """What to wait for, checked after its templates are rendered."""
+        return BatchCommitted(
+            log="" if self.log_url is None else text("log", self.log_url),
+            pipeline=self.rendered_pipeline(context) if self.log_url is None else None,
+            version=None if self.version is None else _number("version", self.version),
+            run_key=None if self.run_of is None else _run_key(self.run_of),
+            offsets=None if self.offsets is None else _offsets(self.offsets),
+        )
+
+
+def _number(name: str, given: object) -> int:
+    """A whole number, or the text of one: templates give text."""
+    is_text = isinstance(given, str) and given.strip().isdecimal()
+    return whole(name, int(str(given)) if is_text else given, least=0)
+
+
+def _run_key(given: object) -> str:
+    if not isinstance(given, Mapping):
+        return text("run", given, accepted="a run key, or dag_id, task_id and run_id")
+    known_keys("run", given, ("dag_id", "task_id", "run_id", "map_index"))
+    parts = {name: text(f"run {name}", given.get(name)) for name in ("dag_id", "task_id", "run_id")}
+    index = given.get("map_index", -1)
+    return run_key(_Run(**parts, map_index=-1 if index in (-1, "-1", None) else _number("run map_index", index)))
+
+
+def _offsets(given: object) -> dict[str, int]:
+    if not isinstance(given, Mapping) or not given:
+        raise InvalidError("offsets must map partitions to offsets", given=type(given).__name__)
+    return {text("partition", p): _number(f"offset of {p}", at) for p, at in given.items()}

@@ -1,0 +1,81 @@
+"""The trigger of deferred sensors, and how a trigger asks without stopping the triggerer's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_provider_streamsem.connections import looked_up_by
+from airflow_provider_streamsem.errors import StreamsemError
+from airflow_provider_streamsem.hooks.lookup import airflow_connection
+from airflow_provider_streamsem.readers.conditions import Condition, of_text, to_text
+
+T = TypeVar("T")
+
+
+def asked(question: Callable[[], T]) -> T:
+    """The answer to a question, with Airflow's connections. Blocks."""
+    with looked_up_by(airflow_connection):
+        return question()
+
+
+async def in_thread(question: Callable[[], T]) -> T:
+    """
+    The same, while the event loop goes on.
+
+    asgiref's threads and not asyncio's: before Airflow 3.3 a connection can be looked up only from a thread that knows the triggerer's loop.
+    """
+    from asgiref.sync import sync_to_async
+
+    return await sync_to_async(asked, thread_sensitive=False)(question)
+
+
+class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
+    """
+    Fires once, when a condition is met; or with the error, where asking fails.
+
+    The class's path and the names of its arguments are stored with deferred tasks: they are for ever.
+
+    :param condition: a condition, or its JSON text
+    :param poll_interval_s: seconds between the end of one question and the next
+    :param is_patient: an error that asking again may heal is logged, and is no end
+    """
+
+    def __init__(self, condition: Condition | str, poll_interval_s: float = 60.0, is_patient: bool = False) -> None:
+        super().__init__()
+        self.condition = of_text(condition) if isinstance(condition, str) else condition
+        self.poll_interval_s = poll_interval_s
+        self.is_patient = is_patient
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Path and arguments, as JSON."""
+        path = f"{ConditionTrigger.__module__}.{ConditionTrigger.__qualname__}"
+        arguments = {"poll_interval_s": self.poll_interval_s, "is_patient": self.is_patient}
+        return path, {"condition": to_text(self.condition), **arguments}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Ask, one question at a time."""
+        while True:
+            try:
+                finding = await in_thread(self.condition.check)
+            except StreamsemError as error:
+                if not (self.is_patient and error.retryable):
+                    yield TriggerEvent(_error(error))
+                    return
+                self.log.warning("asking failed, and is done again: %s", error)
+            else:
+                if finding.met:
+                    yield TriggerEvent({"seen": finding.seen})
+                    return
+                self.log.info("not yet: %s", finding.seen)
+            await asyncio.sleep(self.poll_interval_s)
+
+
+def _error(error: StreamsemError) -> dict[str, Any]:
+    """What is needed to raise the error again. Its cause may hold secrets, and stays here."""
+    known = next(cls for cls in type(error).__mro__ if cls.__module__ == StreamsemError.__module__)
+    fields = {name: v if v is None or isinstance(v, (str, int)) else repr(v) for name, v in error.fields.items()}
+    return {"error": known.__name__, "truth": error.truth, "fields": fields}

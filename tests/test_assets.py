@@ -1,0 +1,96 @@
+"""``streamsem://`` URIs, as Airflow takes them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from urllib.parse import urlsplit
+
+import pytest
+
+from airflow_provider_streamsem import log_uri
+from airflow_provider_streamsem.assets import create_asset, log_of, normalise, to_openlineage
+from airflow_provider_streamsem.errors import InvalidError
+
+pytestmark = pytest.mark.airflow
+
+
+@pytest.mark.parametrize(
+    ("log", "uri"),
+    [
+        ("s3://lake/_streamsem/orders", "streamsem://s3/lake/_streamsem/orders"),
+        ("s3://lake/a/", "streamsem://s3/lake/a"),
+        ("/data/log", "streamsem://file/data/log"),
+        ("file:///data//x/../log/", "streamsem://file/data/log"),
+        ("/data/a b#c?d%e", "streamsem://file/data/a%20b%23c%3Fd%25e"),
+        ("/data/é", "streamsem://file/data/%C3%A9"),
+        ("memory://name", "streamsem://memory/name"),
+    ],
+)
+def test_every_log_has_one_uri_and_every_uri_one_log(log: str, uri: str) -> None:
+    assert log_uri(log) == uri
+    assert log_uri(log_of(uri)) == uri
+    assert normalise(urlsplit(uri)).geturl() == uri
+
+
+def test_airflow_knows_the_scheme_and_spells_it_in_one_way() -> None:
+    from airflow.sdk import Asset
+
+    for uri in ("streamsem://s3/lake/log", "streamsem://s3/lake/log/", "STREAMSEM://s3/lake/log//"):
+        asset = Asset("orders", uri=uri)
+        assert asset.uri == asset.normalized_uri == "streamsem://s3/lake/log"
+    assert create_asset(log="s3://lake/log", extra={"a": 1}).uri == "streamsem://s3/lake/log"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["streamsem://s3", "streamsem://s3/", "streamsem://ftp/x/y", "streamsem://s3/lake/log?version=1", "streamsem:lake"],
+)
+def test_uris_that_name_no_log_are_refused_when_the_dag_is_parsed(uri: str) -> None:
+    from airflow.sdk import Asset
+
+    with pytest.raises(ValueError, match="Do:"):
+        Asset("orders", uri=uri)
+
+
+def test_other_schemes_name_no_log() -> None:
+    with pytest.raises(InvalidError, match="commit log"):
+        log_of("s3://lake/log")
+
+
+def test_provider_tells_airflow_of_handler_factory_and_converter() -> None:
+    from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
+
+    known = ProvidersManagerTaskRuntime()
+    assert known.asset_uri_handlers["streamsem"] is normalise
+    assert known.asset_factories["streamsem"] is create_asset
+    assert known.asset_to_openlineage_converters["streamsem"] is to_openlineage
+
+
+@pytest.mark.parametrize(
+    ("log", "namespace", "name"),
+    [
+        ("s3://lake/_streamsem/orders", "s3://lake", "_streamsem/orders"),
+        ("s3://lake", "s3://lake", "/"),
+        ("/data/log", "file", "/data/log"),
+    ],
+)
+def test_openlineage_names_the_log_as_its_rules_say(
+    monkeypatch: pytest.MonkeyPatch, log: str, namespace: str, name: str
+) -> None:
+    from airflow.providers.common.compat.openlineage import facet
+
+    monkeypatch.setattr(facet, "Dataset", lambda **given: given, raising=False)
+    assert to_openlineage(create_asset(log=log), None) == {"namespace": namespace, "name": name}
+
+
+def test_module_that_airflow_imports_with_every_asset_is_light() -> None:
+    code = textwrap.dedent("""
+        import sys
+        import airflow_provider_streamsem.assets
+        heavy = {"airflow", "pyspark", "boto3", "botocore", "pyarrow", "rich", "confluent_kafka"}
+        print(sorted(heavy & set(sys.modules)))
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

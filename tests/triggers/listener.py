@@ -1,0 +1,59 @@
+"""A trigger under a loop of a test's own, made from what Airflow stores of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def again(trigger: Any) -> Any:
+    """The trigger as the triggerer makes it: by the path and the arguments that Airflow stored as JSON."""
+    from airflow.sdk._shared.module_loading import import_string
+
+    path, arguments = trigger.serialize()
+    return import_string(path)(**json.loads(json.dumps(arguments)))
+
+
+class Listener:
+    """A trigger that runs, and goes on running between two calls of :meth:`next`."""
+
+    def __init__(self, trigger: Any) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.stream = trigger.run()
+        self.pending: asyncio.Task[Any] | None = None
+
+    def next(self, seconds: float = 5.0) -> dict[str, Any] | None:
+        """The payload of the next event; ``None`` where there is none in time, or none will come."""
+
+        async def wait() -> None:
+            self.pending = self.pending or asyncio.ensure_future(anext(self.stream, None))
+            await asyncio.wait({self.pending}, timeout=seconds)
+
+        self.loop.run_until_complete(wait())
+        assert self.pending is not None
+        if not self.pending.done():
+            return None
+        event, self.pending = self.pending.result(), None
+        return None if event is None else json.loads(json.dumps(event.payload))
+
+    def close(self) -> None:
+        async def end() -> None:
+            if self.pending is not None:
+                self.pending.cancel()
+                await asyncio.wait({self.pending})
+            await self.stream.aclose()
+
+        self.loop.run_until_complete(end())
+        self.loop.close()
+
+
+@contextmanager
+def listening(trigger: Any) -> Iterator[Listener]:
+    listener = Listener(again(trigger))
+    try:
+        yield listener
+    finally:
+        listener.close()

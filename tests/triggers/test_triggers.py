@@ -1,0 +1,434 @@
+"""Triggers on a real event loop: they ask in threads, travel as JSON, and say what waits as often as it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import Limits, OffsetRangeTrigger, Pipeline, run_batch
+from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.readers.conditions import Condition, OffsetsAvailable
+from airflow_provider_streamsem.readers.lag import lag
+from airflow_provider_streamsem.sources.files import FilesSource
+from airflow_provider_streamsem.stores.memory import open_memory_store
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import Crash
+from airflow_provider_streamsem.triggers import condition as condition_module
+from airflow_provider_streamsem.triggers.condition import ConditionTrigger
+from tests.triggers.listener import Listener, again, listening
+from tests.worlds import World
+
+pytestmark = pytest.mark.airflow
+_NAMES = count()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path, store=open_memory_store(f"triggers-{next(_NAMES)}"))
+
+
+def watch(pipeline: Pipeline, **arguments: Any) -> OffsetRangeTrigger:
+    return OffsetRangeTrigger(pipeline, **{"poll_interval_s": 0.02, **arguments})
+
+
+TRIGGERS: dict[str, Callable[[World], Any]] = {
+    "condition": lambda world: ConditionTrigger(OffsetsAvailable(pipeline=world.pipeline()), poll_interval_s=0.1),
+    "offset range": lambda world: watch(world.pipeline()),
+}
+
+
+@pytest.mark.parametrize("kind", TRIGGERS)
+@pytest.mark.parametrize("where", ["in a thread", "on the loop"])
+def test_a_source_of_two_seconds_does_not_stop_the_triggerers_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: str, where: str
+) -> None:
+    """Airflow's own watchdog looks on. A trigger that asks on the loop itself is what it finds."""
+    from airflow.jobs.triggerer_job_runner import TriggerRunner
+
+    listing = FilesSource.listing
+    monkeypatch.setattr(FilesSource, "listing", lambda *given: (time.sleep(2), listing(*given))[1])
+    if where == "on the loop":
+
+        async def at_once(question: Any) -> Any:
+            return question()
+
+        for module in ("condition", "offsets"):
+            monkeypatch.setattr(f"airflow_provider_streamsem.triggers.{module}.in_thread", at_once)
+    world.run("first")
+    world.arrive(1)
+    warned: list[str] = []
+    gaps: list[float] = []
+
+    class Log:
+        async def ainfo(self, text: str, *arguments: object) -> None:
+            warned.append(text % arguments)
+
+    async def beat() -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(0.02)
+            gaps.append(time.monotonic() - last)
+            last = time.monotonic()
+
+    async def look() -> Any:
+        runner = TriggerRunner()
+        runner.log = Log()
+        runner.blocked_main_thread_warning_threshold = 1.0  # Airflow's own 0.2 is as long as a loaded machine may take
+        others = [asyncio.create_task(beat()), asyncio.create_task(runner.block_watchdog())]
+        await asyncio.sleep(0.3)
+        event = await anext(again(TRIGGERS[kind](world)).run())
+        await asyncio.sleep(0.3)
+        runner.stop = True
+        await others[1]
+        others[0].cancel()
+        return event
+
+    assert asyncio.run(look()).payload
+    assert bool(warned) == (where == "on the loop"), warned
+    assert (max(gaps) > 1.0) == (where == "on the loop")
+
+
+@pytest.mark.parametrize("kind", TRIGGERS)
+def test_one_question_is_asked_at_a_time_and_never_on_the_loops_thread(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    world.run("first")
+    asking, most, threads = [0], [0], set()
+    listing = FilesSource.listing
+
+    def counted(*given: Any) -> Any:
+        asking[0] += 1
+        most[0] = max(most[0], asking[0])
+        threads.add(threading.get_ident())
+        time.sleep(0.05)
+        asking[0] -= 1
+        return listing(*given)
+
+    monkeypatch.setattr(FilesSource, "listing", counted)
+    trigger = TRIGGERS[kind](world)
+    trigger.poll_interval_s = 0.001
+    with listening(trigger) as listener:
+        assert listener.next(1.0) is None
+    assert most == [1]
+    assert threading.get_ident() not in threads
+    assert threads
+
+
+@pytest.mark.parametrize("kind", TRIGGERS)
+def test_a_trigger_that_is_cancelled_ends_while_its_question_hangs(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    world.run("first")
+    answered = threading.Event()
+    monkeypatch.setattr(FilesSource, "listing", lambda *given: answered.wait(10) and [])
+
+    async def cancel() -> float:
+        task = asyncio.ensure_future(anext(again(TRIGGERS[kind](world)).run()))
+        await asyncio.sleep(0.3)
+        before = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        answered.set()
+        return time.monotonic() - before
+
+    assert asyncio.run(cancel()) < 1
+
+
+def test_paths_and_arguments_of_triggers_are_for_ever(world: World) -> None:
+    """They lie in Airflow's database with every deferred task and every watcher; an upgrade must still read them."""
+    stored = json.dumps(
+        {
+            "format": 1, "name": "world", "log": world.store.url, "limits": {"max_files": 2, "min_rows": 1, "max_delay_s": 300},
+            "source": {"type": "files", "path": f"{world.root}/in", "format": "json", "schema": "id long"},
+            "sinks": {"out": {"type": "files", "path": f"{world.root}/out", "format": "json"}},
+        }
+    )  # fmt: skip
+    path, arguments = OffsetRangeTrigger(world.pipeline()).serialize()
+    assert path == "airflow_provider_streamsem.triggers.offsets.OffsetRangeTrigger"
+    assert set(arguments) == {"pipeline", "poll_interval_s"}
+    assert OffsetRangeTrigger(pipeline=stored, poll_interval_s=30.0).serialize() == (path, arguments)
+    path, arguments = ConditionTrigger(OffsetsAvailable(pipeline=world.pipeline()), 5.0, True).serialize()
+    assert path == "airflow_provider_streamsem.triggers.condition.ConditionTrigger"
+    assert (arguments.pop("poll_interval_s"), arguments.pop("is_patient")) == (5.0, True)
+    (text,) = arguments.values()
+    assert list(arguments) == ["condition"]
+    assert json.loads(text)["condition"] == "offsets_available"
+    assert json.loads(json.loads(text)["pipeline"])["name"] == "world"
+
+
+def test_watchers_are_one_to_airflow_only_where_they_watch_one_pipeline(world: World) -> None:
+    from airflow.triggers.base import BaseEventTrigger
+
+    def known_as(pipeline: Pipeline, **arguments: Any) -> int:
+        return BaseEventTrigger.hash(*OffsetRangeTrigger(pipeline, **arguments).serialize())
+
+    spec = world.pipeline()
+    assert known_as(spec) == known_as(world.pipeline(transform=lambda rows: rows))
+    others = [spec.replace(name="other"), spec.replace(log="memory://elsewhere")]
+    hashes = {known_as(p) for p in (spec, *others)} | {known_as(spec, min_rows=7, max_wait=60)}
+    assert len(hashes) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"min_rows": 5}, "together"),
+        ({"min_rows": 0, "max_wait": 5}, "1 or more"),
+        ({"min_rows": 5, "max_wait": 0.5}, "whole seconds"),
+        ({"pipeline": 5}, "pipeline"),
+        ({"pipeline": "/nowhere.toml"}, "cannot be read"),
+    ],
+)
+def test_bad_arguments_of_a_watcher_are_named_when_the_dag_is_parsed(
+    world: World, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidError, match=message):
+        OffsetRangeTrigger(**{"pipeline": world.pipeline(), **arguments})
+
+
+def test_templates_under_a_watcher_are_refused(world: World) -> None:
+    spec = world.pipeline(source=FilesSource(path="/in/{{ ds }}", format="json", schema="id long"))
+    with pytest.raises(InvalidError, match="templates"):
+        OffsetRangeTrigger(spec)
+
+
+def test_one_event_for_each_bounded_range(world: World) -> None:
+    world.run("makes the log")
+    with listening(watch(world.pipeline())) as listener:
+        assert listener.next(0.3) is None
+        world.arrive(4)
+        event = listener.next()
+        assert event is not None
+        assert (event["pipeline"], event["version"], event["ranges"]) == ("world", -1, {"files": [0, 2]})
+        assert (event["lag"], event["unit"], event["log"]) == (4, "files", world.store.url)
+        assert listener.next(0.3) is None
+        world.run("first")
+        event = listener.next()
+        assert event is not None
+        assert (event["version"], event["ranges"]) == (0, {"files": [2, 4]})
+        world.run("second")
+        assert listener.next(0.3) is None
+
+
+def test_a_drain_is_one_event_and_what_comes_after_it_the_next(world: World) -> None:
+    world.arrive(6)
+    with listening(watch(world.pipeline())) as listener:
+        assert listener.next() is not None
+        world.run("drain", drain=True)
+        assert listener.next(0.3) is None
+        world.arrive(1)
+        event = listener.next()
+        assert event is not None
+        assert event["ranges"] == {"files": [6, 7]}
+
+
+def test_a_trigger_that_is_started_anew_repeats_what_nobody_planned_and_nothing_else(world: World) -> None:
+    world.run("makes the log")
+    world.arrive(2)
+    for _ in range(2):
+        with listening(watch(world.pipeline())) as listener:
+            event = listener.next()
+            assert event is not None
+            assert event["ranges"] == {"files": [0, 2]}
+    world.run("takes it")
+    with listening(watch(world.pipeline())) as listener:
+        assert listener.next(0.3) is None
+
+
+def test_an_event_that_nobody_acted_on_is_repeated_after_max_wait(world: World) -> None:
+    world.run("makes the log")
+    world.arrive(2)
+    with listening(watch(world.pipeline(), min_rows=1, max_wait=1)) as listener:
+        first = listener.next()
+        before = time.monotonic()
+        assert listener.next(0.5) is None
+        assert listener.next(5) == first
+        assert 0.9 < time.monotonic() - before < 3
+
+
+def test_a_range_whose_run_died_is_told_again_after_max_wait(world: World) -> None:
+    spec = world.pipeline()
+    world.arrive(2)
+    with listening(watch(spec, min_rows=1, max_wait=2)) as listener:
+        assert listener.next() is not None
+
+        def die(step: str) -> None:
+            raise Crash
+
+        with pytest.raises(Crash):
+            run_batch(spec, run_key="dies", engine=RowsEngine(die))  # on the system's clock, as the trigger is
+        assert listener.next(1) is None
+        event = listener.next(5)
+        assert event is not None
+        assert (event["open_version"], event["ranges"]) == (0, {"files": [0, 2]})
+
+
+def test_a_pipeline_without_a_log_is_told_once(world: World) -> None:
+    with listening(watch(world.pipeline())) as listener:
+        event = listener.next()
+        assert event is not None
+        assert (event["is_new"], event["ranges"]) == (True, {})
+        assert listener.next(0.3) is None
+        world.run("makes the log")
+        world.arrive(1)
+        event = listener.next()
+        assert event is not None
+        assert (event["is_new"], event["ranges"]) == (False, {"files": [0, 1]})
+
+
+def test_an_error_that_only_a_person_can_heal_is_one_event(world: World) -> None:
+    world.run("makes the log")
+    world.arrive(2)
+    planner = world.pipeline().source.open(world.log(), None)
+    planner.latest_offsets()
+    lost = world.root / "in" / "00000.json"
+    data, stat = lost.read_bytes(), lost.stat()
+    lost.unlink()
+    with listening(watch(world.pipeline(), min_rows=1, max_wait=1)) as listener:
+        event = listener.next()
+        assert event is not None
+        assert event["error"].startswith("SourceChangedError")
+        assert "Do:" in event["error"]
+        assert listener.next(1.5) is None
+        lost.write_bytes(data)
+        os.utime(lost, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
+        event = listener.next()
+        assert event is not None
+        assert event["ranges"] == {"files": [0, 2]}
+
+
+@pytest.mark.parametrize("error", [UnavailableError("no answer"), RuntimeError("a bug")])
+def test_a_look_that_failed_is_taken_again(world: World, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    world.run("makes the log")
+    world.arrive(1)
+    listing, failures = FilesSource.listing, [error, error]
+
+    def fails_twice(*given: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return listing(*given)
+
+    monkeypatch.setattr(FilesSource, "listing", fails_twice)
+    with listening(watch(world.pipeline())) as listener:
+        event = listener.next()
+        assert event is not None
+        assert event["ranges"] == {"files": [0, 1]}
+
+
+def test_deferred_question_ends_with_what_was_seen(world: World) -> None:
+    world.run("makes the log")
+    with listening(TRIGGERS["condition"](world)) as listener:
+        assert listener.next(0.5) is None
+        world.arrive(1)
+        event = listener.next()
+        assert event is not None
+        assert event["seen"]["ranges"] == {"files": [0, 1]}
+        assert listener.next() is None
+
+
+def test_errors_of_a_deferred_question_are_told_with_what_to_do_and_without_their_cause(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any) -> Any:
+        raise UnavailableError("no answer", place="p", tries=(1, 2)) from RuntimeError("password=secret")
+
+    monkeypatch.setattr(FilesSource, "listing", fails)
+    made: Condition = OffsetsAvailable(pipeline=world.pipeline())
+    with listening(ConditionTrigger(made, 0.02)) as listener:
+        event = listener.next()
+    assert event == {"error": "UnavailableError", "truth": "no answer", "fields": {"place": "p", "tries": "(1, 2)"}}
+    with listening(ConditionTrigger(made, 0.02, is_patient=True)) as listener:
+        assert listener.next(0.5) is None
+
+
+def test_connections_are_airflows_in_the_thread_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_provider_streamsem.connections import connection
+
+    monkeypatch.setenv("AIRFLOW_CONN_MINE", '{"conn_type": "kafka", "host": "h"}')
+    looked_up = []
+    real = condition_module.airflow_connection
+    monkeypatch.setattr(condition_module, "airflow_connection", lambda name: (looked_up.append(name), real(name))[1])
+    found = asyncio.run(condition_module.in_thread(lambda: connection("mine")))
+    assert (found.host, looked_up) == ("h", ["mine"])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_lost_doubled_and_reordered_events_change_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """
+    A watcher that dies now and then, a scheduler that loses, doubles and reorders what it says, and runs that die: each range is read once, none is missed.
+    """
+    from airflow_provider_streamsem import MicroBatchOperator
+    from airflow_provider_streamsem.engines import spark
+    from tests.operators.test_airflow import context
+
+    chance = random.Random(seed)
+    dies = [False]
+
+    def step(name: str) -> None:
+        if dies[0] and name == "staged":
+            raise Crash
+
+    monkeypatch.setattr(spark, "SparkEngine", lambda **given: RowsEngine(step))
+    spec = world.pipeline(limits=Limits(max_files=2))
+    runs, told, underway = count(), 0, []
+
+    def act() -> None:
+        """A DAG run that an event started; retried until it succeeds, or given up."""
+        task = MicroBatchOperator(task_id="t", pipeline=spec, drain=chance.random() < 0.5)
+        run_id = f"asset_triggered__{next(runs)}"
+        for attempt in range(1, 3):
+            dies[0] = chance.random() < 0.3
+            try:
+                task.execute(context(run_id=run_id, try_number=attempt))
+                return
+            except Crash:
+                continue
+
+    def hear(listener: Listener, seconds: float) -> bool:
+        nonlocal told
+        event = listener.next(seconds)
+        told += event is not None
+        if event is not None:
+            underway.extend([event] * chance.choice([0, 1, 1, 2]))
+        return event is not None
+
+    for _ in range(6):
+        with listening(watch(spec)) as listener:
+            for _ in range(chance.randint(1, 2)):
+                world.arrive(chance.randint(0, 3))
+                hear(listener, 0.15)
+                chance.shuffle(underway)
+                while underway and chance.random() < 0.6:
+                    underway.pop()
+                    act()
+    chance.random = lambda: 1.0  # type: ignore[method-assign]  # nobody dies any more
+    with listening(watch(spec, min_rows=1, max_wait=1)) as listener:
+        while lag(spec).lag:  # what nobody acted on is told again, until there is nothing left
+            assert hear(listener, 20)
+            act()
+    assert told
+    world.check()
+    read = [(outcome.version, plan.ranges["files"]) for outcome, plan in committed(world)]
+    assert [start for _, (start, _) in read] == [0, *[end for _, (_, end) in read]][: len(read)]
+    assert read[-1][1][1] == world.made
+
+
+def committed(world: World) -> list[Any]:
+    found = []
+    for version in world.opened().versions(newest_first=False):
+        if version.outcome is not None and version.outcome.committed:
+            found.append((version.outcome, version.plan))
+    return found
