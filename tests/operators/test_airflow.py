@@ -291,12 +291,13 @@ def test_pipeline_with_a_transform_of_its_own_is_refused_under_the_decorator(wor
         decorated(clean, world.pipeline(transform="m:f"))
 
 
-def test_serialized_dag_is_the_same_in_every_process() -> None:
-    code = textwrap.dedent("""
+@pytest.mark.parametrize("dag_file", ["streamsem_quickstart", "streamsem_event_driven"])
+def test_serialized_dag_is_the_same_in_every_process(dag_file: str) -> None:
+    code = textwrap.dedent(f"""
         import json, sys
-        from streamsem_quickstart import streamsem_quickstart
+        from {dag_file} import {dag_file}
         from airflow.serialization.serialized_objects import DagSerialization
-        print("DAG:" + json.dumps(DagSerialization.to_dict(streamsem_quickstart()), sort_keys=True, default=str))
+        print("DAG:" + json.dumps(DagSerialization.to_dict({dag_file}()), sort_keys=True, default=str))
     """)
     environment = {**os.environ, "PYTHONPATH": os.environ["AIRFLOW__CORE__DAGS_FOLDER"]}
 
@@ -351,13 +352,14 @@ def test_quickstart_dag_runs_retries_continues_and_clears(
     assert verify(str(tmp_path / "log")).findings == []
 
 
-def test_parsing_the_example_dags_loads_no_engine_and_no_client() -> None:
-    code = textwrap.dedent("""
+@pytest.mark.parametrize("dag_file", ["streamsem_quickstart", "streamsem_orders", "streamsem_event_driven"])
+def test_parsing_the_example_dags_loads_no_engine_and_no_client(dag_file: str) -> None:
+    code = textwrap.dedent(f"""
         import sys
         import airflow.sdk
         before = set(sys.modules)
-        import streamsem_quickstart
-        heavy = {"pyspark", "boto3", "botocore", "pyarrow", "rich", "py4j", "pandas"}
+        import {dag_file}
+        heavy = {{"pyspark", "boto3", "botocore", "pyarrow", "rich", "py4j", "pandas", "confluent_kafka"}}
         print(sorted(heavy & (set(sys.modules) - before)))
     """)
     environment = {**os.environ, "PYTHONPATH": os.environ["AIRFLOW__CORE__DAGS_FOLDER"]}

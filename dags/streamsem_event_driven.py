@@ -1,0 +1,78 @@
+"""
+Event-driven: files that arrive start the run that reads them, and what it commits starts the DAG that reports it.
+
+A watcher's trigger looks into the folder and the log, and sends one event for each bounded range that waits. Neither DAG depends on the events: the first
+reads what the log says is unread, the second what the log says is committed, however often they are started.
+
+Set STREAMSEM_PARCELS_HOME to the folder where ``arrivals/`` gets JSON lines such as ``{"id": 1, "grams": 250, "to": "Bern"}``.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from airflow.sdk import Asset, AssetWatcher, dag, task
+
+from airflow_provider_streamsem import (
+    FilesSink,
+    FilesSource,
+    FreshnessSensor,
+    OffsetRangeTrigger,
+    Pipeline,
+    log_uri,
+    open_log,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+HOME = os.path.abspath(os.environ.get("STREAMSEM_PARCELS_HOME", "/tmp/streamsem-parcels"))
+
+PARCELS = Pipeline(
+    name="parcels",
+    log=f"{HOME}/log",
+    source=FilesSource(path=f"{HOME}/arrivals", format="json", schema="id long, grams long, to string"),
+    sinks={"parcels": FilesSink(path=f"{HOME}/parcels")},
+    require="exactly_once",
+)
+
+ARRIVALS = Asset(
+    "streamsem_parcels_arrivals",
+    watchers=[
+        AssetWatcher(
+            name="parcels",
+            trigger=OffsetRangeTrigger(PARCELS, min_rows=100, max_wait=timedelta(seconds=20), poll_interval_s=2),
+        )
+    ],
+)
+TABLE = Asset("streamsem_parcels", uri=log_uri(PARCELS.log))
+
+
+@dag(schedule=[ARRIVALS], catchup=False, max_active_runs=1, tags=["streamsem"])
+def streamsem_event_driven() -> None:
+    """Take all that waits when the run starts: one run may serve many events."""
+
+    @task.micro_batch(pipeline=PARCELS, drain=True, outlets=[TABLE], retries=2, retry_delay=timedelta(seconds=1))
+    def clean(parcels: DataFrame) -> DataFrame:
+        return parcels.where("grams > 0").selectExpr("id", "grams / 1000.0 as kilos", "upper(to) as destination")
+
+    clean()
+
+
+@dag(schedule=[TABLE], catchup=False, max_active_runs=1, tags=["streamsem"])
+def streamsem_event_driven_report() -> None:
+    """Report once nothing that is older than an hour is missing."""
+    fresh = FreshnessSensor(task_id="fresh", pipeline=PARCELS, max_age=timedelta(hours=1), deferrable=True)
+
+    @task
+    def report() -> dict[str, int]:
+        view = open_log(PARCELS.log).view()
+        return {"version": view.version, "parcels": view.counts["written.parcels"]}
+
+    fresh >> report()
+
+
+streamsem_event_driven()
+streamsem_event_driven_report()
