@@ -54,6 +54,19 @@ def run_batch(
     return run.to_answer(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
 
+@on_its_log
+def plan_run(
+    pipeline: Pipeline, *, run_key: str, drain: bool = False, log: CommitLog | None = None
+) -> RunResult | None:
+    """
+    Take the first step of :func:`run_batch` only: for a driver elsewhere, which then goes on under the same ``run_key``.
+
+    :returns: the run's answer, where it has one already or found nothing new; ``None`` where a version is open that a driver must close
+    """
+    run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), text("run_key", run_key))
+    return run.to_open(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=flag("drain", drain)))
+
+
 class Run:
     """One run on an opened pipeline: what plans its versions is given, all else is the same for every kind of run."""
 
@@ -65,22 +78,40 @@ class Run:
 
     def to_answer(self, planned: Callable[[Ready], Plan | None]) -> RunResult:
         """Look, plan, run and decide until the run has its answer."""
-        log = self.opened.log
-        position = log.locate(self.run_key, self.opened.head)
+        position: Answered | Open | Ready = self.opened.log.locate(self.run_key, self.opened.head)
         while not isinstance(position, Answered):
+            fresh = False
             if isinstance(position, Ready):
-                plan = planned(position)
-                if plan is None:
+                step = self._plan(position, planned)
+                if step is None:
                     return empty(self.opened, position.head, self.run_key)
-                head, fresh = log.put_plan(position.head, plan)
-                logger.info("version %d: planned %s", plan.version, dict(plan.ranges))
-                if head.plan_sha == "" or head.plan != plan:
-                    position = log.locate(self.run_key, head)  # lost the create: look again (W12)
-                    continue
-            else:
-                head, fresh = position.head, False
-            position = self.close(head, fresh=fresh)
+                position, fresh = step
+            if isinstance(position, Open):
+                position = self.close(position.head, fresh=fresh)
         return answer(self.opened, position, self.run_key)
+
+    def to_open(self, planned: Callable[[Ready], Plan | None]) -> RunResult | None:
+        """Look and plan, until the run has its answer, or a version is open."""
+        position: Answered | Open | Ready = self.opened.log.locate(self.run_key, self.opened.head)
+        while isinstance(position, Ready):
+            step = self._plan(position, planned)
+            if step is None:
+                return empty(self.opened, position.head, self.run_key)
+            position, _ = step
+        return answer(self.opened, position, self.run_key) if isinstance(position, Answered) else None
+
+    def _plan(
+        self, ready: Ready, planned: Callable[[Ready], Plan | None]
+    ) -> tuple[Answered | Open | Ready, bool] | None:
+        """Plan the next version; where the run then stands, and whether this process made the plan. ``None``: there is nothing to plan."""
+        plan = planned(ready)
+        if plan is None:
+            return None
+        head, fresh = self.opened.log.put_plan(ready.head, plan)
+        logger.info("version %d: planned %s", plan.version, dict(plan.ranges))
+        if head.plan_sha == "" or head.plan != plan:
+            return self.opened.log.locate(self.run_key, head), False  # lost the create: look again (W12)
+        return Open(head=head), fresh
 
     def close(self, head: Head, *, fresh: bool) -> Answered | Open | Ready:
         """Bring the open version to its outcome, whoever planned it; returns where this run then stands."""

@@ -44,6 +44,11 @@ class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # ty
         # DecoratedOperator binds the arguments to the signature; the DataFrame is not there yet, so a placeholder stands for it.
         super().__init__(python_callable=python_callable, op_args=[None], op_kwargs=dict(op_kwargs or {}), **kwargs)
         self.op_args: list[Any] = []
+        if self.run_in == "submit":
+            raise InvalidError(
+                'a driver elsewhere cannot import a function of a DAG file: use MicroBatchOperator for run_in="submit"',
+                function=python_callable.__name__,
+            )
         if self.pipeline is not None:
             _refuse_transform(self.pipeline)
 

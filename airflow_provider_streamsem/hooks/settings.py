@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 SECTION = "streamsem"
 
 
@@ -15,9 +17,19 @@ def poll_interval_s() -> float:
     return float(_get("poll_interval") or 30)
 
 
+def default_deferrable() -> bool:
+    """Whether tasks that can wait in the triggerer do so where they do not say: ``[operators] default_deferrable``."""
+    found: bool = _configuration().getboolean("operators", "default_deferrable", fallback=False)
+    return found
+
+
 def _get(name: str) -> str:
+    return str(_configuration().get(SECTION, name, fallback="")).strip()
+
+
+def _configuration() -> Any:
     try:
         from airflow.sdk.configuration import conf
     except ImportError:  # Airflow 3.1
         from airflow.configuration import conf
-    return str(conf.get(SECTION, name, fallback="")).strip()
+    return conf

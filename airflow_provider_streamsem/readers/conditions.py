@@ -21,7 +21,7 @@ from airflow_provider_streamsem.protocol import keys, offsets
 from airflow_provider_streamsem.protocol.codec import canonical, plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
 from airflow_provider_streamsem.protocol.offsets import Offsets
-from airflow_provider_streamsem.protocol.procedures import Answered
+from airflow_provider_streamsem.protocol.procedures import Answered, Ready
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.readers.waiting import dry_run, waiting
 from airflow_provider_streamsem.sources.contract import Expiring
@@ -188,11 +188,41 @@ class Retention:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNeedsItsTask:
+    """
+    A run that a driver elsewhere works on is done, or cannot go on without its task: nothing is planned for it, or no step of its version was seen for
+    ``patience_s`` seconds, so that the driver is taken for lost. ``seen["stalled"]`` tells the last.
+    """
+
+    pipeline: Pipeline
+    run_key: str
+    patience_s: int
+
+    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
+        """Look into the log."""
+        with located(self.pipeline) as pipeline:
+            log = open_commit_log(pipeline.log, clock=clock)
+            record = log.read_pipeline()
+            if record is None:
+                return Finding(met=True, seen={"run_key": self.run_key, "version": -1, "stalled": False})
+            head = log.find_head(record.genesis)
+            position = log.locate(self.run_key, head)
+        told = {"run_key": self.run_key, "version": head.closed}
+        if isinstance(position, Answered) or (isinstance(position, Ready) and position.j == 0):
+            return Finding(met=True, seen={**told, "stalled": False})
+        moments = [0 if head.plan is None else head.plan.planned_at_ms]
+        moments.append(0 if head.outcome is None else head.outcome.decided_at_ms)
+        stalled = clock.now_ms() - max(moments) > self.patience_s * 1000
+        return Finding(met=stalled, seen={**told, "stalled": stalled})
+
+
 _NAMES: Mapping[str, Any] = {
     "offsets_available": OffsetsAvailable,
     "batch_committed": BatchCommitted,
     "freshness": Freshness,
     "retention": Retention,
+    "run_needs_its_task": RunNeedsItsTask,
 }
 
 

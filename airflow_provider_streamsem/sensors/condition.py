@@ -8,14 +8,14 @@ from typing import Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
-from airflow_provider_streamsem import errors
 from airflow_provider_streamsem.arguments import flag
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.errors import StreamsemError
+from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.hooks.failures import airflow_exception, mapped
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.readers.conditions import Condition
-from airflow_provider_streamsem.triggers.condition import ConditionTrigger, asked
+from airflow_provider_streamsem.triggers.condition import ConditionTrigger, answer_of, asked
 
 
 class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
@@ -33,7 +33,7 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
 
     def __init__(self, *, deferrable: bool | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.deferrable = _default_deferrable() if deferrable is None else flag("deferrable", deferrable)
+        self.deferrable = settings.default_deferrable() if deferrable is None else flag("deferrable", deferrable)
 
     def condition(self, context: Any) -> Condition:
         """What to wait for, with its templates rendered."""
@@ -52,11 +52,9 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
         """Answer what the trigger saw, or fail as poking would have."""
-        if "error" not in event:
-            return event["seen"]
         try:
             with mapped():
-                raise getattr(errors, event["error"])(event["truth"], **event["fields"])
+                return answer_of(event)
         except StreamsemError as error:
             if self.never_fail:
                 raise airflow_exception("AirflowSkipException")("skipped, since never_fail is set") from error
@@ -92,12 +90,3 @@ class PipelineSensor(HasPipeline, ConditionSensor):
         """Find out while the DAG is parsed what is wrong with a pipeline that is at hand then."""
         if self.pipeline is not None:
             self.condition_of(self.pipeline)
-
-
-def _default_deferrable() -> bool:
-    try:
-        from airflow.sdk.configuration import conf
-    except ImportError:  # Airflow 3.1
-        from airflow.configuration import conf
-    found: bool = conf.getboolean("operators", "default_deferrable", fallback=False)
-    return found

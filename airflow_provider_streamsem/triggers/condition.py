@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_provider_streamsem import errors
 from airflow_provider_streamsem.connections import looked_up_by
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.hooks.lookup import airflow_connection
@@ -72,6 +73,18 @@ class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
                     return
                 self.log.info("not yet: %s", finding.seen)
             await asyncio.sleep(self.poll_interval_s)
+
+
+def answer_of(event: dict[str, Any]) -> dict[str, Any]:
+    """
+    What a trigger saw.
+
+    :raises StreamsemError: the trigger ended with this error
+    """
+    if "error" in event:
+        raise getattr(errors, event["error"])(event["truth"], **event["fields"])
+    seen: dict[str, Any] = event["seen"]
+    return seen
 
 
 def _error(error: StreamsemError) -> dict[str, Any]:

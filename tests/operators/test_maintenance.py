@@ -32,7 +32,7 @@ def test_redo_operator_replaces_a_version_once_however_often_its_task_runs(
     given = context("redo-run")
     redone = made.execute(given)
     assert (redone["version"], redone["counts"]["read"]) == (first["version"] + 1, 6)
-    assert given["outlet_events"][asset].extra == redone
+    assert given["outlet_events"][asset].extra == {**redone, "rows": 6, "manifest": redone["outcome"]}
     assert made.execute(context("redo-run", try_number=2)) == redone
     again = made.execute(context("another-run"))
     assert again["version"] == redone["version"] + 1

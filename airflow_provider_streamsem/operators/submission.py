@@ -1,0 +1,106 @@
+"""A run whose driver is not the task: planned here, submitted through Airflow's Spark provider, awaited by the log."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any
+
+from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.connections import Connection
+from airflow_provider_streamsem.errors import InvalidError, StageError
+from airflow_provider_streamsem.hooks.lookup import airflow_connection
+
+GRACE_S = 5.0
+
+
+@dataclass(slots=True)
+class Recorded:
+    """Looks connections up and remembers them: those that planning needed, the driver needs, too."""
+
+    seen: dict[str, Connection] = field(default_factory=dict)
+
+    def __call__(self, conn_id: str) -> Connection:
+        """The connection of an id."""
+        self.seen[conn_id] = airflow_connection(conn_id)
+        return self.seen[conn_id]
+
+    def environment(self) -> dict[str, str]:
+        """``AIRFLOW_CONN_<ID>`` of each, for a driver on this machine. Not for a command line: every user of the machine sees those."""
+        return {f"AIRFLOW_CONN_{conn_id.upper()}": _json(found) for conn_id, found in self.seen.items()}
+
+
+def _json(found: Connection) -> str:
+    parts = {name: getattr(found, name) for name in ("conn_type", "host", "port", "login", "password", "schema")}
+    return json.dumps({**parts, "extra": dict(found.extra)})
+
+
+class Submission:
+    """
+    One ``spark-submit`` of a run.
+
+    :param conn_id: Spark connection; its ``deploy-mode`` says where the driver lives. In client mode it lives on the worker's machine, in a session of its own,
+        and may outlive the task
+    :param conf: settings for ``spark-submit``: visible in process lists
+    """
+
+    def __init__(self, pipeline: Pipeline, arguments: list[str], conn_id: str, conf: Mapping[str, str] | None) -> None:
+        from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+        from airflow_provider_streamsem.batch import submit_app
+
+        self._application = submit_app.__file__
+        self._hook: Any = SparkSubmitHook(
+            conn_id=conn_id, conf=dict(conf or {}), name=f"streamsem-{pipeline.name}", application_args=arguments
+        )
+        self._failed: list[BaseException] = []
+
+    def start(self, connections: Recorded) -> None:
+        """
+        Submit, and return while the driver works.
+
+        :raises StageError: ``spark-submit`` failed at once; the version stays open
+        """
+        thread: Any = Thread(target=self._submit, args=(connections.environment(),), name="spark-submit", daemon=True)
+        thread.start()
+        thread.join(GRACE_S)
+        self._refuse_failed()
+
+    def wait(self, connections: Recorded) -> None:
+        """
+        Submit, and return when ``spark-submit`` has ended: in client mode that is when the driver has.
+
+        :raises StageError: it failed; the version stays open
+        """
+        self._submit(connections.environment())
+        self._refuse_failed()
+
+    def _submit(self, environment: dict[str, str]) -> None:
+        try:
+            # A session of its own: what ends the task's process group does not end the driver.
+            self._hook.submit(self._application, start_new_session=True, env={**os.environ, **environment})
+        except Exception as error:
+            self._failed.append(error)
+
+    def _refuse_failed(self) -> None:
+        if self._failed:
+            raise StageError("spark-submit failed; the version stays open") from self._failed[0]
+
+
+def refuse_unnamed_transform(pipeline: Pipeline, task_id: str) -> None:
+    """
+    A driver elsewhere imports its transform by name.
+
+    :raises InvalidError: it has none that can be imported
+    """
+    name = pipeline.transform_name
+    if "<" in name or name.startswith("unusual_prefix"):
+        raise InvalidError(
+            'run_in="submit" needs a transform that the driver can import by its name',
+            task=task_id,
+            given=name,
+            accepted="package.module:function",
+        )

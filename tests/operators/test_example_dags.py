@@ -1,0 +1,92 @@
+"""The examples around a ledger: booked, cleared, replayed and maintained on Airflow's own machinery and real Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from airflow_provider_streamsem import open_log, verify
+
+pytestmark = pytest.mark.airflow
+EXAMPLES = sorted(path.stem for path in Path(__file__).parents[2].joinpath("dags").glob("*.py"))
+
+
+def arrive(home: Path, name: str, first: int, count: int, bad: str = "") -> None:
+    lines = [
+        json.dumps({"id": f"p-{n}", "account": "A", "cents": n, "at": "2026-01-01T00:00:00Z"})
+        for n in range(first, first + count)
+    ]
+    place = home / "arrivals"
+    place.mkdir(exist_ok=True)
+    (place / f".{name}").write_text("\n".join([*lines, *([bad] if bad else [])]) + "\n")
+    (place / f".{name}").rename(place / name)
+
+
+def ledger(home: Path) -> list[dict[str, Any]]:
+    """Every visible row, read by another engine."""
+    files = open_log(str(home / "log")).files()
+    return [row for file in files for row in pyarrow.parquet.ParquetFile(file.path).read().to_pylist()]
+
+
+@pytest.mark.spark
+def test_ledger_is_booked_once_stops_at_what_is_no_payment_is_replayed_and_maintained(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
+
+    initialise_airflow()
+    monkeypatch.setenv("STREAMSEM_PAYMENTS_HOME", str(tmp_path))
+    monkeypatch.syspath_prepend(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    names = ("streamsem_payments", "streamsem_replay", "streamsem_maintenance")
+    for name in names:
+        sys.modules.pop(name, None)
+    import streamsem_maintenance
+    import streamsem_payments
+    import streamsem_replay
+
+    book = streamsem_payments.streamsem_payments()
+    arrive(tmp_path, "a.json", 0, 50)
+    assert run_dag(book, "first").state == "success"
+    arrive(tmp_path, "b.json", 50, 50)
+    assert run_dag(book, "second").state == "success"
+    expected = Counter(f"p-{n}" for n in range(100))
+    assert Counter(row["id"] for row in ledger(tmp_path)) == expected
+    assert run_dag(book, "second", clear=["book"]).state == "success"
+    assert Counter(row["id"] for row in ledger(tmp_path)) == expected
+    replay = streamsem_replay.streamsem_replay()
+    replay.params["last"] = 5
+    assert run_dag(replay, "replayed").state == "success"
+    rows = ledger(tmp_path)
+    assert Counter(row["id"] for row in rows) == expected
+    assert {row["account"] for row in rows} == {"a"}
+    assert run_dag(streamsem_maintenance.streamsem_maintenance(), "night").state == "success"
+    arrive(tmp_path, "c.json", 100, 5, bad="this is no payment")
+    assert run_dag(book, "third").state == "failed"
+    assert Counter(row["id"] for row in ledger(tmp_path)) == expected
+    assert verify(str(tmp_path / "log")).findings == []
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_is_parsed_without_loading_an_engine_or_a_client(name: str) -> None:
+    code = textwrap.dedent(f"""
+        import sys
+        import airflow.sdk
+        before = set(sys.modules)
+        import {name}
+        heavy = {{"pyspark", "boto3", "botocore", "pyarrow", "rich", "py4j", "pandas", "confluent_kafka"}}
+        print(sorted(heavy & (set(sys.modules) - before)))
+    """)
+    environment = {**os.environ, "PYTHONPATH": os.environ["AIRFLOW__CORE__DAGS_FOLDER"]}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,157 @@
+"""A run whose driver is not the task: submitted by spark-submit, awaited by the log."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import FilesSink, FilesSource, MicroBatchOperator, Pipeline, open_log, verify
+from airflow_provider_streamsem.batch import submit_app
+from airflow_provider_streamsem.batch.run import plan_run
+from airflow_provider_streamsem.connections import Connection
+from airflow_provider_streamsem.errors import InvalidError, StageError
+from airflow_provider_streamsem.operators.submission import Recorded
+from airflow_provider_streamsem.testing.clock import ManualClock
+from tests.operators.test_airflow import context
+from tests.worlds import World
+
+pytestmark = pytest.mark.airflow
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    World(tmp_path).arrive(3)
+    return Pipeline(
+        name="submitted",
+        log=str(tmp_path / "log"),
+        source=FilesSource(path=str(tmp_path / "in"), format="json", schema="id long"),
+        sinks={"out": FilesSink(path=str(tmp_path / "out"))},
+        transform="tests.operators.test_submission:doubled",
+    )
+
+
+def doubled(frame: Any) -> Any:
+    """Imported by the driver, by this name."""
+    return frame.selectExpr("id", "2 * id as twice")
+
+
+@pytest.fixture
+def conn_id(monkeypatch: pytest.MonkeyPatch) -> str:
+    connection = {"conn_type": "spark", "host": "local[1]", "extra": {"deploy-mode": "client"}}
+    monkeypatch.setenv("AIRFLOW_CONN_MY_SPARK", json.dumps(connection))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where the driver finds the transform
+    monkeypatch.setenv("AIRFLOW__STREAMSEM__POLL_INTERVAL", "0.5")
+    return "my_spark"
+
+
+def operator(pipeline: Pipeline, conn_id: str, **arguments: Any) -> MicroBatchOperator:
+    return MicroBatchOperator(
+        task_id="t", pipeline=pipeline, run_in="submit", spark_conn_id=conn_id, spark_conf={"spark.ui.enabled": "false"},
+        **arguments,
+    )  # fmt: skip
+
+
+@pytest.mark.spark
+def test_task_defers_and_the_driver_that_outlives_it_commits_once_though_submitted_twice(
+    pipeline: Pipeline, conn_id: str
+) -> None:
+    from airflow.sdk.exceptions import TaskDeferred
+
+    made = operator(pipeline, conn_id, deferrable=True)
+    with pytest.raises(TaskDeferred) as deferred:
+        made.execute(context())
+    with pytest.raises(TaskDeferred):
+        made.execute(context(try_number=2))  # the worker died, and the retry submits another driver
+    condition = type(deferred.value.trigger)(**deferred.value.trigger.serialize()[1]).condition
+    deadline = time.monotonic() + 150
+    while not (finding := condition.check()).met:
+        assert time.monotonic() < deadline, "no driver committed"
+        time.sleep(0.5)
+    answer = made.execute_complete(context(), {"seen": finding.seen})
+    assert (answer["status"], answer["version"], answer["counts"]["written.out"]) == ("committed", 0, 9)
+    assert verify(pipeline).findings == []
+    assert open_log(pipeline.log).head == 0
+
+
+@pytest.mark.spark
+def test_task_that_may_not_defer_waits_for_its_driver(pipeline: Pipeline, conn_id: str) -> None:
+    answer = operator(pipeline, conn_id, deferrable=False, drain=True).execute(context())
+    assert (answer["status"], answer["counts"]["read"]) == ("committed", 9)
+    assert operator(pipeline, conn_id, deferrable=True).execute(context()) == answer  # nothing to submit any more
+    assert operator(pipeline, conn_id).execute(context("second"))["status"] == "empty"
+
+
+@pytest.mark.spark
+def test_driver_that_fails_leaves_the_version_open_and_the_task_says_so(pipeline: Pipeline, conn_id: str) -> None:
+    broken = pipeline.replace(transform="tests.operators.test_submission:nowhere")
+    with pytest.raises(StageError, match="stays open"):
+        operator(broken, conn_id, deferrable=False).execute(context())
+    assert open_log(pipeline.log).log.plan(0) is not None
+    assert open_log(pipeline.log).log.outcome(0) is None
+
+
+def test_driver_without_a_step_is_taken_for_lost_and_the_retry_may_submit_another(
+    pipeline: Pipeline, conn_id: str
+) -> None:
+    from airflow_provider_streamsem.readers.conditions import RunNeedsItsTask, of_text, to_text
+
+    assert plan_run(pipeline, run_key="r") is None
+    condition = of_text(to_text(RunNeedsItsTask(pipeline=pipeline, run_key="r", patience_s=60)))
+    planned_ms = open_log(pipeline.log).log.plan(0)[0].planned_at_ms  # type: ignore[index]
+    assert not condition.check(clock=ManualClock(now_ms=planned_ms + 59_000)).met
+    finding = condition.check(clock=ManualClock(now_ms=planned_ms + 61_000))
+    assert (finding.met, finding.seen["stalled"]) == (True, True)
+    made = operator(pipeline, conn_id, patience=60)
+    with pytest.raises(StageError, match="taken for lost"):
+        made.execute_complete(context(), {"seen": finding.seen})
+
+
+def test_spark_submit_that_cannot_start_fails_the_task_before_it_defers(
+    pipeline: Pipeline, conn_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    with pytest.raises(StageError, match="spark-submit failed"):
+        operator(pipeline, conn_id, deferrable=True).execute(context())
+
+
+def test_secrets_of_connections_are_in_the_drivers_environment_and_not_in_its_arguments(pipeline: Pipeline) -> None:
+    recorded = Recorded()
+    recorded.seen["my_kafka"] = Connection(conn_id="my_kafka", conn_type="kafka", password="hush", extra={"a": 1})
+    environment = recorded.environment()
+    assert json.loads(environment["AIRFLOW_CONN_MY_KAFKA"])["password"] == "hush"
+    assert "hush" not in " ".join(submit_app.arguments(pipeline, run_key="r", drain=True))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"spark_conn_id": None},
+        {"rerun": "redo"},
+        {"spark_master": "local[2]"},
+        {"run_in": "somewhere"},
+        {"patience": -1},
+    ],
+)
+def test_arguments_that_cannot_be_submitted_are_refused_when_the_dag_is_parsed(
+    pipeline: Pipeline, arguments: dict[str, Any]
+) -> None:
+    given: dict[str, Any] = {"run_in": "submit", "spark_conn_id": "c", **arguments}
+    with pytest.raises(InvalidError):
+        MicroBatchOperator(task_id="t", pipeline=pipeline, **given)
+
+
+def test_function_of_a_dag_file_cannot_be_submitted(pipeline: Pipeline) -> None:
+    from airflow.sdk import DAG, task
+
+    def clean(df: Any) -> Any:
+        return df
+
+    with pytest.raises(InvalidError, match="import by its name"):
+        operator(pipeline.replace(transform=clean), "c")
+    with DAG("d", schedule=None), pytest.raises(InvalidError, match="function of a DAG file"):
+        task.micro_batch(pipeline=pipeline.replace(transform=None), run_in="submit", spark_conn_id="c")(clean)()
