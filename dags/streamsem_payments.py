@@ -1,5 +1,5 @@
 """
-A payments ledger: every payment once, whatever happens to the task, and a stop at the first record that cannot be a payment.
+A payments ledger: every payment once, whatever happens to the task, and a stop at the first record that cannot be a payment. Its replay, its maintenance.
 
 Nothing may be lost or repeated here, so the pipeline requires exactly-once, and refuses to pass over anything: a line that cannot be parsed stops it, and so
 does a file that vanished. A number that may be lost but not repeated, such as a metric, can do with less; money cannot.
@@ -12,11 +12,22 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Asset, dag, task
+from airflow.sdk import Asset, Param, dag, task
 
-from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, log_uri
+from airflow_provider_streamsem import (
+    FilesSink,
+    FilesSource,
+    FreshnessSensor,
+    Limits,
+    Pipeline,
+    RedoOperator,
+    VacuumOperator,
+    VerifyOperator,
+    log_uri,
+    open_log,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,4 +62,53 @@ def streamsem_payments() -> None:
     book()
 
 
+def rebook(payments: DataFrame) -> DataFrame:
+    """What ``book`` became: accounts in lower case."""
+    return payments.selectExpr("id", "lower(account) as account", "cents", "at", "to_date(at) as day")
+
+
+@dag(
+    schedule=None,
+    catchup=False,
+    max_active_runs=1,
+    tags=["streamsem"],
+    params={"first": Param(0, type="integer", minimum=0), "last": Param(0, type="integer", minimum=0)},
+)
+def streamsem_payments_replay() -> None:
+    """
+    Make the rows of the versions ``first`` to ``last``, both included, anew: the same files, the transform as it is now.
+
+    Airflow's own backfill works on dates, and a log has none: its versions are what can be replayed. Readers switch version by version; where a replay fails
+    half-way, trigger it again for the rest.
+    """
+
+    @task
+    def committed(params: dict[str, Any] | None = None) -> list[int]:
+        assert params is not None
+        wanted = range(params["first"], params["last"] + 1)
+        found = open_log(PAYMENTS.log).versions(newest_first=False)
+        return [v.version for v in found if v.version in wanted and v.outcome is not None and v.outcome.committed]
+
+    RedoOperator.partial(
+        task_id="redo",
+        pipeline=PAYMENTS.replace(transform=rebook),
+        outlets=[LEDGER],
+        max_active_tis_per_dagrun=1,
+        retries=2,
+        retry_delay=timedelta(seconds=1),
+    ).expand(version=committed())
+
+
+@dag(schedule=None, catchup=False, max_active_runs=1, tags=["streamsem"])
+def streamsem_payments_maintenance() -> None:
+    """Delete what lost, check the whole log and every visible file. Give it a schedule of your own, such as ``"0 3 * * *"``."""
+    vacuum = VacuumOperator(task_id="vacuum", pipeline=PAYMENTS)
+    verify = VerifyOperator(task_id="verify", pipeline=PAYMENTS)
+    # Asks once, and is skipped where files wait: a person who looks sees it, and nothing fails.
+    FreshnessSensor(task_id="fresh", pipeline=PAYMENTS, max_lag=0, timeout=0, soft_fail=True)
+    vacuum >> verify
+
+
 streamsem_payments()
+streamsem_payments_replay()
+streamsem_payments_maintenance()

@@ -82,6 +82,7 @@ class Run:
         while not isinstance(position, Answered):
             fresh = False
             if isinstance(position, Ready):
+                self.opened.pipeline.load_transform()  # what cannot be imported is found before anything is written
                 step = self._plan(position, planned)
                 if step is None:
                     return empty(self.opened, position.head, self.run_key)

@@ -15,12 +15,14 @@ def initialise_airflow() -> None:
     initdb()
 
 
-def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = ()) -> Any:
+def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = (), conf: dict[str, Any] | None = None) -> Any:
     """
     Run a DAG in this process as ``run_id``; returns the DagRun.
 
     A run id that is new makes a new run. One that exists is continued: tasks that a killed process left unfinished get their next try, as the scheduler gives
     it to them after a heartbeat time-out; finished tasks are left alone, unless ``clear`` names them.
+
+    :param conf: of a new run: values for the DAG's params
 
     ``dag.test()`` itself always makes a new run, so the one function by which it does that is replaced while it runs.
     """
@@ -51,4 +53,4 @@ def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = ()) -> Any:
         return found
 
     with patch.object(dagrun_module, "get_or_create_dagrun", continue_or_make):
-        return dag.test()
+        return dag.test(run_conf=conf)

@@ -46,12 +46,8 @@ def test_ledger_is_booked_once_stops_at_what_is_no_payment_is_replayed_and_maint
     initialise_airflow()
     monkeypatch.setenv("STREAMSEM_PAYMENTS_HOME", str(tmp_path))
     monkeypatch.syspath_prepend(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
-    names = ("streamsem_payments", "streamsem_replay", "streamsem_maintenance")
-    for name in names:
-        sys.modules.pop(name, None)
-    import streamsem_maintenance
+    sys.modules.pop("streamsem_payments", None)
     import streamsem_payments
-    import streamsem_replay
 
     book = streamsem_payments.streamsem_payments()
     arrive(tmp_path, "a.json", 0, 50)
@@ -62,19 +58,25 @@ def test_ledger_is_booked_once_stops_at_what_is_no_payment_is_replayed_and_maint
     assert Counter(row["id"] for row in ledger(tmp_path)) == expected
     assert run_dag(book, "second", clear=["book"]).state == "success"
     assert Counter(row["id"] for row in ledger(tmp_path)) == expected
-    replay = streamsem_replay.streamsem_replay()
-    replay.params["last"] = 5
-    assert run_dag(replay, "replayed").state == "success"
+    replay = streamsem_payments.streamsem_payments_replay()
+    assert run_dag(replay, "replayed", conf={"first": 0, "last": 5}).state == "success"
     rows = ledger(tmp_path)
     assert Counter(row["id"] for row in rows) == expected
     assert {row["account"] for row in rows} == {"a"}
-    assert run_dag(streamsem_maintenance.streamsem_maintenance(), "night").state == "success"
+    assert run_dag(streamsem_payments.streamsem_payments_maintenance(), "night").state == "success"
     arrive(tmp_path, "c.json", 100, 5, bad="this is no payment")
     assert run_dag(book, "third").state == "failed"
     assert Counter(row["id"] for row in ledger(tmp_path)) == expected
     assert verify(str(tmp_path / "log")).findings == []
-    for name in names:
-        sys.modules.pop(name, None)
+    sys.modules.pop("streamsem_payments", None)
+
+
+def test_airflow_takes_in_every_example() -> None:
+    from airflow.dag_processing.dagbag import DagBag
+
+    bag = DagBag(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    assert bag.import_errors == {}
+    assert {name.removesuffix("_report") for name in bag.dag_ids} >= set(EXAMPLES)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -1,0 +1,111 @@
+"""What people get wrong: one clear error each, without a retry where a retry heals nothing, and nothing written that was not said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import FilesSink, FilesSource, KafkaSource, MicroBatchOperator, Pipeline, open_log
+from airflow_provider_streamsem.testing.s3 import environment, s3_server
+from tests.operators.test_airflow import context, rows_engine  # noqa: F401
+from tests.worlds import World
+
+pytestmark = pytest.mark.airflow
+
+
+def base(place: Path) -> Pipeline:
+    World(place).arrive(2)
+    return Pipeline(
+        name="p",
+        log=str(place / "log"),
+        source=FilesSource(path=str(place / "in"), format="json", schema="id long"),
+        sinks={"out": FilesSink(path=str(place / "out"), format="json")},
+    )
+
+
+def missing_kafka_connection(place: Path) -> Pipeline:
+    return base(place).replace(source=KafkaSource(topics=["t"], conn_id="nowhere"))
+
+
+def missing_log_connection(place: Path) -> Pipeline:
+    return base(place).replace(log="", log_conn_id="nowhere")
+
+
+def bucket_that_is_not_there(place: Path) -> Pipeline:
+    return base(place).replace(log="s3://no-such-bucket/log")
+
+
+def transform_that_cannot_be_imported(place: Path) -> Pipeline:
+    return base(place).replace(transform="no.such.module:clean")
+
+
+def another_source_on_the_same_log(place: Path) -> Pipeline:
+    first = base(place)
+    MicroBatchOperator(task_id="t", pipeline=first).execute(context("first"))
+    (place / "elsewhere").mkdir()
+    return first.replace(source=FilesSource(path=str(place / "elsewhere"), format="json", schema="id long"))
+
+
+@pytest.mark.parametrize(
+    ("made", "message", "is_written"),
+    [
+        (missing_kafka_connection, "no such connection", False),
+        (missing_log_connection, "no such connection", False),
+        (bucket_that_is_not_there, "NoSuchBucket", False),
+        (transform_that_cannot_be_imported, "cannot be imported", False),
+        (another_source_on_the_same_log, "guarded fields differ", True),
+    ],
+)
+def test_task_fails_at_once_with_one_error_that_says_what_to_do(
+    made: Callable[[Path], Pipeline],
+    message: str,
+    is_written: bool,
+    tmp_path: Path,
+    rows_engine: list[str],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    with s3_server(bucket="lake") as endpoint:
+        for name, value in environment(endpoint).items():
+            monkeypatch.setenv(name, value)
+        pipeline = made(tmp_path)
+        with pytest.raises(AirflowFailException, match=message) as failed:
+            MicroBatchOperator(task_id="t", pipeline=pipeline).execute(context("second"))
+    assert "Do:" in str(failed.value)
+    plans = [p for p in (tmp_path / "log").rglob("*.p.json")]
+    assert len(plans) == (1 if is_written else 0)
+
+
+@pytest.mark.spark
+def test_transform_that_returns_no_dataframe_fails_at_once_and_nothing_is_visible(tmp_path: Path, spark: Any) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    pipeline = base(tmp_path).replace(transform=lambda frame: [1, 2])
+    with pytest.raises(AirflowFailException, match="neither a DataFrame"):
+        MicroBatchOperator(task_id="t", pipeline=pipeline).execute(context())
+    assert open_log(pipeline.log).head == -1
+
+
+def test_independent_pipelines_are_mapped(
+    tmp_path: Path,
+    rows_engine: list[str],  # noqa: F811
+) -> None:
+    files = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        spec = base(tmp_path / name).to_json()
+        text = f'name = "{spec["name"]}"\nlog = "{spec["log"]}"\n'
+        for table, part in (("source", spec["source"]), ("sinks.out", spec["sinks"]["out"])):
+            given = {k: v for k, v in part.items() if isinstance(v, (str, int)) and v != "" and not isinstance(v, bool)}
+            text += f"[{table}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in given.items())
+        files.append(str(tmp_path / f"{name}.toml"))
+        Path(files[-1]).write_text(text)
+    mapped = MicroBatchOperator.partial(task_id="load", drain=True).expand(pipeline=files)
+    for index, path in enumerate(files):
+        assert mapped.unmap({"pipeline": path}).execute(context(map_index=index))["counts"]["read"] == 6
+    assert [open_log(str(tmp_path / name / "log")).head for name in ("a", "b")] == [0, 0]
