@@ -25,7 +25,7 @@ from airflow_provider_streamsem.hooks.runs import run_key, times_cleared
 from airflow_provider_streamsem.operators.engines import HasEngine
 from airflow_provider_streamsem.operators.outlets import checked_partition_key, tell_outlets
 from airflow_provider_streamsem.operators.submission import Recorded, Submission, refuse_unnamed_transform
-from airflow_provider_streamsem.readers.conditions import RunNeedsItsTask
+from airflow_provider_streamsem.readers.conditions import RunNeedsItsTask, to_text
 from airflow_provider_streamsem.triggers.condition import ConditionTrigger, answer_of
 
 
@@ -137,7 +137,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[
                 submission.wait(connections)
                 return self._awaited(pipeline, condition)
             submission.start(connections)
-        trigger = ConditionTrigger(condition, poll_interval_s=settings.poll_interval_s(), is_patient=True)
+        trigger = ConditionTrigger(to_text(condition), poll_interval_s=settings.poll_interval_s(), is_patient=True)
         self.defer(trigger=trigger, method_name="execute_complete")
         raise AssertionError  # defer does not return
 

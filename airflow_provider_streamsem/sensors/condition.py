@@ -14,7 +14,7 @@ from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.hooks.failures import airflow_exception, mapped
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
-from airflow_provider_streamsem.readers.conditions import Condition
+from airflow_provider_streamsem.readers.conditions import Condition, to_text
 from airflow_provider_streamsem.triggers.condition import ConditionTrigger, answer_of, asked
 
 
@@ -46,7 +46,9 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
             finding = asked(condition.check)
         self.log.info("%s: %s", "met" if finding.met else "not yet", finding.seen)
         if self.deferrable and not finding.met:
-            trigger = ConditionTrigger(condition, poll_interval_s=self.poke_interval, is_patient=self.silent_fail)
+            trigger = ConditionTrigger(
+                to_text(condition), poll_interval_s=self.poke_interval, is_patient=self.silent_fail
+            )
             self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
         return PokeReturnValue(is_done=finding.met, xcom_value=finding.seen)
 

@@ -377,6 +377,6 @@ class KafkaPlanner:
         return length(between(start, self.latest_offsets()))
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Offsets up to the first record that is as young; timestamps that do not rise within a partition count as their successors do."""
+        """By the records' timestamps; one that is older than a record before it in its partition counts as that young."""
         partitions = self._source.partitions(self._cluster)
         return length(between(start, _named(self._cluster.offsets_for_time(partitions, at_ms))))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -12,7 +13,9 @@ from airflow_provider_streamsem import errors
 from airflow_provider_streamsem.connections import looked_up_by
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.hooks.lookup import airflow_connection
-from airflow_provider_streamsem.readers.conditions import Condition, of_text, to_text
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.readers.conditions import Finding
 
 T = TypeVar("T")
 
@@ -40,14 +43,14 @@ class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
 
     The class's path and the names of its arguments are stored with deferred tasks: they are for ever.
 
-    :param condition: a condition, or its JSON text
+    :param condition: JSON text of :mod:`airflow_provider_streamsem.readers.conditions`
     :param poll_interval_s: seconds between the end of one question and the next
     :param is_patient: an error that asking again may heal is logged, and is no end
     """
 
-    def __init__(self, condition: Condition | str, poll_interval_s: float = 60.0, is_patient: bool = False) -> None:
+    def __init__(self, condition: str, poll_interval_s: float = 60.0, is_patient: bool = False) -> None:
         super().__init__()
-        self.condition = of_text(condition) if isinstance(condition, str) else condition
+        self.condition = condition
         self.poll_interval_s = poll_interval_s
         self.is_patient = is_patient
 
@@ -55,13 +58,13 @@ class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
         """Path and arguments, as JSON."""
         path = f"{ConditionTrigger.__module__}.{ConditionTrigger.__qualname__}"
         arguments = {"poll_interval_s": self.poll_interval_s, "is_patient": self.is_patient}
-        return path, {"condition": to_text(self.condition), **arguments}
+        return path, {"condition": self.condition, **arguments}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Ask, one question at a time."""
         while True:
             try:
-                finding = await in_thread(self.condition.check)
+                finding = await in_thread(partial(_check, self.condition))
             except StreamsemError as error:
                 if not (self.is_patient and error.retryable):
                     yield TriggerEvent(_error(error))
@@ -85,6 +88,13 @@ def answer_of(event: dict[str, Any]) -> dict[str, Any]:
         raise getattr(errors, event["error"])(event["truth"], **event["fields"])
     seen: dict[str, Any] = event["seen"]
     return seen
+
+
+def _check(condition: str) -> Finding:
+    # Imported in the thread: the triggerer imports this module on its loop.
+    from airflow_provider_streamsem.readers.conditions import of_text
+
+    return of_text(condition).check()
 
 
 def _error(error: StreamsemError) -> dict[str, Any]:

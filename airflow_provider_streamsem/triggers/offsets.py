@@ -9,24 +9,24 @@ paused, or its run died, is repeated. So an event may come twice, and none is ne
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_streamsem.arguments import seconds, text
-from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
-from airflow_provider_streamsem.batch.templates import holds_templates
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
-from airflow_provider_streamsem.readers.conditions import of_spec_text, spec_text
-from airflow_provider_streamsem.readers.waiting import Waiting, limited, waiting
-from airflow_provider_streamsem.sources.contract import Limits
 from airflow_provider_streamsem.triggers.condition import in_thread
 
-ANY_ROWS = Limits(min_rows=1, max_delay_s=300)
-"""when neither trigger nor pipeline says what is worth an event"""
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.batch.pipeline import Pipeline
+    from airflow_provider_streamsem.readers.waiting import Waiting
+
+UNSAID_WAIT_S = 300
+"""how long an event waits for a run to act on it, where neither trigger nor pipeline says it"""
 
 
 class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
@@ -57,12 +57,9 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
         poll_interval_s: float = 30.0,
     ) -> None:
         super().__init__()
-        given = Limits(min_rows=min_rows, max_delay_s=None if max_wait is None else seconds("max_wait", max_wait))
-        found = limited(_pipeline(pipeline), given)
-        self.pipeline = found if found.limits.min_rows is not None else limited(found, ANY_ROWS)
-        if holds_templates(self.pipeline):
-            what = "a pipeline under a watcher must not hold templates: there is no run to render them for"
-            raise InvalidError(what, pipeline=self.pipeline.name)
+        # What Airflow stored was checked when the DAG was parsed; the triggerer makes this object on its loop.
+        is_stored = isinstance(pipeline, str) and pipeline.startswith("{")
+        self.pipeline = str(pipeline) if is_stored else _spec(pipeline, min_rows, max_wait)
         self.poll_interval_s = poll_interval_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -73,32 +70,31 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
         pipeline are; its text is canonical, so that the scheduler's parts agree on it.
         """
         path = f"{OffsetRangeTrigger.__module__}.{OffsetRangeTrigger.__qualname__}"
-        return path, {"pipeline": spec_text(self.pipeline), "poll_interval_s": self.poll_interval_s}
+        return path, {"pipeline": self.pipeline, "poll_interval_s": self.poll_interval_s}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look, and speak where there is something new to say. Never ends: Airflow would start it anew at once."""
         clock = asyncio.get_running_loop().time
+        spec = json.loads(self.pipeline)
+        name, again_after_s = spec["name"], spec["limits"]["max_delay_s"]
         spoke_of, spoke_at, error_told = "", 0.0, ""
         while True:
             try:
-                found = await in_thread(partial(waiting, self.pipeline))
+                found = await in_thread(partial(_look, self.pipeline))
             except StreamsemError as error:
-                self.log.warning("looking at pipeline %s failed: %s", self.pipeline.name, error)
-                if not error.retryable and error_told != type(error).__name__:
-                    yield TriggerEvent(self._told(error))
-                    error_told = type(error).__name__
+                self.log.warning("looking at pipeline %s failed: %s", name, error)
+                kind = type(error).__name__
+                if not error.retryable and error_told != kind:
+                    yield TriggerEvent({"pipeline": name, "log": spec["log"], "error": f"{kind}: {error}"})
+                    error_told = kind
             except Exception:
-                self.log.exception("looking at pipeline %s failed", self.pipeline.name)
+                self.log.exception("looking at pipeline %s failed", name)
             else:
                 error_told = ""
-                is_stale = clock() >= spoke_at + (self.pipeline.limits.max_delay_s or 0)
-                if found.is_due and (spoke_of != _state(found) or is_stale):
+                if found.is_due and (spoke_of != _state(found) or clock() >= spoke_at + again_after_s):
                     yield TriggerEvent(found.to_json())
                     spoke_of, spoke_at = _state(found), clock()
             await asyncio.sleep(self.poll_interval_s)
-
-    def _told(self, error: StreamsemError) -> dict[str, str]:
-        return {"pipeline": self.pipeline.name, "log": self.pipeline.log, "error": f"{type(error).__name__}: {error}"}
 
 
 def _state(found: Waiting) -> str:
@@ -106,8 +102,29 @@ def _state(found: Waiting) -> str:
     return "new" if found.is_new else repr(sorted(found.taken.items()))
 
 
-def _pipeline(given: object) -> Pipeline:
-    if isinstance(given, Pipeline):
-        return given
-    told = text("pipeline", given, accepted="a Pipeline, or the path of its TOML file")
-    return of_spec_text(told) if told.startswith("{") else load_pipeline(told)
+def _look(pipeline: str) -> Waiting:
+    # Imported in the thread: the triggerer imports this module on its loop.
+    from airflow_provider_streamsem.readers.conditions import of_spec_text
+    from airflow_provider_streamsem.readers.waiting import waiting
+
+    return waiting(of_spec_text(pipeline))
+
+
+def _spec(pipeline: object, min_rows: int | None, max_wait: timedelta | float | None) -> str:
+    """The spec that travels, with the limits that say what is worth an event."""
+    from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
+    from airflow_provider_streamsem.batch.templates import holds_templates
+    from airflow_provider_streamsem.readers.conditions import spec_text
+    from airflow_provider_streamsem.readers.waiting import limited
+    from airflow_provider_streamsem.sources.contract import Limits
+
+    accepted = "a Pipeline, or the path of its TOML file"
+    found = pipeline if isinstance(pipeline, Pipeline) else load_pipeline(text("pipeline", pipeline, accepted=accepted))
+    max_delay_s = None if max_wait is None else seconds("max_wait", max_wait)
+    found = limited(found, Limits(min_rows=min_rows, max_delay_s=max_delay_s))
+    if found.limits.min_rows is None:
+        found = limited(found, Limits(min_rows=1, max_delay_s=UNSAID_WAIT_S))
+    if holds_templates(found):
+        what = "a pipeline under a watcher must not hold templates: there is no run to render them for"
+        raise InvalidError(what, pipeline=found.name)
+    return spec_text(found)

@@ -16,6 +16,7 @@ from airflow_provider_streamsem.batch.run import plan_run
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.operators.submission import Recorded
+from airflow_provider_streamsem.readers.conditions import RunNeedsItsTask, of_text, to_text
 from airflow_provider_streamsem.testing.clock import ManualClock
 from tests.operators.test_airflow import context
 from tests.worlds import World
@@ -67,7 +68,7 @@ def test_task_defers_and_the_driver_that_outlives_it_commits_once_though_submitt
         made.execute(context())
     with pytest.raises(TaskDeferred):
         made.execute(context(try_number=2))  # the worker died, and the retry submits another driver
-    condition = type(deferred.value.trigger)(**deferred.value.trigger.serialize()[1]).condition
+    condition = of_text(deferred.value.trigger.serialize()[1]["condition"])
     deadline = time.monotonic() + 150
     while not (finding := condition.check()).met:
         assert time.monotonic() < deadline, "no driver committed"
@@ -98,8 +99,6 @@ def test_driver_that_fails_leaves_the_version_open_and_the_task_says_so(pipeline
 def test_driver_without_a_step_is_taken_for_lost_and_the_retry_may_submit_another(
     pipeline: Pipeline, conn_id: str
 ) -> None:
-    from airflow_provider_streamsem.readers.conditions import RunNeedsItsTask, of_text, to_text
-
     assert plan_run(pipeline, run_key="r") is None
     condition = of_text(to_text(RunNeedsItsTask(pipeline=pipeline, run_key="r", patience_s=60)))
     planned_ms = open_log(pipeline.log).log.plan(0)[0].planned_at_ms  # type: ignore[index]

@@ -6,6 +6,9 @@ import asyncio
 import json
 import os
 import random
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +20,7 @@ import pytest
 
 from airflow_provider_streamsem import Limits, OffsetRangeTrigger, Pipeline, run_batch
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
-from airflow_provider_streamsem.readers.conditions import Condition, OffsetsAvailable
+from airflow_provider_streamsem.readers.conditions import OffsetsAvailable, to_text
 from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.sources.files import FilesSource
 from airflow_provider_streamsem.stores.memory import open_memory_store
@@ -42,7 +45,9 @@ def watch(pipeline: Pipeline, **arguments: Any) -> OffsetRangeTrigger:
 
 
 TRIGGERS: dict[str, Callable[[World], Any]] = {
-    "condition": lambda world: ConditionTrigger(OffsetsAvailable(pipeline=world.pipeline()), poll_interval_s=0.1),
+    "condition": lambda world: ConditionTrigger(
+        to_text(OffsetsAvailable(pipeline=world.pipeline())), poll_interval_s=0.1
+    ),
     "offset range": lambda world: watch(world.pipeline()),
 }
 
@@ -157,14 +162,33 @@ def test_paths_and_arguments_of_triggers_are_for_ever(world: World) -> None:
     path, arguments = OffsetRangeTrigger(world.pipeline()).serialize()
     assert path == "airflow_provider_streamsem.triggers.offsets.OffsetRangeTrigger"
     assert set(arguments) == {"pipeline", "poll_interval_s"}
-    assert OffsetRangeTrigger(pipeline=stored, poll_interval_s=30.0).serialize() == (path, arguments)
-    path, arguments = ConditionTrigger(OffsetsAvailable(pipeline=world.pipeline()), 5.0, True).serialize()
+    assert json.loads(arguments["pipeline"])["limits"]["max_delay_s"] == 300
+    world.run("makes the log")
+    world.arrive(1)
+    with listening(OffsetRangeTrigger(pipeline=stored, poll_interval_s=30.0)) as listener:
+        event = listener.next()
+    assert event is not None
+    assert event["ranges"] == {"files": [0, 1]}
+    path, arguments = ConditionTrigger(to_text(OffsetsAvailable(pipeline=world.pipeline())), 5.0, True).serialize()
     assert path == "airflow_provider_streamsem.triggers.condition.ConditionTrigger"
     assert (arguments.pop("poll_interval_s"), arguments.pop("is_patient")) == (5.0, True)
     (text,) = arguments.values()
     assert list(arguments) == ["condition"]
     assert json.loads(text)["condition"] == "offsets_available"
     assert json.loads(json.loads(text)["pipeline"])["name"] == "world"
+
+
+def test_modules_that_the_triggerer_imports_on_its_loop_are_light() -> None:
+    code = textwrap.dedent("""
+        import sys
+        import airflow.triggers.base
+        before = set(sys.modules)
+        import airflow_provider_streamsem.triggers.condition, airflow_provider_streamsem.triggers.offsets
+        ours = {m.removeprefix("airflow_provider_streamsem.") for m in set(sys.modules) - before}
+        print(sorted(m for m in ours if m.startswith(("batch", "readers", "sources", "stores", "commitlog", "protocol"))))
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_watchers_are_one_to_airflow_only_where_they_watch_one_pipeline(world: World) -> None:
@@ -344,7 +368,7 @@ def test_errors_of_a_deferred_question_are_told_with_what_to_do_and_without_thei
         raise UnavailableError("no answer", place="p", tries=(1, 2)) from RuntimeError("password=secret")
 
     monkeypatch.setattr(FilesSource, "listing", fails)
-    made: Condition = OffsetsAvailable(pipeline=world.pipeline())
+    made = to_text(OffsetsAvailable(pipeline=world.pipeline()))
     with listening(ConditionTrigger(made, 0.02)) as listener:
         event = listener.next()
     assert event == {"error": "UnavailableError", "truth": "no answer", "fields": {"place": "p", "tries": "(1, 2)"}}
