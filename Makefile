@@ -34,15 +34,15 @@ check: .venv/ready  ## format, lint, types, layers
 
 integration: .venv/ready  ## the same promises on real parts: Kafka, an S3 server (S3=minio for another), a Spark cluster, Spark Connect
 	$(RUN) -m tests.integration.parts.install $${S3:-versitygw}
-	$(RUN) -m pytest -m integration tests/integration tests/chaos $(ARGS)
+	$(RUN) -m pytest -m integration tests/integration tests/chaos tests/airflow_chaos $(ARGS)
 
 prove: .venv/ready  ## the long tests: real Spark killed at random, a real scheduler, new examples for the properties
 	$(RUN) -m pytest -m prove $(ARGS)
 	HYPOTHESIS_PROFILE=new $(RUN) -m pytest tests/protocol
 
-chaos: .venv/ready  ## processes and servers killed and frozen at random under a real Kafka, S3 and Spark: ARGS="--subject all --faults 20 --seed 1"
+chaos: .venv/ready  ## faults at random under a real Kafka, S3 and Spark: ARGS="--subject all --faults 20"; under a real Airflow: ON=airflow_chaos ARGS="--database postgres"
 	$(RUN) -m tests.integration.parts.install
-	$(RUN) -m tests.chaos $(ARGS)
+	$(RUN) -m tests.$${ON:-chaos} $(ARGS)
 
 bench: .venv/ready  ## measure costs and ratios; prints tables
 	$(RUN) benchmarks/run.py $(ARGS)

@@ -8,13 +8,12 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
 from tests.chaos.setting import Setting
+from tests.integration.parts.server import search_path
 
-ROOT = Path(__file__).parents[2]
 HANGS_AFTER_S = 90.0
 
 
@@ -27,7 +26,7 @@ class Driver:
             self.process = subprocess.Popen(
                 [*argv, *(["once"] if once else [])],
                 cwd=setting.root,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                env={**os.environ, "PYTHONPATH": search_path(), **environment},
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

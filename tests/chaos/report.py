@@ -75,7 +75,7 @@ def notes(trial: Trial) -> list[str]:
 
 
 def markdown(trials: Sequence[Trial]) -> str:
-    lines = [*_rows(OF_SUBJECTS, [in_one_row(trial) for trial in trials])]
+    lines = [*markdown_table(OF_SUBJECTS, [in_one_row(trial) for trial in trials])]
     for trial in trials:
         lines += [
             "",
@@ -84,7 +84,7 @@ def markdown(trials: Sequence[Trial]) -> str:
             f"`--subject {trial.subject} --faults {len(trial.injections)} --seed {trial.seed}`",
             "",
         ]
-        lines += _rows(OF_FAULTS, list(by_fault(trial)))
+        lines += markdown_table(OF_FAULTS, list(by_fault(trial)))
         lines += [
             "",
             *(f"- {note}" for note in notes(trial)),
@@ -99,5 +99,5 @@ def markdown(trials: Sequence[Trial]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows)]

@@ -9,12 +9,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from tests.chaos.faults import FAULTS, NotInjectedError, drawn, kinds
 from tests.chaos.subjects import subject_class
 from tests.chaos.subjects.contract import Seen, Subject
 from tests.chaos.truth import Truth, truth
-from tests.chaos.world import World
+from tests.chaos.world import Tended, World
+
+W = TypeVar("W", bound=Tended)
 
 
 @dataclass
@@ -83,7 +86,7 @@ def run(name: str, faults: int, seed: int, say: Callable[[str], None]) -> Trial:
         if not world.until(lambda: world.subject.commits() > 0, 240):
             raise RuntimeError(f"{name} committed nothing in four minutes without any fault; see {home}")
         for kind in drawn(kinds(cls.needs), faults, chance):
-            trial.injections.append(inject(world, kind, chance))
+            trial.injections.append(inject(world, kind, FAULTS[kind], chance))
             say(f"{name} {len(trial.injections)}/{faults} {trial.injections[-1].in_words}")
         world.until(lambda: False, 3)
         world.end_production()
@@ -96,7 +99,7 @@ def run(name: str, faults: int, seed: int, say: Callable[[str], None]) -> Trial:
     return trial
 
 
-def inject(world: World, kind: str, chance: random.Random) -> Injection:
+def inject(world: W, kind: str, fault: Callable[[W, random.Random], str], chance: random.Random) -> Injection:
     """Strike while the subject works, and look again when it has committed since."""
     world.pass_time(chance.uniform(0, 3))
     world.until(world.is_busy, 60)
@@ -105,7 +108,7 @@ def inject(world: World, kind: str, chance: random.Random) -> Injection:
     injection = Injection(kind, world.subject.moment())
     began, doubled = started(world), excess(world.subject.visible())
     try:
-        injection.done = FAULTS[kind](world, chance)
+        injection.done = fault(world, chance)
         injection.injected = True
     except NotInjectedError as error:
         injection.done = f"not injected: {error}"
@@ -134,7 +137,7 @@ class Uncommitted:
         return now[1] > files
 
 
-def started(world: World) -> int:
+def started(world: Tended) -> int:
     return sum(event["event"] == "started" for event in world.setting.said())
 
 
@@ -142,7 +145,7 @@ def excess(seen: Seen) -> int:
     return sum(count - 1 for count in seen.counts.values())
 
 
-def judge(trial: Trial, seen: Seen, known: Truth, world: World) -> None:
+def judge(trial: Trial, seen: Seen, known: Truth, world: Tended) -> None:
     """Count against the truth; a loss belongs to the first fault after which the dataset had passed the record."""
     lost = [n for n in known.places if n not in seen.counts]
     trial.records, trial.aborted, trial.unknown = len(known.places), known.aborted, known.unknown

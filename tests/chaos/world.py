@@ -16,18 +16,91 @@ import boto3
 import psutil
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.chaos.drivers import ROOT, Driver, Watch
+from tests.chaos.drivers import Driver, Watch
 from tests.chaos.producer import PARTITIONS
 from tests.chaos.setting import BUCKET, Setting
 from tests.chaos.subjects import subject, subject_class
 from tests.chaos.subjects.contract import Subject
 from tests.integration.parts.kafka import Broker
 from tests.integration.parts.s3 import ACCESS_KEY, SECRET_KEY, S3Server
-from tests.integration.parts.server import Server
+from tests.integration.parts.server import Server, search_path
 from tests.integration.parts.spark import Cluster
 
 
-class World:
+class Tended:
+    """A subject, the producer that feeds it, and the one loop that tends all while time passes."""
+
+    def __init__(self, setting: Setting, subject: Subject, seed: int) -> None:
+        self.setting = setting
+        self.subject = subject
+        self.seed = seed
+        self.hung = 0
+        self._producer: subprocess.Popen[bytes] | None = None
+
+    def tend(self) -> None:
+        """One step of the loop."""
+        raise NotImplementedError
+
+    def is_busy(self) -> bool:
+        """Whether the subject is in the midst of its work."""
+        raise NotImplementedError
+
+    def until(self, true: Callable[[], Any], seconds: float, *, every_s: float = 0.1) -> bool:
+        """Tend until something is true; whether it came true in time."""
+        deadline = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > deadline:
+                return False
+            self.tend()
+            time.sleep(every_s)
+        return True
+
+    def pass_time(self, seconds: float) -> None:
+        self.until(lambda: False, seconds)
+
+    def until_done(self, true: Callable[[], Any], patience_s: float) -> bool:
+        """Tend until something is true, for as long as commits come: the rest may be long, what counts is that it grows shorter."""
+        while True:
+            before = self.subject.commits()
+            if self.until(true, patience_s):
+                return True
+            if self.subject.commits() == before:
+                return False
+
+    def start_production(self) -> None:
+        """Make the topic, and the bucket where there is an S3 server, and begin to fill the topic."""
+        admin = AdminClient({"bootstrap.servers": self.setting.bootstrap})
+        admin.create_topics([NewTopic(self.setting.topic, PARTITIONS)])[self.setting.topic].result(30)
+        if self.setting.s3_endpoint:
+            boto3.client(
+                "s3", endpoint_url=self.setting.s3_endpoint, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY, region_name="us-east-1",
+            ).create_bucket(Bucket=BUCKET)  # fmt: skip
+        argv = [sys.executable, "-m", "tests.chaos.producer", str(self.setting.root / "setting.json"), str(self.seed)]
+        with open(self.setting.root / "producer.log", "ab") as log:
+            self._producer = subprocess.Popen(
+                argv,
+                cwd=self.setting.root,
+                env={**os.environ, "PYTHONPATH": search_path()},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def end_production(self) -> None:
+        """Let the producer finish its transaction; what it wrote is then all there is."""
+        assert self._producer is not None
+        self._producer.send_signal(signal.SIGTERM)
+        if not self.until(lambda: self._producer is not None and self._producer.poll() is not None, 120):
+            raise RuntimeError("the producer did not end its last transaction in two minutes")
+
+    def kill_producer(self) -> None:
+        if self._producer and self._producer.poll() is None:
+            self._producer.kill()
+            self._producer.wait()
+
+
+class World(Tended):
     """
     One trial's parts.
 
@@ -37,27 +110,24 @@ class World:
 
     def __init__(self, name: str, home: Path, seed: int) -> None:
         self.name = name
-        self.seed = seed
         needs = subject_class(name).needs
         self.broker = Broker(home / "kafka")
         self.s3 = S3Server(home / "s3") if "s3" in needs else None
         self.cluster = Cluster(home / "cluster") if "cluster" in needs else None
         place = home / "trial"
         place.mkdir()
-        self.setting = Setting(
+        setting = Setting(
             place=str(place),
             topic=f"chaos-{name.replace('_', '-')}",
             bootstrap=self.broker.bootstrap,
             master=self.cluster.url if self.cluster else "local[2]",
             s3_endpoint=self.s3.endpoint if self.s3 else "",
         )
-        self.setting.write()
-        self.subject: Subject = subject(name, self.setting)
+        setting.write()
+        super().__init__(setting, subject(name, setting), seed)
         self.first: Driver | None = None
         self.others: list[Driver] = []
-        self.hung = 0
         self._watch = Watch()
-        self._producer: subprocess.Popen[bytes] | None = None
 
     @property
     def servers(self) -> list[Server]:
@@ -69,39 +139,15 @@ class World:
         try:
             for server in self.servers:
                 server.start()
-            self._prepare()
-            self._producer = self._start_producer()
+            self.start_production()
             self.first = self.driver()
             yield
         finally:
             for driver in [*([self.first] if self.first else []), *self.others]:
                 driver.kill()
-            if self._producer and self._producer.poll() is None:
-                self._producer.kill()
-                self._producer.wait()
+            self.kill_producer()
             for server in reversed(self.servers):
                 server.stop()
-
-    def _start_producer(self) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "tests.chaos.producer", str(self.setting.root / "setting.json"), str(self.seed)]
-        with open(self.setting.root / "producer.log", "ab") as log:
-            return subprocess.Popen(
-                argv,
-                cwd=self.setting.root,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-
-    def _prepare(self) -> None:
-        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
-        admin.create_topics([NewTopic(self.setting.topic, PARTITIONS)])[self.setting.topic].result(30)
-        if self.s3:
-            boto3.client(
-                "s3", endpoint_url=self.s3.endpoint, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY, region_name="us-east-1",
-            ).create_bucket(Bucket=BUCKET)  # fmt: skip
 
     def driver(self, *, once: bool = False) -> Driver:
         """A runner on the run key of the moment."""
@@ -123,19 +169,6 @@ class World:
         if not self.first.is_alive:
             self.first = self.driver()
 
-    def until(self, true: Callable[[], Any], seconds: float, *, every_s: float = 0.1) -> bool:
-        """Tend until something is true; whether it came true in time."""
-        deadline = time.monotonic() + seconds
-        while not true():
-            if time.monotonic() > deadline:
-                return False
-            self.tend()
-            time.sleep(every_s)
-        return True
-
-    def pass_time(self, seconds: float) -> None:
-        self.until(lambda: False, seconds)
-
     def is_busy(self) -> bool:
         """Whether the first runner has begun a run key and not ended it."""
         own = [e["event"] for e in self.setting.said() if self.first and e["pid"] == self.first.pid]
@@ -152,13 +185,6 @@ class World:
                             found.append(child)
         return found
 
-    def end_production(self) -> None:
-        """Let the producer finish its transaction; what it wrote is then all there is."""
-        assert self._producer is not None
-        self._producer.send_signal(signal.SIGTERM)
-        if not self.until(lambda: self._producer is not None and self._producer.poll() is not None, 120):
-            raise RuntimeError("the producer did not end its last transaction in two minutes")
-
     def drain_rest(self, patience_s: float = 120) -> bool:
         """Whether a run that began after production had ended found nothing new."""
         mark = len(self.setting.said())
@@ -173,9 +199,4 @@ class World:
                     return True
             return False
 
-        while True:  # the rest may be long: what counts is that it grows shorter
-            before = self.subject.commits()
-            if self.until(drained, patience_s):
-                return True
-            if self.subject.commits() == before:
-                return False
+        return self.until_done(drained, patience_s)

@@ -8,7 +8,7 @@ import os
 import re
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import boto3
 from botocore.config import Config
@@ -17,6 +17,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from tests.chaos.setting import BUCKET, MAX_ROWS, Setting
 from tests.chaos.subjects.contract import Rows, Seen, Subject, rows_of
 from tests.integration.parts.s3 import ACCESS_KEY, SECRET_KEY
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem import Pipeline
 
 ENTRY = re.compile(r"log/\d{8}/\d{12}-(\d+)\.([pc])\.json$")
 
@@ -32,12 +35,11 @@ class Streamsem(Subject):
         self._entries: dict[str, Any] = {}
         self._rows: dict[str, Rows] = {}
 
-    def drain(self, run_key: str) -> bool:
-        from airflow_provider_streamsem import FilesSink, KafkaSource, Limits, Pipeline, run_batch
-        from airflow_provider_streamsem.engines.spark import SparkEngine
+    def pipeline(self) -> Pipeline:
+        from airflow_provider_streamsem import FilesSink, KafkaSource, Limits, Pipeline
 
         place = f"s3://{BUCKET}/{self.setting.topic}"
-        pipeline = Pipeline(
+        return Pipeline(
             name="chaos",
             log=f"{place}/log",
             source=KafkaSource(topics=[self.setting.topic], bootstrap_servers=self.setting.bootstrap),
@@ -45,8 +47,13 @@ class Streamsem(Subject):
             limits=Limits(max_rows=MAX_ROWS),
             require="exactly_once",
         )
+
+    def drain(self, run_key: str) -> bool:
+        from airflow_provider_streamsem import run_batch
+        from airflow_provider_streamsem.engines.spark import SparkEngine
+
         engine = SparkEngine(master=self.setting.master, conf=self._conf())
-        return run_batch(pipeline, run_key=run_key, drain=True, engine=engine).status == "empty"
+        return run_batch(self.pipeline(), run_key=run_key, drain=True, engine=engine).status == "empty"
 
     def _conf(self) -> dict[str, str]:
         from tests.integration.parts.spark import session_conf
@@ -86,16 +93,24 @@ class Streamsem(Subject):
             return len(self._keys("out/data/"))
         return 0
 
+    def newest(self) -> tuple[int, bool]:
+        """The newest version that is planned, -1 before the first; and whether it is decided."""
+        found = {(int(m[1]), m[2]) for key in self._keys("log/log/") if (m := ENTRY.search(key))}
+        version = max((n for n, _ in found), default=-1)
+        return version, (version, "c") in found
+
+    def files_of(self, version: int) -> list[str]:
+        """Keys of the data files that all attempts at a version wrote."""
+        return self._keys(f"out/data/{version}/")
+
     def moment(self) -> str:
-        found = [(int(m[1]), m[2]) for key in self._keys("log/log/") if (m := ENTRY.search(key))]
-        if not found:
+        newest, is_decided = self.newest()
+        if newest < 0:
             return "before the first plan"
-        newest = max(n for n, _ in found)
-        if (newest, "c") in found:
+        if is_decided:
             return f"version {newest} decided"
         staged = "staged" if self._keys(f"log/attempts/{newest}/") else "planned"
-        written = len(self._keys(f"out/data/{newest}/"))
-        return f"version {newest} {staged}, {written} data files"
+        return f"version {newest} {staged}, {len(self.files_of(newest))} data files"
 
     def visible(self) -> Seen:
         seen = Seen()

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+ROOT = Path(__file__).parents[3]
+
 
 class Server:
     """
@@ -18,11 +20,11 @@ class Server:
 
     :param name: of its log file under ``home``
     :param argv: the command
-    :param port: answers when the server is up
+    :param port: answers when the server is up; 0 for one that has none
     """
 
     def __init__(
-        self, name: str, home: Path, argv: Sequence[str], *, port: int, environment: Mapping[str, str] | None = None
+        self, name: str, home: Path, argv: Sequence[str], *, port: int = 0, environment: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
         self.port = port
@@ -44,7 +46,7 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     def start(self, *, seconds: float = 90) -> None:
-        """Start, and return when the port answers."""
+        """Start, and return when the port answers; without a port, when the process is there."""
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 self._argv,
@@ -56,7 +58,7 @@ class Server:
                 start_new_session=True,
             )
         deadline = time.monotonic() + seconds
-        while not answers(self.port):
+        while self.port and not answers(self.port):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 raise RuntimeError(f"{self.name} did not come up:\n{self.log.read_text(errors='replace')[-3000:]}")
@@ -70,6 +72,10 @@ class Server:
     def kill(self) -> None:
         """SIGKILL, and wait for its end."""
         self.send(signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> None:
+        """Until the process has ended."""
         assert self._process is not None
         self._process.wait()
 
@@ -100,6 +106,11 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def search_path() -> str:
+    """PYTHONPATH of a Python process that finds these tests, and whatever this process finds."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 @contextmanager

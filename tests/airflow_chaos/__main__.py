@@ -1,0 +1,34 @@
+"""`python -m tests.airflow_chaos --database sqlite|postgres [--minutes N] [--seed S] [--report FILE.md]`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from tests.airflow_chaos import report, trial
+from tests.airflow_chaos.world import SCHEDULERS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.airflow_chaos", description=__doc__)
+    parser.add_argument(
+        "--database", choices=SCHEDULERS, default="sqlite", help="of Airflow; postgres has two schedulers"
+    )
+    parser.add_argument("--minutes", type=float, default=10, help="of faults; starting and draining come on top")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--report", type=Path, help="write the tables as Markdown, too")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    found = trial.run(given.database, given.minutes, given.seed, lambda line: print(line, flush=True))
+    if given.report:
+        given.report.write_text(report.markdown([found]))
+    report.show(found)
+    if found.evidence:
+        print(f"not clean; everything was kept in {found.evidence}", flush=True)
+    return 0 if found.is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

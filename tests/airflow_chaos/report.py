@@ -1,0 +1,54 @@
+"""The tables of trials on Airflow: for a terminal, and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from tests.airflow_chaos.trial import AirflowTrial
+from tests.chaos.report import by_fault, injected, markdown_table, notes, table
+
+OF_TRIALS = (
+    "database", "schedulers", "minutes", "faults", "records", "aborted on purpose", "commits", "attempts", "two attempts in one version",
+    "of them orphan and retry", "versions both wrote for", "duplicates", "losses", "unreadable files",
+)  # fmt: skip
+OF_FAULTS = ("fault", "injected", "attempts", "duplicates", "losses")
+
+
+def in_one_row(trial: AirflowTrial) -> tuple[str, ...]:
+    numbers = (
+        trial.schedulers, f"{trial.minutes:g}", injected(trial), trial.records, trial.aborted, trial.commits, trial.tries, len(trial.overlaps),
+        trial.orphan_overlaps, trial.both_wrote, trial.duplicates, trial.losses, trial.unreadable,
+    )  # fmt: skip
+    return (trial.subject, *map(str, numbers))
+
+
+def said(trial: AirflowTrial) -> list[str]:
+    """What the tables do not say."""
+    found = notes(trial)
+    if not trial.orphan_overlaps:
+        found.append("no orphan ran beside its retry: this trial proves nothing of it")
+    return found
+
+
+def show(trial: AirflowTrial) -> None:
+    console = Console(width=max(Console().width, 200))
+    console.print(table(f"{trial.subject} (seed {trial.seed})", OF_FAULTS, list(by_fault(trial))))
+    console.print(table("outcome", OF_TRIALS, [in_one_row(trial)]))
+    for note in said(trial):
+        console.print(note, soft_wrap=True)
+
+
+def markdown(trials: Sequence[AirflowTrial]) -> str:
+    lines = markdown_table(OF_TRIALS, [in_one_row(trial) for trial in trials])
+    for trial in trials:
+        lines += ["", f"`--database {trial.subject} --minutes {trial.minutes:g} --seed {trial.seed}`", ""]
+        lines += markdown_table(OF_FAULTS, list(by_fault(trial)))
+        lines += ["", *(f"- {note}" for note in said(trial)), ""]
+        rows = [
+            (str(n), i.kind, i.moment, i.done, str(i.duplicates), str(i.losses))
+            for n, i in enumerate(trial.injections, 1)
+        ]
+        lines += markdown_table(("#", "fault", "at", "what was done", "duplicates", "losses"), rows)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,96 @@
+"""A short trial in each integration run; and that the harness counts an overlap only where there was one."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.airflow_chaos import trial
+from tests.airflow_chaos.faults import FAULTS, ORPHAN
+from tests.airflow_chaos.trial import AirflowTrial, rounds
+from tests.airflow_chaos.world import Overlap, World
+from tests.chaos.setting import Setting
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(1200)
+def test_orphan_beside_its_retry_and_other_faults_under_a_real_airflow_double_and_lose_nothing() -> None:
+    found = trial.run("sqlite", 2, 11, print)
+    assert (found.duplicates, found.losses, found.foreign, found.unreadable, found.findings) == (0, 0, 0, 0, []), found
+    assert found.injections[0].kind == ORPHAN
+    assert found.injections[0].injected, found.injections[0].done
+    assert found.orphan_overlaps > 0
+    assert found.both_wrote > 0, "orphan and retry met in a version, and only one of them wrote files"
+    assert found.is_clean, found.evidence
+
+
+def test_every_trial_begins_with_an_orphan_and_draws_every_kind_before_any_again() -> None:
+    kinds = list(islice(rounds(random.Random(3)), 2 * len(FAULTS)))
+    assert kinds[0] == ORPHAN
+    assert sorted(kinds[: len(FAULTS)]) == sorted(kinds[len(FAULTS) :]) == sorted(FAULTS)
+
+
+def test_trial_without_an_orphan_beside_its_retry_is_not_clean() -> None:
+    found = AirflowTrial("sqlite", "", 1, drained=True, overlaps=[Overlap(3, 10, 11, orphaned=False)])
+    assert not found.is_clean
+    found.overlaps.append(Overlap(4, 10, 12, orphaned=True))
+    assert found.is_clean
+    found.duplicates = 1
+    assert not found.is_clean
+
+
+class Seen(World):
+    """The counting of a world whose log a test holds."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.subject: Any = SimpleNamespace(newest=lambda: (self.version, self.is_decided))
+        self.version, self.is_decided = 0, False
+        self.overlaps, self._in_version, self._heard = [], {}, 0
+
+    def begins(self, pid: int, version: int) -> int:
+        """How many overlaps are known after this process began a batch."""
+        self.setting.say(event="started", pid=pid, version=version)
+        self.version = version
+        self.tend()
+        return len(self.overlaps)
+
+
+@pytest.fixture
+def tasks() -> Iterator[list[psutil.Process]]:
+    """Three processes that bear the title of a task; their parent is no supervisor."""
+    code = "import setproctitle, time; setproctitle.setproctitle('airflow worker -- 01a2'); print(flush=True); time.sleep(60)"
+    started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(3)]
+    for process in started:
+        assert process.stdout is not None
+        process.stdout.readline()
+    yield [psutil.Process(process.pid) for process in started]
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_only_two_live_tasks_in_one_open_version_overlap(tmp_path: Path, tasks: list[psutil.Process]) -> None:
+    world = Seen(Setting(place=str(tmp_path), topic="t", bootstrap="", master=""))
+    one, two, three = (task.pid for task in tasks)
+    assert world.begins(one, 0) == 0
+    assert world.begins(one, 1) == 0
+    assert world.begins(two, 2) == 0
+    assert world.begins(one, 2) == 1
+    assert world.overlaps == [Overlap(2, two, one, orphaned=True)]
+    world.is_decided = True
+    assert world.begins(three, 2) == 1
+    world.is_decided = False
+    for task in tasks[:2]:
+        task.kill()
+        task.wait(5)
+    assert world.begins(three, 2) == 1

@@ -1,0 +1,213 @@
+"""A real Airflow on loopback: API server, DAG processor, triggerer, schedulers with LocalExecutor; and the questions that tests ask its REST API."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+
+from tests.integration.parts.server import Server, free_port, search_path
+
+USER, PASSWORD = "admin", "password-of-a-scratch-airflow"
+SUPERVISOR, TASK = (
+    "airflow worker -- LocalExecutor: ",
+    "airflow worker -- ",
+)  # each is followed by the id of the task instance
+
+
+class Airflow:
+    """
+    One Airflow in a scratch home; its parts are killed and started again one by one.
+
+    :param home: an empty directory
+    :param dags: the folder of the DAG files
+    :param database: SQLAlchemy's URL of an empty database; default: SQLite in the home
+    :param schedulers: how many; more than one needs a server as database
+    :param environment: for all parts and their tasks
+    """
+
+    def __init__(
+        self, home: Path, dags: Path, *, database: str = "", schedulers: int = 1, environment: Mapping[str, str] | None = None
+    ) -> None:  # fmt: skip
+        home.mkdir(parents=True, exist_ok=True)
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.environment = {**_settings(home, dags, database, self.url), **(environment or {})}
+        (home / "simple_auth_manager_passwords.json.generated").write_text(json.dumps({USER: PASSWORD}))
+        names = ["dag-processor", "triggerer", *(f"scheduler-{n}" for n in range(schedulers))]
+        # The API server comes last: the others come up while it does.
+        self.parts = {**{n: self._part(n, home) for n in names}, "api-server": self._part("api-server", home, port)}
+        self._sessions: set[int] = set()
+        self._token = ""
+
+    def _part(self, name: str, home: Path, port: int = 0) -> Server:
+        command = name.rstrip("-0123456789")
+        options = ["--skip-serve-logs"] if command in ("scheduler", "triggerer") else []
+        argv = [sys.executable, "-m", "airflow", command, *options]
+        return Server(name, home, argv, port=port, environment=self.environment)
+
+    @property
+    def schedulers(self) -> list[Server]:
+        return [part for name, part in self.parts.items() if name.startswith("scheduler")]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """All parts up on a database that was just made; in the end every process is gone."""
+        migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
+        done = subprocess.run(
+            migrate, env={**os.environ, **self.environment}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"airflow db migrate failed:\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
+        try:
+            for part in self.parts.values():
+                self.start(part)
+            yield
+        finally:
+            self.end()
+
+    def start(self, part: Server) -> None:
+        part.start()
+        self._sessions.add(part.pid)
+
+    def end(self) -> None:
+        """SIGKILL to every process, until none is left: a scheduler that dies may just have started another."""
+        while found := self.processes():
+            for process in found:
+                with suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(found, 10)
+
+    def processes(self) -> list[psutil.Process]:
+        """
+        Every live process of the parts, of their tasks, and of what those started, orphans too.
+
+        They are known by their session, which each part begins and nothing leaves: LocalExecutor gives tasks groups of their own, and
+        setproctitle overwrites the environment that /proc would show.
+        """
+        found = []
+        for pid in psutil.pids():
+            with suppress(OSError, psutil.Error):
+                if os.getsid(pid) in self._sessions:
+                    process = psutil.Process(pid)
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        found.append(process)
+        return found
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """
+        One request of the public API, ``path`` below ``/api/v2``.
+
+        :raises OSError: no answer, or (``urllib.error.HTTPError``) a refusal
+        """
+        if not self._token:
+            given = {"username": USER, "password": PASSWORD}
+            self._token = _call("POST", f"{self.url}/auth/token", body=given)["access_token"]
+        return _call(method, f"{self.url}/api/v2{path}", self._token, body)
+
+    def run_path(self, dag: str, run: str) -> str:
+        return f"/dags/{dag}/dagRuns/{quote(run, safe='')}"
+
+    def state(self, dag: str, run: str, task: str = "") -> str | None:
+        """Of a run, or of a task in it; ``None`` before it has one."""
+        path = self.run_path(dag, run) + (f"/taskInstances/{task}" if task else "")
+        state: str | None = self.ask("GET", path)["state"]
+        return state
+
+    def tries(self, dag: str, run: str, task: str) -> int:
+        """How often a task was begun."""
+        tries: int = self.ask("GET", f"{self.run_path(dag, run)}/taskInstances/{task}")["try_number"]
+        return tries
+
+    def result(self, dag: str, run: str, task: str) -> Any:
+        """What a task returned."""
+        path = f"{self.run_path(dag, run)}/taskInstances/{task}/xcomEntries/return_value?deserialize=false"
+        return self.ask("GET", path)["value"]
+
+    def trigger(self, dag: str, run: str, **given: Any) -> None:
+        self.ask("POST", f"/dags/{dag}/dagRuns", {"dag_run_id": run, "logical_date": None, **given})
+
+    def clear(self, dag: str, run: str, tasks: list[str]) -> None:
+        body = {"dry_run": False, "dag_run_id": run, "task_ids": tasks, "only_failed": False, "reset_dag_runs": True}
+        self.ask("POST", f"/dags/{dag}/clearTaskInstances", body)
+
+    def clear_run(self, dag: str, run: str) -> None:
+        self.ask("POST", f"{self.run_path(dag, run)}/clear", {"dry_run": False, "only_failed": False})
+
+    def mark(self, dag: str, run: str, state: str, task: str = "") -> None:
+        """``success`` or ``failed``: a task, or a whole run."""
+        if task:
+            self.ask("PATCH", f"{self.run_path(dag, run)}/taskInstances/{task}", {"new_state": state})
+        else:
+            self.ask("PATCH", self.run_path(dag, run), {"state": state})
+
+    def until(self, what: str, ask: Callable[[], Any], seconds: float) -> Any:
+        """
+        Ask until the answer is true, and return it.
+
+        :raises TimeoutError: with the ends of the logs
+        """
+        deadline = time.monotonic() + seconds
+        last: object = None
+        while time.monotonic() < deadline:
+            try:
+                if found := ask():
+                    return found
+            except OSError as error:
+                last = error
+            time.sleep(0.5)
+        logs = "".join(f"\n--- {n}\n{p.log.read_text(errors='replace')[-1500:]}" for n, p in self.parts.items())
+        raise TimeoutError(f"{what} did not come true in {seconds} s; last error: {last!r}{logs}")
+
+
+def _settings(home: Path, dags: Path, database: str, url: str) -> dict[str, str]:
+    """Short time-outs, few processes, loopback only, and an API that asks who calls."""
+    secret = "a-secret-of-one-test-" + "x" * 48
+    return {
+        "PYTHONPATH": search_path(),
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+        "AIRFLOW__CORE__PARALLELISM": "3",
+        "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database or f"sqlite:///{home}/airflow.db",
+        **({"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": database.replace("+psycopg:", "+psycopg_async:")} if database else {}),
+        "AIRFLOW__API__HOST": "127.0.0.1",
+        "AIRFLOW__API__PORT": url.rpartition(":")[2],
+        "AIRFLOW__API__BASE_URL": url,
+        "AIRFLOW__API__WORKERS": "1",
+        "AIRFLOW__API__SECRET_KEY": secret,
+        "AIRFLOW__API_AUTH__JWT_SECRET": secret,
+        "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "30",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+        "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "15",
+        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
+        "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "2",
+        "NO_PROXY": "127.0.0.1",
+        "TZ": "UTC",
+    }  # fmt: skip
+
+
+def _call(method: str, url: str, token: str = "", body: Mapping[str, Any] | None = None) -> Any:
+    request = urllib.request.Request(url, method=method, data=None if body is None else json.dumps(body).encode())
+    request.add_header("Content-Type", "application/json")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
