@@ -1,0 +1,243 @@
+"""What a rerun does to a pipeline, where only a scheduler can show it: docs/reruns.md. One Airflow serves all, with two schedulers on Postgres."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import urllib.error
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem.stores.local import LocalStore
+from tests.integration.parts.airflow import Airflow
+from tests.integration.parts.postgres import Postgres
+from tests.integration.parts.server import running
+from tests.worlds import World
+
+pytestmark = [pytest.mark.prove, pytest.mark.airflow, pytest.mark.timeout(600)]
+
+DAGS = ("by_hand", "redone", "beside", "pooled", "caught_up", "filled")
+TASK = "t"
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="streamsem-reruns-"))
+    made.chmod(0o755)  # the database runs as another user
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def airflow(home: Path) -> Iterator[Airflow]:
+    for name in DAGS:
+        Runs(home, name).world.arrive(5)
+    database = Postgres(home / "postgres")
+    with running(database):
+        made = Airflow(
+            home / "airflow",
+            Path(__file__).parent / "dags",
+            database=database.dsn.replace("://", "+psycopg://"),
+            schedulers=2,
+            environment={"STREAMSEM_RERUNS_HOME": str(home)},
+        )
+        with made.running():
+            made.until("the API answers", lambda: made.ask("GET", "/version"), 120)
+            made.ask("POST", "/pools", {"name": "one_slot", "slots": 1})
+            yield made
+
+
+class Runs:
+    """A DAG of dags/reruns.py and its world."""
+
+    def __init__(self, home: Path, name: str, airflow: Airflow | None = None) -> None:
+        self.place = home / name
+        self.name = name
+        self.world = World(self.place, store=LocalStore(str(self.place / "log")))
+        self.world.made = len(list((self.place / "in").iterdir()))
+        self._airflow = airflow
+
+    @property
+    def airflow(self) -> Airflow:
+        assert self._airflow is not None
+        return self._airflow
+
+    def trigger(self, run: str) -> None:
+        self.airflow.trigger(self.name, run)
+
+    def ended(self, run: str, seconds: float = 120) -> str:
+        state: str = self.airflow.until(
+            f"{self.name} {run} ends",
+            lambda: (s := self.airflow.state(self.name, run)) in ("success", "failed") and s,
+            seconds,
+        )
+        return state
+
+    def run(self, run: str) -> Any:
+        """Trigger a run, see it succeed; what its task returned."""
+        self.trigger(run)
+        assert self.ended(run) == "success"
+        return self.airflow.result(self.name, run, TASK)
+
+    def runs(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.airflow.ask("GET", f"/dags/{self.name}/dagRuns?limit=100")["dag_runs"]
+        return found
+
+    def steps(self) -> list[dict[str, Any]]:
+        file = self.place / "steps.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def hold(self) -> None:
+        """Batches stay where they are."""
+        (self.place / "hold").touch()
+
+    def let_go(self) -> None:
+        (self.place / "hold").unlink(missing_ok=True)
+
+    def in_a_batch(self, run: str) -> None:
+        def began() -> bool:
+            own = [step["step"] for step in self.steps() if step["run"] == run]
+            return own[-1:] == ["read"]
+
+        self.airflow.until(f"{run} is in a batch", began, 120)
+
+
+@pytest.fixture
+def runs(request: pytest.FixtureRequest, home: Path, airflow: Airflow) -> Iterator[Runs]:
+    made = Runs(home, request.param, airflow)
+    airflow.until("the DAG is there", lambda: airflow.ask("GET", f"/dags/{made.name}"), 120)
+    yield made
+    made.let_go()  # a test that failed keeps no task of the others waiting
+
+
+def dag(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("runs", [name], indirect=True, ids=str)
+
+
+@dag("by_hand")
+def test_run_id_deleted_and_made_again_returns_the_first_result_and_the_next_run_takes_what_came(runs: Runs) -> None:
+    first = runs.run("again")
+    staged = len(runs.steps())
+    runs.airflow.ask("DELETE", runs.airflow.run_path(runs.name, "again"))
+    runs.world.arrive(2)
+    assert runs.run("again") == first
+    assert len(runs.steps()) == staged
+    assert runs.run("after-again")["ranges"] == {"files": [5, 7]}
+    runs.world.check()
+
+
+@dag("by_hand")
+def test_run_deleted_in_a_batch_and_made_again_goes_on_to_its_first_target(runs: Runs) -> None:
+    start = runs.world.made
+    runs.world.arrive(4)
+    runs.hold()
+    runs.trigger("deleted")
+    runs.in_a_batch("deleted")
+    path = runs.airflow.run_path(runs.name, "deleted")
+    with pytest.raises(urllib.error.HTTPError, match="409"):
+        runs.airflow.ask("DELETE", path)
+    runs.airflow.mark(runs.name, "deleted", "failed")
+    runs.airflow.ask("DELETE", path)
+    runs.world.arrive(2)
+    runs.let_go()
+    runs.trigger("deleted")
+    assert runs.ended("deleted") == "success"
+    assert runs.airflow.result(runs.name, "deleted", TASK)["ranges"] == {"files": [start, start + 4]}
+    assert runs.run("after-deleted")["ranges"] == {"files": [start + 4, start + 6]}
+    runs.world.check()
+
+
+@pytest.mark.parametrize("state", ["success", "failed"])
+@dag("by_hand")
+def test_task_marked_in_a_batch_is_ended_and_the_next_run_takes_its_records(runs: Runs, state: str) -> None:
+    visible = runs.world.visible()
+    runs.world.arrive(2)
+    runs.hold()
+    runs.trigger(f"marked-{state}")
+    runs.in_a_batch(f"marked-{state}")
+    runs.airflow.mark(runs.name, f"marked-{state}", state, TASK)
+    assert runs.ended(f"marked-{state}") == state
+    assert runs.world.visible() == visible
+    runs.let_go()
+    runs.run(f"after-marked-{state}")
+    runs.world.check()
+
+
+@dag("redone")
+def test_cleared_run_makes_its_rows_anew_where_the_task_asks_for_it(runs: Runs) -> None:
+    first = runs.run("one")
+    runs.airflow.clear_run(runs.name, "one")
+    runs.airflow.until("the second try begins", lambda: runs.airflow.tries(runs.name, "one", TASK) > 1, 60)
+    assert runs.ended("one") == "success"
+    again = runs.airflow.result(runs.name, "one", TASK)
+    assert (again["ranges"], again["counts"]) == (first["ranges"], first["counts"])
+    assert again["version"] > first["version"]
+    runs.world.check()
+
+
+@dag("beside")
+def test_three_runs_in_one_version_at_once_commit_it_once_and_both_schedulers_run_tasks(runs: Runs) -> None:
+    schedulers = {part.pid for part in runs.airflow.schedulers}
+    seen: set[int] = set()
+    for n in range(8):
+        runs.world.arrive(6)
+        names = [f"{n}-{i}" for i in range(3)]
+        runs.hold()
+        for name in names:
+            runs.trigger(name)
+        for name in names:
+            runs.in_a_batch(name)
+        runs.let_go()
+        assert [runs.ended(name) for name in names] == ["success"] * 3
+        runs.world.check()
+        seen = {pid for step in runs.steps() for pid in step["ancestors"]} & schedulers
+        if seen == schedulers:
+            break
+    assert seen == schedulers
+
+
+@dag("pooled")
+def test_pool_of_one_slot_lets_the_runs_of_a_pipeline_wait_for_each_other(runs: Runs) -> None:
+    names = ["a", "b", "c"]
+    runs.hold()
+    for name in names:
+        runs.trigger(name)
+    waiting = lambda: sorted(str(runs.airflow.state(runs.name, name, TASK)) for name in names)  # noqa: E731
+    runs.airflow.until("one is in a batch, two wait", lambda: waiting() == ["running", "scheduled", "scheduled"], 90)
+    runs.in_a_batch(next(name for name in names if runs.airflow.state(runs.name, name, TASK) == "running"))
+    assert len({step["run"] for step in runs.steps()}) == 1
+    runs.let_go()
+    assert [runs.ended(name) for name in names] == ["success"] * 3
+    runs.world.check()
+
+
+@dag("caught_up")
+def test_catch_up_makes_a_run_of_each_interval_and_the_first_takes_all(runs: Runs) -> None:
+    runs.airflow.until("three runs", lambda: [r["state"] for r in runs.runs()] == ["success"] * 3, 180)
+    answers = [runs.airflow.result(runs.name, r["dag_run_id"], TASK) for r in runs.runs()]
+    assert sum(a["counts"].get("written.out", 0) for a in answers) == 15
+    assert Counter(a["status"] for a in answers)["committed"] >= 1
+    runs.world.check()
+
+
+@dag("filled")
+def test_backfill_takes_what_is_new_and_one_of_runs_that_are_done_takes_nothing_twice(runs: Runs) -> None:
+    def fill(behavior: str) -> None:
+        body = {"dag_id": runs.name, "from_date": "2026-01-01T00:00:00Z", "to_date": "2026-01-03T00:00:00Z"}
+        made = runs.airflow.ask("POST", "/backfills", {**body, "reprocess_behavior": behavior})
+        ended = lambda: runs.airflow.ask("GET", f"/backfills/{made['id']}")["completed_at"]  # noqa: E731
+        runs.airflow.until("the backfill ends", ended, 240)
+
+    fill("none")
+    assert {r["state"] for r in runs.runs()} == {"success"}
+    runs.world.check()
+    head, committed = runs.world.opened().head, len(runs.steps())
+    fill("completed")
+    assert {r["state"] for r in runs.runs()} == {"success"}
+    assert (runs.world.opened().head, len(runs.steps())) == (head, committed)
+    runs.world.check()
