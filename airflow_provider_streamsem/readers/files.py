@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from airflow_provider_streamsem.arguments import whole
 from airflow_provider_streamsem.batch.pipeline import Pipeline, pipeline_of_spec
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan
 from airflow_provider_streamsem.protocol.view import LogView
 from airflow_provider_streamsem.stores.contract import split_url
@@ -135,6 +137,27 @@ class CommittedLog:
         """A sink's columns as Spark schema JSON at ``version``; ``None`` where nothing was committed yet."""
         found = self.log.outcome(self.head if version is None else version) if self.head >= 0 else None
         return None if found is None else found[0].schemas.get(sink)
+
+    def quarantined(self, *, version: int | None = None, since: int | None = None) -> Iterator[dict[str, Any]]:
+        """
+        The records that could not be parsed, in order of versions: ``raw``, ``error``, and where each lay (files: ``path``; Kafka: ``topic``, ``partition``,
+        ``offset``). Of a version that was redone, those of the redo.
+
+        :param version: as of this version, inclusive; default: the newest closed one
+        :param since: only of versions *above* this one. Reads the outcome of each
+        :raises InvalidError: a version that is not closed
+        :raises LogDamagedError: an object of quarantined records is missing
+        """
+        at = self.view(version=version, since=since).version
+        stored = [self.log.outcome(number) for number in range(0 if since is None else since + 1, at + 1)]
+        outcomes = [found[0] for found in stored if found is not None]
+        replaced = {outcome.replaces.version for outcome in outcomes if outcome.replaces is not None}
+        for outcome in outcomes:
+            for key in () if outcome.version in replaced else outcome.quarantine.keys:
+                data = self.log.read(key)
+                if data is None:
+                    raise LogDamagedError("quarantined records are missing", invariant="I6", key=key)
+                yield from map(json.loads, data.splitlines())
 
     def versions(self, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Version]:
         """The versions with what is stored of them, an open one included."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +48,7 @@ class Place:
         return sorted((row.asDict() for row in frame.collect()), key=str)
 
     def quarantined(self) -> list[dict[str, Any]]:
-        opened = open_log(str(self.root / "log"))
-        return [
-            json.loads(line)
-            for version in opened.versions(newest_first=False)
-            if version.outcome
-            for key in version.outcome.quarantine.keys
-            for line in (opened.log.read(key) or b"").splitlines()
-        ]
+        return [*open_log(str(self.root / "log")).quarantined()]
 
     def check(self) -> None:
         verdict = verify(str(self.root / "log"))

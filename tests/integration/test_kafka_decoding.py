@@ -43,13 +43,7 @@ def avro(schema: dict[str, Any], record: dict[str, Any]) -> bytes:
 
 
 def quarantined(topics: Topics) -> list[dict[str, Any]]:
-    opened = open_log(str(topics.place / "log"))
-    found = []
-    for version in opened.versions():
-        assert version.outcome is not None
-        for key in version.outcome.quarantine.keys:
-            found += [json.loads(line) for line in (opened.log.read(key) or b"").splitlines()]
-    return sorted(found, key=lambda record: record["offset"])
+    return sorted(open_log(str(topics.place / "log")).quarantined(), key=lambda record: record["offset"])
 
 
 def test_json_values_become_columns_and_what_does_not_fit_is_quarantined_with_its_place(topics: Topics) -> None:
