@@ -1,13 +1,11 @@
-"""Surroundings of every test: Airflow's home in a scratch folder, before anything can import Airflow; one Spark session; stores."""
+"""Surroundings of every test: Airflow's home in a scratch folder, before anything can import Airflow; one Spark session."""
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,40 +44,6 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(streamsem_spark: SparkSession) -> SparkSession:
     """The session that every Spark test shares; engines find it as the active one."""
-    from airflow_provider_streamsem.engines.spark import SparkEngine
-
-    session = SparkEngine(
-        master="local[2]",
-        conf={
-            "spark.sql.shuffle.partitions": "2",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            "spark.sql.session.timeZone": "UTC",
-            "spark.sql.warehouse.dir": f"{_HOME}/warehouse",
-        },
-    ).session()
-    session.sparkContext.setLogLevel("OFF")
-    # py4j speaks when the process ends, after pytest has closed its streams.
-    logging.getLogger("py4j").setLevel(logging.ERROR)
-    yield session
-    session.stop()
-
-
-@pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """moto's S3 server, one request at a time (see testing/s3.py)."""
-    from airflow_provider_streamsem.testing.s3 import s3_server
-
-    with s3_server(bucket="lake") as endpoint:
-        yield endpoint
-
-
-@pytest.fixture
-def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The server in boto3's environment; returns the bucket's URL."""
-    from airflow_provider_streamsem.testing.s3 import environment
-
-    for name, value in environment(s3_endpoint).items():
-        monkeypatch.setenv(name, value)
-    return "s3://lake"
+    return streamsem_spark

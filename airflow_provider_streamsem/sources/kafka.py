@@ -222,9 +222,10 @@ class KafkaSource:
 
     def load(self, spark: SparkSession, pins: Json) -> KafkaRecords:
         """The pinned ranges on Spark."""
-        from airflow_provider_streamsem.sources.kafka_records import KafkaRecords
+        from airflow_provider_streamsem.sources.kafka_records import KafkaRecords, read_ranges
 
-        return KafkaRecords(spark, self, java_settings(settings_of(self.conn_id, self.bootstrap_servers)), pins)
+        settings = java_settings(settings_of(self.conn_id, self.bootstrap_servers))
+        return KafkaRecords(self, read_ranges(spark, self, settings, pins), sorted({pin[0] for pin in pins}))
 
 
 def _named(offsets: Mapping[Partition, int]) -> Offsets:

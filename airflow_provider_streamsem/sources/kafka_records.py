@@ -30,16 +30,19 @@ _FETCH_BYTES = 16 << 20
 
 
 class KafkaRecords:
-    """The records of some ranges (:class:`airflow_provider_streamsem.sources.contract.Loaded`)."""
+    """
+    The records of some ranges (:class:`airflow_provider_streamsem.sources.contract.Loaded`).
+
+    :param read: Kafka's own columns: topic, partition, offset, timestamp, headers, key, value
+    :param topics: by whose names a schema registry is asked
+    """
 
     bad: Column | None
     frame: DataFrame
     drop: tuple[str, ...]
 
-    def __init__(self, spark: SparkSession, source: KafkaSource, settings: Mapping[str, str], pins: JsonValue) -> None:
+    def __init__(self, source: KafkaSource, read: DataFrame, topics: list[str]) -> None:
         self._source = source
-        topics = sorted({pin[0] for pin in pins})
-        read = _reader(spark, source, settings, pins).load().select(*_OWN, "value")
         parts: dict[str, _Decoded] = {}
         for part, decoder in (("key", source.key), ("value", source.value)):
             if decoder is not None:
@@ -85,7 +88,8 @@ class KafkaRecords:
             yield BadRecord(place=place, raw=text, error=f"{' or '.join(asked)} cannot be decoded")
 
 
-def _reader(spark: SparkSession, source: KafkaSource, settings: Mapping[str, str], pins: JsonValue) -> Any:
+def read_ranges(spark: SparkSession, source: KafkaSource, settings: Mapping[str, str], pins: JsonValue) -> DataFrame:
+    """The pinned ranges with Kafka's own columns."""
     assigned: dict[str, list[int]] = {}
     starts: dict[str, dict[str, int]] = {}
     ends: dict[str, dict[str, int]] = {}
@@ -94,7 +98,7 @@ def _reader(spark: SparkSession, source: KafkaSource, settings: Mapping[str, str
         starts.setdefault(topic, {})[str(number)] = start
         ends.setdefault(topic, {})[str(number)] = end
     options = {"kafka.max.partition.fetch.bytes": str(_FETCH_BYTES), **source.options, **settings}
-    return spark.read.format("kafka").options(
+    reader = spark.read.format("kafka").options(
         **{**options, "kafka.isolation.level": source.isolation},
         assign=json.dumps(assigned),
         startingOffsets=json.dumps(starts),
@@ -102,6 +106,7 @@ def _reader(spark: SparkSession, source: KafkaSource, settings: Mapping[str, str
         failOnDataLoss="true",  # a record that is gone fails the task: nothing is read from elsewhere in its stead
         includeHeaders="true",
     )
+    return reader.load().select(*_OWN, "value")
 
 
 class _Decoded:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
+
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.testing.stores import Crash
 
 
 def initialise_airflow() -> None:
@@ -13,6 +17,23 @@ def initialise_airflow() -> None:
     from airflow.utils.db import initdb
 
     initdb()
+
+
+def require_sqlite() -> None:
+    """
+    Before a test writes DAG runs into the metadata database: only one that is a file.
+
+    :raises InvalidError: it may be a deployment's
+    """
+    from airflow.configuration import conf
+
+    scheme = str(conf.get("database", "sql_alchemy_conn")).partition(":")[0]
+    if not scheme.startswith("sqlite"):
+        raise InvalidError(
+            "tests of DAGs write DAG runs into Airflow's metadata database, and this one may be a deployment's",
+            given=scheme,
+            accepted="SQLite, as in an AIRFLOW_HOME of the tests' own, set before Airflow is imported",
+        )
 
 
 def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = (), conf: dict[str, Any] | None = None) -> Any:
@@ -26,6 +47,7 @@ def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = (), conf: dict[st
 
     ``dag.test()`` itself always makes a new run, so the one function by which it does that is replaced while it runs.
     """
+    import airflow.settings
     from airflow.models import dagrun as dagrun_module
     from airflow.models.dagrun import DagRun
     from airflow.utils.state import DagRunState, TaskInstanceState
@@ -53,4 +75,30 @@ def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = (), conf: dict[st
         return found
 
     with patch.object(dagrun_module, "get_or_create_dagrun", continue_or_make):
-        return dag.test(run_conf=conf)
+        try:
+            return dag.test(run_conf=conf)
+        except Crash:
+            airflow.settings.Session.remove()  # with whatever the dead process had begun
+            raise
+
+
+@contextmanager
+def stepped_messages(step: Callable[[str], object]) -> Iterator[None]:
+    """
+    While the block runs, what tasks say to Airflow is told: two steps a message, ``before Airflow gets SetXCom`` and ``after Airflow got SetXCom``.
+
+    Airflow takes whatever a task raises for a failed try, and says so; where ``step`` raises :class:`Crash` from then on, nothing more is said, and the task
+    instance stays running, as after a kill.
+    """
+    from airflow.sdk.execution_time.supervisor import InProcessSupervisorComms
+
+    send = InProcessSupervisorComms.send
+
+    def stepped(comms: Any, msg: Any) -> Any:
+        step(f"before Airflow gets {type(msg).__name__}")
+        answer = send(comms, msg)
+        step(f"after Airflow got {type(msg).__name__}")
+        return answer
+
+    with patch.object(InProcessSupervisorComms, "send", stepped):
+        yield

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engines.contract import Job, Produced
-from airflow_provider_streamsem.errors import DataError, StageError
+from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Quarantine
@@ -22,8 +22,8 @@ class RowsEngine:
     """
     Stages :class:`FilesSource` files of format ``json`` into :class:`FilesSink` datasets of format ``json`` on disk.
 
-    The transform is called with a list of dicts and returns one. A line that is not a JSON object is quarantined. It keeps the contract of an engine and
-    nothing else: no partitions, no SQL predicate.
+    The transform is called with a list of dicts and returns one, or one for each sink. A line that is not a JSON object is quarantined. It keeps the contract
+    of an engine and nothing else: a pipeline with partitions, other formats or an SQL predicate is refused.
 
     :param step: called with the name of each step, before it, so that a test can stop there
     """
@@ -35,14 +35,19 @@ class RowsEngine:
     def stage(self, job: Job, log: CommitLog) -> Produced:
         """Read, transform, write one file a sink."""
         self.staged += 1
+        _refuse_what_needs_spark(job)
         self._step("read")
         rows, bad = self._read(job)
         self._step("transform")
-        out = list(job.transform(rows))
+        result = job.transform(rows)
+        if not isinstance(result, Mapping):
+            same = [*result]
+            result = {name: same for name in job.sinks}
+        out = {name: [*result[name]] for name in job.sinks}
         sinks = {}
         for name, sink in sorted(job.sinks.items()):
             self._step(f"write {name}")
-            self._write(sink.attempt_place(job.plan.version, job.attempt_id), out)
+            self._write(sink.attempt_place(job.plan.version, job.attempt_id), out[name])
             self._step(f"collect {name}")
             sinks[name] = sink.collect(job.plan.version, job.attempt_id)
         if len(bad) > job.max_quarantined:
@@ -55,7 +60,7 @@ class RowsEngine:
             schemas=dict.fromkeys(sinks, SCHEMA),
             quarantine=self._quarantine(job, bad, log),
             counts=counts,
-            handed=dict.fromkeys(sinks, len(out)),
+            handed={name: len(out[name]) for name in sinks},
         )
 
     def cancel(self) -> None:
@@ -93,3 +98,16 @@ class RowsEngine:
             key, b"".join(canonical({"path": p, "raw": raw, "error": "not a JSON object"}) + b"\n" for p, raw in bad)
         )
         return Quarantine(rows=len(bad), keys=(key,))
+
+
+def _refuse_what_needs_spark(job: Job) -> None:
+    """What this engine would otherwise leave out without a word."""
+    sinks = {f"format of sink {name}": sink.format for name, sink in job.sinks.items() if sink.format != "json"}
+    sinks |= {
+        f"partitions of sink {name}": "yes" for name, sink in job.sinks.items() if getattr(sink, "partition_by", ())
+    }
+    asked = {"where": job.where} if job.where is not None else {}
+    if asked or sinks:
+        raise InvalidError(
+            "an engine without Spark cannot run this pipeline", given={**asked, **sinks}, accepted="spark="
+        )

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from threading import Lock, Thread
 from typing import Any
 
+from airflow_provider_streamsem.errors import InvalidError
+
 
 @contextmanager
 def s3_server(*, bucket: str, port: int = 0) -> Iterator[str]:
@@ -20,10 +22,17 @@ def s3_server(*, bucket: str, port: int = 0) -> Iterator[str]:
     Run an S3 server with one bucket while the block runs; yields its endpoint.
 
     :param port: 0: any free one
+    :raises InvalidError: moto is not installed
     """
     import boto3
-    from moto.server import DomainDispatcherApplication, create_backend_app
-    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    try:
+        from moto.server import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import WSGIRequestHandler, make_server
+    except ImportError as error:
+        raise InvalidError(
+            "moto's server is not installed", accepted="pip install 'airflow-provider-streamsem[testing]'"
+        ) from error
 
     class Quiet(WSGIRequestHandler):  # type: ignore[misc]
         def log(self, type: str, message: str, *args: Any) -> None:

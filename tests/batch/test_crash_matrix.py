@@ -1,6 +1,6 @@
 """
-Every request of a run × every fault × who goes on afterwards. Enumerated: the number of requests is counted first, and a run in which the chosen request is
-not reached fails the test.
+Every step of a run × a death × who goes on afterwards, and every request × every other fault. Enumerated: steps and requests are counted first, and a run in
+which the chosen one is not reached fails the test.
 
 Afterwards, always: one outcome a version, ``verify`` clean, every row visible once, and the same run key answers the same again.
 """
@@ -8,7 +8,7 @@ Afterwards, always: one outcome a version, ``verify`` clean, every row visible o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ import pytest
 from airflow_provider_streamsem import RunResult
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.worlds import World
 
-CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER)
 ANSWERS = (Fault.LOST_REPLY, Fault.CONFLICT, Fault.ERROR_AFTER, Fault.APPLIED_LATE)
 PAUSES = (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)
 NEVER = 10**9
@@ -122,6 +122,19 @@ class Stage:
         self.run(world, store=store)
         return store.seen
 
+    def step(self, world: World, steps: Steps) -> RunResult:
+        return self.run(world, store=SteppedStore(world.store, steps), engine=RowsEngine(steps))
+
+    def deaths(self) -> Iterator[tuple[int, World]]:
+        """For each step, its number and a world in which the run died there."""
+        alone = Steps()
+        self.step(self.world(), alone)
+        for at in range(len(alone.taken)):
+            world = self.world()
+            with pytest.raises(Crash):
+                self.step(world, Steps(at))
+            yield at, world
+
     def settle(self, world: World) -> None:
         """Whoever died is started again; then nothing changes any more and all is right."""
         first = self.run(world)
@@ -139,20 +152,12 @@ class TestEveryRequest:
     def stage(self, scene: Callable[[World], dict[str, Any]], tmp_path: Path) -> Stage:
         return Stage(scene, tmp_path)
 
-    @pytest.mark.parametrize("fault", CRASHES, ids=lambda fault: fault.name)
-    def test_crash_then_a_new_process(self, stage: Stage, fault: Fault) -> None:
-        for at in range(stage.requests()):
-            world = stage.world()
-            with pytest.raises(Crash):
-                stage.run(world, store=FaultyStore(world.store, at, fault))
+    def test_crash_then_a_new_process(self, stage: Stage) -> None:
+        for _, world in stage.deaths():
             stage.settle(world)
 
-    @pytest.mark.parametrize("fault", CRASHES, ids=lambda fault: fault.name)
-    def test_crash_then_another_run_first(self, stage: Stage, fault: Fault) -> None:
-        for at in range(stage.requests()):
-            world = stage.world()
-            with pytest.raises(Crash):
-                stage.run(world, store=FaultyStore(world.store, at, fault))
+    def test_crash_then_another_run_first(self, stage: Stage) -> None:
+        for _, world in stage.deaths():
             world.run("another")
             stage.settle(world)
 
@@ -176,17 +181,13 @@ class TestEveryRequest:
             assert store.reached
             stage.settle(world)
 
-    @pytest.mark.parametrize("fault", CRASHES, ids=lambda fault: fault.name)
-    def test_crash_of_a_retry_of_a_crash(self, stage: Stage, fault: Fault) -> None:
-        for at in range(stage.requests()):
-            world = stage.world()
-            with pytest.raises(Crash):
-                stage.run(world, store=FaultyStore(world.store, at, fault))
-            again = FaultyStore(world.store, at, fault)
+    def test_crash_of_a_retry_of_a_crash(self, stage: Stage) -> None:
+        for at, world in stage.deaths():
+            again = Steps(at)
             try:
-                stage.run(world, store=again)
+                stage.step(world, again)
             except Crash:
-                assert again.reached
+                assert again.died
             stage.settle(world)
 
 

@@ -61,8 +61,8 @@ def test_disk_that_is_full_while_rows_are_staged_loses_nothing(tmp_path: Path, m
     world.check()
 
 
-def test_pipeline_runs_with_its_log_on_s3(s3: str, tmp_path: Path) -> None:
-    world = World(tmp_path, store=open_store(f"{s3}/world/log"))
+def test_pipeline_runs_with_its_log_on_s3(streamsem_log: str, tmp_path: Path) -> None:
+    world = World(tmp_path, store=open_store(streamsem_log))
     world.arrive(5, bad_lines=1)
     result = world.run("a", drain=True)
     assert world.run("a", drain=True) == result
@@ -70,8 +70,8 @@ def test_pipeline_runs_with_its_log_on_s3(s3: str, tmp_path: Path) -> None:
     world.check()
 
 
-def test_right_to_write_that_is_withdrawn_loses_nothing(s3: str, tmp_path: Path) -> None:
-    store = open_store(f"{s3}/withdrawn/log")
+def test_right_to_write_that_is_withdrawn_loses_nothing(streamsem_log: str, tmp_path: Path) -> None:
+    store = open_store(streamsem_log)
     world = World(tmp_path, store=store)
     world.arrive(2)
     world.run("first")
@@ -91,6 +91,6 @@ def test_right_to_write_that_is_withdrawn_loses_nothing(s3: str, tmp_path: Path)
 
     assert isinstance(store, S3Store)
     with pytest.raises(StoreRefusedError, match="AccessDenied"):
-        world.run("a", store=S3Store("lake", "withdrawn/log", Withdrawn(store._client)))
+        world.run("a", store=S3Store(store.bucket, store.prefix.rstrip("/"), Withdrawn(store._client)))
     world.run("a")
     world.check()

@@ -64,9 +64,9 @@ class TestLocalStore(StoreContract):
 
 class TestS3Store(StoreContract):
     @pytest.fixture
-    def store(self, s3: str) -> Store:
-        return open_store(f"{s3}/conformance-{next(_NAMES)}/log")
+    def store(self, streamsem_log: str) -> Store:
+        return open_store(f"{streamsem_log}/{next(_NAMES)}")
 
     @pytest.fixture
-    def fresh(self, s3: str) -> Callable[[], Store]:
-        return lambda: open_store(f"{s3}/conformance-{next(_NAMES)}/log")
+    def fresh(self, streamsem_log: str) -> Callable[[], Store]:
+        return lambda: open_store(f"{streamsem_log}/{next(_NAMES)}")

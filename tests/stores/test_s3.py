@@ -139,14 +139,15 @@ def test_key_that_exists_but_cannot_be_read_spends_patience() -> None:
         log(client).create("k", b"mine")
 
 
-def test_folder_objects_are_no_files(s3: str) -> None:
+def test_folder_objects_are_no_files(streamsem_log: str) -> None:
     from airflow_provider_streamsem import FilesSource
 
-    place = open_store(f"{s3}/folders")
+    place = open_store(streamsem_log)
+    assert isinstance(place, S3Store)
     for key in ("in/", "in/day/"):
-        place._client.put_object(Bucket="lake", Key=f"folders/{key}", Body=b"")  # type: ignore[attr-defined]
-    open_store(f"{s3}/folders/in").create("day/a.json", b"{}")
-    source = FilesSource(path=f"{s3}/folders/in", format="json", schema="id long")
+        place._client.put_object(Bucket=place.bucket, Key=place.prefix + key, Body=b"")
+    open_store(f"{streamsem_log}/in").create("day/a.json", b"{}")
+    source = FilesSource(path=f"{streamsem_log}/in", format="json", schema="id long")
     assert [(f.path, f.identity[:5]) for f in source.listing(0)] == [("day/a.json", "etag:")]
 
 
@@ -166,8 +167,8 @@ def test_waits_between_repeated_requests_double_up_to_a_bound() -> None:
     assert waits == [1, 2, 4, 4, 4]
 
 
-def test_client_has_no_retries_of_its_own_and_finite_time_outs(s3: str) -> None:
-    config = open_store(f"{s3}/x")._client.meta.config  # type: ignore[attr-defined]
+def test_client_has_no_retries_of_its_own_and_finite_time_outs(streamsem_log: str) -> None:
+    config = open_store(streamsem_log)._client.meta.config  # type: ignore[attr-defined]
     assert config.retries["total_max_attempts"] == 1
     assert 0 < config.connect_timeout <= 10
     assert 0 < config.read_timeout <= 60
@@ -182,6 +183,6 @@ def test_prefix_with_an_empty_part_is_refused() -> None:
         open_store("s3://bucket/a//b")
 
 
-def test_missing_bucket_is_refused_by_name(s3: str) -> None:
+def test_missing_bucket_is_refused_by_name(streamsem_log: str) -> None:
     with pytest.raises(StoreRefusedError, match="NoSuchBucket"):
         open_store("s3://absent-bucket/x").create("k", b"")

@@ -1,0 +1,146 @@
+"""Rows that a test gives, as files of a source that stands in for the pipeline's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.sources.contract import Source
+from airflow_provider_streamsem.sources.files import FilesSource
+from airflow_provider_streamsem.sources.kafka import KafkaSource
+from airflow_provider_streamsem.testing import messages
+from airflow_provider_streamsem.testing.lines import csv_line, json_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Rows: TypeAlias = Iterable[Any]
+"""
+One batch: rows, or a DataFrame (of Spark, pandas, Polars or pyarrow). A mapping is a row as the transform gets it; ``str`` and ``bytes`` are a record as it
+lies in the source, before it is parsed.
+"""
+_FIRST_MTIME_NS = 1_767_225_600_000_000_000
+
+
+class Arrivals:
+    """
+    A directory of files, one for each batch that a test gives, and the source that reads it instead of the pipeline's own.
+
+    * Files of JSON lines, CSV or text are read by the pipeline's source itself, at another place: options, schema and quarantine are its own.
+    * Messages are decoded by the pipeline's Kafka source (:class:`messages.GivenMessages`).
+    * Of Parquet, ORC and sources of other kinds there are no raw records: rows are typed columns.
+
+    :param source: the pipeline's own
+    :param place: a directory that is not there yet
+    :param spark: needed by all but JSON lines
+    :attr source: what stands in for it
+    :attr loads: what the engine loads the records by, where that is not :attr:`source`
+    """
+
+    def __init__(self, source: Source, place: Path, spark: SparkSession | None) -> None:
+        self._spark = spark
+        self._place = place
+        self._files = 0
+        self._line: Callable[[Any], str | bytes] | None = None
+        self.loads: Any = None
+        if isinstance(source, KafkaSource):
+            self.source = FilesSource(path=str(place), format="json", schema=messages.COLUMNS)
+            self.loads = messages.GivenMessages(source, str(place))
+            self._line = messages.Messages(source).line
+        elif isinstance(source, FilesSource):
+            self.source = dataclasses.replace(source, path=str(place), glob="*", start_after="", lookback_days=0)
+            self._line = self._record if source.format in ("csv", "json", "text") else None
+        else:
+            self.source = FilesSource(path=str(place), format="parquet")
+        if spark is None and (self.loads is not None or self.source.format != "json"):
+            raise InvalidError(
+                "without Spark only files of JSON lines can be read", source=type(source).__name__, accepted="spark="
+            )
+        place.mkdir(parents=True)
+
+    def add(self, rows: Rows) -> None:
+        """
+        Put one batch there, as a file that is newer than all before.
+
+        :raises InvalidError: the source could not hold such a row; nothing was put there
+        """
+        if isinstance(rows, (Mapping, str, bytes)):
+            raise InvalidError("a batch must be a list of rows, or a DataFrame", given=type(rows).__name__)
+        path = self._place / f"{self._files:05d}.{self.source.format}"
+        unfinished = self._place / f"_{path.name}"
+        if self._line is None:
+            self._write_columns(unfinished, rows)
+        else:
+            lines = [line.encode() if isinstance(line, str) else line for line in map(self._line, _rows(rows))]
+            unfinished.write_bytes(b"".join(line + b"\n" for line in [*self._header(), *lines]))
+        mtime_ns = _FIRST_MTIME_NS + self._files * 1_000_000
+        os.utime(unfinished, ns=(mtime_ns, mtime_ns))
+        unfinished.rename(path)
+        self._files += 1
+
+    def _header(self) -> list[bytes]:
+        given = {name.lower(): value.lower() for name, value in self.source.options.items()}
+        if self.source.format != "csv" or given.get("header") != "true":
+            return []
+        return [csv_line({name: name for name in self._columns}, self._columns, self.source.options).encode()]
+
+    def _record(self, row: Any) -> str | bytes:
+        """A record of a text file."""
+        if isinstance(row, (str, bytes)):
+            return row
+        if not isinstance(row, Mapping):
+            raise InvalidError("a row must be a mapping, or the text of a record", given=type(row).__name__)
+        if self._spark is not None:
+            arguments.known_keys("a row", row, self._columns)
+        if self.source.format == "text":
+            return str(row["value"])
+        if self.source.format == "json":
+            return json_line(row)
+        return csv_line(row, self._columns, self.source.options)
+
+    def _write_columns(self, path: Path, rows: Rows) -> None:
+        """One file of Parquet or ORC, by Spark's own writer."""
+        assert self._spark is not None
+        frame: Any = rows
+        if not hasattr(rows, "toArrow"):
+            given = [*_rows(rows)]
+            for row in given:
+                if not isinstance(row, Mapping):
+                    what = "records of this source have no text: a row must be a mapping"
+                    raise InvalidError(what, given=type(row).__name__, format=self.source.format)
+                if self.source.schema is not None:
+                    arguments.known_keys("a row", row, self._columns)
+            frame = self._spark.createDataFrame(given, self.source.schema)
+        written = path.with_suffix(".written")
+        frame.coalesce(1).write.format(self.source.format).mode("overwrite").save(str(written))
+        (part,) = written.glob("part-*")
+        part.rename(path)
+        shutil.rmtree(written)
+
+    @cached_property
+    def _columns(self) -> list[str]:
+        """The names of the source's columns."""
+        if self.source.format == "text":
+            return ["value"]
+        from airflow_provider_streamsem.sources import parsing
+
+        return [f.name for f in parsing.struct(self.source.schema or "", "source files").fields]
+
+
+def _rows(rows: Rows) -> Iterator[Any]:
+    """Rows one by one; those of a DataFrame as mappings."""
+    table: Any = rows
+    if hasattr(rows, "toArrow"):
+        table = rows.toArrow()
+    elif hasattr(rows, "__arrow_c_stream__"):
+        import pyarrow
+
+        table = pyarrow.table(rows)
+    return iter(table.to_pylist() if hasattr(table, "to_pylist") else table)

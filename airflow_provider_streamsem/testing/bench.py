@@ -1,0 +1,162 @@
+"""A pipeline put on a log and datasets of a test's own, and what it committed there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.batch.result import RunResult
+from airflow_provider_streamsem.batch.run import run_batch
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.engines.contract import Engine
+from airflow_provider_streamsem.engines.spark import SparkEngine
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.readers.files import CommittedLog, open_log
+from airflow_provider_streamsem.readers.spark import read_committed
+from airflow_provider_streamsem.readers.verify import verify
+from airflow_provider_streamsem.sinks.contract import Sink
+from airflow_provider_streamsem.sources.contract import Limits
+from airflow_provider_streamsem.stores.contract import open_store
+from airflow_provider_streamsem.testing.arrivals import Arrivals
+from airflow_provider_streamsem.testing.crash_matrix import Output, multiset
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.steps import SteppedEngine, SteppedStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """
+    What versions above ``since`` made visible, as readers of the log see it.
+
+    :param log: the log, to read anything else of it
+    :param spark: the session to read with; ``None``: files of JSON lines are read without one
+    """
+
+    log: CommittedLog
+    since: int = -1
+    spark: SparkSession | None = None
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Rows by name: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``."""
+        now, before = self.log.view().counts, self.log.view(version=self.since).counts
+        return {name: count - before.get(name, 0) for name, count in now.items()}
+
+    @property
+    def quarantined(self) -> list[dict[str, Any]]:
+        """The records that could not be parsed: ``raw``, ``error`` and where each lay (files: ``path``; Kafka: ``topic``, ``partition``, ``offset``)."""
+        return [*self.log.quarantined(since=self.since)]
+
+    def rows(self, sink: str | None = None) -> list[dict[str, Any]]:
+        """
+        The rows of one sink, in no order. Times are in UTC.
+
+        :param sink: needed where the pipeline has several
+        :raises InvalidError: no such sink, or none named
+        """
+        if self.spark is None:
+            files = self.log.files(since=self.since, sink=sink)
+            return [json.loads(line) for file in files for line in Path(file.path).read_text().splitlines()]
+        found: list[dict[str, Any]] = [] if self.log.head < 0 else self.frame(sink).toArrow().to_pylist()
+        return found
+
+    def frame(self, sink: str | None = None) -> DataFrame:
+        """
+        The rows of one sink as a Spark DataFrame.
+
+        :raises InvalidError: there is no Spark; or nothing was ever committed, so that the columns are not known
+        """
+        if self.spark is None:
+            raise InvalidError("this harness runs without Spark", accepted="rows()")
+        return read_committed(self.spark, self.log, since=self.since, sink=sink)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """
+    A pipeline with its places replaced; all else is as it was given.
+
+    :param pipeline: as it runs here
+    :param arrivals: what its source reads
+    :param spark: ``None``: :class:`RowsEngine`
+    """
+
+    pipeline: Pipeline
+    arrivals: Arrivals
+    spark: SparkSession | None
+
+    def engine(self, step: Callable[[str], object], spark_engine: Engine | None = None) -> Engine:
+        """The engine, whose steps are told; on Spark by ``spark_engine`` where one is given."""
+        if self.spark is None:
+            return RowsEngine(step)
+        return SteppedEngine(spark_engine or SparkEngine(), step, self.arrivals.loads)
+
+    def run(self, run_key: str, step: Callable[[str], object]) -> RunResult:
+        """Run the pipeline on all that arrived, batch by batch."""
+        log = CommitLog(SteppedStore(open_store(self.pipeline.log), step))
+        return run_batch(self.pipeline, run_key=run_key, drain=True, engine=self.engine(step), log=log)
+
+    def head(self) -> int:
+        """The newest closed version; -1 before the first."""
+        return -1 if open_commit_log(self.pipeline.log).read_pipeline() is None else open_log(self.pipeline.log).head
+
+    def committed(self, since: int = -1) -> Committed:
+        """What became visible by versions above this one."""
+        return Committed(log=open_log(self.pipeline.log), since=since, spark=self.spark)
+
+    def output(self, ignore: Collection[str] = ()) -> Output:
+        """All that is visible, to be compared; columns of rows that are named in ``ignore`` are left out."""
+        committed = self.committed()
+        rows = {
+            f"rows of {name}": multiset(
+                {column: value for column, value in row.items() if column not in ignore} for row in committed.rows(name)
+            )
+            for name in sorted(self.pipeline.sinks)
+        }
+        view = committed.log.view()
+        return {
+            **rows,
+            "quarantined records": multiset(committed.quarantined),
+            "counts": dict(view.counts),
+            "next offsets": dict(view.next),
+            "findings of verify": [str(finding) for finding in verify(self.pipeline.log).findings],
+        }
+
+
+def bench(original: Pipeline, arrivals: Arrivals, *, place: Path, log: str, spark: SparkSession | None) -> Bench:
+    """
+    Put a pipeline elsewhere: the source that stands in for its own, a log at ``log``, a dataset for each sink below ``place``.
+
+    Batches are cut as they arrived; of the limits only ``max_quarantined`` counts.
+
+    :raises InvalidError: a sink of a kind that cannot be put elsewhere
+    """
+    pipeline = original.replace(
+        log=log,
+        log_conn_id=None,
+        source=arrivals.source,
+        sinks={name: _moved(name, sink, str(place / name)) for name, sink in original.sinks.items()},
+        limits=Limits(max_files=1, max_quarantined=original.limits.max_quarantined),
+    )
+    return Bench(pipeline=pipeline, arrivals=arrivals, spark=spark)
+
+
+def _moved(name: str, sink: Any, place: str) -> Sink:
+    arguments = {f.name for f in dataclasses.fields(sink)} if dataclasses.is_dataclass(sink) else set()
+    if "path" not in arguments:
+        raise InvalidError(
+            "the harness cannot put a sink of this kind elsewhere",
+            sink=name,
+            given=type(sink).__name__,
+            accepted="a copy of the pipeline with a files sink in its stead: pipeline.replace(sinks=...)",
+        )
+    moved: Sink = dataclasses.replace(sink, path=place)
+    return moved

@@ -1,0 +1,52 @@
+"""Rows as the lines of text that Spark reads them back from."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+from airflow_provider_streamsem.errors import InvalidError
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """A row as JSON: dates, times and decimals as their ISO text, binary in base64."""
+    return json.dumps(dict(row), default=_plain)
+
+
+def csv_line(row: Mapping[str, Any], columns: Sequence[str], options: Mapping[str, str]) -> str:
+    """
+    A row as CSV.
+
+    :param columns: in the order of the file
+    :param options: of Spark's reader: ``sep``, ``quote``, ``escape``, ``nullValue``
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    separator = given.get("sep", given.get("delimiter", ","))
+    quote, escape = given.get("quote", '"'), given.get("escape", "\\")
+
+    def written(value: Any) -> str:
+        if value is None:
+            return given.get("nullvalue", "")
+        text = json.dumps(value) if isinstance(value, bool) else str(_plain(value))
+        if text and not any(sign in text for sign in (separator, quote, escape, "\r", "\n")):
+            return text
+        escaped = text if escape == quote else text.replace(escape, escape * 2)
+        return quote + escaped.replace(quote, escape + quote) + quote
+
+    return separator.join(written(row.get(name)) for name in columns)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, (int, float, str)):
+        return value
+    raise InvalidError("a row holds a value that cannot be written as text", given=type(value).__name__)

@@ -1,0 +1,179 @@
+"""Messages that a test gives instead of a Kafka cluster: laid down as lines of a file, and loaded as :class:`KafkaSource` loads those of a topic."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.protocol.entries import Json as JsonValue
+from airflow_provider_streamsem.sources.decoding import Decoder, Json
+from airflow_provider_streamsem.sources.kafka import KafkaSource
+from airflow_provider_streamsem.testing.lines import json_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_streamsem.sources.kafka_records import KafkaRecords
+
+COLUMNS = (
+    "topic string, partition int, offset long, timestamp timestamp, headers array<struct<key string, value binary>>, "
+    "key binary, value binary"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaMessage:
+    """
+    A message as it lies in a topic, before anything of it is decoded.
+
+    :param value: text is sent as UTF-8; ``None`` is a tombstone
+    :param key: the same
+    :param topic: default: the first that the source names
+    :param offset: default: the next one of its partition
+    :param timestamp: a time with a zone, or its ISO text
+    :param headers: ``(key, value)`` pairs, or as Spark has them ``{"key": …, "value": …}``
+    """
+
+    value: bytes | str | None
+    key: bytes | str | None = None
+    topic: str | None = None
+    partition: int = 0
+    offset: int | None = None
+    timestamp: datetime | str = "2026-01-01T00:00:00Z"
+    headers: Sequence[Any] | None = None
+
+
+_PARTS = tuple(f.name for f in fields(KafkaMessage))
+
+
+class Messages:
+    """
+    Rows of a test as messages of a source's topics. Offsets go on from batch to batch.
+
+    * :class:`KafkaMessage`: the message itself.
+    * ``bytes`` or ``str``: the value of one.
+    * a mapping: a row as the transform gets it. With a ``value`` decoder that is the value's fields, and ``kafka_key``, ``kafka_topic`` … where they matter;
+      without one it is Kafka's own columns.
+    """
+
+    def __init__(self, source: KafkaSource) -> None:
+        self._source = source
+        self._next: Counter[tuple[str, int]] = Counter()
+
+    def line(self, row: object) -> str:
+        """
+        One line of JSON: :data:`COLUMNS`, binary ones in base64.
+
+        :raises InvalidError: no message can be made of the row
+        """
+        message = row if isinstance(row, KafkaMessage) else self._message(row)
+        topic = self._topic(message)
+        place = (topic, message.partition)
+        offset = self._next[place] if message.offset is None else message.offset
+        self._next[place] = offset + 1
+        at = message.timestamp
+        return json.dumps(
+            {
+                "topic": topic,
+                "partition": message.partition,
+                "offset": offset,
+                "timestamp": at if isinstance(at, str) else at.isoformat(),
+                "headers": [{"key": key, "value": _base64(value)} for key, value in map(_pair, message.headers or ())]
+                or None,
+                "key": _base64(message.key),
+                "value": _base64(message.value),
+            }
+        )
+
+    def _message(self, row: object) -> KafkaMessage:
+        if isinstance(row, (str, bytes)):
+            return KafkaMessage(value=row)
+        if not isinstance(row, Mapping):
+            raise InvalidError(
+                "a row of a Kafka source must be a mapping, text, bytes or a KafkaMessage", given=type(row).__name__
+            )
+        if self._source.value is None:
+            arguments.known_keys("a row of a Kafka source without a value decoder", row, _PARTS)
+            parts = dict(row)
+            value = parts.pop("value", None)
+        else:
+            beside = {f"kafka_{name}": name for name in _PARTS if name != "value"}
+            parts = {beside[name]: given for name, given in row.items() if name in beside}
+            inside = {name: given for name, given in row.items() if name not in beside}
+            value = _encoded("value", self._source.value, inside)
+        key = parts.pop("key", None)
+        if isinstance(key, Mapping):
+            key = _encoded("key", self._source.key, key)
+        return KafkaMessage(value=value, key=key, **parts)
+
+    def _topic(self, message: KafkaMessage) -> str:
+        named = message.topic or next(iter(self._source.topics), None)
+        pattern = self._source.topic_pattern
+        known = named in self._source.topics if pattern is None else re.fullmatch(pattern, named or "") is not None
+        if named is None or not known:
+            raise InvalidError(
+                "a message must be of a topic that the source reads",
+                given=named,
+                accepted=pattern or list(self._source.topics),
+            )
+        return named
+
+
+class GivenMessages:
+    """
+    Loads messages that lie in files as a :class:`KafkaSource` loads those of a topic: the same columns, the same decoding, the same quarantine.
+
+    :param kafka: the source whose columns and decoders count
+    :param place: the directory of the files
+    """
+
+    def __init__(self, kafka: KafkaSource, place: str) -> None:
+        self._kafka = kafka
+        self._place = place
+
+    def load(self, spark: SparkSession, pins: JsonValue) -> KafkaRecords:
+        """The messages of the pinned files on Spark."""
+        from airflow_provider_streamsem.sources.kafka_records import KafkaRecords
+
+        read = spark.read.schema(COLUMNS).json([f"{self._place}/{path}" for path, *_ in pins])
+        return KafkaRecords(self._kafka, read, list(self._kafka.topics))
+
+
+def _encoded(part: str, decoder: Decoder | None, given: Mapping[str, Any]) -> str:
+    """
+    A key or value by its fields.
+
+    :raises InvalidError: it is not decoded from JSON, or has no such fields
+    """
+    if not isinstance(decoder, Json):
+        raise InvalidError(
+            f"only a {part} that is decoded from JSON can be given by its fields",
+            decoder=None if decoder is None else decoder.type,
+            accepted=f"bytes of the {part}, or a copy of the source with {part}=Json(...) of the same columns",
+        )
+    arguments.known_keys(f"a row's {part}", given, _columns(decoder.schema))
+    return json_line(given)
+
+
+@lru_cache(maxsize=16)
+def _columns(schema: str) -> tuple[str, ...]:
+    from airflow_provider_streamsem.sources import parsing
+
+    return tuple(f.name for f in parsing.struct(schema, "json").fields)
+
+
+def _pair(header: Any) -> tuple[str, bytes | str | None]:
+    return (header["key"], header["value"]) if isinstance(header, Mapping) else header
+
+
+def _base64(data: bytes | str | None) -> str | None:
+    return None if data is None else base64.b64encode(data.encode() if isinstance(data, str) else data).decode()

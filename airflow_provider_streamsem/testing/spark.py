@@ -1,0 +1,70 @@
+"""A small Spark session for tests, in this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from airflow_provider_streamsem.engines.spark import SparkEngine
+from airflow_provider_streamsem.errors import InvalidError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@contextmanager
+def local_session(place: str) -> Iterator[SparkSession]:
+    """
+    A session on two threads while the block runs: no UI, UTC, two shuffle partitions. A session that is active already is yielded as it is, and left alone.
+
+    :param place: a directory for Spark's warehouse
+    :raises InvalidError: neither ``JAVA_HOME`` nor the ``PATH`` has a Java runtime, or pyspark is not installed
+    :raises StageError: Spark did not start
+    """
+    engine = SparkEngine(
+        master="local[2]",
+        conf={
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # small batches: start fast
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": os.path.join(place, "warehouse"),
+        },
+    )
+    if not _has_java():
+        raise InvalidError(
+            "Spark needs Java, and this machine has none",
+            JAVA_HOME=os.environ.get("JAVA_HOME"),
+            accepted="Java 17 or 21, as java on the PATH or by JAVA_HOME",
+        )
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the machine's own name may lead nowhere
+    started = _active() is None
+    session = engine.session()
+    if started:
+        session.sparkContext.setLogLevel("OFF")
+        # py4j speaks when the process ends, after pytest has closed its streams.
+        logging.getLogger("py4j").setLevel(logging.ERROR)
+    try:
+        yield session
+    finally:
+        if started:
+            session.stop()
+
+
+def _has_java() -> bool:
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java" if home is None else os.path.join(home, "bin", "java")) is not None
+
+
+def _active() -> SparkSession | None:
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        return None
+    found: SparkSession | None = SparkSession.getActiveSession()
+    return found

@@ -1,0 +1,312 @@
+"""The crash matrix of one's own pipeline: every step is killed once, and what is broken is found and named."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem import FilesSink, FilesSource, Json, KafkaSource, Pipeline
+from airflow_provider_streamsem.protocol import invariants
+from airflow_provider_streamsem.protocol.entries import Committable
+from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.testing.crash_matrix import Output, compare, crash_matrix, multiset
+from airflow_provider_streamsem.testing.harness import PipelineHarness
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
+from airflow_provider_streamsem.testing.stores import Crash
+
+Harness = Callable[..., PipelineHarness]
+Rows = list[dict[str, Any]]
+ENGINE = ["read", "transform", "write lake", "collect lake", "staged"]
+
+
+def pipeline(transform: Any = None, **changes: Any) -> Pipeline:
+    return Pipeline(
+        name="orders", log="s3://lake/_streamsem/orders", source=FilesSource(path="s3://lake/in", format="json", schema="id long"),
+        **{"sinks": {"lake": FilesSink("s3://lake/orders", format="json")}, "transform": transform, **changes},
+    )  # fmt: skip
+
+
+def named(steps: list[str]) -> list[str]:
+    """Steps without what differs from run to run."""
+    return [re.sub(r"[0-9a-f]{32,}", "ID", step) for step in steps]
+
+
+def report(call: Callable[[], object]) -> str:
+    with pytest.raises(AssertionError) as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Callable[..., list[str]]:
+    """The crash matrix of a transform of lists of dicts, over two batches, one of them with a bad record."""
+
+    def run(transform: Any = None, **arguments: Any) -> list[str]:
+        harness = PipelineHarness(pipeline(transform), tmp_path)
+        return harness.crash_matrix([{"id": 1}, "{broken", {"id": 1}], [{"id": 2}], **arguments)
+
+    return run
+
+
+class TestSteps:
+    def test_process_dies_at_its_step_and_takes_none_after_it(self) -> None:
+        steps = Steps(1)
+        steps("a")
+        for _ in range(2):
+            with pytest.raises(Crash):
+                steps("b")
+        assert (steps.taken, steps.died) == (["a", "b"], True)
+
+    def test_request_is_applied_between_its_two_steps(self) -> None:
+        for at, applied in ((0, False), (1, True)):
+            inner = MemoryStore()
+            with pytest.raises(Crash):
+                SteppedStore(inner, Steps(at)).create("k", b"x")
+            assert (inner.read("k") == b"x") is applied
+
+    def test_every_method_of_a_store_is_two_steps(self) -> None:
+        steps = Steps()
+        store = SteppedStore(MemoryStore(), steps)
+        store.create("a", b"")
+        store.read("a")
+        assert [stat.key for stat in store.list("")] == ["a"]
+        store.stat("a")
+        store.delete("a")
+        store.create("doctor/x", b"")
+        expected = [
+            f"{when} {what}"
+            for what in ("create a", "read a", "list ", "stat a", "delete a")
+            for when in ("before", "after")
+        ]
+        assert steps.taken == expected
+
+
+class TestWithoutSpark:
+    def test_kills_at_every_request_and_every_step_of_the_engine(self, matrix: Callable[..., list[str]]) -> None:
+        steps = named(matrix())
+        # Each is told twice: before and after. What a first run asks of its log stands in PROTOCOL.md, 4.
+        requests = [
+            "read pipeline.json", "create specs/ID.json", "create pipeline.json", "read pipeline.json", "list log/", "read runs/ID/999999999999-0.json",
+            "list discovered/", "list discovered/", "create discovered/999999999999-0.json", "create log/99999999/999999999999-0.p.json", *ENGINE,
+            "create quarantine/0/ID/00000.jsonl", "create attempts/0/ID.json", "create runs/ID/999999999999-0.json", "create log/99999999/999999999999-0.c.json",
+            "create log/99999999/999999999998-1.p.json", *ENGINE,
+            "create attempts/1/ID.json", "create runs/ID/999999999998-1.json", "create log/99999999/999999999998-1.c.json",
+        ]  # fmt: skip
+        assert steps == [s for r in requests for s in ([r] if r in ENGINE else [f"before {r}", f"after {r}"])]
+
+    def test_each_step_is_killed_once_and_each_run_starts_anew(
+        self, matrix: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        killed: list[int] = []
+        take = Steps.__call__
+
+        def watched(self: Steps, name: str) -> None:
+            died = self.died
+            try:
+                take(self, name)
+            except Crash:
+                killed.extend([len(self.taken) - 1] if not died else [])
+                raise
+
+        monkeypatch.setattr(Steps, "__call__", watched)
+        started = count()
+        steps = matrix(prepare=lambda: next(started))
+        assert killed == list(range(len(steps)))
+        assert next(started) == len(steps) + 2
+
+    def test_effect_outside_the_sinks_is_found_to_be_doubled_and_the_steps_are_named(
+        self, matrix: Callable[..., list[str]]
+    ) -> None:
+        sent: list[int] = []
+
+        def mails(rows: Rows) -> Rows:
+            sent.extend(row["id"] for row in rows)
+            return rows
+
+        said = report(lambda: matrix(mails, prepare=sent.clear, observe=lambda: Counter(sent)))
+        found = re.findall(r"killed at step (\d+) of (\d+), ([^\n]*):\n    observed: doubled (\d+)", named([said])[0])
+        between = ["write lake", "collect lake", "staged"]
+        assert [(step, doubled) for _, _, step, doubled in found] == [
+            *[(step, "2") for step in [*between, "before create quarantine/0/ID/00000.jsonl", "after create quarantine/0/ID/00000.jsonl", "before create attempts/0/ID.json"]],
+            *[(step, "1") for step in [*between, "before create attempts/1/ID.json"]],
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("reconciled", [True, False])
+    def test_sink_that_collects_what_another_attempt_wrote_is_found_out(
+        self, matrix: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, reconciled: bool
+    ) -> None:
+        """The product's own reconciliation refuses such an attempt; without it the matrix sees the doubled rows."""
+        collect = FilesSink.collect
+
+        def of_all_attempts(sink: FilesSink, version: int, attempt_id: str) -> Committable:
+            found = [collect(sink, version, attempt) for _, attempt in sorted(sink.attempts(version))]
+            files = tuple(file for committable in found for file in committable.files)
+            return Committable(format=sink.format, rows=sum(file.rows for file in files), files=files)
+
+        monkeypatch.setattr(FilesSink, "collect", of_all_attempts)
+        if not reconciled:
+            monkeypatch.setattr(invariants, "check_i14_staged", lambda *args, **named: None)
+        said = report(matrix)
+        difference = (
+            "the retry failed: StageError: .* handed=2 files=4"
+            if reconciled
+            else r".*\n.*I8(.*\n)*.*rows of lake: doubled 2: \{'id': 1\} \(2 times\)"
+        )
+        assert re.search(rf"killed at step 24 of 46, collect lake:\n    {difference}", said), said
+
+    def test_sink_that_loses_the_first_write_after_a_kill_is_found_to_lose_rows(
+        self, matrix: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        collect = FilesSink.collect
+
+        def half(sink: FilesSink, version: int, attempt_id: str) -> Committable:
+            found = collect(sink, version, attempt_id)
+            return found if len(sink.attempts(version)) == 1 else Committable(format=sink.format, rows=0)
+
+        monkeypatch.setattr(FilesSink, "collect", half)
+        monkeypatch.setattr(invariants, "check_i14_staged", lambda *args, **named: None)
+        said = report(matrix)
+        assert re.search(
+            r"killed at step 24 of 46, collect lake:\n    counts: .*\n    rows of lake: lost 2: \{'id': 1\} \(2 times\)",
+            said,
+        ), said
+
+    def test_transform_that_differs_from_run_to_run_is_refused_before_any_kill(
+        self, matrix: Callable[..., list[str]]
+    ) -> None:
+        evaluated = count()
+
+        def stamped(rows: Rows) -> Rows:
+            at = next(evaluated)
+            return [{**row, "loaded": at} for row in rows]
+
+        said = report(lambda: matrix(stamped))
+        assert "ignore=" in said
+        assert "killed" not in said
+        assert "rows of lake: lost 3" in said
+        assert len(matrix(stamped, ignore=["loaded"])) == 46
+
+    def test_retry_that_fails_is_a_finding_of_the_step_before_it(self, matrix: Callable[..., list[str]]) -> None:
+        seen: set[int] = set()
+
+        def once(rows: Rows) -> Rows:
+            for row in {row["id"] for row in rows}:
+                if row in seen:
+                    raise RuntimeError(f"{row} was seen")
+                seen.add(row)
+            return rows
+
+        with pytest.raises(
+            AssertionError,
+            match=r"killed at step 23 of 46, write lake:\n    the retry failed: RuntimeError: 1 was seen",
+        ) as caught:
+            matrix(once, prepare=seen.clear)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+
+    def test_death_that_somebody_translates_is_a_death_all_the_same(
+        self, matrix: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stage = RowsEngine.stage
+
+        def translates(engine: RowsEngine, job: Any, log: Any) -> Any:
+            try:
+                return stage(engine, job, log)
+            except BaseException as error:
+                raise RuntimeError("something failed") from error
+
+        monkeypatch.setattr(RowsEngine, "stage", translates)
+        assert len(matrix()) == 46
+
+
+class TestComparison:
+    def trial(self, outputs: Iterator[Output], steps: Iterator[int]) -> Any:
+        class Made:
+            def run(self, told: Steps) -> None:
+                for n in range(next(steps)):
+                    told(f"step {n}")
+
+            def output(self) -> Output:
+                return next(outputs)
+
+        return Made
+
+    def test_kill_that_is_never_reached_fails(self) -> None:
+        same: Iterator[Output] = iter([{"rows": 1}] * 9)
+        said = report(lambda: crash_matrix(self.trial(same, iter([2, 2, 1, 2, 1]))))
+        assert "killed at step 2 of 2, step 1:\n    the run took only 1 steps" in said
+
+    def test_differences_say_what_was_lost_doubled_and_new(self) -> None:
+        wanted = {"rows": multiset([{"id": 1}, {"id": 2}, {"id": 3}]), "counts": {"read": 3}}
+        found = {"rows": multiset([{"id": 1}, {"id": 1}, {"id": 4}, {"id": 3}]), "counts": {"read": 4}}
+        assert compare(wanted, found) == [
+            "counts: {'read': 4}, where the run left alone has {'read': 3}",
+            "rows: lost 1: {'id': 2}; doubled 1: {'id': 1}; new 1: {'id': 4}",
+        ]
+        assert compare(wanted, wanted) == []
+
+    def test_many_rows_are_told_by_a_few_and_their_number(self) -> None:
+        (said,) = compare({"rows": multiset([])}, {"rows": multiset({"id": n} for n in range(9))})
+        assert said == "rows: new 9: {'id': 0}, {'id': 1}, {'id': 2}, {'id': 3}, {'id': 4}, and 4 others"
+
+    def test_rows_are_equal_whatever_the_order_of_their_columns_and_differ_by_type(self) -> None:
+        row: Mapping[str, Any] = {"a": [1, {"x": None}], "b": float("nan")}
+        assert multiset([row]) == multiset([dict(reversed(row.items()))])
+        assert multiset([{"a": 1}]) != multiset([{"a": "1"}])
+
+
+@pytest.mark.spark
+class TestOnSpark:
+    def test_kafka_pipeline_with_two_sinks_survives_a_kill_at_every_step(self, streamsem_harness: Harness) -> None:
+        def split(frame: DataFrame) -> dict[str, DataFrame]:
+            return {"lake": frame.withColumn("at", F.current_timestamp()), "users": frame.select("user").distinct()}
+
+        orders = Pipeline(
+            name="orders", log="s3://lake/_streamsem/orders",
+            source=KafkaSource(topics=["orders"], conn_id="kafka_default", value=Json("id long, user string")),
+            sinks={"lake": FilesSink("s3://lake/orders", partition_by=["user"]), "users": FilesSink("s3://lake/users")}, transform=split, where="id > 0",
+        )  # fmt: skip
+        rows = [
+            {"id": 1, "user": "ann"},
+            {"id": 1, "user": "ann"},
+            {"id": 2, "user": None},
+            {"id": 0, "user": "x"},
+            "{broken",
+        ]
+        steps = streamsem_harness(orders).crash_matrix(rows, ignore=["at"])
+        assert [step for step in steps if " " not in step or step.startswith(("write", "collect"))] == [
+            "read", "transform", "write lake", "write users", "collect lake", "collect users", "staged",
+        ]  # fmt: skip
+
+    def test_sink_that_appends_outside_its_attempts_place_is_found(
+        self, streamsem_harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """A sink that keeps a copy of what it stages in one directory, for readers that list it."""
+        stage = FilesSink.stage
+        copy = tmp_path / "copy"
+
+        def appends(sink: FilesSink, frame: DataFrame, version: int, attempt_id: str) -> None:
+            stage(sink, frame, version, attempt_id)
+            frame.write.mode("append").json(str(copy))
+
+        def prepare() -> None:
+            for file in copy.glob("*"):
+                file.unlink()
+
+        def listed() -> Counter[str]:
+            return Counter(line for file in copy.glob("part-*") for line in file.read_text().splitlines())
+
+        monkeypatch.setattr(FilesSink, "stage", appends)
+        harness = streamsem_harness(pipeline())
+        said = named([report(lambda: harness.crash_matrix([{"id": 1}], prepare=prepare, observe=listed))])[0]
+        assert re.findall(r"killed at step \d+ of \d+, ([^\n]*):\n    observed: doubled 1: \{\"id\":1\}", said) == [
+            "collect lake", "staged", "before create attempts/0/ID.json",
+        ]  # fmt: skip

@@ -1,0 +1,50 @@
+"""The test files on the page for users are run as they stand there."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem.testing import plugin
+
+PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+FILES = dict(re.findall(r"```python\n# ([\w/]+\.py)\n(.*?)```", PAGE, re.DOTALL))
+
+
+def run_page(place: Path, name: str) -> str:
+    """Lay down the files of the page and run one of its test files in a process of its own; returns pytest's report."""
+    for path, code in FILES.items():
+        (place / path).parent.mkdir(exist_ok=True)
+        (place / path).write_text(code)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(place), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(place), name],
+        cwd=place, env=environment, capture_output=True, text=True, timeout=290, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.spark
+def test_users_test_file_of_twenty_lines_passes(tmp_path: Path) -> None:
+    code = [line for line in FILES["test_orders.py"].splitlines() if line]
+    assert 10 < len(code) <= 20
+    assert "3 passed" in run_page(tmp_path, "test_orders.py")
+
+
+@pytest.mark.prove
+@pytest.mark.spark
+def test_users_test_of_a_dag_passes(tmp_path: Path) -> None:
+    assert "1 passed" in run_page(tmp_path, "test_orders_dag.py")
+
+
+def test_every_fixture_is_on_the_page() -> None:
+    made = {name for name, _ in inspect.getmembers(plugin) if name.startswith("streamsem_")}
+    assert made == set(re.findall(r"^\| `(streamsem_\w+)` \|", PAGE, re.MULTILINE))
