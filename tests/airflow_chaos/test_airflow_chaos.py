@@ -22,7 +22,7 @@ from tests.chaos.setting import Setting
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_orphan_beside_its_retry_and_other_faults_under_a_real_airflow_double_and_lose_nothing() -> None:
     found = trial.run("sqlite", 2, 11, print)
     assert (found.duplicates, found.losses, found.foreign, found.unreadable, found.findings) == (0, 0, 0, 0, []), found
