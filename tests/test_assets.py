@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -60,9 +61,12 @@ def test_other_schemes_name_no_log() -> None:
 
 
 def test_provider_tells_airflow_of_handler_factory_and_converter() -> None:
-    from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
+    try:
+        from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime as ProvidersManager
+    except ImportError:  # Airflow 3.1
+        from airflow.providers_manager import ProvidersManager
 
-    known = ProvidersManagerTaskRuntime()
+    known: Any = ProvidersManager()
     assert known.asset_uri_handlers["streamsem"] is normalise
     assert known.asset_factories["streamsem"] is create_asset
     assert known.asset_to_openlineage_converters["streamsem"] is to_openlineage

@@ -107,9 +107,12 @@ def test_operator_answers_small_json_and_tells_its_assets(world: World, rows_eng
 def test_partition_key_is_rendered_from_the_result_and_only_where_something_was_committed(
     world: World, rows_engine: list[str]
 ) -> None:
+    import airflow.sdk
     from airflow.sdk import Asset
     from airflow.sdk.execution_time.context import OutletEventAccessors
 
+    if "PartitionedAtRuntime" not in airflow.sdk.__all__:
+        pytest.skip("Airflow has partition keys of events since 3.3")
     asset = Asset("orders")
     made = operator(world, outlets=[asset], partition_key="{{ pipeline }}-{{ version }}", drain=True)
     for run_id, keys in (("first", {"world-1"}), ("second", set())):

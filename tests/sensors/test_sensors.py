@@ -22,6 +22,7 @@ from airflow_provider_streamsem import (
     RetentionSensor,
 )
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.operators.failures import airflow_exception
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.sensors import condition as module
 from airflow_provider_streamsem.stores.memory import open_memory_store
@@ -76,7 +77,7 @@ def meet(world: World, kind: str) -> None:
 
 def answer(sensor: Any, given: dict[str, Any]) -> Any:
     """What a task's process, and where it defers the triggerer and then a second process, make of a sensor."""
-    from airflow.sdk.exceptions import TaskDeferred
+    TaskDeferred = airflow_exception("TaskDeferred")
 
     sensor.render_template_fields(given)
     try:
@@ -128,7 +129,7 @@ def test_sensors_wait_and_answer_in_small_json(
 
 @pytest.mark.parametrize("kind", MADE)
 def test_rescheduled_sensors_leave_their_slot_and_answer_when_they_come_back(world: World, kind: str) -> None:
-    from airflow.sdk.exceptions import AirflowRescheduleException
+    AirflowRescheduleException = airflow_exception("AirflowRescheduleException")
 
     not_yet(world, kind)
     given = run_context()
@@ -155,8 +156,7 @@ def tell_airflow(dag: Any) -> None:
     """Put a DAG that lies in no file of the bundle into the metadata database."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.models.serialized_dag import SerializedDagModel
-    from airflow.serialization.definitions.dag import SerializedDAG
-    from airflow.serialization.serialized_objects import LazyDeserializedDAG
+    from airflow.serialization.serialized_objects import LazyDeserializedDAG, SerializedDAG
 
     DagBundlesManager().sync_bundles_to_db()
     serialized = LazyDeserializedDAG.from_dag(dag)
@@ -203,7 +203,8 @@ def test_sensors_on_airflows_own_machinery(world: World, airflow_db: None, monke
 
 @pytest.mark.parametrize("how", HOWS, ids=str)
 def test_version_that_was_aborted_fails_the_task_at_once(world: World, how: dict[str, Any]) -> None:
-    from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+    AirflowFailException = airflow_exception("AirflowFailException")
+    AirflowSkipException = airflow_exception("AirflowSkipException")
 
     from airflow_provider_streamsem.batch import maintenance
 
@@ -225,7 +226,8 @@ def test_version_that_was_aborted_fails_the_task_at_once(world: World, how: dict
 def test_errors_end_a_deferred_task_as_they_end_a_poking_one(
     world: World, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], at: str
 ) -> None:
-    from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+    AirflowFailException = airflow_exception("AirflowFailException")
+    AirflowSkipException = airflow_exception("AirflowSkipException")
 
     world.run("makes the log")
     errors: list[Any] = []
@@ -278,7 +280,8 @@ def test_silent_fail_asks_again(world: World, monkeypatch: pytest.MonkeyPatch, h
 
 
 def test_time_out_of_a_deferred_sensor_is_a_sensors_time_out(world: World) -> None:
-    from airflow.sdk.exceptions import AirflowSensorTimeout, TaskDeferred
+    AirflowSensorTimeout = airflow_exception("AirflowSensorTimeout")
+    TaskDeferred = airflow_exception("TaskDeferred")
 
     made = BatchCommittedSensor(task_id="wait", log=world.store.url, version=0, deferrable=True, timeout=7)
     with pytest.raises(TaskDeferred) as deferred:
@@ -375,7 +378,7 @@ def test_bad_arguments_are_named_when_the_dag_is_parsed(
     ids=str,
 )
 def test_bad_arguments_that_only_rendering_shows_fail_the_task_at_once(world: World, given: dict[str, Any]) -> None:
-    from airflow.sdk.exceptions import AirflowFailException
+    AirflowFailException = airflow_exception("AirflowFailException")
 
     with pytest.raises(AirflowFailException, match="Do:"):
         answer(BatchCommittedSensor(task_id="wait", log=world.store.url, **given), run_context())

@@ -6,15 +6,15 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 
 def again(trigger: Any) -> Any:
     """The trigger as the triggerer makes it: by the path and the arguments that Airflow stored as JSON."""
-    from airflow.sdk._shared.module_loading import import_string
-
     path, arguments = trigger.serialize()
-    return import_string(path)(**json.loads(json.dumps(arguments)))
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)(**json.loads(json.dumps(arguments)))
 
 
 class Listener:
