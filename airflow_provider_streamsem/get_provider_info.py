@@ -51,6 +51,10 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "hooks": [{"integration-name": _NAME, "python-modules": [f"{_PACKAGE}.hooks.streamsem"]}],
         "connection-types": [_connection_type()],
+        "extra-links": [
+            f"{_PACKAGE}.observability.links.BatchLink",
+            f"{_PACKAGE}.observability.links.SparkUiLink",
+        ],
         "task-decorators": [
             {"name": "micro_batch", "class-name": f"{_PACKAGE}.decorators.micro_batch.micro_batch_task"}
         ],
@@ -98,6 +102,21 @@ def _configuration() -> dict[str, Any]:
                 "type": "float",
                 "example": None,
                 "default": "30",
+            },
+            "batch_url": {
+                "description": "Where a batch is shown, for the link of a task instance: a pattern with the fields {pipeline}, {version}, {log}, {bucket}, "
+                "{key}. Empty: no link.",
+                "version_added": "0.2.0",
+                "type": "string",
+                "example": "https://s3.console.aws.amazon.com/s3/object/{bucket}?prefix={key}",
+                "default": None,
+            },
+            "spark_history_url": {
+                "description": "A Spark history server, for the link of a task instance that has ended. Empty: no link.",
+                "version_added": "0.2.0",
+                "type": "string",
+                "example": "http://spark-history:18080",
+                "default": None,
             },
         },
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.batch.opening import Opened
 from airflow_provider_streamsem.errors import InternalError
 from airflow_provider_streamsem.protocol import offsets
@@ -34,6 +35,7 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     target = ready.target
     planner.follow(ready.head.outcome)
     end = planner.latest_offsets() if target is None else target
+    telemetry.tell(telemetry.Looked.at, start, end)
     if drain and ready.j == 0:
         target = end
     cut = planner.cut(start, end, opened.pipeline.limits, on_data_loss=opened.pipeline.on_data_loss)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, whole
 from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.maintenance import abort
@@ -50,7 +51,8 @@ def redo(
         run_key = f"redo:{version}:{_current(opened, opened.head, version)}"
     run = Run(opened, text("run_key", run_key), engine)
     try:
-        return run.to_answer(partial(_plan_redo, opened, version, run_key))
+        with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
+            return run.to_answer(partial(_plan_redo, opened, version, run_key))
     except StreamsemError as error:
         if not error.retryable:
             _give_up(opened, run_key, error)

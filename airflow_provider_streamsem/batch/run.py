@@ -6,11 +6,10 @@ A run may die at any line and be started again, twice at once too: every step ei
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from airflow_provider_streamsem import registry
+from airflow_provider_streamsem import registry, telemetry
 from airflow_provider_streamsem.arguments import flag, text
 from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
@@ -27,7 +26,7 @@ from airflow_provider_streamsem.protocol.procedures import Answered, Open, Ready
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.sources.contract import Planner
 
-logger = logging.getLogger(__name__)
+logger = telemetry.log_of(__name__)
 
 
 @on_its_log
@@ -50,8 +49,9 @@ def run_batch(
     """
     text("run_key", run_key)
     flag("drain", drain)
-    run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key, engine)
-    return run.to_answer(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
+    with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
+        run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key, engine)
+        return run.to_answer(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
 
 @on_its_log
@@ -63,8 +63,11 @@ def plan_run(
 
     :returns: the run's answer, where it has one already or found nothing new; ``None`` where a version is open that a driver must close
     """
-    run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), text("run_key", run_key))
-    return run.to_open(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=flag("drain", drain)))
+    text("run_key", run_key)
+    flag("drain", drain)
+    with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
+        run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key)
+        return run.to_open(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
 
 class Run:
@@ -105,11 +108,12 @@ class Run:
         self, ready: Ready, planned: Callable[[Ready], Plan | None]
     ) -> tuple[Answered | Open | Ready, bool] | None:
         """Plan the next version; where the run then stands, and whether this process made the plan. ``None``: there is nothing to plan."""
-        plan = planned(ready)
-        if plan is None:
-            return None
-        head, fresh = self.opened.log.put_plan(ready.head, plan)
-        logger.info("version %d: planned %s", plan.version, dict(plan.ranges))
+        with telemetry.phase("plan", version=ready.head.closed + 1):
+            plan = planned(ready)
+            if plan is None:
+                return None
+            head, fresh = self.opened.log.put_plan(ready.head, plan)
+            logger.info("version %d: planned %s", plan.version, dict(plan.ranges))
         if head.plan_sha == "" or head.plan != plan:
             return self.opened.log.locate(self.run_key, head), False  # lost the create: look again (W12)
         return Open(head=head), fresh
@@ -118,6 +122,7 @@ class Run:
         """Bring the open version to its outcome, whoever planned it; returns where this run then stands."""
         assert head.plan is not None
         plan, log = head.plan, self.opened.log
+        telemetry.tell(telemetry.Planned.by, plan)
         staged = None if fresh else self._adopt(head)
         try:
             staged = staged or self._stage(head)
@@ -129,9 +134,12 @@ class Run:
             if found is None or found.plan is not None:
                 raise
             return log.locate(self.run_key, found)
-        decided = log.decide(head, self._outcome(head, plan, staged))
-        assert decided.outcome is not None
-        logger.info("version %d: %s", plan.version, decided.outcome.result)
+        with telemetry.phase("decide", version=plan.version, attempt_id=staged.attempt_id):
+            offered = self._outcome(head, plan, staged)
+            decided = log.decide(head, offered)
+            assert decided.outcome is not None
+            logger.info("version %d: %s", plan.version, decided.outcome.result)
+            telemetry.tell(telemetry.Decided.by, plan, offered, decided.outcome)
         log.write_segments(plan.version, [(decided.outcome, decided.outcome_sha)])
         if plan.run_key != self.run_key:
             return log.locate(self.run_key, decided)
@@ -145,15 +153,23 @@ class Run:
                 sinks[name].is_complete(c) for name, c in manifest.sinks.items()
             ):
                 logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
+                telemetry.tell(telemetry.Adopted, version=manifest.version, attempt_id=manifest.attempt_id)
                 return manifest
         return None
 
     def _stage(self, head: Head) -> StagedManifest:
-        """A fresh attempt: stage every sink, reconcile, and only then write the manifest (W18)."""
+        """A fresh attempt."""
         assert head.plan is not None
-        plan, log, pipeline = head.plan, self.opened.log, self.opened.pipeline
+        attempt_id = self.opened.log.clock.new_id()
+        with telemetry.phase("stage", version=head.plan.version, attempt_id=attempt_id):
+            manifest = self._attempt(head, head.plan, attempt_id)
+            telemetry.tell(telemetry.Staged.by, manifest)
+        return manifest
+
+    def _attempt(self, head: Head, plan: Plan, attempt_id: str) -> StagedManifest:
+        """Stage every sink, reconcile, and only then write the manifest (W18)."""
+        log, pipeline = self.opened.log, self.opened.pipeline
         started_ms = log.clock.now_ms()
-        attempt_id = log.clock.new_id()
         recorded = {} if head.outcome is None else head.outcome.schemas
         pipeline.source.check_pins(plan.pins, was_read=False)
         produced = self._produce(plan, attempt_id, recorded)

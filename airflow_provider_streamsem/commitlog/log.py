@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.errors import (
     InvalidError,
@@ -92,6 +93,9 @@ class CommitLog:
                 result: T = stop.value
                 return result
             before, event = event, self._event(request, unsure=unanswered > 0)
+            telemetry.tell(
+                telemetry.Requested, request=type(request).__name__.lower(), unknown=isinstance(event, Unknown)
+            )
             # A key that exists but cannot be read, again and again, is no clear answer either.
             unclear = isinstance(event, Unknown) or (isinstance(event, Missing) and isinstance(before, Exists))
             unanswered = unanswered + 1 if unclear else unanswered if isinstance(event, Exists) else 0

@@ -17,7 +17,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.engines.contract import Job, Produced
@@ -63,6 +63,7 @@ class SparkEngine:
         self._conf = arguments.options("spark conf", conf or {})
         self._cancelled = Event()
         self._interrupt: Callable[[], None] | None = None
+        self._application: telemetry.SparkFound | None = None
 
     def session(self) -> SparkSession:
         """
@@ -125,6 +126,8 @@ class SparkEngine:
         from airflow_provider_streamsem.engines import gateway, remote, shipping, staging
 
         inspect: Any = gateway if self._remote is None else remote
+        if self._remote is None:  # a Connect server does not tell where its pages are
+            telemetry.tell(self._found, user_session)
         # A Connect server has credentials of its own; what is set in its session, it may log.
         settings = {**SETTINGS, **(_access_settings(s3.access()) if self._remote is None else {})}
         try:
@@ -157,6 +160,13 @@ class SparkEngine:
         interrupt = self._interrupt
         if interrupt is not None:
             interrupt()
+
+    def _found(self, session: SparkSession) -> telemetry.SparkFound:
+        """Asked once, and only where somebody listens."""
+        if self._application is None:
+            context = session.sparkContext
+            self._application = telemetry.SparkFound(application_id=context.applicationId, ui=context.uiWebUrl or "")
+        return self._application
 
 
 def engine_of(found: Connection, conf: Mapping[str, str] | None = None) -> SparkEngine:

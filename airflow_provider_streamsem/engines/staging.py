@@ -10,6 +10,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
+from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engines import schema
 from airflow_provider_streamsem.engines.contract import Job, Produced
@@ -72,9 +73,10 @@ class Staging:
         counted = None if reread else self.inspect.observed(watched, self.session)
         if counted is None:
             counted = self._count(marked, asked)
-        sinks = {
-            name: sink.collect(self.job.plan.version, self.job.attempt_id) for name, sink in self.job.sinks.items()
-        }
+        with telemetry.phase("collect"):
+            sinks = {
+                name: sink.collect(self.job.plan.version, self.job.attempt_id) for name, sink in self.job.sinks.items()
+            }
         counts = {
             "read": counted["read"],
             "parsed": counted["read"] - counted["bad"],

@@ -17,6 +17,16 @@ def poll_interval_s() -> float:
     return float(_get("poll_interval") or 30)
 
 
+def batch_url() -> str:
+    """The pattern by which a batch's page is found; ``""``: there is none."""
+    return _get("batch_url")
+
+
+def spark_history_url() -> str:
+    """The Spark history server; ``""``: there is none."""
+    return _get("spark_history_url")
+
+
 def default_deferrable() -> bool:
     """Whether tasks that can wait in the triggerer do so where they do not say: ``[operators] default_deferrable``."""
     found: bool = _configuration().getboolean("operators", "default_deferrable", fallback=False)
@@ -24,7 +34,7 @@ def default_deferrable() -> bool:
 
 
 def _get(name: str) -> str:
-    return str(_configuration().get(SECTION, name, fallback="")).strip()
+    return str(_configuration().get(SECTION, name, fallback="") or "").strip()
 
 
 def _configuration() -> Any:

@@ -22,6 +22,7 @@ from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.hooks.failures import mapped
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key, times_cleared
+from airflow_provider_streamsem.observability.observed import Observed
 from airflow_provider_streamsem.operators.engines import HasEngine
 from airflow_provider_streamsem.operators.outlets import checked_partition_key, tell_outlets
 from airflow_provider_streamsem.operators.submission import Recorded, Submission, refuse_unnamed_transform
@@ -29,7 +30,7 @@ from airflow_provider_streamsem.readers.conditions import RunNeedsItsTask, to_te
 from airflow_provider_streamsem.triggers.condition import ConditionTrigger, answer_of
 
 
-class MicroBatchOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[misc]
+class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: ignore[misc]
     """
     Run one micro-batch of a pipeline, or with ``drain`` batches until the end that the source has when the run starts.
 
@@ -92,10 +93,13 @@ class MicroBatchOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[
         if self.run_in == "submit":
             result = self._submit(context)
         else:
-            with self.pipeline_on_its_log(context) as pipeline:
-                result = self._run(context)(
-                    pipeline, run_key=run_key(context["ti"]), drain=self.drain, engine=self.engine()
-                )
+            with (
+                self.pipeline_on_its_log(context) as pipeline,
+                self.observed(context["ti"], pipeline) as account,
+            ):
+                run = self._run(context)
+                result = run(pipeline, run_key=run_key(context["ti"]), drain=self.drain, engine=self.engine())
+                account.result = result
         answer: dict[str, Any] = result.to_json()
         tell_outlets(self, context, answer)
         return answer

@@ -12,11 +12,12 @@ from airflow_provider_streamsem.batch.redo import redo
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key
+from airflow_provider_streamsem.observability.observed import Observed
 from airflow_provider_streamsem.operators.engines import HasEngine
 from airflow_provider_streamsem.operators.outlets import checked_partition_key, tell_outlets
 
 
-class RedoOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[misc]
+class RedoOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: ignore[misc]
     """
     Make the rows of a committed version anew from the same offset ranges, with the transform as it is now; readers switch to them in one object.
 
@@ -54,10 +55,11 @@ class RedoOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[misc]
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Redo the version, tell the outlet assets, answer."""
-        with self.pipeline_on_its_log(context) as pipeline:
+        with self.pipeline_on_its_log(context) as pipeline, self.observed(context["ti"], pipeline) as account:
             version = self._version()
             key = f"{run_key(context['ti'])}#redo:{version}"
-            answer: dict[str, Any] = redo(pipeline, version, run_key=key, engine=self.engine()).to_json()
+            account.result = result = redo(pipeline, version, run_key=key, engine=self.engine())
+        answer: dict[str, Any] = result.to_json()
         tell_outlets(self, context, answer)
         return answer
 

@@ -178,6 +178,14 @@ class Source(Protocol):
         """URL of where records lie, where that is a place as datasets have one: neither log nor dataset may overlap it."""
         ...
 
+    def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
+        """
+        ``(namespace, name)`` of each thing that is read, as OpenLineage names datasets. May look up connections; sends no request.
+
+        :param ranges: what was read, where that is known: a source by pattern learns from it what it read
+        """
+        ...
+
     def guarded(self) -> Json:
         """What may not change under one log: the source's identity."""
         ...

@@ -20,10 +20,17 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import FoundFile, Json, Outcome, Plan
-from airflow_provider_streamsem.protocol.offsets import Offsets, position
+from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
 from airflow_provider_streamsem.sources.contract import Cut, Limits
 from airflow_provider_streamsem.sources.ledger import Ledger
-from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, normalised, open_store, split_url
+from airflow_provider_streamsem.stores.contract import (
+    ObjectStat,
+    UnknownAnswerError,
+    lineage_name,
+    normalised,
+    open_store,
+    split_url,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,6 +142,10 @@ class FilesSource:
     def place(self) -> str:
         """Where the files lie."""
         return self.path
+
+    def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
+        """The place."""
+        return [lineage_name(self.path)]
 
     def guarded(self) -> Json:
         """The place and the format."""

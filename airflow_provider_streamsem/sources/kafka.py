@@ -19,7 +19,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
-from airflow_provider_streamsem.protocol.offsets import Offsets, between, length, position
+from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length, position
 from airflow_provider_streamsem.sources import decoding
 from airflow_provider_streamsem.sources.contract import Cut, Expiry, Limits
 from airflow_provider_streamsem.sources.decoding import Decoder
@@ -28,6 +28,7 @@ from airflow_provider_streamsem.sources.kafka_cluster import (
     KafkaCluster,
     Partition,
     java_settings,
+    lineage_names,
     parse_partition,
     settings_of,
 )
@@ -75,6 +76,7 @@ class KafkaSource:
     replayable: ClassVar[bool] = True
     unit: ClassVar[str] = "offsets"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
+    place: ClassVar[None] = None  # a cluster is no place that a dataset could overlap
     reasons: ClassVar[tuple[str, ...]] = (
         "ranges of offsets are fixed in the plan with the topic's id, and every attempt reads exactly them",
         "offsets that are gone and topics that were made again fail the run, or are recorded as gaps; a log that was cut short fails it",
@@ -117,11 +119,6 @@ class KafkaSource:
         arguments.known_keys(f"{where} options", {name.lower(): value for name, value in given.items()}, OPTIONS)
         object.__setattr__(self, "options", given)
 
-    @property
-    def place(self) -> None:
-        """A cluster is no place that a dataset could overlap."""
-        return None
-
     def to_json(self) -> Json:
         """The arguments, as TOML has them."""
         return {
@@ -133,6 +130,10 @@ class KafkaSource:
     def guarded(self) -> Json:
         """The topics. Which incarnation of them stands in the offsets."""
         return {"type": "kafka", "topics": sorted(self.topics), "topic_pattern": self.topic_pattern}
+
+    def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
+        """The topics."""
+        return lineage_names(settings_of(self.conn_id, self.bootstrap_servers), {*self.topics}, ranges)
 
     def cluster(self) -> KafkaCluster:
         """The cluster, at this source's isolation level. Nothing is asked yet."""

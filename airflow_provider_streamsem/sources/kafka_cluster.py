@@ -18,6 +18,7 @@ from typing import Any
 
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
+from airflow_provider_streamsem.protocol.offsets import Ranges
 
 TIMEOUT_S = 30.0
 _LOOK_AGAIN_S = (0.2, 0.5)
@@ -84,6 +85,13 @@ def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str,
     if not settings.get("bootstrap.servers"):
         raise InvalidError("a kafka connection must have bootstrap.servers in its extra", conn_id=conn_id)
     return settings
+
+
+def lineage_names(settings: Mapping[str, str], topics: set[str], ranges: Ranges) -> list[tuple[str, str]]:
+    """``(namespace, name)`` of topics, and of those that ranges name. The namespace is the first server, as Spark's own lineage has it."""
+    server = settings["bootstrap.servers"].split(",")[0].split("://")[-1].strip()
+    namespace = f"kafka://{server}" if ":" in server else f"kafka://{server}:9092"
+    return [(namespace, topic) for topic in sorted(topics | {parse_partition(name).topic for name in ranges})]
 
 
 class KafkaCluster:

@@ -93,6 +93,15 @@ def normalised(url: str) -> str:
     return rest if scheme == "file" else f"{scheme}://{rest}"
 
 
+def lineage_name(url: str) -> tuple[str, str]:
+    """``(namespace, name)`` of a place, as OpenLineage names datasets: ``("s3://bucket", "prefix")``, ``("file", "/path")``."""
+    scheme, rest = split_url(url)
+    if scheme == "file":
+        return "file", rest
+    root, _, name = rest.partition("/")
+    return f"{scheme}://{root}", name or "/"
+
+
 def spark_path(place: str, key: str = "") -> str:
     """A path as Spark's readers take it: glob characters escaped, ``s3`` as ``s3a``."""
     scheme, rest = split_url(place)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engines.contract import Job, Produced
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
@@ -48,8 +49,9 @@ class RowsEngine:
         for name, sink in sorted(job.sinks.items()):
             self._step(f"write {name}")
             self._write(sink.attempt_place(job.plan.version, job.attempt_id), out[name])
-            self._step(f"collect {name}")
-            sinks[name] = sink.collect(job.plan.version, job.attempt_id)
+            with telemetry.phase("collect"):
+                self._step(f"collect {name}")
+                sinks[name] = sink.collect(job.plan.version, job.attempt_id)
         if len(bad) > job.max_quarantined:
             raise DataError("more records cannot be parsed than allowed", found=len(bad), allowed=job.max_quarantined)
         counts = {"read": len(rows) + len(bad), "parsed": len(rows), "quarantined": len(bad), "filtered": 0}

@@ -22,7 +22,7 @@ from airflow_provider_streamsem import (
     RetentionSensor,
 )
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
-from airflow_provider_streamsem.operators.failures import airflow_exception
+from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.sensors import condition as module
 from airflow_provider_streamsem.stores.memory import open_memory_store

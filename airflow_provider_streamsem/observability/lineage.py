@@ -1,0 +1,126 @@
+"""
+OpenLineage events' contents. Imported only where the OpenLineage provider is installed.
+
+Datasets are named by OpenLineage's conventions. Output statistics are of what *this try* made visible: a try that only gave a committed result has none, so
+that whoever adds them up counts no row twice. Which offsets and attempts these were stands in the facet ``streamsem_batches``
+(``docs/facets/StreamsemBatchesRunFacet.json``).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attr
+from airflow.providers.common.compat.openlineage.facet import (
+    Dataset,
+    OutputDataset,
+    OutputStatisticsOutputDatasetFacet,
+    RunFacet,
+    SchemaDatasetFacet,
+    SchemaDatasetFacetFields,
+)
+from airflow.providers.openlineage.extractors import OperatorLineage
+
+from airflow_provider_streamsem import __version__
+from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.errors import StreamsemError
+from airflow_provider_streamsem.observability.account import Account
+from airflow_provider_streamsem.stores.contract import lineage_name
+from airflow_provider_streamsem.telemetry import Decided, Planned
+
+PRODUCER = f"https://pypi.org/project/airflow-provider-streamsem/{__version__}"
+SCHEMA = "urn:streamsem:facets:1-0-0:StreamsemBatchesRunFacet#/$defs/StreamsemBatchesRunFacet"
+
+
+@attr.define
+class StreamsemBatchesRunFacet(RunFacet):  # type: ignore[misc]
+    """The versions of a pipeline's log that a run closed or left open; see its schema."""
+
+    pipeline: str
+    log: str
+    runKey: str
+    status: str
+    batches: list[dict[str, Any]]
+
+    @staticmethod
+    def _get_schema() -> str:
+        return SCHEMA
+
+
+def of_spec(pipeline: Pipeline) -> OperatorLineage:
+    """What a spec alone tells; places that are templates, or known by a connection only, are left out."""
+    try:
+        inputs = pipeline.source.lineage({})
+    except StreamsemError:
+        inputs = []
+    outputs = [lineage_name(sink.place) for sink in pipeline.sinks.values()]
+    return OperatorLineage(inputs=_datasets(inputs), outputs=_datasets(outputs))
+
+
+def _datasets(names: list[tuple[str, str]]) -> list[Any]:
+    return [
+        Dataset(namespace=n[0], name=n[1])
+        for n in names
+        if not any(mark in part for part in n for mark in ("{{", "{%"))
+    ]
+
+
+def of_account(account: Account) -> OperatorLineage:
+    """What a try did."""
+    result = account.result
+    facet = StreamsemBatchesRunFacet(  # type: ignore[call-arg]  # its base takes the producer
+        pipeline=account.pipeline.name,
+        log=account.pipeline.log,
+        runKey=account.run_key,
+        status="failed" if result is None else result.status,
+        batches=[_batch(account, batch) for batch in account.batches.values()],
+        producer=PRODUCER,
+    )
+    return OperatorLineage(
+        inputs=_datasets(account.inputs),
+        outputs=[_output(account, name, sink.place) for name, sink in account.pipeline.sinks.items()],
+        run_facets={"streamsem_batches": facet},
+    )
+
+
+def _batch(account: Account, batch: Planned | Decided) -> dict[str, Any]:
+    told: dict[str, Any] = {"version": batch.version, "ranges": {p: list(pair) for p, pair in batch.ranges.items()}}
+    if isinstance(batch, Planned):
+        return {**told, "result": "open"}
+    return {
+        **told,
+        "result": batch.result,
+        "attemptId": batch.attempt_id,
+        "adopted": batch.version in account.adopted,
+        "lost": batch.lost,
+        "counts": dict(batch.counts),
+    }
+
+
+def _output(account: Account, sink: str, place: str) -> Any:
+    namespace, name = lineage_name(place)
+    facets, statistics = {}, {}
+    if sink in account.schemas:
+        facets["schema"] = SchemaDatasetFacet(fields=_fields(account.schemas[sink]), producer=PRODUCER)
+    if sink in account.outputs:
+        made = account.outputs[sink]
+        statistics["outputStatistics"] = OutputStatisticsOutputDatasetFacet(
+            rowCount=made.rows, size=made.bytes, fileCount=made.files, producer=PRODUCER
+        )
+    return OutputDataset(namespace=namespace, name=name, facets=facets, outputFacets=statistics)
+
+
+def _fields(schema: str) -> list[Any]:
+    """Columns of a schema in Spark's JSON form, their types in Spark's words."""
+    return [SchemaDatasetFacetFields(name=f["name"], type=_type(f["type"])) for f in json.loads(schema)["fields"]]
+
+
+def _type(given: Any) -> str:
+    if isinstance(given, str):
+        return {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}.get(given, given)
+    if given["type"] == "struct":
+        return "struct<" + ",".join(f"{f['name']}:{_type(f['type'])}" for f in given["fields"]) + ">"
+    if given["type"] == "map":
+        return f"map<{_type(given['keyType'])},{_type(given['valueType'])}>"
+    return f"array<{_type(given['elementType'])}>" if given["type"] == "array" else str(given["type"])

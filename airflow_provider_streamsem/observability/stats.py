@@ -1,0 +1,127 @@
+"""Airflow's statistics of a run: names, kinds and tags in one list, which ``docs/observability.md`` shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from time import perf_counter
+from typing import Any, Literal
+
+from airflow_provider_streamsem.telemetry import Adopted, Began, Decided, Ended, Event, Looked, Requested
+
+COMMON_TAGS = ("dag_id", "task_id", "pipeline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stat:
+    """One statistic. ``tags`` are those beside :data:`COMMON_TAGS`."""
+
+    name: str
+    kind: Literal["counter", "gauge", "timer"]
+    tags: tuple[str, ...] = ()
+    meaning: str
+
+
+STATS = {
+    stat.name: stat
+    for stat in (
+        Stat(name="streamsem.rows.read", kind="counter", meaning="records that committed batches read"),
+        Stat(name="streamsem.rows.filtered", kind="counter", meaning="of these, dropped by the pipeline's `where`"),
+        Stat(name="streamsem.rows.quarantined", kind="counter", meaning="of these, quarantined: they could not be parsed"),
+        Stat(name="streamsem.rows.written", kind="counter", tags=("sink",), meaning="rows that became visible"),
+        Stat(name="streamsem.bytes.written", kind="counter", tags=("sink",), meaning="bytes of their files"),
+        Stat(name="streamsem.batches.committed", kind="counter", meaning="versions that this process committed"),
+        Stat(
+            name="streamsem.batches.duration",
+            kind="timer",
+            meaning="milliseconds from a version's plan to its commit, through all tries",
+        ),
+        Stat(name="streamsem.phases.duration", kind="timer", tags=("phase",), meaning="milliseconds of `run`, `plan`, `stage`, `collect`, `decide`"),
+        Stat(
+            name="streamsem.lag",
+            kind="gauge",
+            tags=("unit",),
+            meaning="items between what is committed and the end that the run saw when it planned (in a drain: its target), after each look and each commit",
+        ),
+        Stat(name="streamsem.attempts.staged", kind="counter", meaning="attempts that were begun"),
+        Stat(name="streamsem.attempts.adopted", kind="counter", meaning="attempts of dead runs that were decided as they were"),
+        Stat(name="streamsem.attempts.lost", kind="counter", meaning="finished attempts of versions that were decided otherwise"),
+        Stat(name="streamsem.requests.answered", kind="counter", tags=("request",), meaning="requests to the log: `put`, `get`, `list`"),
+        Stat(name="streamsem.requests.unknown", kind="counter", tags=("request",), meaning="those whose answer was lost or unclear; they are sent again"),
+    )
+}  # fmt: skip
+
+
+class StatsListener:
+    """
+    Emits :data:`STATS`.
+
+    :param tags: of every statistic
+    :param unit: what the source's offsets count
+    """
+
+    def __init__(self, tags: Mapping[str, str], unit: str) -> None:
+        self._tags = dict(tags)
+        self._unit = unit
+        self._began: list[float] = []
+        self._looked: Looked | None = None
+        self._requests: Counter[tuple[str, bool]] = Counter()
+
+    @cached_property
+    def _stats(self) -> Any:
+        try:
+            from airflow.sdk.observability.stats import Stats
+        except ImportError:  # Airflow 3.1
+            from airflow.stats import Stats
+        return Stats
+
+    def __call__(self, event: Event) -> None:
+        """Count, and emit what is complete."""
+        if isinstance(event, Requested):
+            self._requests[event.request, event.unknown] += 1
+        elif isinstance(event, Began):
+            self._began.append(perf_counter())
+            if event.phase == "stage":
+                self._emit("streamsem.attempts.staged", 1)
+        elif isinstance(event, Ended):
+            self._emit("streamsem.phases.duration", (perf_counter() - self._began.pop()) * 1000, phase=event.phase)
+            if event.phase == "run":
+                self._emit_requests()
+        elif isinstance(event, Looked):
+            self._looked = event
+            self._emit("streamsem.lag", event.behind(event.committed), unit=self._unit)
+        elif isinstance(event, Adopted):
+            self._emit("streamsem.attempts.adopted", 1)
+        elif isinstance(event, Decided):
+            self._emit_decision(event)
+
+    def _emit_decision(self, event: Decided) -> None:
+        self._emit("streamsem.attempts.lost", int(event.lost))
+        if self._looked is not None:
+            self._emit("streamsem.lag", self._looked.behind(event.next), unit=self._unit)
+        if not event.mine:
+            return
+        self._emit("streamsem.batches.committed", 1)
+        self._emit("streamsem.batches.duration", event.duration_ms)
+        for name in ("read", "filtered", "quarantined"):
+            self._emit(f"streamsem.rows.{name}", event.counts.get(name, 0))
+        for sink, output in event.outputs.items():
+            self._emit("streamsem.rows.written", output.rows, sink=sink)
+            self._emit("streamsem.bytes.written", output.bytes, sink=sink)
+
+    def _emit_requests(self) -> None:
+        for (request, unknown), count in sorted(self._requests.items()):
+            self._emit(f"streamsem.requests.{'unknown' if unknown else 'answered'}", count, request=request)
+        self._requests.clear()
+
+    def _emit(self, name: str, value: float, **tags: str) -> None:
+        stat = STATS[name]
+        every = {**self._tags, **{tag: tags[tag] for tag in stat.tags}}
+        if stat.kind == "gauge":
+            self._stats.gauge(name, value, tags=every)
+        elif stat.kind == "timer":
+            self._stats.timing(name, value, tags=every)
+        elif value:
+            self._stats.incr(name, value, tags=every)

@@ -1,0 +1,168 @@
+"""Lineage, through the OpenLineage provider's own extractor."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from airflow_provider_streamsem import FilesSource, KafkaSource, Limits, MicroBatchOperator, observability
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.observability import account
+from airflow_provider_streamsem.observability.account import Account
+from airflow_provider_streamsem.observability.lineage import of_account
+from airflow_provider_streamsem.telemetry import heard_by
+from tests.observability.openlineage_schema import as_sent, check_event, conforms
+from tests.observability.test_telemetry import BeforeOutcome
+from tests.worlds import World
+
+pytestmark = pytest.mark.airflow
+
+
+def extracted(operator: Any, when: str) -> Any:
+    from airflow.providers.openlineage.extractors.base import DefaultExtractor
+
+    extractor = DefaultExtractor(operator)
+    return {
+        "start": extractor.extract,
+        "complete": lambda: extractor.extract_on_complete(None),
+        "failure": lambda: extractor.extract_on_failure(None),
+    }[when]()
+
+
+def test_finished_run_names_its_datasets_with_statistics_and_batches(
+    disk_world: World, execute: Callable[..., Any]
+) -> None:
+    made, _ = execute()
+    sent = check_event(extracted(made, "complete"))
+    assert [(d["namespace"], d["name"]) for d in sent["inputs"]] == [("file", str(disk_world.root / "in"))]
+    (output,) = sent["outputs"]
+    files = disk_world.opened().files()
+    assert (output["namespace"], output["name"]) == ("file", str(disk_world.root / "out"))
+    statistics = output["outputFacets"]["outputStatistics"]
+    assert {name: statistics[name] for name in ("rowCount", "size", "fileCount")} == {
+        "rowCount": 9, "size": sum(Path(file.path).stat().st_size for file in files), "fileCount": len(files),
+    }  # fmt: skip
+    facet = sent["run"]["facets"]["streamsem_batches"]
+    assert (facet["pipeline"], facet["status"]) == ("world", "committed")
+    stored = [disk_world.log().outcome(version)[0] for version in (0, 1)]  # type: ignore[index]
+    assert [(b["version"], b["ranges"], b["result"], b["attemptId"], b["counts"]) for b in facet["batches"]] == [
+        (o.version, ranges, "commit", o.attempt_id, dict(o.counts))
+        for o, ranges in zip(stored, ({"files": [0, 2]}, {"files": [2, 3]}), strict=True)
+    ]
+
+
+def test_try_that_only_answers_counts_no_row_again(execute: Callable[..., Any]) -> None:
+    execute()
+    cleared, _ = execute()
+    sent = check_event(extracted(cleared, "complete"))
+    assert sent["outputs"][0].get("outputFacets", {}) == {}
+    assert (
+        sent["run"]["facets"]["streamsem_batches"]["status"],
+        sent["run"]["facets"]["streamsem_batches"]["batches"],
+    ) == ("committed", [])
+
+
+def test_rows_of_a_version_that_another_process_decided_are_not_counted(disk_world: World) -> None:
+    def other() -> None:
+        contextvars.Context().run(disk_world.run, "a")  # a process of its own does not share our listeners
+
+    kept = Account(disk_world.pipeline())
+    with heard_by(kept):
+        kept.result = disk_world.run("a", store=BeforeOutcome(disk_world.store, other))
+    sent = check_event(of_account(kept))
+    (batch,) = sent["run"]["facets"]["streamsem_batches"]["batches"]
+    assert (batch["version"], batch["result"], batch["lost"]) == (0, "commit", False)
+    assert sent["outputs"][0].get("outputFacets", {}) == {}
+
+
+def test_long_drain_keeps_its_newest_batches_and_the_sum_of_all(
+    disk_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(account, "KEPT", 2)
+    kept = Account(disk_world.pipeline(limits=Limits(max_files=1)))
+    with heard_by(kept):
+        kept.result = disk_world.run("a", drain=True, pipeline=kept.pipeline)
+    sent = check_event(of_account(kept))
+    versions = [batch["version"] for batch in sent["run"]["facets"]["streamsem_batches"]["batches"]]
+    assert versions == [1, 2]
+    assert sent["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 9
+
+
+def test_failed_run_names_the_version_that_it_left_open(execute: Callable[..., Any]) -> None:
+    def fails(rows: list[Any]) -> list[Any]:
+        raise DataError("the rows do not fit; nothing became visible")
+
+    made, _ = execute(transform=fails, fails=True)
+    facet = check_event(extracted(made, "failure"))["run"]["facets"]["streamsem_batches"]
+    assert facet["status"] == "failed"
+    assert facet["batches"] == [{"version": 0, "ranges": {"files": [0, 2]}, "result": "open"}]
+
+
+def test_before_the_run_lineage_is_what_the_spec_alone_tells(disk_world: World) -> None:
+    def before(**changes: Any) -> list[tuple[str, str]]:
+        made = MicroBatchOperator(task_id="t", pipeline=disk_world.pipeline(**changes))
+        sent = check_event(extracted(made, "start"))
+        assert [d["name"] for d in sent["outputs"]] == [str(disk_world.root / "out")]
+        return [(d["namespace"], d["name"]) for d in sent["inputs"]]
+
+    topics = {"topics": ["b", "a"], "bootstrap_servers": "SASL_SSL://k1:9093,k2:9093"}
+    assert before() == [("file", str(disk_world.root / "in"))]
+    assert before(source=KafkaSource(**topics), limits=Limits()) == [("kafka://k1:9093", "a"), ("kafka://k1:9093", "b")]
+    assert before(source=KafkaSource(topics=["a"], conn_id="unknown"), limits=Limits()) == []
+    templated = FilesSource(path=str(disk_world.root / "{{ ds }}"), format="json", schema="id long")
+    assert before(source=templated) == []
+
+
+def test_schema_facet_has_spark_columns() -> None:
+    from airflow_provider_streamsem.observability.lineage import _fields
+
+    columns = [
+        ("id", "long"), ("day", "date"), ("amount", "decimal(12,2)"),
+        ("s", {"type": "struct", "fields": [{"name": "a", "type": "integer"}, {"name": "b", "type": {"type": "array", "elementType": "string"}}]}),
+        ("m", {"type": "map", "keyType": "string", "valueType": "short"}),
+    ]  # fmt: skip
+    schema = json.dumps({"type": "struct", "fields": [{"name": name, "type": type_} for name, type_ in columns]})
+    assert [(f.name, f.type) for f in _fields(schema)] == [
+        ("id", "bigint"), ("day", "date"), ("amount", "decimal(12,2)"), ("s", "struct<a:int,b:array<string>>"), ("m", "map<string,smallint>"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda sent: sent["outputs"][0]["outputFacets"]["outputStatistics"].update(rowCount="9"), "rowCount"),
+        (lambda sent: sent["outputs"][0]["outputFacets"]["outputStatistics"].update(rows=9), "outputStatistics"),
+        (lambda sent: sent["outputs"][0].pop("namespace"), "outputs"),
+        (lambda sent: sent["run"]["facets"]["streamsem_batches"]["batches"][0].update(version=-1), "minimum"),
+        (lambda sent: sent["run"]["facets"]["streamsem_batches"].pop("_producer"), "_producer"),
+    ],
+)
+def test_check_of_events_sees_what_is_wrong(execute: Callable[..., Any], break_it: Any, message: str) -> None:
+    from openlineage.client.event_v2 import RunEvent
+
+    made, _ = execute()
+    sent = as_sent(extracted(made, "complete"))
+    break_it(sent)
+    with pytest.raises((AssertionError, jsonschema.ValidationError), match=message):
+        conforms(sent, RunEvent)
+
+
+def test_without_the_openlineage_provider_there_is_no_lineage_and_the_run_is_the_same(
+    disk_world: World, execute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "airflow.providers.openlineage.extractors", None)
+    monkeypatch.delitem(sys.modules, "airflow_provider_streamsem.observability.lineage", raising=False)
+    monkeypatch.delattr(observability, "lineage", raising=False)
+    monkeypatch.setattr(account, "find_spec", lambda name: None)
+    made, _ = execute()
+    assert made.get_openlineage_facets_on_start() is None
+    assert made.get_openlineage_facets_on_complete(None) is None
+    assert made.account.result.status == "committed"
+    disk_world.check()

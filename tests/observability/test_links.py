@@ -1,0 +1,93 @@
+"""Links of a task instance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import MicroBatchOperator
+from airflow_provider_streamsem.get_provider_info import get_provider_info
+from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLink
+from tests.observability.conftest import Ti
+from tests.worlds import World
+
+pytestmark = pytest.mark.airflow
+
+
+def link(cls: Any, operator: Any) -> str:
+    found: str = cls().get_link(operator, ti_key=None)
+    return found
+
+
+def test_links_are_empty_where_the_deployment_names_no_pages(execute: Callable[..., Any]) -> None:
+    made, _ = execute()
+    assert (link(BatchLink, made), link(SparkUiLink, made)) == ("", "")
+
+
+def test_batch_link_is_the_pattern_filled_with_the_last_version(
+    disk_world: World, execute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "AIRFLOW__STREAMSEM__BATCH_URL", "https://x/{pipeline}/{version}?log={log}&bucket={bucket}&key={key}"
+    )
+    made, _ = execute()
+    outcome = made.account.result.outcome
+    assert link(BatchLink, made) == "https://x/world/1?log={0}&bucket=&key={0}%2F{1}".format(
+        str(disk_world.root / "log").replace("/", "%2F"), outcome.replace("/", "%2F")
+    )
+    cleared, _ = execute()
+    assert link(BatchLink, cleared) == link(BatchLink, made)
+
+
+def test_batch_link_of_a_log_on_s3_has_bucket_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__STREAMSEM__BATCH_URL", "https://console/{bucket}?prefix={key}")
+    result = SimpleNamespace(log="s3://lake/_streamsem/orders", version=3, outcome="log/9/x.c.json", pipeline="orders")
+    operator = SimpleNamespace(account=SimpleNamespace(result=result))
+    assert link(BatchLink, operator) == "https://console/lake?prefix=_streamsem%2Forders%2Flog%2F9%2Fx.c.json"
+
+
+def test_spark_link_is_its_own_pages_while_the_task_runs_and_the_history_servers_afterwards(
+    execute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__STREAMSEM__SPARK_HISTORY_URL", "http://history:18080/")
+    made, ti = execute()
+    assert ti.pushed == [(SparkUiLink().xcom_key, "http://worker:4040")]
+    assert link(SparkUiLink, made) == "http://history:18080/history/local-1/jobs/"
+
+
+def test_operators_that_did_not_run_have_no_links(disk_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__STREAMSEM__BATCH_URL", "https://x/{version}")
+    made = MicroBatchOperator(task_id="t", pipeline=disk_world.pipeline())
+    assert (link(BatchLink, made), link(SparkUiLink, made)) == ("", "")
+
+
+def test_task_that_cannot_push_its_link_runs_all_the_same(
+    disk_world: World, execute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, key: str, value: Any) -> None:
+        raise ConnectionError("no API server")
+
+    monkeypatch.setattr(Ti, "xcom_push", refuse)
+    made, _ = execute()
+    assert made.account.result.status == "committed"
+    disk_world.check()
+
+
+def test_links_and_settings_are_registered_under_the_names_that_the_code_uses() -> None:
+    from airflow.sdk import DAG
+    from airflow.serialization import serialized_objects
+
+    serialization: Any = (
+        getattr(serialized_objects, "DagSerialization", None) or serialized_objects.SerializedDAG
+    )  # 3.1
+    info = get_provider_info()
+    assert info["extra-links"] == [f"{cls.__module__}.{cls.__qualname__}" for cls in (BatchLink, SparkUiLink)]
+    assert set(info["config"]["streamsem"]["options"]) == {"batch_url", "spark_history_url"}
+    with DAG("d", schedule=None) as dag:
+        MicroBatchOperator(task_id="plain", pipeline="p.toml")
+        MicroBatchOperator.partial(task_id="mapped").expand(pipeline=["p.toml", "q.toml"])
+    for task in serialization.to_dict(dag)["dag"]["tasks"]:
+        assert task["__var"]["_operator_extra_links"] == {"Batch": "_link_BatchLink", "Spark UI": "_link_SparkUiLink"}
