@@ -91,14 +91,14 @@ def _configuration() -> dict[str, Any]:
         "options": {
             "spark_conn_id": {
                 "description": "Spark connection of tasks that name neither a master nor a connection. Empty: Spark in the task's own process.",
-                "version_added": "0.2.0",
+                "version_added": "0.1.0",
                 "type": "string",
                 "example": "spark_default",
                 "default": "",
             },
             "poll_interval": {
                 "description": "Seconds between two looks of a sensor or trigger that was given no interval.",
-                "version_added": "0.2.0",
+                "version_added": "0.1.0",
                 "type": "float",
                 "example": None,
                 "default": "30",
@@ -106,14 +106,14 @@ def _configuration() -> dict[str, Any]:
             "batch_url": {
                 "description": "Where a batch is shown, for the link of a task instance: a pattern with the fields {pipeline}, {version}, {log}, {bucket}, "
                 "{key}. Empty: no link.",
-                "version_added": "0.2.0",
+                "version_added": "0.1.0",
                 "type": "string",
                 "example": "https://s3.console.aws.amazon.com/s3/object/{bucket}?prefix={key}",
                 "default": None,
             },
             "spark_history_url": {
                 "description": "A Spark history server, for the link of a task instance that has ended. Empty: no link.",
-                "version_added": "0.2.0",
+                "version_added": "0.1.0",
                 "type": "string",
                 "example": "http://spark-history:18080",
                 "default": None,

@@ -1,0 +1,57 @@
+"""The provider on other releases of Airflow and Python: installed into an environment of its own each, and its own tests run there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# The lowest and the newest release of each line; the newest line on the newest Python.
+COMBINATIONS = [("3.10", "3.1.0"), ("3.11", "3.1.*"), ("3.12", "3.2.*"), ("3.13", "3.3.*")]
+# What Airflow's own constraints hold back for a release, and its package does not.
+HELD_BACK = {"3.1.0": ["structlog<25.5"]}
+TESTS = ["tests/operators", "tests/hooks", "tests/sensors", "tests/triggers", "tests/observability", "tests/test_assets.py", "tests/golden"]  # fmt: skip
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of this version, from the path or from pyenv."""
+    found = shutil.which(f"python{version}")
+    if found is not None and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
+        return found
+    kept = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
+    return str(kept[-1]) if kept else None
+
+
+@pytest.mark.prove
+@pytest.mark.airflow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(("python", "airflow"), COMBINATIONS, ids=lambda given: given)
+def test_provider_keeps_its_promises_on_other_releases(python: str, airflow: str, tmp_path: Path) -> None:
+    program = interpreter(python)
+    if program is None:
+        pytest.skip(f"not run: there is no Python {python} on this machine")
+    subprocess.run([program, "-m", "venv", str(tmp_path / "venv")], check=True)
+    there = str(tmp_path / "venv" / "bin" / "python")
+    uv = str(Path(sys.executable).parent / "uv")
+    wanted = [
+        f"apache-airflow=={airflow}",
+        "--editable",
+        f"{ROOT}[kafka,testing]",
+        "fastavro",
+        "pytest-timeout",
+        "duckdb",
+        *HELD_BACK.get(airflow, []),
+    ]
+    subprocess.run([uv, "pip", "install", "--quiet", "--python", there, *wanted], check=True)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "PYTHONPATH"))}
+    done = subprocess.run(
+        [there, "-m", "pytest", "-q", "-m", "not spark and not prove and not integration", *TESTS],
+        cwd=ROOT, env=kept, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    print(done.stdout[-1500:])
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
