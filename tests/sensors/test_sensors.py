@@ -261,18 +261,22 @@ def test_errors_end_a_deferred_task_as_they_end_a_poking_one(
         ends(transient, never_fail=True)
 
 
+@pytest.mark.parametrize("first", ["fails", "finds nothing"])
 @pytest.mark.parametrize("how", HOWS, ids=str)
-def test_silent_fail_asks_again(world: World, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]) -> None:
+def test_silent_fail_asks_again(world: World, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], first: str) -> None:
     world.run("makes the log")
     world.arrive(1)
-    listing, failures = FilesSource.listing, [UnavailableError("no answer")] * 2
+    listing, looks = FilesSource.listing, count()
 
-    def fails_twice(*given: Any) -> Any:
-        if failures:
-            raise failures.pop()
+    def fails(*given: Any) -> Any:
+        look = next(looks)
+        if look == 0 and first == "finds nothing":
+            return []
+        if look < 3:
+            raise UnavailableError("no answer")
         return listing(*given)
 
-    monkeypatch.setattr(FilesSource, "listing", fails_twice)
+    monkeypatch.setattr(FilesSource, "listing", fails)
     made = OffsetsAvailableSensor(
         task_id="wait", pipeline=world.pipeline(), silent_fail=True, poke_interval=0.05, timeout=30, **how
     )
