@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -20,7 +22,7 @@ from airflow_provider_streamsem.stores.contract import Store, open_store
 from airflow_provider_streamsem.testing.arrivals import Arrivals, Rows
 from airflow_provider_streamsem.testing.bench import Bench, Committed, bench
 from airflow_provider_streamsem.testing.crash_matrix import Output, crash_matrix
-from airflow_provider_streamsem.testing.dag_runs import run_dag, stepped_messages
+from airflow_provider_streamsem.testing.dag_runs import returned, run_dag, stepped_messages
 from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
 
 if TYPE_CHECKING:
@@ -79,7 +81,8 @@ class DagHarness:
         was left alone.
 
         The steps are each request to a log and each message of a task to Airflow, before and after it is applied, and each step of the engine. A task that was
-        killed gets another try, whatever its ``retries``. The output is that of :meth:`PipelineHarness.crash_matrix` for each pipeline.
+        killed gets another try, whatever its ``retries``. The output is that of :meth:`PipelineHarness.crash_matrix` for each pipeline, and what the tasks that
+        run one returned.
 
         :param batches: pipeline name → its batches
         :param ignore: columns whose values differ from run to run
@@ -144,12 +147,14 @@ class _Trial:
         self.benches = benches
         self._dag, self._run_id, self._tasks = dag, run_id, tasks
         self._ignore, self._observe = ignore, observe
+        self._returned: dict[str, Any] = {}
 
     def run(self, steps: Steps) -> None:
         with self._laid(steps), stepped_messages(steps):
-            state = run_dag(self._dag, self._run_id).state
-        if state != "success":
-            raise AssertionError(f"the DAG run {self._run_id} ended as {state}: the log of its tasks says why")
+            dag_run = run_dag(self._dag, self._run_id)
+        if dag_run.state != "success":
+            raise AssertionError(f"the DAG run {self._run_id} ended as {dag_run.state}: the log of its tasks says why")
+        self._returned = returned(dag_run, {task.task_id for task in self._tasks})
 
     def output(self) -> Output:
         parts = {
@@ -157,16 +162,19 @@ class _Trial:
             for name, laid in self.benches.items()
             for what, value in laid.output(self._ignore).items()
         }
-        return {**parts, "observed": self._observe()}
+        answers = {f"returned by {task}": _of_any_place(answer) for task, answer in self._returned.items()}
+        return {**parts, **answers, "observed": self._observe()}
 
     @contextmanager
     def _laid(self, steps: Steps) -> Iterator[None]:
         """While the block runs, tasks run the pipelines of the benches, and whatever engine they make stages as the bench's."""
         by_place = {laid.arrivals.source.path: laid for laid in self.benches.values()}
+        by_spark = SparkEngine.stage
 
         def stage(engine: SparkEngine, job: Job, log: CommitLog) -> Produced:
             source: Any = job.source
-            return by_place[source.path].engine(steps, _Unpatched(engine)).stage(job, log)
+            unpatched: Any = SimpleNamespace(stage=partial(by_spark, engine))
+            return by_place[source.path].engine(steps, unpatched).stage(job, log)
 
         with ExitStack() as stack:
             stack.enter_context(patch.object(commit_log, "open_store", self._opener(steps)))
@@ -198,17 +206,11 @@ class _Trial:
         return opened
 
 
-_STAGE = SparkEngine.stage
-
-
-class _Unpatched:
-    """A Spark engine of a task, that stages by its class's own method."""
-
-    def __init__(self, engine: SparkEngine) -> None:
-        self._engine = engine
-
-    def stage(self, job: Job, log: CommitLog) -> Produced:
-        return _STAGE(self._engine, job, log)
+def _of_any_place(answer: Any) -> Any:
+    """What a task returned, without what says where and by whom it was run."""
+    if not isinstance(answer, Mapping):
+        return answer
+    return {name: part for name, part in answer.items() if name not in ("log", "run_key")}
 
     def cancel(self) -> None:
         self._engine.cancel()

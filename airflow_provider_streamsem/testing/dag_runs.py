@@ -82,6 +82,18 @@ def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = (), conf: dict[st
             raise
 
 
+def returned(dag_run: Any, task_ids: Collection[str]) -> dict[str, Any]:
+    """What tasks of a DAG run returned: task id → XCom ``return_value``; a task that pushed none is absent."""
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+
+    query = XComModel.get_many(
+        run_id=dag_run.run_id, key="return_value", dag_ids=dag_run.dag_id, task_ids=sorted(task_ids)
+    )
+    with create_session() as session:
+        return {found.task_id: XComModel.deserialize_value(found) for found in session.scalars(query)}
+
+
 @contextmanager
 def stepped_messages(step: Callable[[str], object]) -> Iterator[None]:
     """

@@ -7,17 +7,20 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import fastavro
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_streamsem import Avro, Json, KafkaSource, open_log
+from airflow_provider_streamsem import Avro, Json, KafkaSource, open_log, read_committed
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import DataError, UnavailableError
+from airflow_provider_streamsem.testing.harness import PipelineHarness
+from airflow_provider_streamsem.testing.messages import KafkaMessage
 from tests.integration.parts.kafka import PASSWORD, USER, Broker
 from tests.integration.topics import Topics
 
@@ -70,6 +73,39 @@ def test_json_values_become_columns_and_what_does_not_fit_is_quarantined_with_it
         (name, 0, n, "utf-8" if n < 5 else "base64") for n in range(1, 6)
     ]
     assert [r["raw"] for r in found[:4]] == bad[:4]
+
+
+@pytest.mark.parametrize("value", [None, Json("id long, user string")], ids=["binary", "json"])
+def test_harness_hands_a_transform_what_a_real_broker_hands_it(
+    topics: Topics, spark: SparkSession, tmp_path: Path, value: Json | None
+) -> None:
+    messages: list[KafkaMessage] = []
+    now = datetime.now(tz=timezone.utc).replace(microsecond=123_000)  # retention removes what is older than a week
+
+    def put(data: bytes | str | None, partition: int, key: bytes | None, headers: list[tuple[str, bytes]]) -> None:
+        at = now + timedelta(milliseconds=len(messages))
+        at_ms = (at - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(milliseconds=1)
+        topics.put("h", [data], partition=partition, key=key, headers=headers, timestamp=at_ms)
+        messages.append(KafkaMessage(value=data, key=key, partition=partition, timestamp=at, headers=headers))
+
+    topics.create("h", 2)
+    put('{"id": 1, "user": "ann"}', 0, b"k", [("trace", b"\x00\x01"), ("trace", b"")])
+    for data, partition in ((None, 0), ("{broken", 0), (b"\xff", 1), ('{"id": 2}', 1), ("", 1)):
+        put(data, partition, None, [])
+    seen: list[str] = []
+
+    def transform(frame: DataFrame) -> DataFrame:
+        seen.append(frame.schema.simpleString())
+        return frame
+
+    spec = topics.pipeline("h", source={"value": value}, transform=transform)
+    topics.run(spec, "r")
+    given = PipelineHarness(spec, tmp_path / "harness", spark=spark).run(messages)
+    real = read_committed(spark, str(topics.place / "log")).toArrow().to_pylist()
+    assert sorted(given.rows(), key=str) == sorted(real, key=str)
+    assert len(real) == (6 if value is None else 3)
+    assert sorted(given.quarantined, key=str) == sorted(open_log(str(topics.place / "log")).quarantined(), key=str)
+    assert len(set(seen)) == 1
 
 
 def test_key_alone_is_decoded_beside_a_binary_value(topics: Topics) -> None:

@@ -157,6 +157,20 @@ def test_killed_task_gets_another_try_in_the_same_dag_run_and_an_effect_that_it_
     )
 
 
+def test_task_that_returns_something_else_after_a_kill_is_found(
+    harness: Callable[[str], DagHarness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is known by the try would find its own batch committed by somebody else, and tell its downstream tasks of nothing."""
+    from airflow_provider_streamsem.operators import micro_batch
+
+    run_key = micro_batch.run_key
+    monkeypatch.setattr(micro_batch, "run_key", lambda ti: f"{run_key(ti)}-{ti.try_number}")
+    with pytest.raises(AssertionError) as caught:
+        harness("orders").crash_matrix({"orders": [[{"id": 1}]]})
+    assert "after create log/99999999/999999999999-0.c.json:\n    returned by clean: {" in str(caught.value)
+    assert "before create log/99999999/999999999999-0.p.json" not in str(caught.value)
+
+
 def test_production_is_put_back_and_no_other_log_can_be_opened(
     harness: Callable[[str], DagHarness], module: Any
 ) -> None:
