@@ -17,6 +17,7 @@ from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.observability import account
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.observability.lineage import of_account
+from airflow_provider_streamsem.stores.contract import lineage_name
 from airflow_provider_streamsem.telemetry import heard_by
 from tests.observability.openlineage_schema import as_sent, check_event, conforms
 from tests.observability.test_telemetry import BeforeOutcome
@@ -118,6 +119,17 @@ def test_before_the_run_lineage_is_what_the_spec_alone_tells(disk_world: World) 
     assert before(source=KafkaSource(topics=["a"], conn_id="unknown"), limits=Limits()) == []
     templated = FilesSource(path=str(disk_world.root / "{{ ds }}"), format="json", schema="id long")
     assert before(source=templated) == []
+
+
+def test_topics_of_a_pattern_are_those_that_were_read() -> None:
+    source = KafkaSource(topic_pattern="orders.*", bootstrap_servers="k1")
+    ranges = {"orders-eu-0@id1": (0, 5), "orders-eu-1@id1": (0, 5), "orders-us-0": (2, 3)}
+    assert source.lineage(ranges) == [("kafka://k1:9092", "orders-eu"), ("kafka://k1:9092", "orders-us")]
+
+
+def test_places_on_s3_are_named_by_bucket_and_prefix() -> None:
+    assert lineage_name("s3://lake/a/b/") == ("s3://lake", "a/b")
+    assert lineage_name("s3://lake") == ("s3://lake", "/")
 
 
 def test_schema_facet_has_spark_columns() -> None:
