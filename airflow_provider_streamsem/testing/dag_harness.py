@@ -212,9 +212,6 @@ def _of_any_place(answer: Any) -> Any:
         return answer
     return {name: part for name, part in answer.items() if name not in ("log", "run_key")}
 
-    def cancel(self) -> None:
-        self._engine.cancel()
-
 
 def _runs_a_pipeline(task: Any) -> bool:
     if not getattr(task, "is_mapped", False):
