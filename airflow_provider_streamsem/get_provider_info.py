@@ -97,7 +97,7 @@ def _configuration() -> dict[str, Any]:
                 "default": "",
             },
             "poll_interval": {
-                "description": "Seconds between two looks of a sensor or trigger that was given no interval.",
+                "description": "Seconds between two looks of a task that waits for a driver elsewhere.",
                 "version_added": "0.1.0",
                 "type": "float",
                 "example": None,

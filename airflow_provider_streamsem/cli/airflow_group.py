@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from functools import partial
 
@@ -31,6 +32,8 @@ def _execute(command: str, args: argparse.Namespace) -> None:
     from airflow_provider_streamsem.connections import looked_up_by
     from airflow_provider_streamsem.hooks.lookup import airflow_connection
 
+    # As Airflow's own commands do that look connections up: without it only variables and secrets backends are asked.
+    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     args.command = command
     with looked_up_by(airflow_connection):
         code = main.execute(args)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.errors import InvalidError
+
+_WAITS_S = (0.5, 1.5)
 
 
 def airflow_connection(conn_id: str) -> Connection:
@@ -14,12 +17,17 @@ def airflow_connection(conn_id: str) -> Connection:
     """
     from airflow.sdk.bases.hook import BaseHook
 
-    try:
-        found = BaseHook.get_connection(conn_id)
-    except Exception as error:
-        if type(error).__name__ != "AirflowNotFoundException":
-            raise
-        raise InvalidError("Airflow has no such connection", conn_id=conn_id) from error
+    for wait_s in (*_WAITS_S, None):
+        try:
+            found = BaseHook.get_connection(conn_id)
+            break
+        except Exception as error:
+            if type(error).__name__ != "AirflowNotFoundException":
+                raise
+            if wait_s is None:
+                raise InvalidError("Airflow has no such connection", conn_id=conn_id) from error
+            # An API server that does not answer looks the same to a task as one that knows no such connection.
+            SYSTEM_CLOCK.sleep(wait_s)
     return Connection(
         conn_id=conn_id,
         conn_type=found.conn_type or "",

@@ -13,7 +13,7 @@ def spark_conn_id() -> str | None:
 
 
 def poll_interval_s() -> float:
-    """Seconds between two looks of a sensor or trigger that was given no interval."""
+    """Seconds between two looks of a task that waits for a driver elsewhere."""
     return float(_get("poll_interval") or 30)
 
 

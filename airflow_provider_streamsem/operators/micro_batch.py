@@ -60,6 +60,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
 
     template_fields: Sequence[str] = ("pipeline_file", "spark_master", "spark_conn_id", "spark_conf")
     ui_color = "#d7ecd9"
+    _submission: Submission | None = None
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         self.take_engine(spark_master, spark_conn_id, spark_conf)
         self.drain = flag("drain", drain)
         self.rerun = choice("rerun", rerun, ("resume", "redo"))
-        self.partition_key = checked_partition_key(partition_key)
+        self.partition_key = checked_partition_key(partition_key, self.outlets)
         self.run_in = choice("run_in", run_in, ("task", "submit"))
         self.deferrable = settings.default_deferrable() if deferrable is None else flag("deferrable", deferrable)
         self.patience_s = seconds("patience", patience)
@@ -101,7 +102,8 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 result = run(pipeline, run_key=run_key(context["ti"]), drain=self.drain, engine=self.engine())
                 account.result = result
         answer: dict[str, Any] = result.to_json()
-        tell_outlets(self, context, answer)
+        with mapped():
+            tell_outlets(self, context, answer)
         return answer
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
@@ -117,6 +119,12 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 )
         return self.execute(context)
 
+    def on_kill(self) -> None:
+        """Also end ``spark-submit`` where the task waits for it, and with it a driver in client mode."""
+        if self._submission is not None:
+            self._submission.end()
+        super().on_kill()
+
     def _check_submission(self) -> None:
         if self.rerun == "redo" or self.spark_master is not None or self.spark_conn_id is None:
             raise InvalidError(
@@ -128,19 +136,25 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     def _submit(self, context: Any) -> RunResult:
         """Plan; where a driver is needed, submit one, and wait until the run is done or needs its task again."""
         key, connections = run_key(context["ti"]), Recorded()
-        pipeline = self.rendered_pipeline(context)
         with mapped(), looked_up_by(connections):
-            answer = plan_run(pipeline, run_key=key, drain=self.drain)
-            if answer is not None:
-                return answer
-            assert self.spark_conn_id is not None
-            given = submit_app.arguments(pipeline, run_key=key, drain=self.drain)
-            submission = Submission(pipeline, given, self.spark_conn_id, self.spark_conf)
-            condition = RunNeedsItsTask(pipeline=pipeline, run_key=key, patience_s=self.patience_s)
-            if not self.deferrable:
-                submission.wait(connections)
-                return self._awaited(pipeline, condition)
-            submission.start(connections)
+            pipeline = self.rendered_pipeline(context)
+            refuse_unnamed_transform(pipeline, self.task_id)
+            connections.need(pipeline)
+            with self.observed(context["ti"], pipeline) as account:
+                account.result = plan_run(pipeline, run_key=key, drain=self.drain)
+                if account.result is not None:
+                    return account.result
+                given = submit_app.arguments(pipeline, run_key=key, drain=self.drain)
+                self._submission = Submission(pipeline, given, self.spark_conn_id or "", self.spark_conf)
+                since_ms = SYSTEM_CLOCK.now_ms()
+                condition = RunNeedsItsTask(
+                    pipeline=pipeline, run_key=key, patience_s=self.patience_s, since_ms=since_ms
+                )
+                if not self.deferrable:
+                    self._submission.wait(connections)
+                    account.result = result = self._awaited(pipeline, condition)
+                    return result
+                self._submission.start(connections)
         trigger = ConditionTrigger(to_text(condition), poll_interval_s=settings.poll_interval_s(), is_patient=True)
         self.defer(trigger=trigger, method_name="execute_complete")
         raise AssertionError  # defer does not return

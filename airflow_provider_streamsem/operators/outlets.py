@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.errors import InvalidError
 
+_LONGEST_KEY = 250
 
-def checked_partition_key(template: str | None) -> str | None:
+
+def checked_partition_key(template: str | None, outlets: Sequence[Any]) -> str | None:
     """
     A template of partition keys, if this Airflow has them.
 
-    :raises InvalidError: it has not
+    :raises InvalidError: it has not, or an outlet is an alias, whose events have no partitions
     """
     if template is None:
         return None
     import airflow.sdk
+
+    if any(isinstance(outlet, airflow.sdk.AssetAlias) for outlet in outlets):
+        raise InvalidError("events of an asset alias have no partition key", given=template)
 
     if "PartitionedAtRuntime" not in airflow.sdk.__all__:
         raise InvalidError("partition_key needs Airflow 3.3 or newer", given=template)
@@ -27,11 +33,20 @@ def tell_outlets(task: Any, context: Any, answer: dict[str, Any]) -> None:
     """
     Put a run's answer into the ``extra`` of each outlet's event, with ``rows`` (written, over all sinks) and ``manifest`` (key of the last outcome).
 
-    ``task.partition_key`` is rendered with the names of the answer, and becomes the event's partition key where something was committed.
+    ``task.partition_key`` is rendered with the names of the answer, and becomes the event's partition key where something was committed. Outlets that are
+    neither asset nor alias, such as files for lineage, have no events.
+
+    :raises InvalidError: the key is empty or too long; what was committed stays
     """
     rows = sum(count for name, count in answer["counts"].items() if name.startswith("written."))
-    for asset in task.outlets:
-        event = context["outlet_events"][asset]
+    for outlet in task.outlets:
+        try:
+            event = context["outlet_events"][outlet]
+        except TypeError:  # Airflow's own word for what has no events
+            continue
         event.extra = {**answer, "rows": rows, "manifest": answer["outcome"]}
         if task.partition_key is not None and answer["status"] == "committed":
-            event.add_partitions(str(task.get_template_env().from_string(task.partition_key).render(answer)))
+            key = str(task.get_template_env().from_string(task.partition_key).render(answer))
+            if not 0 < len(key) <= _LONGEST_KEY:
+                raise InvalidError("a partition key must have 1 to 250 characters", task=task.task_id, given=key)
+            event.add_partitions(key)

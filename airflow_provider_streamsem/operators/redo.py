@@ -10,6 +10,7 @@ from airflow.sdk import BaseOperator
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.redo import redo
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.hooks.failures import mapped
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key
 from airflow_provider_streamsem.observability.observed import Observed
@@ -51,7 +52,7 @@ class RedoOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: ign
         self.take_pipeline(pipeline)
         self.take_engine(spark_master, spark_conn_id, spark_conf)
         self.version = version
-        self.partition_key = checked_partition_key(partition_key)
+        self.partition_key = checked_partition_key(partition_key, self.outlets)
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Redo the version, tell the outlet assets, answer."""
@@ -60,7 +61,8 @@ class RedoOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: ign
             key = f"{run_key(context['ti'])}#redo:{version}"
             account.result = result = redo(pipeline, version, run_key=key, engine=self.engine())
         answer: dict[str, Any] = result.to_json()
-        tell_outlets(self, context, answer)
+        with mapped():
+            tell_outlets(self, context, answer)
         return answer
 
     def _version(self) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any
@@ -15,6 +17,8 @@ from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.hooks.lookup import airflow_connection
 
 GRACE_S = 5.0
+_SUBMITTED_WITHIN_S = 600.0
+_NAMES_OF_DRIVERS = ("_driver_id", "_yarn_application_id", "_kubernetes_driver_pod")
 
 
 @dataclass(slots=True)
@@ -28,9 +32,22 @@ class Recorded:
         self.seen[conn_id] = airflow_connection(conn_id)
         return self.seen[conn_id]
 
+    def need(self, pipeline: Pipeline) -> None:
+        """Look up what the spec names: planning asks for a connection only where there is something to plan."""
+        for conn_id in sorted(set(_conn_ids(pipeline.to_json()))):
+            self(conn_id)
+
     def environment(self) -> dict[str, str]:
         """``AIRFLOW_CONN_<ID>`` of each, for a driver on this machine. Not for a command line: every user of the machine sees those."""
         return {f"AIRFLOW_CONN_{conn_id.upper()}": _json(found) for conn_id, found in self.seen.items()}
+
+
+def _conn_ids(spec: Any) -> Iterator[str]:
+    if isinstance(spec, Mapping):
+        for name, value in spec.items():
+            if name in ("conn_id", "log_conn_id") and isinstance(value, str):
+                yield value
+            yield from _conn_ids(value)
 
 
 def _json(found: Connection) -> str:
@@ -52,6 +69,14 @@ class Submission:
 
         from airflow_provider_streamsem.batch import submit_app
 
+        found = airflow_connection(conn_id)
+        if found.conn_type != "spark" or not found.host:  # the hook would submit to YARN
+            raise InvalidError(
+                'run_in="submit" needs a connection of type spark with a host',
+                conn_id=conn_id,
+                conn_type=found.conn_type,
+            )
+        self._is_cluster = found.extra.get("deploy-mode") == "cluster"
         self._application = submit_app.__file__
         self._hook: Any = SparkSubmitHook(
             conn_id=conn_id, conf=dict(conf or {}), name=f"streamsem-{pipeline.name}", application_args=arguments
@@ -60,14 +85,26 @@ class Submission:
 
     def start(self, connections: Recorded) -> None:
         """
-        Submit, and return while the driver works.
+        Submit, and return while the driver works: in client mode after a few seconds, in cluster mode when the cluster has given it a name.
 
-        :raises StageError: ``spark-submit`` failed at once; the version stays open
+        :raises StageError: ``spark-submit`` failed meanwhile; the version stays open
         """
         thread: Any = Thread(target=self._submit, args=(connections.environment(),), name="spark-submit", daemon=True)
         thread.start()
-        thread.join(GRACE_S)
+        waited = 0.0
+        while thread.is_alive() and waited < (_SUBMITTED_WITHIN_S if self._is_cluster else GRACE_S):
+            if self._is_cluster and any(getattr(self._hook, name, None) for name in _NAMES_OF_DRIVERS):
+                break
+            thread.join(1)
+            waited += 1
         self._refuse_failed()
+
+    def end(self) -> None:
+        """End ``spark-submit``, and with it a driver in client mode. What the driver has decided stays."""
+        process = getattr(self._hook, "_submit_sp", None)
+        if process is not None and process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
 
     def wait(self, connections: Recorded) -> None:
         """

@@ -193,11 +193,14 @@ class RunNeedsItsTask:
     """
     A run that a driver elsewhere works on is done, or cannot go on without its task: nothing is planned for it, or no step of its version was seen for
     ``patience_s`` seconds, so that the driver is taken for lost. ``seen["stalled"]`` tells the last.
+
+    :param since_ms: when the driver was submitted: the version may have been open for long before
     """
 
     pipeline: Pipeline
     run_key: str
     patience_s: int
+    since_ms: int = 0
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
         """Look into the log."""
@@ -211,7 +214,7 @@ class RunNeedsItsTask:
         told = {"run_key": self.run_key, "version": head.closed}
         if isinstance(position, Answered) or (isinstance(position, Ready) and position.j == 0):
             return Finding(met=True, seen={**told, "stalled": False})
-        moments = [0 if head.plan is None else head.plan.planned_at_ms]
+        moments = [self.since_ms, 0 if head.plan is None else head.plan.planned_at_ms]
         moments.append(0 if head.outcome is None else head.outcome.decided_at_ms)
         stalled = clock.now_ms() - max(moments) > self.patience_s * 1000
         return Finding(met=stalled, seen={**told, "stalled": stalled})

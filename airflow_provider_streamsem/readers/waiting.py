@@ -15,7 +15,7 @@ from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
 from airflow_provider_streamsem.protocol.view import Head
-from airflow_provider_streamsem.sources.contract import Limits, Planner
+from airflow_provider_streamsem.sources.contract import Planner
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.stores.overlay import OverlayStore
 
@@ -73,12 +73,17 @@ class Waiting:
         return {name: value for name, value in plain(self).items() if name not in ("is_due", "taken")}
 
 
-def limited(pipeline: Pipeline, limits: Limits) -> Pipeline:
-    """The pipeline with the two limits that let rows wait taken from ``limits``, where that has them."""
-    if limits.min_rows is None:
-        return pipeline
-    changed = dataclasses.replace(pipeline.limits, min_rows=limits.min_rows, max_delay_s=limits.max_delay_s)
-    return pipeline.replace(limits=changed)
+def limited(pipeline: Pipeline, *, min_rows: int | None, max_delay_s: int | None) -> Pipeline:
+    """
+    The pipeline with the two limits that let rows wait as they are given; what is not given stays the pipeline's. A delay alone is for one row.
+
+    :raises InvalidError: rows, and no delay anywhere
+    """
+    rows = pipeline.limits.min_rows if min_rows is None else min_rows
+    delay = pipeline.limits.max_delay_s if max_delay_s is None else max_delay_s
+    if delay is not None and rows is None:
+        rows = 1
+    return pipeline.replace(limits=dataclasses.replace(pipeline.limits, min_rows=rows, max_delay_s=delay))
 
 
 @on_its_log

@@ -5,12 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from airflow_provider_streamsem.arguments import seconds
+from airflow_provider_streamsem.arguments import seconds, whole
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.readers.conditions import OffsetsAvailable
 from airflow_provider_streamsem.readers.waiting import limited
 from airflow_provider_streamsem.sensors.condition import PipelineSensor
-from airflow_provider_streamsem.sources.contract import Limits
 
 
 class OffsetsAvailableSensor(PipelineSensor):
@@ -24,8 +23,8 @@ class OffsetsAvailableSensor(PipelineSensor):
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
     :param min_rows: so many rows are worth a run (files: estimated from bytes; Kafka: offsets); default: ``limits.min_rows`` of the pipeline, or one row
-    :param max_delay: how long fewer rows wait after the newest outcome; whole seconds or a ``timedelta``; needed with ``min_rows``. Give the pipeline the
-        same limits, or lower ones: else the run leaves the rows waiting that the sensor has found
+    :param max_delay: how long fewer rows wait after the newest outcome; whole seconds or a ``timedelta``; default: ``limits.max_delay_s`` of the pipeline; one
+        of the two is needed with ``min_rows``. Give the pipeline the same limits, or lower ones: else the run leaves the rows waiting that the sensor has found
     """
 
     def __init__(
@@ -37,10 +36,10 @@ class OffsetsAvailableSensor(PipelineSensor):
         **kwargs: Any,
     ) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
-        max_delay_s = None if max_delay is None else seconds("max_delay", max_delay)
-        self.limits = Limits(min_rows=min_rows, max_delay_s=max_delay_s)
+        self.min_rows = None if min_rows is None else whole("min_rows", min_rows, least=1)
+        self.max_delay_s = None if max_delay is None else seconds("max_delay", max_delay)
         self._refuse_early()
 
     def condition_of(self, pipeline: Pipeline) -> OffsetsAvailable:
         """The pipeline with this sensor's limits."""
-        return OffsetsAvailable(pipeline=limited(pipeline, self.limits))
+        return OffsetsAvailable(pipeline=limited(pipeline, min_rows=self.min_rows, max_delay_s=self.max_delay_s))

@@ -45,7 +45,7 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file, which is read when the DAG is parsed. Templates are refused: no run renders them here
     :param min_rows: so many rows are worth an event; default: the pipeline's ``limits.min_rows``, or 1
     :param max_wait: how long fewer rows wait after the newest outcome, and how long an event on which no run acted; whole seconds or a ``timedelta``;
-        default: the pipeline's ``limits.max_delay_s``, or five minutes. Needed with ``min_rows``
+        default: the pipeline's ``limits.max_delay_s``, or five minutes
     :param poll_interval_s: seconds between the end of one look and the next
     """
 
@@ -116,14 +116,13 @@ def _spec(pipeline: object, min_rows: int | None, max_wait: timedelta | float | 
     from airflow_provider_streamsem.batch.templates import holds_templates
     from airflow_provider_streamsem.readers.conditions import spec_text
     from airflow_provider_streamsem.readers.waiting import limited
-    from airflow_provider_streamsem.sources.contract import Limits
 
     accepted = "a Pipeline, or the path of its TOML file"
     found = pipeline if isinstance(pipeline, Pipeline) else load_pipeline(text("pipeline", pipeline, accepted=accepted))
     max_delay_s = None if max_wait is None else seconds("max_wait", max_wait)
-    found = limited(found, Limits(min_rows=min_rows, max_delay_s=max_delay_s))
-    if found.limits.min_rows is None:
-        found = limited(found, Limits(min_rows=1, max_delay_s=UNSAID_WAIT_S))
+    if max_delay_s is None and found.limits.max_delay_s is None:
+        max_delay_s = UNSAID_WAIT_S
+    found = limited(found, min_rows=min_rows, max_delay_s=max_delay_s)
     if holds_templates(found):
         what = "a pipeline under a watcher must not hold templates: there is no run to render them for"
         raise InvalidError(what, pipeline=found.name)

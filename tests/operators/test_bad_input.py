@@ -109,3 +109,38 @@ def test_independent_pipelines_are_mapped(
     for index, path in enumerate(files):
         assert mapped.unmap({"pipeline": path}).execute(context(map_index=index))["counts"]["read"] == 6
     assert [open_log(str(tmp_path / name / "log")).head for name in ("a", "b")] == [0, 0]
+
+
+def test_outlet_without_events_does_not_fail_a_task_that_has_committed(
+    tmp_path: Path,
+    rows_engine: list[str],  # noqa: F811
+) -> None:
+    from airflow.providers.common.compat.lineage.entities import File
+    from airflow.sdk import Asset
+
+    class Events(dict[Any, Any]):
+        def __missing__(self, outlet: Any) -> Any:
+            if not isinstance(outlet, Asset):
+                raise TypeError("Key should be either an asset or an asset alias")  # as Airflow's own accessor does
+            return self.setdefault(outlet, type("Event", (), {})())
+
+    given = {**context(), "outlet_events": Events()}
+    asset = Asset("orders")
+    made = MicroBatchOperator(task_id="t", pipeline=base(tmp_path), outlets=[File(url="/x"), asset])
+    assert made.execute(given)["status"] == "committed"
+    assert given["outlet_events"][asset].extra["rows"] == 6
+
+
+def test_alarm_that_cannot_look_fails_though_it_is_skipped_while_all_is_well(tmp_path: Path) -> None:
+    from airflow.sdk.exceptions import AirflowSkipException
+
+    from airflow_provider_streamsem import FreshnessSensor
+    from airflow_provider_streamsem.errors import InvalidError
+
+    def alarm(pipeline: Pipeline) -> FreshnessSensor:
+        return FreshnessSensor(task_id="t", pipeline=pipeline, max_lag=0, timeout=0, soft_fail=True, deferrable=False)
+
+    with pytest.raises(AirflowSkipException):
+        alarm(base(tmp_path)).execute(context())
+    with pytest.raises(InvalidError, match="no such connection"):
+        alarm(missing_log_connection(tmp_path)).execute(context())

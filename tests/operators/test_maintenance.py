@@ -159,6 +159,32 @@ def test_airflows_command_group_does_what_the_command_does(
     assert (refused.returncode, "no such version" in refused.stderr) == (2, True)
 
 
+def test_airflows_command_group_finds_connections_of_the_metadata_database(
+    world: World,  # noqa: F811
+    rows_engine: list[str],  # noqa: F811
+) -> None:
+    from airflow_provider_streamsem.testing.dag_runs import initialise_airflow
+
+    initialise_airflow()
+    operator(world).execute(context())
+
+    def airflow(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "airflow", *arguments], capture_output=True, text=True, timeout=180, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    airflow("connections", "add", "kept_in_the_database", "--conn-type", "streamsem", "--conn-host", str(world.root))
+    path = world.root / "p.toml"
+    path.write_text(
+        f'name = "log"\nlog_conn_id = "kept_in_the_database"\n[source]\ntype = "files"\npath = "{world.root}/in"\nformat = "json"\n'
+        f'schema = "id long"\n[sinks.out]\ntype = "files"\npath = "{world.root}/out"\nformat = "json"\n'
+    )
+    shown = airflow("streamsem", "log", str(path), "--json")
+    assert json.loads(shown[shown.index("{") :])["pipeline"] == "world"
+
+
 def test_command_group_is_light_to_import() -> None:
     code = (
         "import sys; import airflow.cli.cli_config; before = set(sys.modules);"

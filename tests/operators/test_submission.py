@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import FilesSink, FilesSource, MicroBatchOperator, Pipeline, open_log, verify
+from airflow_provider_streamsem import (
+    FilesSink,
+    FilesSource,
+    KafkaSource,
+    MicroBatchOperator,
+    Pipeline,
+    open_log,
+    verify,
+)
 from airflow_provider_streamsem.batch import submit_app
 from airflow_provider_streamsem.batch.run import plan_run
 from airflow_provider_streamsem.connections import Connection
@@ -108,6 +116,49 @@ def test_driver_without_a_step_is_taken_for_lost_and_the_retry_may_submit_anothe
     made = operator(pipeline, conn_id, patience=60)
     with pytest.raises(StageError, match="taken for lost"):
         made.execute_complete(context(), {"seen": finding.seen})
+    again = RunNeedsItsTask(pipeline=pipeline, run_key="r", patience_s=60, since_ms=planned_ms + 100_000)
+    assert not again.check(clock=ManualClock(now_ms=planned_ms + 159_000)).met
+    assert again.check(clock=ManualClock(now_ms=planned_ms + 161_000)).met
+
+
+def test_driver_gets_every_connection_of_the_spec_though_nothing_is_left_to_plan(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_MY_KAFKA", '{"conn_type": "kafka", "extra": {"bootstrap.servers": "h:1"}}')
+    recorded = Recorded()
+    recorded.need(pipeline.replace(source=KafkaSource(topics=["t"], conn_id="my_kafka")))
+    assert json.loads(recorded.environment()["AIRFLOW_CONN_MY_KAFKA"])["extra"] == {"bootstrap.servers": "h:1"}
+
+
+@pytest.mark.parametrize("connection", ['{"conn_type": "spark_connect", "host": "h"}', '{"conn_type": "spark"}', ""])
+def test_connection_that_no_driver_can_be_submitted_by_fails_the_task_at_once(
+    pipeline: Pipeline, connection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    if connection:
+        monkeypatch.setenv("AIRFLOW_CONN_MY_SPARK", connection)
+    with pytest.raises(AirflowFailException, match=r"type spark with a host|no such connection"):
+        operator(pipeline, "my_spark").execute(context())
+
+
+def test_connection_that_airflow_finds_at_the_second_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.sdk.bases.hook import BaseHook
+    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    from airflow_provider_streamsem.hooks.lookup import airflow_connection
+
+    monkeypatch.setenv("AIRFLOW_CONN_LATE", '{"conn_type": "kafka", "host": "h"}')
+    real, asked = BaseHook.get_connection, []
+
+    def late(conn_id: str) -> Any:
+        asked.append(conn_id)
+        if len(asked) == 1:
+            raise AirflowNotFoundException("the API server did not answer")
+        return real(conn_id)
+
+    monkeypatch.setattr(BaseHook, "get_connection", late)
+    assert (airflow_connection("late").host, len(asked)) == ("h", 2)
 
 
 def test_spark_submit_that_cannot_start_fails_the_task_before_it_defers(

@@ -207,7 +207,6 @@ def test_watchers_are_one_to_airflow_only_where_they_watch_one_pipeline(world: W
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"min_rows": 5}, "together"),
         ({"min_rows": 0, "max_wait": 5}, "1 or more"),
         ({"min_rows": 5, "max_wait": 0.5}, "whole seconds"),
         ({"pipeline": 5}, "pipeline"),
@@ -456,3 +455,22 @@ def committed(world: World) -> list[Any]:
         if version.outcome is not None and version.outcome.committed:
             found.append((version.outcome, version.plan))
     return found
+
+
+def test_what_a_trigger_is_not_told_is_the_pipelines_own(tmp_path: Path) -> None:
+    from airflow_provider_streamsem import Limits
+    from airflow_provider_streamsem.readers.conditions import of_spec_text
+
+    world = World(tmp_path)
+
+    def limits(pipeline: Pipeline, **given: Any) -> tuple[int | None, int | None]:
+        found = of_spec_text(OffsetRangeTrigger(pipeline, **given).pipeline).limits
+        return found.min_rows, found.max_delay_s
+
+    own = world.pipeline(limits=Limits(min_rows=1000, max_delay_s=900))
+    assert limits(own) == (1000, 900)
+    assert limits(own, max_wait=60) == (1000, 60)
+    assert limits(own, min_rows=10) == (10, 900)
+    assert limits(world.pipeline()) == (1, 300)
+    assert limits(world.pipeline(), max_wait=60) == (1, 60)
+    assert limits(world.pipeline(), min_rows=10) == (10, 300)
