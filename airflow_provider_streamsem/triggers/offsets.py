@@ -39,8 +39,8 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
     The payload (asset event, ``extra["payload"]``): ``pipeline``, ``log``, ``is_new``, ``version`` (newest closed), ``open_version``, ``ranges``, ``rows``,
     ``lag``, ``unit``. It wakes the scheduler and tells people; the run itself looks into the log.
 
-    A look that fails is logged, and taken again. An error that only a person can heal fires one event with ``error`` in its payload: the run that it starts
-    then fails with that error, where somebody sees it.
+    A look that fails is logged, and taken again. An error that only a person can heal is said once, by an event with ``error`` in its payload: the run that it
+    starts then fails with that error, where somebody sees it.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file, which is read when the DAG is parsed. Templates are refused: no run renders them here
     :param min_rows: so many rows are worth an event; default: the pipeline's ``limits.min_rows``, or 1
@@ -82,9 +82,11 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
             try:
                 found = await in_thread(partial(_look, self.pipeline))
             except StreamsemError as error:
-                self.log.warning("looking at pipeline %s failed: %s", name, error)
                 kind = type(error).__name__
-                if not error.retryable and error_told != kind:
+                if error.retryable:
+                    self.log.warning("looking at pipeline %s failed: %s", name, error)
+                elif error_told != kind:
+                    self.log.error("looking at pipeline %s failed: %s", name, error)
                     yield TriggerEvent({"pipeline": name, "log": spec["log"], "error": f"{kind}: {error}"})
                     error_told = kind
             except Exception:
