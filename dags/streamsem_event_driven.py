@@ -47,7 +47,7 @@ ARRIVALS = Asset(
         )
     ],
 )
-TABLE = Asset("streamsem_parcels", uri=log_uri(PARCELS.log))
+TABLE = Asset(uri=log_uri(PARCELS.log))
 
 
 @dag(schedule=[ARRIVALS], catchup=False, max_active_runs=1, tags=["streamsem"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import open_log, verify
+from airflow_provider_streamsem import log_uri, open_log, verify
 from tests.integration.parts.airflow import Airflow
 from tests.sensors.test_event_driven import put
 
@@ -72,7 +72,7 @@ def test_watcher_starts_runs_that_read_each_range_once_though_the_triggerer_is_k
         airflow.until("second version", lambda: committed(1), 300)
         airflow.until("report", reports, 300)
         loads = airflow.ask("GET", "/dags/streamsem_event_driven/dagRuns")["dag_runs"]
-        told, tables = events("streamsem_parcels_arrivals"), events("streamsem_parcels")
+        told, tables = events("streamsem_parcels_arrivals"), events(log_uri(str(tmp_path / "log")))
         refused = events("connected")
     logs = [first_log, triggerer.log.read_text(errors="replace")]
     opened = open_log(str(tmp_path / "log"))
