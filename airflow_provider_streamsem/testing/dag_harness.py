@@ -90,7 +90,10 @@ class DagHarness:
         :param observe: returns what else must be equal, such as what the other tasks wrote
         :returns: the names of the steps, in order
         :raises AssertionError: see :meth:`PipelineHarness.crash_matrix`
+        :raises InvalidError: no batch for any pipeline, so that nothing could be lost
         """
+        if not any(batches.values()):
+            raise InvalidError("a crash matrix needs a batch, or it could not fail", accepted="{name: [[row, …]]}")
         arrivals = self._given(batches)
 
         def trial() -> _Trial:

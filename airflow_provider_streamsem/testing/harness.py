@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.testing.arrivals import Arrivals, Rows
 from airflow_provider_streamsem.testing.bench import Bench, Committed, bench
 from airflow_provider_streamsem.testing.crash_matrix import Output, crash_matrix
@@ -83,7 +84,10 @@ class PipelineHarness:
         :param observe: returns what else must be equal, such as what the transform wrote elsewhere
         :returns: the names of the steps, in order
         :raises AssertionError: names each step after which the output differs, what was lost and what was doubled; or two runs differ that nobody disturbed
+        :raises InvalidError: no batch, so that nothing could be lost
         """
+        if not batches:
+            raise InvalidError("a crash matrix needs a batch, or it could not fail", accepted="crash_matrix([row, …])")
         name = f"matrix-{next(self._matrices)}"
         arrivals = self._arrivals(name)
         for rows in batches:

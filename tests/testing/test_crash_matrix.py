@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Json, KafkaSource, Pipeline
+from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Committable
 from airflow_provider_streamsem.stores.memory import MemoryStore
@@ -211,6 +212,10 @@ class TestWithoutSpark:
         ) as caught:
             matrix(once, prepare=seen.clear)
         assert isinstance(caught.value.__cause__, RuntimeError)
+
+    def test_matrix_that_could_not_fail_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidError, match="could not fail"):
+            PipelineHarness(pipeline(), tmp_path).crash_matrix()
 
     def test_death_that_somebody_translates_is_a_death_all_the_same(
         self, matrix: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch

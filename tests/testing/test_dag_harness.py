@@ -196,6 +196,8 @@ def test_dag_that_cannot_be_put_elsewhere_is_refused(
 def test_batches_of_other_pipelines_than_the_dags_are_refused(harness: Callable[[str], DagHarness]) -> None:
     with pytest.raises(InvalidError, match=r"accepted=\['orders'\]"):
         harness("orders").run({"order": []})
+    with pytest.raises(InvalidError, match="could not fail"):
+        harness("orders").crash_matrix({"orders": []})
 
 
 def test_pipeline_file_is_run_at_other_places(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
