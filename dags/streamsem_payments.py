@@ -46,7 +46,7 @@ PAYMENTS = Pipeline(
     on_data_loss="fail",
     require="exactly_once",
 )
-LEDGER = Asset("streamsem_payments_ledger", uri=log_uri(PAYMENTS.log))
+LEDGER = Asset(log_uri(PAYMENTS.log))
 
 
 @dag(schedule=None, catchup=False, max_active_runs=1, tags=["streamsem"])
