@@ -16,6 +16,7 @@ import pytest
 from airflow_provider_streamsem import FilesSource, Pipeline, open_log
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.get_provider_info import get_provider_info
+from airflow_provider_streamsem.hooks.failures import airflow_exception
 from tests.worlds import World
 
 pytestmark = pytest.mark.airflow
@@ -213,7 +214,7 @@ def test_pipeline_file_and_templates_inside_a_pipeline(world: World, rows_engine
 
 
 def test_error_that_a_retry_cannot_heal_fails_the_task_at_once(world: World, rows_engine: list[str]) -> None:
-    from airflow.sdk.exceptions import AirflowFailException
+    AirflowFailException = airflow_exception("AirflowFailException")
 
     (world.root / "out").mkdir()
     (world.root / "out" / "_streamsem.json").write_text("{}")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import FilesSink, FilesSource, KafkaSource, MicroBatchOperator, Pipeline, open_log
+from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.testing.s3 import environment, s3_server
 from tests.operators.test_airflow import context, rows_engine  # noqa: F401
 from tests.worlds import World
@@ -68,7 +69,7 @@ def test_task_fails_at_once_with_one_error_that_says_what_to_do(
     rows_engine: list[str],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from airflow.sdk.exceptions import AirflowFailException
+    AirflowFailException = airflow_exception("AirflowFailException")
 
     with s3_server(bucket="lake") as endpoint:
         for name, value in environment(endpoint).items():
@@ -83,7 +84,7 @@ def test_task_fails_at_once_with_one_error_that_says_what_to_do(
 
 @pytest.mark.spark
 def test_transform_that_returns_no_dataframe_fails_at_once_and_nothing_is_visible(tmp_path: Path, spark: Any) -> None:
-    from airflow.sdk.exceptions import AirflowFailException
+    AirflowFailException = airflow_exception("AirflowFailException")
 
     pipeline = base(tmp_path).replace(transform=lambda frame: [1, 2])
     with pytest.raises(AirflowFailException, match="neither a DataFrame"):
@@ -132,7 +133,7 @@ def test_outlet_without_events_does_not_fail_a_task_that_has_committed(
 
 
 def test_alarm_that_cannot_look_fails_though_it_is_skipped_while_all_is_well(tmp_path: Path) -> None:
-    from airflow.sdk.exceptions import AirflowSkipException
+    AirflowSkipException = airflow_exception("AirflowSkipException")
 
     from airflow_provider_streamsem import FreshnessSensor
     from airflow_provider_streamsem.errors import InvalidError

@@ -14,6 +14,7 @@ import pytest
 
 from airflow_provider_streamsem import RedoOperator, VacuumOperator, VerifyOperator, open_log
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.hooks.failures import airflow_exception
 from tests.operators.test_airflow import context, operator, rows_engine, world  # noqa: F401
 from tests.worlds import World
 
@@ -71,7 +72,7 @@ def test_verify_operator_fails_without_a_retry_where_a_visible_file_is_gone(
     world: World,  # noqa: F811
     rows_engine: list[str],  # noqa: F811
 ) -> None:
-    from airflow.sdk.exceptions import AirflowFailException
+    AirflowFailException = airflow_exception("AirflowFailException")
 
     operator(world, drain=True).execute(context())
     verified = VerifyOperator(task_id="v", pipeline=world.pipeline())

@@ -23,6 +23,7 @@ from airflow_provider_streamsem.batch import submit_app
 from airflow_provider_streamsem.batch.run import plan_run
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.errors import InvalidError, StageError
+from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.operators.submission import Recorded
 from airflow_provider_streamsem.readers.conditions import RunNeedsItsTask, of_text, to_text
 from airflow_provider_streamsem.testing.clock import ManualClock
@@ -69,7 +70,7 @@ def operator(pipeline: Pipeline, conn_id: str, **arguments: Any) -> MicroBatchOp
 def test_task_defers_and_the_driver_that_outlives_it_commits_once_though_submitted_twice(
     pipeline: Pipeline, conn_id: str
 ) -> None:
-    from airflow.sdk.exceptions import TaskDeferred
+    TaskDeferred = airflow_exception("TaskDeferred")
 
     made = operator(pipeline, conn_id, deferrable=True)
     with pytest.raises(TaskDeferred) as deferred:
@@ -134,7 +135,7 @@ def test_driver_gets_every_connection_of_the_spec_though_nothing_is_left_to_plan
 def test_connection_that_no_driver_can_be_submitted_by_fails_the_task_at_once(
     pipeline: Pipeline, connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow.sdk.exceptions import AirflowFailException
+    AirflowFailException = airflow_exception("AirflowFailException")
 
     if connection:
         monkeypatch.setenv("AIRFLOW_CONN_MY_SPARK", connection)
@@ -144,7 +145,8 @@ def test_connection_that_no_driver_can_be_submitted_by_fails_the_task_at_once(
 
 def test_connection_that_airflow_finds_at_the_second_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow.sdk.bases.hook import BaseHook
-    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    AirflowNotFoundException = airflow_exception("AirflowNotFoundException")
 
     from airflow_provider_streamsem.hooks.lookup import airflow_connection
 
