@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -50,6 +51,7 @@ def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = (), conf: dict[st
     import airflow.settings
     from airflow.models import dagrun as dagrun_module
     from airflow.models.dagrun import DagRun
+    from airflow.sdk.execution_time import supervisor
     from airflow.utils.state import DagRunState, TaskInstanceState
     from sqlalchemy import select
 
@@ -74,12 +76,23 @@ def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = (), conf: dict[st
         session.commit()
         return found
 
-    with patch.object(dagrun_module, "get_or_create_dagrun", continue_or_make):
+    with (
+        patch.object(dagrun_module, "get_or_create_dagrun", continue_or_make),
+        patch.object(supervisor, "in_process_api_server", _api_server),
+    ):
         try:
             return dag.test(run_conf=conf)
         except Crash:
             airflow.settings.Session.remove()  # with whatever the dead process had begun
             raise
+
+
+@cache
+def _api_server() -> Any:
+    """Airflow's API in this process, kept: before Airflow 3.3 ``dag.test()`` makes one for each run of a task, which takes seconds."""
+    from airflow.api_fastapi.execution_api.app import InProcessExecutionAPI
+
+    return InProcessExecutionAPI()
 
 
 def returned(dag_run: Any, task_ids: Collection[str]) -> dict[str, Any]:
