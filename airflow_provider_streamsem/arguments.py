@@ -39,6 +39,12 @@ def whole(name: str, value: object, *, least: int) -> int:
     return value
 
 
+def number(name: str, value: object, *, least: int) -> int:
+    """A whole number of ``least`` or more, or the text of one: templates give text."""
+    is_text = isinstance(value, str) and value.strip().isdecimal()
+    return whole(name, int(str(value)) if is_text else value, least=least)
+
+
 def seconds(name: str, value: object, *, least: int = 1) -> int:
     """Whole seconds, ``least`` or more, from a number of them or a ``timedelta``."""
     given: Any = value.total_seconds() if isinstance(value, timedelta) else value

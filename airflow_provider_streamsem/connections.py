@@ -42,7 +42,7 @@ def from_environment(conn_id: str) -> Connection:
 
     :raises InvalidError: there is no such variable, or it holds neither JSON nor a URI
     """
-    name = f"AIRFLOW_CONN_{conn_id.upper()}"
+    name = _variable(conn_id)
     text = os.environ.get(name, "").strip()
     if not text:
         raise InvalidError("there is no such connection", conn_id=conn_id, looked_for=name)
@@ -53,6 +53,16 @@ def from_environment(conn_id: str) -> Connection:
         raise InvalidError(
             "a connection is neither JSON nor a URI", conn_id=conn_id, variable=name, problem=type(error).__name__
         ) from None
+
+
+def to_environment(found: Connection) -> tuple[str, str]:
+    """The variable, and its text, by which :func:`from_environment` finds a connection."""
+    parts = {name: getattr(found, name) for name in ("conn_type", "host", "port", "login", "password", "schema")}
+    return _variable(found.conn_id), json.dumps({**parts, "extra": dict(found.extra)})
+
+
+def _variable(conn_id: str) -> str:
+    return f"AIRFLOW_CONN_{conn_id.upper()}"
 
 
 def _from_json(conn_id: str, text: str) -> Connection:

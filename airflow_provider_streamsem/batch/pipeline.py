@@ -158,6 +158,10 @@ class Pipeline:
             "guarded": self.guarded(),
         }
 
+    def without_transform(self) -> Json:
+        """What :func:`from_json` makes an equal pipeline of, but for the transform, which may be no name."""
+        return {name: part for name, part in self.to_json().items() if name not in ("guarded", "transform")}
+
     def spec_bytes(self) -> bytes:
         """Canonical JSON of the spec."""
         return canonical(self.to_json())

@@ -20,8 +20,7 @@ from airflow_provider_streamsem.batch.run import run_batch
 
 def arguments(pipeline: Pipeline, *, run_key: str, drain: bool) -> list[str]:
     """The application's arguments for a run. They hold ids of connections, and nothing of what is in them."""
-    spec = {key: value for key, value in pipeline.to_json().items() if key != "guarded"}
-    encoded = base64.urlsafe_b64encode(json.dumps(spec).encode()).decode()
+    encoded = base64.urlsafe_b64encode(pipeline.spec_bytes()).decode()
     return ["--spec", encoded, "--run-key", run_key, *(["--drain"] if drain else [])]
 
 

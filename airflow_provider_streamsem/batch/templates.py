@@ -6,21 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json, load_pipeline
-
-
-def pipeline_of(task: Any, context: Any) -> Pipeline:
-    """
-    The pipeline of an Airflow task with its templates rendered: ``task.pipeline``, or that of the file ``task.pipeline_file``.
-
-    :raises InvalidError: the file, or what a template gave, is not acceptable
-    """
-    pipeline = load_pipeline(task.pipeline_file) if task.pipeline_file else task.pipeline
-    return rendered(
-        pipeline,
-        lambda value: str(task.get_template_env().from_string(value).render(context)),
-        where=f"the pipeline of task {task.task_id}",
-    )
+from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json
 
 
 def holds_templates(pipeline: Pipeline) -> bool:
@@ -37,8 +23,7 @@ def rendered(pipeline: Pipeline, render: Callable[[str], str], *, where: str) ->
     """
     if not holds_templates(pipeline):
         return pipeline
-    spec = {k: v for k, v in pipeline.to_json().items() if k not in ("guarded", "transform")}
-    return from_json(_rendered(spec, render), where=where).replace(transform=pipeline.transform)
+    return from_json(_rendered(pipeline.without_transform(), render), where=where).replace(transform=pipeline.transform)
 
 
 def _is_template(text: str) -> bool:

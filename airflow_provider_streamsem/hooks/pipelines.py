@@ -8,8 +8,8 @@ from typing import Any
 
 from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.batch.location import located
-from airflow_provider_streamsem.batch.pipeline import Pipeline
-from airflow_provider_streamsem.batch.templates import pipeline_of
+from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
+from airflow_provider_streamsem.batch.templates import rendered
 from airflow_provider_streamsem.connections import looked_up_by
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.failures import mapped
@@ -45,8 +45,18 @@ class HasPipeline:
         self.pipeline_file = text("pipeline", pipeline) if isinstance(pipeline, str) else None
 
     def rendered_pipeline(self, context: Any) -> Pipeline:
-        """The pipeline with its templates rendered."""
-        return pipeline_of(self, context)
+        """
+        The pipeline with its templates rendered.
+
+        :raises InvalidError: the file, or what a template gave, is not acceptable
+        """
+        pipeline = load_pipeline(self.pipeline_file) if self.pipeline_file else self.pipeline
+        assert pipeline is not None
+        return rendered(
+            pipeline,
+            lambda value: str(self.get_template_env().from_string(value).render(context)),
+            where=f"the pipeline of task {self.task_id}",
+        )
 
     @contextmanager
     def pipeline_on_its_log(self, context: Any) -> Iterator[Pipeline]:

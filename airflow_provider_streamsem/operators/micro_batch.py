@@ -10,7 +10,6 @@ from typing import Any
 from airflow.sdk import BaseOperator
 
 from airflow_provider_streamsem.arguments import choice, flag, seconds
-from airflow_provider_streamsem.batch import submit_app
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.redo import redo_run
 from airflow_provider_streamsem.batch.result import RunResult
@@ -102,8 +101,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 result = run(pipeline, run_key=run_key(context["ti"]), drain=self.drain, engine=self.engine())
                 account.result = result
         answer: dict[str, Any] = result.to_json()
-        with mapped():
-            tell_outlets(self, context, answer)
+        tell_outlets(self, context, answer)
         return answer
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
@@ -144,8 +142,9 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 account.result = plan_run(pipeline, run_key=key, drain=self.drain)
                 if account.result is not None:
                     return account.result
-                given = submit_app.arguments(pipeline, run_key=key, drain=self.drain)
-                self._submission = Submission(pipeline, given, self.spark_conn_id or "", self.spark_conf)
+                self._submission = Submission(
+                    pipeline, run_key=key, drain=self.drain, conn_id=self.spark_conn_id or "", conf=self.spark_conf
+                )
                 since_ms = SYSTEM_CLOCK.now_ms()
                 condition = RunNeedsItsTask(
                     pipeline=pipeline, run_key=key, patience_s=self.patience_s, since_ms=since_ms

@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.hooks.failures import mapped
 
 _LONGEST_KEY = 250
 
@@ -29,6 +30,7 @@ def checked_partition_key(template: str | None, outlets: Sequence[Any]) -> str |
     return text("partition_key", template)
 
 
+@mapped()
 def tell_outlets(task: Any, context: Any, answer: dict[str, Any]) -> None:
     """
     Put a run's answer into the ``extra`` of each outlet's event, with ``rows`` (written, over all sinks) and ``manifest`` (key of the last outcome).
@@ -36,7 +38,7 @@ def tell_outlets(task: Any, context: Any, answer: dict[str, Any]) -> None:
     ``task.partition_key`` is rendered with the names of the answer, and becomes the event's partition key where something was committed. Outlets that are
     neither asset nor alias, such as files for lineage, have no events.
 
-    :raises InvalidError: the key is empty or too long; what was committed stays
+    A key that is empty or too long fails the task without a retry; what was committed stays.
     """
     rows = sum(count for name, count in answer["counts"].items() if name.startswith("written."))
     for outlet in task.outlets:

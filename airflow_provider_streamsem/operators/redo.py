@@ -7,10 +7,9 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_provider_streamsem.arguments import number
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.redo import redo
-from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.hooks.failures import mapped
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key
 from airflow_provider_streamsem.observability.observed import Observed
@@ -57,18 +56,9 @@ class RedoOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: ign
     def execute(self, context: Any) -> dict[str, Any]:
         """Redo the version, tell the outlet assets, answer."""
         with self.pipeline_on_its_log(context) as pipeline, self.observed(context["ti"], pipeline) as account:
-            version = self._version()
+            version = number("version", self.version, least=0)
             key = f"{run_key(context['ti'])}#redo:{version}"
             account.result = result = redo(pipeline, version, run_key=key, engine=self.engine())
         answer: dict[str, Any] = result.to_json()
-        with mapped():
-            tell_outlets(self, context, answer)
+        tell_outlets(self, context, answer)
         return answer
-
-    def _version(self) -> int:
-        try:
-            return int(str(self.version))
-        except ValueError:
-            raise InvalidError(
-                "version must be a whole number, or a template that gives one", task=self.task_id, given=self.version
-            ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -11,8 +10,9 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any
 
+from airflow_provider_streamsem.batch import submit_app
 from airflow_provider_streamsem.batch.pipeline import Pipeline
-from airflow_provider_streamsem.connections import Connection
+from airflow_provider_streamsem.connections import Connection, to_environment
 from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.hooks.lookup import airflow_connection
 
@@ -39,7 +39,7 @@ class Recorded:
 
     def environment(self) -> dict[str, str]:
         """``AIRFLOW_CONN_<ID>`` of each, for a driver on this machine. Not for a command line: every user of the machine sees those."""
-        return {f"AIRFLOW_CONN_{conn_id.upper()}": _json(found) for conn_id, found in self.seen.items()}
+        return dict(to_environment(found) for found in self.seen.values())
 
 
 def _conn_ids(spec: Any) -> Iterator[str]:
@@ -48,11 +48,6 @@ def _conn_ids(spec: Any) -> Iterator[str]:
             if name in ("conn_id", "log_conn_id") and isinstance(value, str):
                 yield value
             yield from _conn_ids(value)
-
-
-def _json(found: Connection) -> str:
-    parts = {name: getattr(found, name) for name in ("conn_type", "host", "port", "login", "password", "schema")}
-    return json.dumps({**parts, "extra": dict(found.extra)})
 
 
 class Submission:
@@ -64,10 +59,10 @@ class Submission:
     :param conf: settings for ``spark-submit``: visible in process lists
     """
 
-    def __init__(self, pipeline: Pipeline, arguments: list[str], conn_id: str, conf: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, *, run_key: str, drain: bool, conn_id: str, conf: Mapping[str, str] | None
+    ) -> None:
         from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-
-        from airflow_provider_streamsem.batch import submit_app
 
         found = airflow_connection(conn_id)
         if found.conn_type != "spark" or not found.host:  # the hook would submit to YARN
@@ -79,7 +74,10 @@ class Submission:
         self._is_cluster = found.extra.get("deploy-mode") == "cluster"
         self._application = submit_app.__file__
         self._hook: Any = SparkSubmitHook(
-            conn_id=conn_id, conf=dict(conf or {}), name=f"streamsem-{pipeline.name}", application_args=arguments
+            conn_id=conn_id,
+            conf=dict(conf or {}),
+            name=f"streamsem-{pipeline.name}",
+            application_args=submit_app.arguments(pipeline, run_key=run_key, drain=drain),
         )
         self._failed: list[BaseException] = []
 

@@ -136,7 +136,11 @@ class Freshness:
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
         """Ask the source what lies behind the committed offsets."""
-        dry = dry_run(self.pipeline, clock=clock)
+        with located(self.pipeline) as pipeline:
+            return self._look(pipeline, clock)
+
+    def _look(self, pipeline: Pipeline, clock: Clock) -> Finding:
+        dry = dry_run(pipeline, clock=clock)
         start, now_ms = dry.head.next, clock.now_ms()
         lag = dry.planner.lag(start)
         too_old = 0 if self.max_age_s is None else dry.planner.unread_before(start, now_ms - self.max_age_s * 1000)
@@ -145,12 +149,12 @@ class Freshness:
         return Finding(
             met=is_within and not too_old and not dry.is_new,
             seen={
-                "pipeline": self.pipeline.name,
-                "log": dry.pipeline.log,
+                "pipeline": pipeline.name,
+                "log": pipeline.log,
                 "version": dry.head.closed,
                 "lag": lag,
                 "too_old": too_old,
-                "unit": self.pipeline.source.unit,
+                "unit": pipeline.source.unit,
                 "last_commit_age_ms": None if last is None else max(0, now_ms - last.decided_at_ms),
             },
         )
@@ -175,16 +179,20 @@ class Retention:
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
         """Ask the source how near retention is to the committed offsets."""
-        dry = dry_run(self.pipeline, clock=clock)
-        source = self.pipeline.source
+        with located(self.pipeline) as pipeline:
+            return self._look(pipeline, clock)
+
+    def _look(self, pipeline: Pipeline, clock: Clock) -> Finding:
+        dry = dry_run(pipeline, clock=clock)
+        source = pipeline.source
         assert isinstance(source, Expiring)
         within_ms = None if self.within_s is None else self.within_s * 1000
         found = source.expiry(dry.head.next, within_ms=within_ms, now_ms=clock.now_ms())
         is_near = self.records is not None and found.spare is not None and found.spare < self.records
-        told = {"pipeline": self.pipeline.name, "log": dry.pipeline.log, "version": dry.head.closed}
+        told = {"pipeline": pipeline.name, "log": pipeline.log, "version": dry.head.closed}
         return Finding(
             met=bool(found.lost or found.at_risk) or is_near,
-            seen={**told, **plain(found), "unit": self.pipeline.source.unit},
+            seen={**told, **plain(found), "unit": pipeline.source.unit},
         )
 
 
@@ -231,7 +239,7 @@ _NAMES: Mapping[str, Any] = {
 
 def spec_text(pipeline: Pipeline) -> str:
     """A pipeline's spec as canonical JSON text, without its transform: nothing that only looks needs it."""
-    return canonical({k: v for k, v in pipeline.to_json().items() if k not in ("guarded", "transform")}).decode()
+    return canonical(pipeline.without_transform()).decode()
 
 
 def of_spec_text(text: str) -> Pipeline:

@@ -22,23 +22,25 @@ from airflow_provider_streamsem.stores.overlay import OverlayStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """A pipeline on its log as it stands, where nothing can be written. ``is_new``: there is no log yet, and ``head`` is where a first run would start."""
+    """A log as it stands, where nothing can be written. ``is_new``: there is no log yet, and ``head`` is where a first run would start."""
 
-    pipeline: Pipeline
     log: CommitLog
     is_new: bool
     head: Head
     planner: Planner
 
 
-@on_its_log
 def dry_run(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> DryRun:
-    """Open a pipeline to look at it. The log costs a GET, a listing and one to three more GETs; a new pipeline's source is asked where it starts."""
+    """
+    Open a pipeline that is on its log, to look at it there: its planner asks the source later, too.
+
+    The log costs a GET, a listing and one to three more GETs; a new pipeline's source is asked where it starts.
+    """
     log = CommitLog(OverlayStore(open_store(pipeline.log)), clock)
     record = log.read_pipeline()
     head = Head(genesis=pipeline.source.genesis()) if record is None else log.find_head(record.genesis)
     planner = pipeline.source.open(log, head.outcome)
-    return DryRun(pipeline=pipeline, log=log, is_new=record is None, head=head, planner=planner)
+    return DryRun(log=log, is_new=record is None, head=head, planner=planner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_streamsem.arguments import known_keys, text, whole
+from airflow_provider_streamsem.arguments import known_keys, number, text
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
@@ -72,16 +72,10 @@ class BatchCommittedSensor(HasPipeline, ConditionSensor):
         return BatchCommitted(
             log="" if self.log_url is None else text("log", self.log_url),
             pipeline=self.rendered_pipeline(context) if self.log_url is None else None,
-            version=None if self.version is None else _number("version", self.version),
+            version=None if self.version is None else number("version", self.version, least=0),
             run_key=None if self.run_of is None else _run_key(self.run_of),
             offsets=None if self.offsets is None else _offsets(self.offsets),
         )
-
-
-def _number(name: str, given: object) -> int:
-    """A whole number, or the text of one: templates give text."""
-    is_text = isinstance(given, str) and given.strip().isdecimal()
-    return whole(name, int(str(given)) if is_text else given, least=0)
 
 
 def _run_key(given: object) -> str:
@@ -90,10 +84,12 @@ def _run_key(given: object) -> str:
     known_keys("run", given, ("dag_id", "task_id", "run_id", "map_index"))
     parts = {name: text(f"run {name}", given.get(name)) for name in ("dag_id", "task_id", "run_id")}
     index = given.get("map_index", -1)
-    return run_key(_Run(**parts, map_index=-1 if index in (-1, "-1", None) else _number("run map_index", index)))
+    return run_key(
+        _Run(**parts, map_index=-1 if index in (-1, "-1", None) else number("run map_index", index, least=0))
+    )
 
 
 def _offsets(given: object) -> dict[str, int]:
     if not isinstance(given, Mapping) or not given:
         raise InvalidError("offsets must map partitions to offsets", given=type(given).__name__)
-    return {text("partition", p): _number(f"offset of {p}", at) for p, at in given.items()}
+    return {text("partition", p): number(f"offset of {p}", at, least=0) for p, at in given.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 from tests.airflow_chaos.faults import FAULTS, ORPHAN
 from tests.airflow_chaos.world import SCHEDULERS, Overlap, World
 from tests.chaos.faults import drawn
-from tests.chaos.trial import Trial, inject, judge
+from tests.chaos.trial import Trial, inject, judge, kept
 from tests.chaos.truth import truth
 
 
@@ -63,11 +62,7 @@ def run(database: str, minutes: float, seed: int, say: Callable[[str], None]) ->
         trial.overlaps = world.overlaps
         trial.both_wrote = sum(world.attempts_of(v) > 1 for v in {o.version for o in world.overlaps})
         judge(trial, world.subject.visible(), truth(world.setting), world)
-    if trial.is_clean:
-        shutil.rmtree(home, ignore_errors=True)
-    else:
-        trial.evidence = str(home)
-    return trial
+    return kept(trial, home)
 
 
 def rounds(chance: random.Random) -> Iterator[str]:

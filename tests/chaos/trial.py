@@ -18,6 +18,7 @@ from tests.chaos.truth import Truth, truth
 from tests.chaos.world import Tended, World
 
 W = TypeVar("W", bound=Tended)
+T = TypeVar("T", bound="Trial")
 
 
 @dataclass
@@ -92,6 +93,11 @@ def run(name: str, faults: int, seed: int, say: Callable[[str], None]) -> Trial:
         world.end_production()
         trial.drained = world.drain_rest()
         judge(trial, world.subject.visible(), truth(world.setting), world)
+    return kept(trial, home)
+
+
+def kept(trial: T, home: Path) -> T:
+    """The trial, whose directory is kept where the outcome is not clean."""
     if trial.is_clean:
         shutil.rmtree(home, ignore_errors=True)
     else:

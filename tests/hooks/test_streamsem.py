@@ -11,10 +11,15 @@ import pytest
 
 from airflow_provider_streamsem import FilesSource, Pipeline, open_log, run_batch, verify
 from airflow_provider_streamsem.batch.location import access, located, root
+from airflow_provider_streamsem.batch.opening import open_pipeline
+from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import Connection, looked_up_by
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.readers.conditions import Freshness
 from airflow_provider_streamsem.readers.lag import lag
+from airflow_provider_streamsem.readers.waiting import waiting
 from airflow_provider_streamsem.stores import s3
+from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.s3 import environment, s3_server
 from tests.worlds import World
@@ -70,6 +75,23 @@ def test_s3_is_reached_by_the_connection_only_while_the_pipeline_is_on_its_log(w
         assert s3.access().endpoint_url == endpoint
         assert SECRET not in repr(s3.access())
     assert s3.access() == before
+
+
+def test_look_at_a_source_on_s3_reaches_it_as_the_connection_says_to_its_end(world: World, endpoint: str) -> None:
+    place = f"s3://lake/{world.root.name}-in"
+    pipeline = on_connection(world, source=FilesSource(path=place, format="json", schema="id long"))
+    with located(pipeline):
+        for name in ("a.json", "b.json"):
+            assert open_store(place).create(name, b'{"id": 1}\n')
+    assert Freshness(pipeline=pipeline, max_lag=0, max_age_s=3600).check().seen["lag"] == 2
+    assert waiting(pipeline).lag == lag_of_its_log(pipeline) == 2
+
+
+def lag_of_its_log(pipeline: Pipeline) -> int:
+    """By the reading that needs a log: one is made."""
+    with located(pipeline) as there:
+        open_pipeline(there, open_commit_log(there.log))
+    return lag(pipeline).lag
 
 
 def test_connection_is_tested_by_the_doctor(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:

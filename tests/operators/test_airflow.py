@@ -356,21 +356,6 @@ def test_quickstart_dag_runs_retries_continues_and_clears(
     assert verify(str(tmp_path / "log")).findings == []
 
 
-@pytest.mark.parametrize("dag_file", ["streamsem_quickstart", "streamsem_orders", "streamsem_event_driven"])
-def test_parsing_the_example_dags_loads_no_engine_and_no_client(dag_file: str) -> None:
-    code = textwrap.dedent(f"""
-        import sys
-        import airflow.sdk
-        before = set(sys.modules)
-        import {dag_file}
-        heavy = {{"pyspark", "boto3", "botocore", "pyarrow", "rich", "py4j", "pandas", "confluent_kafka"}}
-        print(sorted(heavy & (set(sys.modules) - before)))
-    """)
-    environment = {**os.environ, "PYTHONPATH": os.environ["AIRFLOW__CORE__DAGS_FOLDER"]}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 def test_errors_say_whether_a_retry_can_heal_them() -> None:
     from airflow_provider_streamsem import errors
 

@@ -102,7 +102,7 @@ def test_spark_connection_of_the_configuration_is_used_where_the_task_names_none
 
 
 @pytest.mark.spark
-def test_killed_task_cancels_its_spark_jobs_within_two_seconds_and_decides_nothing(
+def test_killed_task_cancels_its_spark_jobs_and_decides_nothing(
     world: World,  # noqa: F811
     spark: Any,
 ) -> None:

@@ -105,15 +105,21 @@ def test_session_that_is_active_already_is_used_and_left_alone(spark: SparkSessi
     assert spark.range(3).count() == 3
 
 
-@pytest.mark.spark
-def test_session_is_small_and_in_utc(streamsem_spark: SparkSession) -> None:
-    settings = {
-        "spark.master": "local[2]",
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-    }
-    assert {name: streamsem_spark.conf.get(name) for name in settings} == settings
+def test_session_is_small_and_in_utc(tmp_path: Path) -> None:
+    said = run_tests(
+        tmp_path,
+        """
+        def test_session(streamsem_spark):
+            settings = {
+                "spark.master": "local[2]",
+                "spark.ui.enabled": "false",
+                "spark.sql.session.timeZone": "UTC",
+                "spark.sql.shuffle.partitions": "2",
+            }
+            assert {name: streamsem_spark.conf.get(name) for name in settings} == settings
+        """,
+    )
+    assert "1 passed" in said, said
 
 
 def test_java_is_looked_for_where_spark_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
