@@ -40,6 +40,24 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path, store=open_memory_store(f"triggers-{next(_NAMES)}"))
 
 
+@pytest.fixture(autouse=True)
+def files_arrive_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that is under way in a thread sees all files of an ``arrive`` or none, so that an event's range is known."""
+    arriving = threading.Lock()
+    listing, arrive = FilesSource.listing, world.arrive
+
+    def list_whole(source: FilesSource, now_ms: int) -> Any:
+        with arriving:
+            return listing(source, now_ms)
+
+    def arrive_whole(files: int, **arguments: Any) -> None:
+        with arriving:
+            arrive(files, **arguments)
+
+    monkeypatch.setattr(FilesSource, "listing", list_whole)
+    monkeypatch.setattr(world, "arrive", arrive_whole)
+
+
 def watch(pipeline: Pipeline, **arguments: Any) -> OffsetRangeTrigger:
     return OffsetRangeTrigger(pipeline, **{"poll_interval_s": 0.02, **arguments})
 
