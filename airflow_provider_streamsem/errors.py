@@ -108,6 +108,16 @@ class StageError(StreamsemError):
     do = "run again: the same range is staged anew; if it keeps failing, read the cause above, mend the transform, or `streamsem abort` the version."
 
 
+class PublishError(StreamsemError):
+    """A sink outside the log refuses a batch that is decided. Nothing of the batch is in that sink; the offsets have moved, and its staged rows are kept."""
+
+    retryable = False
+    do = (
+        "mend what the sink refuses and run again: the batch is published from its staged files, and nothing is read anew; "
+        "or give it up for this sink with `streamsem skip`."
+    )
+
+
 class InternalError(StreamsemError):
     """The package contradicted itself. What was committed before stays."""
 

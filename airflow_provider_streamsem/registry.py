@@ -21,7 +21,10 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
         "files": "airflow_provider_streamsem.sources.files:FilesSource",
         "kafka": "airflow_provider_streamsem.sources.kafka:KafkaSource",
     },
-    "sinks": {"files": "airflow_provider_streamsem.sinks.files:FilesSink"},
+    "sinks": {
+        "delta": "airflow_provider_streamsem.sinks.delta:DeltaSink",
+        "files": "airflow_provider_streamsem.sinks.files:FilesSink",
+    },
     "stores": {
         "memory": "airflow_provider_streamsem.stores.memory:open_memory_store",
         "file": "airflow_provider_streamsem.stores.local:open_local_store",

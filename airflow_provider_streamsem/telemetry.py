@@ -16,12 +16,12 @@ from types import MappingProxyType
 from typing import Any, Literal, ParamSpec, TypeAlias
 
 from airflow_provider_streamsem.errors import StreamsemError
-from airflow_provider_streamsem.protocol.entries import Outcome, Plan, StagedManifest
+from airflow_provider_streamsem.protocol.entries import Outcome, Plan, Receipts, StagedManifest
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length
 
 P = ParamSpec("P")
 Facts: TypeAlias = Mapping[str, str | int]
-Phase: TypeAlias = Literal["run", "plan", "stage", "collect", "decide"]
+Phase: TypeAlias = Literal["run", "plan", "stage", "collect", "decide", "publish"]
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +161,21 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The receipts of a version are stored: sink → ``applied``, ``skipped`` or ``unknown``."""
+
+    version: int
+    results: Mapping[str, str]
+    duration_ms: int
+
+    @classmethod
+    def by(cls, receipts: Receipts) -> Published:
+        """From the stored receipts."""
+        results = {name: receipt.result for name, receipt in receipts.sinks.items()}
+        return cls(version=receipts.version, results=_kept(results), duration_ms=receipts.duration_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
     """A request to the log: ``put``, ``get`` or ``list``; ``unknown``: the store did not say whether it was applied."""
 
@@ -176,7 +191,7 @@ class SparkFound:
     ui: str
 
 
-Event: TypeAlias = Began | Ended | Looked | Planned | Staged | Adopted | Decided | Requested | SparkFound
+Event: TypeAlias = Began | Ended | Looked | Planned | Staged | Adopted | Decided | Published | Requested | SparkFound
 Listener: TypeAlias = Callable[[Event], object]
 
 

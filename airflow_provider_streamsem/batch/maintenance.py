@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from airflow_provider_streamsem.arguments import text, whole
 from airflow_provider_streamsem.batch.pipeline import Pipeline
@@ -30,6 +31,7 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
             given=version,
             open=None if head.plan is None else head.plan.version,
             newest_closed=head.closed,
+            waits_for_receipts=head.owes,
         )
     plan, before = head.plan, head.outcome
     now_ms = log.clock.now_ms()
@@ -64,7 +66,8 @@ class Vacuumed:
 
 def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_run: bool = False) -> Vacuumed:
     """
-    Delete what losing attempts of closed versions left: files, then quarantined records, then manifests (V1 to V3).
+    Delete what losing attempts of closed versions left: files, then quarantined records, then manifests (V1 to V3); and rows that were staged for sinks
+    outside the log, once their receipts are there (V4).
 
     Safe beside running writers: after a version's outcome exists, no other attempt of it can ever win. An attempt that still runs may write more; the next
     vacuum finds it.
@@ -77,11 +80,12 @@ def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_ru
     for sink in sinks.values():
         sink.claim(record.pipeline_uuid, pipeline.log, new=False)
     has_lost = _Losers(log)
+    has_receipts = cache(lambda version: log.receipts(version) is not None)
     attempts, stale = [], []
     size = 0
     for name, sink in sorted(sinks.items()):
         for version, attempt_id in sorted(sink.attempts()):
-            if has_lost(version, attempt_id):
+            if has_lost(version, attempt_id) or (_is_spent(sink) and has_receipts(version)):
                 attempts.append((name, version, attempt_id))
                 size += sink.discard(version, attempt_id, dry_run=dry_run)
     for prefix in ("quarantine/", "attempts/"):
@@ -93,6 +97,11 @@ def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_ru
                 if not dry_run:
                     log.store.delete(stat.key)
     return Vacuumed(attempts=tuple(attempts), keys=tuple(stale), bytes=size)
+
+
+def _is_spent(sink: Sink) -> bool:
+    """Whether staged files serve only until they are published (V4)."""
+    return sink.publishes and not getattr(sink, "keeps_staged", True)
 
 
 def _attempt_of(key: str) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
-from airflow_provider_streamsem.protocol.entries import PipelineRecord
+from airflow_provider_streamsem.protocol.entries import PUBLISH, PipelineRecord
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.stores.contract import open_store
 
@@ -63,6 +63,7 @@ def _create(pipeline: Pipeline, log: CommitLog, spec: bytes) -> PipelineRecord:
         name=pipeline.name,
         genesis=pipeline.source.genesis(),
         spec=log.put_spec(spec),
+        writer_features=(PUBLISH,) if pipeline.publishes else (),
         nonce=log.clock.new_id(),
     )
     return log.create_pipeline(record)

@@ -136,6 +136,11 @@ class Pipeline:
             return self.transform or ""
         return f"{self.transform.__module__}:{self.transform.__qualname__}"
 
+    @property
+    def publishes(self) -> tuple[str, ...]:
+        """The sinks outside the log, in the order in which they publish."""
+        return tuple(name for name, sink in sorted(self.sinks.items()) if sink.publishes)
+
     def guarded(self) -> Json:
         """What may not change under one log: the source's identity, the datasets."""
         return {"source": self.source.guarded(), "sinks": {name: sink.guarded() for name, sink in self.sinks.items()}}

@@ -44,6 +44,7 @@ def redo(
     :raises DataError: the rows cannot be made anew by this transform; the redo is closed as an abort, and nothing became visible
     """
     whole("version", version, least=0)
+    _refuse_sinks(pipeline)
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
     # A listing that lags would name a redo that is done as the one that is asked for, or refuse a version that is there.
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
@@ -57,6 +58,15 @@ def redo(
         if not error.retryable:
             _give_up(opened, run_key, error)
         raise
+
+
+def _refuse_sinks(pipeline: Pipeline) -> None:
+    """Before anything is written: what a sink cannot take back, no redo can replace."""
+    unable = [name for name in pipeline.publishes if not getattr(pipeline.sinks[name], "redoes", False)]
+    if unable:
+        raise InvalidError(
+            "a redo replaces rows, and these sinks cannot replace what they have published", sinks=unable
+        )
 
 
 def _give_up(opened: Opened, run_key: str, error: StreamsemError) -> None:
@@ -82,6 +92,7 @@ def redo_run(
     :param request: names this request among the redos of the run; the same request again does nothing twice
     :returns: the last redo's version and outcome, the ranges of the run, and the sum of the counts
     """
+    _refuse_sinks(pipeline)
     opened_log = log or open_commit_log(pipeline.log)
     was_answered = _is_answered(opened_log, run_key)
     result = run_batch(pipeline, run_key=run_key, drain=drain, engine=engine, log=log)

@@ -1,5 +1,5 @@
 """
-The whole order of a run, on one page: look, plan, run, decide (PROTOCOL.md, 4).
+The whole order of a run, on one page: look, plan, run, decide, publish (PROTOCOL.md, 4).
 
 A run may die at any line and be started again, twice at once too: every step either reads what is durable or creates one object that others can go on from.
 """
@@ -15,6 +15,7 @@ from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.plan import plan_batch
+from airflow_provider_streamsem.batch.publish import publish
 from airflow_provider_streamsem.batch.result import RunResult, answer, empty
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines import schema
@@ -22,7 +23,7 @@ from airflow_provider_streamsem.engines.contract import Engine, Job, Produced, n
 from airflow_provider_streamsem.errors import UnavailableError
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
-from airflow_provider_streamsem.protocol.procedures import Answered, Open, Ready, settled
+from airflow_provider_streamsem.protocol.procedures import Answered, Open, Owing, Position, Ready, settled
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.sources.contract import Planner
 
@@ -61,7 +62,7 @@ def plan_run(
     """
     Take the first step of :func:`run_batch` only: for a driver elsewhere, which then goes on under the same ``run_key``.
 
-    :returns: the run's answer, where it has one already or found nothing new; ``None`` where a version is open that a driver must close
+    :returns: the run's answer, where it has one already or found nothing new; ``None`` where a version must be closed or published
     """
     text("run_key", run_key)
     flag("drain", drain)
@@ -80,8 +81,8 @@ class Run:
         self.engine: Engine = engine or registry.lookup("engines", "spark")()
 
     def to_answer(self, planned: Callable[[Ready], Plan | None]) -> RunResult:
-        """Look, plan, run and decide until the run has its answer."""
-        position: Answered | Open | Ready = self.opened.log.locate(self.run_key, self.opened.head)
+        """Look, plan, run, decide and publish until the run has its answer."""
+        position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         while not isinstance(position, Answered):
             fresh = False
             if isinstance(position, Ready):
@@ -92,11 +93,14 @@ class Run:
                 position, fresh = step
             if isinstance(position, Open):
                 position = self.close(position.head, fresh=fresh)
+            elif isinstance(position, Owing):
+                head = publish(self.opened, position.head, run_key=self.run_key)
+                position = self.opened.log.locate(self.run_key, head)
         return answer(self.opened, position, self.run_key)
 
     def to_open(self, planned: Callable[[Ready], Plan | None]) -> RunResult | None:
-        """Look and plan, until the run has its answer, or a version is open."""
-        position: Answered | Open | Ready = self.opened.log.locate(self.run_key, self.opened.head)
+        """Look and plan, until the run has its answer, or a version must be closed or published."""
+        position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         while isinstance(position, Ready):
             step = self._plan(position, planned)
             if step is None:
@@ -104,9 +108,7 @@ class Run:
             position, _ = step
         return answer(self.opened, position, self.run_key) if isinstance(position, Answered) else None
 
-    def _plan(
-        self, ready: Ready, planned: Callable[[Ready], Plan | None]
-    ) -> tuple[Answered | Open | Ready, bool] | None:
+    def _plan(self, ready: Ready, planned: Callable[[Ready], Plan | None]) -> tuple[Position, bool] | None:
         """Plan the next version; where the run then stands, and whether this process made the plan. ``None``: there is nothing to plan."""
         with telemetry.phase("plan", version=ready.head.closed + 1):
             plan = planned(ready)
@@ -118,8 +120,8 @@ class Run:
             return self.opened.log.locate(self.run_key, head), False  # lost the create: look again (W12)
         return Open(head=head), fresh
 
-    def close(self, head: Head, *, fresh: bool) -> Answered | Open | Ready:
-        """Bring the open version to its outcome, whoever planned it; returns where this run then stands."""
+    def close(self, head: Head, *, fresh: bool) -> Position:
+        """Bring the open version to its outcome, and that to the receipts it owes, whoever planned it; returns where this run then stands."""
         assert head.plan is not None
         plan, log = head.plan, self.opened.log
         telemetry.tell(telemetry.Planned.by, plan)
@@ -140,10 +142,13 @@ class Run:
             assert decided.outcome is not None
             logger.info("version %d: %s", plan.version, decided.outcome.result)
             telemetry.tell(telemetry.Decided.by, plan, offered, decided.outcome)
-        log.write_segments(plan.version, [(decided.outcome, decided.outcome_sha)])
+        outcome = decided.outcome
+        if decided.owes:
+            decided = publish(self.opened, decided, run_key=self.run_key)
+        log.write_segments(plan.version, [(outcome, decided.outcome_sha)])
         if plan.run_key != self.run_key:
             return log.locate(self.run_key, decided)
-        return settled(decided, plan, decided.outcome)
+        return settled(decided, plan, outcome)
 
     def _adopt(self, head: Head) -> StagedManifest | None:
         """An attempt that somebody finished and nobody decided, if all of it is there (W17)."""
@@ -187,6 +192,7 @@ class Run:
             quarantine=produced.quarantine,
             counts=produced.counts,
             source=self._hint(head, plan, produced.counts),
+            publish=pipeline.publishes,
             staged_ms=log.clock.now_ms() - started_ms,
             nonce=log.clock.new_id(),
         )
@@ -232,6 +238,7 @@ class Run:
             replaces=plan.replaces,
             next=invariants.next_after(plan, before=head.next, committed=True),
             source=staged.source,
+            publish=staged.publish,
             spec=staged.spec,
             transform=staged.transform,
             decided_at_ms=decided_at_ms,

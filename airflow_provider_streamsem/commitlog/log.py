@@ -20,9 +20,12 @@ from airflow_provider_streamsem.protocol.codec import sha256
 from airflow_provider_streamsem.protocol.entries import (
     READER_FEATURES,
     WRITER_FEATURES,
+    Claim,
+    Effects,
     Outcome,
     PipelineRecord,
     Plan,
+    Receipts,
     StagedManifest,
 )
 from airflow_provider_streamsem.protocol.machine import (
@@ -222,6 +225,30 @@ class CommitLog:
     def decide(self, head: Head, outcome: Outcome) -> Head:
         """Create pointer and outcome; returns the head with the outcome that is stored."""
         return self.perform(procedures.decide(head, outcome))
+
+    # --- receipts and effects, for publishers
+
+    def receipts(self, version: int) -> Receipts | None:
+        """Receipts(version), or ``None`` where they are not there."""
+        found = self.perform(procedures.read_entry(Receipts, keys.receipts(version)))
+        return None if found is None else found[0]
+
+    def put_receipts(self, head: Head, receipts: Receipts) -> tuple[Head, Receipts]:
+        """Create the receipts of the head's commit; returns the head that owes nothing, and the receipts that are stored."""
+        return self.perform(procedures.put_receipts(head, receipts))
+
+    def claim(self, wanted: Claim) -> bool:
+        """Claim one part of a version's effects; whether the stored claim is this very entry's."""
+        return self.perform(procedures.claim(wanted))
+
+    def effects(self, version: int, sink: str, part: int) -> Effects | None:
+        """What became of one part of a version's effects, or ``None`` where nobody has written it down."""
+        found = self.perform(procedures.read_entry(Effects, keys.effects(version, sink, part)))
+        return None if found is None else found[0]
+
+    def put_effects(self, effects: Effects) -> Effects:
+        """Write down what became of a part's effects; returns what is stored."""
+        return self.perform(procedures.put_effects(effects))
 
     def write_segments(self, version: int, known: list[tuple[Outcome, str]]) -> None:
         """Create the segments that are full since ``version``."""

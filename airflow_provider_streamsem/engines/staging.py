@@ -149,6 +149,7 @@ class Staging:
     def _write(self, name: str, frame: DataFrame) -> int | None:
         """Stage one sink; returns the rows that Spark handed to its writer."""
         handed = Observation()
+        self.job.sinks[name].accept(frame.schema.json())
         self.job.sinks[name].stage(
             frame.observe(handed, F.count(F.lit(1)).alias("rows")), self.job.plan.version, self.job.attempt_id
         )

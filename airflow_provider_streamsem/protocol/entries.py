@@ -14,7 +14,9 @@ from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 
 FORMAT = 1
 READER_FEATURES: frozenset[str] = frozenset()
-WRITER_FEATURES: frozenset[str] = frozenset()
+PUBLISH = "publish"
+"""the writer feature of a log with sinks outside it: who does not know it would plan before the receipts are there"""
+WRITER_FEATURES: frozenset[str] = frozenset({PUBLISH})
 
 SPARSE = {"sparse": True}
 """marks a field that is left out of the bytes where it has its default (W2)"""
@@ -40,18 +42,25 @@ class PipelineRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One staged file. ``key`` is relative to the dataset; ``partition`` maps column → text, or ``None`` for null; ``checksum`` names its own method."""
+    """
+    One staged file.
+
+    ``key`` is relative to the dataset; ``partition`` maps column → text, or ``None`` for null; ``checksum`` names its own method.
+
+    ``stats``: the bounds of its columns, as text in the form of the sink that publishes it; ``""`` where that sink needs none.
+    """
 
     key: str
     bytes: int
     rows: int
     checksum: str
     partition: Mapping[str, str | None] = field(default_factory=dict)
+    stats: str = field(default="", metadata=SPARSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committable:
-    """What staging one sink returns: the files that become visible with the outcome."""
+    """What staging one sink returns: the files that become visible with the outcome, or that a sink outside the log is to publish."""
 
     format: str
     rows: int
@@ -116,6 +125,7 @@ class StagedManifest:
     quarantine: Quarantine
     counts: Mapping[str, int]
     source: Json = None
+    publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
     staged_ms: int
     nonce: str
 
@@ -138,6 +148,7 @@ class Outcome:
     counts: Mapping[str, int] = field(default_factory=dict)
     next: Offsets
     source: Json = None
+    publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
     spec: str
     transform: str
     state: str | None = None
@@ -150,8 +161,74 @@ class Outcome:
 
     @property
     def committed(self) -> bool:
-        """Whether the version's output is visible."""
+        """Whether the version's output is decided to become visible."""
         return self.result == "commit"
+
+    @property
+    def owes(self) -> bool:
+        """Whether receipts must follow: the commit names sinks outside the log."""
+        return self.committed and bool(self.publish)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """
+    What a sink outside the log answered for one version.
+
+    ``applied``: the rows are there. ``skipped``: a person gave them up, none is there by this version. ``unknown``: at-most-once effects of which nobody
+    knows whether all were performed. ``rows``: how many were applied, as far as it is known; ``detail`` is the sink's own, for people.
+    """
+
+    result: Literal["applied", "skipped", "unknown"]
+    rows: int
+    detail: Json = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipts:
+    """Receipts(n): what the sinks outside the log answered for the commit whose bytes have the sha256 ``outcome``."""
+
+    entry: ClassVar[str] = "receipts"
+    spillable: ClassVar[tuple[str, ...]] = ()
+    version: int
+    outcome: str
+    sinks: Mapping[str, Receipt]
+    published_at_ms: int
+    duration_ms: int = 0
+    reason: str = ""
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Who alone may perform one part of a version's at-most-once effects: the entry to publishing that minted ``nonce``."""
+
+    entry: ClassVar[str] = "claim"
+    spillable: ClassVar[tuple[str, ...]] = ()
+    version: int
+    sink: str
+    part: int
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """
+    What became of the effects of one part, written after the last of them; in records.
+
+    ``done`` were acknowledged, ``refused`` never will be, ``unknown`` may have been performed, ``skipped`` were given up by a person.
+    """
+
+    entry: ClassVar[str] = "effects"
+    spillable: ClassVar[tuple[str, ...]] = ()
+    version: int
+    sink: str
+    part: int
+    done: int
+    refused: int = 0
+    unknown: int = 0
+    skipped: int = 0
+    nonce: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,4 +318,6 @@ class Discovery:
         return self.first + len(self.files)
 
 
-Entry: TypeAlias = PipelineRecord | Plan | StagedManifest | Outcome | RunPointer | Segment | Discovery
+Entry: TypeAlias = (
+    PipelineRecord | Plan | StagedManifest | Outcome | Receipts | Claim | Effects | RunPointer | Segment | Discovery
+)

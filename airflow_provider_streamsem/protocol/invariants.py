@@ -11,7 +11,15 @@ from collections.abc import Iterable, Mapping
 
 from airflow_provider_streamsem.errors import DataError, LogDamagedError, StageError
 from airflow_provider_streamsem.protocol import offsets
-from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Outcome, Plan, RunPointer, Segment
+from airflow_provider_streamsem.protocol.entries import (
+    Committable,
+    DataFile,
+    Outcome,
+    Plan,
+    Receipts,
+    RunPointer,
+    Segment,
+)
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
 
 
@@ -27,6 +35,14 @@ def check_i2(plan: Plan | None, outcome: Outcome) -> None:
     """An outcome stands on a plan of the same version."""
     if plan is None or plan.version != outcome.version:
         raise LogDamagedError("an outcome stands without its plan", invariant="I2", version=outcome.version)
+
+
+def check_i2_receipts(plan: Plan, *, owes: bool) -> None:
+    """No plan follows a commit that owes receipts before they are there."""
+    if owes:
+        raise LogDamagedError(
+            "a plan follows a commit whose receipts are not there", invariant="I2", version=plan.version
+        )
 
 
 def check_i3_plan(plan: Plan, *, after: str) -> None:
@@ -228,6 +244,20 @@ def check_i16(pointer: RunPointer, plan: Plan) -> None:
             invariant="I16",
             version=plan.version,
             pointer=pointer.version,
+        )
+
+
+def check_i18(receipts: Receipts, outcome: Outcome, *, outcome_sha: str) -> None:
+    """Receipts are of the commit that is stored, and answer for each of the sinks that it names."""
+    if (receipts.version, receipts.outcome) != (outcome.version, outcome_sha) or not outcome.owes:
+        raise LogDamagedError("receipts are of another outcome", invariant="I18", version=outcome.version)
+    if set(receipts.sinks) != set(outcome.publish):
+        raise LogDamagedError(
+            "receipts answer for other sinks than the commit names",
+            invariant="I18",
+            version=outcome.version,
+            sinks=sorted(receipts.sinks),
+            named=list(outcome.publish),
         )
 
 

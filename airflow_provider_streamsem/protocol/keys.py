@@ -12,7 +12,7 @@ DATASET_MARKER = "_streamsem.json"
 LOG = "log/"
 DISCOVERED = "discovered/"
 
-_ENTRY = re.compile(r"log/(\d{8})/(\d{12})-(\d+)\.([pc])\.json")
+_ENTRY = re.compile(r"log/(\d{8})/(\d{12})-(\d+)\.([pcd])\.json")
 _NEWEST_FIRST = re.compile(r".*/(\d{12})-(\d+)\.json")
 
 
@@ -34,8 +34,14 @@ def outcome(version: int) -> str:
     return f"{LOG}{inv[:8]}/{inv}-{version}.c.json"
 
 
+def receipts(version: int) -> str:
+    """Key of Receipts(version); sorts between its outcome and its plan."""
+    inv = _inv(version)
+    return f"{LOG}{inv[:8]}/{inv}-{version}.d.json"
+
+
 def parse_entry(key: str) -> tuple[int, str] | None:
-    """``(version, "p" | "c")`` of a key under ``log/``, or ``None`` where the key is not one of ours."""
+    """``(version, "p" | "c" | "d")`` of a key under ``log/``, or ``None`` where the key is not one of ours."""
     match = _ENTRY.fullmatch(key)
     if match is None:
         return None
@@ -79,6 +85,16 @@ def parse_newest_first(key: str) -> int | None:
 def quarantine(version: int, attempt_id: str, part: int) -> str:
     """Key of one part of the records of an attempt that could not be parsed."""
     return f"quarantine/{version}/{attempt_id}/{part:05d}.jsonl"
+
+
+def claim(version: int, sink: str, part: int) -> str:
+    """Key of the claim on one part of a version's effects."""
+    return f"claims/{version}/{sink}/{part:08d}.json"
+
+
+def effects(version: int, sink: str, part: int) -> str:
+    """Key of what became of one part of a version's effects."""
+    return f"effects/{version}/{sink}/{part:08d}.json"
 
 
 def segment(level: int, index: int) -> str:

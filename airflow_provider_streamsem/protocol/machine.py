@@ -85,6 +85,7 @@ class VersionState(Enum):
     VOID = "void"
     PLANNED = "planned"
     COMMITTED = "committed"
+    PUBLISHED = "published"
     ABORTED = "aborted"
 
 
@@ -92,8 +93,9 @@ VERSION: dict[tuple[VersionState, str], VersionState] = {
     (VersionState.VOID, "plan"): VersionState.PLANNED,
     (VersionState.PLANNED, "commit"): VersionState.COMMITTED,
     (VersionState.PLANNED, "abort"): VersionState.ABORTED,
+    (VersionState.COMMITTED, "receipts"): VersionState.PUBLISHED,
 }
-"""(state, object created) → state"""
+"""(state, object created) → state. Only a commit that owes receipts gets them; to all others COMMITTED is the end"""
 
 
 class CreateState(Enum):
@@ -136,7 +138,8 @@ RECOVERY: dict[tuple[VersionState, str], Step] = {
     (VersionState.ABORTED, "below target"): Step.PLAN,
     (VersionState.ABORTED, "target reached"): Step.ANSWER,
 }
-"""(state of the run's newest version, where the head stands to the run's target) → step (W11). A single batch has no target"""
+"""(state of the run's newest version, where the head stands to the run's target) → step (W11). A single batch has no target.
+A commit that owes receipts is not closed: it is rolled forward before anything else (P1)"""
 
 
 @dataclass(frozen=True, slots=True)

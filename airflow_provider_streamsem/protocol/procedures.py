@@ -12,7 +12,17 @@ from typing import TypeVar
 
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, invariants, keys, offsets, segments
-from airflow_provider_streamsem.protocol.entries import Entry, Outcome, Plan, RunPointer, Segment, StagedManifest
+from airflow_provider_streamsem.protocol.entries import (
+    Claim,
+    Effects,
+    Entry,
+    Outcome,
+    Plan,
+    Receipts,
+    RunPointer,
+    Segment,
+    StagedManifest,
+)
 from airflow_provider_streamsem.protocol.machine import (
     RECOVERY,
     Creation,
@@ -47,6 +57,13 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Owing:
+    """``head.outcome`` is a commit without the receipts that it owes: publish it first, whoever decided it (P1)."""
+
+    head: Head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """
     All is closed: plan the version after the head, as number ``j`` of this run.
@@ -60,7 +77,7 @@ class Ready:
     before: tuple[Plan, Outcome] | None = None
 
 
-Position = Answered | Open | Ready
+Position = Answered | Open | Owing | Ready
 
 
 def read_entry(cls: type[E], key: str) -> Procedure[tuple[E, str] | None]:
@@ -91,7 +108,7 @@ def create_entry(key: str, entry: Entry) -> Procedure[Creation]:
 
 
 def find_head(genesis: Offsets) -> Procedure[Head]:
-    """The newest version that a listing hints at (W8, W9)."""
+    """The newest version that a listing hints at (W8, W9), and whether it owes receipts (P1)."""
     listed = yield from list_keys(keys.LOG, HEAD_KEYS)
     versions = [parsed[0] for parsed in map(keys.parse_entry, listed) if parsed is not None]
     if not versions:
@@ -106,7 +123,8 @@ def read_head(genesis: Offsets, version: int) -> Procedure[Head | None]:
     """The head, if ``version`` is the newest: by computed keys. ``None`` where nothing of ``version`` is stored."""
     outcome = yield from read_entry(Outcome, keys.outcome(version))
     if outcome is not None:
-        return Head(genesis=genesis, outcome=outcome[0], outcome_sha=outcome[1])
+        owes = outcome[0].owes and (yield from get(keys.receipts(version))) is None
+        return Head(genesis=genesis, outcome=outcome[0], outcome_sha=outcome[1], owes=owes)
     plan = yield from read_entry(Plan, keys.plan(version))
     if plan is None:
         return None
@@ -130,12 +148,14 @@ def confirm_head(head: Head) -> Procedure[Head]:
 
 def locate(run_key: str, head: Head) -> Procedure[Position]:
     """
-    Where a run stands, the head being known (W9-W11).
+    Where a run stands, the head being known (W9-W11, P1).
 
     The pointers are read after the head, never before it: a pointer that is missing now cannot belong to a version closed before the head was read.
     """
     if head.plan is not None:
         return Open(head=head)
+    if head.owes:
+        return Owing(head=head)
     pointer = yield from _newest_pointer(run_key)
     if pointer is None:
         return Ready(head=head)
@@ -147,6 +167,8 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
             )
         if later.plan is not None:
             return Open(head=later)
+        if later.owes:
+            return Owing(head=later)
         head = later
     plan = yield from read_entry(Plan, keys.plan(pointer.version))
     if plan is None:
@@ -266,6 +288,27 @@ def decide(head: Head, outcome: Outcome) -> Procedure[Head]:
     written = yield from create_entry(key, outcome)
     stored = outcome if written.mine else (yield from read_parts(Outcome, key, written.data))[0]
     return head.decided(stored, codec.sha256(written.data))
+
+
+def put_receipts(head: Head, receipts: Receipts) -> Procedure[tuple[Head, Receipts]]:
+    """Create the receipts of the head's commit; returns the head that owes nothing, and the receipts that are stored, mine or another's (P6)."""
+    head.published(receipts)
+    key = keys.receipts(receipts.version)
+    written = yield from create_entry(key, receipts)
+    stored = receipts if written.mine else (yield from read_parts(Receipts, key, written.data))[0]
+    return head.published(stored), stored
+
+
+def claim(wanted: Claim) -> Procedure[bool]:
+    """Claim one part of a version's effects; whether the claim that is stored shows this very entry's nonce (P4)."""
+    return (yield from create_entry(keys.claim(wanted.version, wanted.sink, wanted.part), wanted)).mine
+
+
+def put_effects(effects: Effects) -> Procedure[Effects]:
+    """Write down what became of a part's effects; returns what is stored, mine or another's."""
+    key = keys.effects(effects.version, effects.sink, effects.part)
+    written = yield from create_entry(key, effects)
+    return effects if written.mine else (yield from read_parts(Effects, key, written.data))[0]
 
 
 def write_segments(version: int, known: Sequence[tuple[Outcome, str]] = ()) -> Procedure[None]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from airflow_provider_streamsem.protocol import invariants, offsets
-from airflow_provider_streamsem.protocol.entries import Outcome, Plan, Segment, SegmentFile
+from airflow_provider_streamsem.protocol.entries import Outcome, Plan, Receipts, Segment, SegmentFile
 from airflow_provider_streamsem.protocol.machine import VERSION, VersionState
 from airflow_provider_streamsem.protocol.offsets import Offsets
 
@@ -17,7 +17,7 @@ class Head:
     The newest version that is known, and what the next plan needs of it.
 
     ``outcome`` and ``outcome_sha`` are those of the newest *closed* version (``None`` and ``""`` before the first); ``plan`` and ``plan_sha`` those
-    of the open version after it, where there is one.
+    of the open version after it, where there is one. ``owes``: the closed version is a commit whose receipts are not there yet.
     """
 
     genesis: Offsets
@@ -25,6 +25,7 @@ class Head:
     outcome_sha: str = ""
     plan: Plan | None = None
     plan_sha: str = ""
+    owes: bool = False
 
     @property
     def closed(self) -> int:
@@ -47,10 +48,13 @@ class Head:
     def _steps(self) -> tuple[str, ...]:
         if self.plan is not None:
             return ("plan",)
-        return () if self.outcome is None else ("plan", self.outcome.result)
+        if self.outcome is None:
+            return ()
+        return ("plan", self.outcome.result, *(["receipts"] if self.outcome.owes and not self.owes else []))
 
     def planned(self, plan: Plan, sha256: str) -> Head:
-        """The head after Plan(closed + 1) was stored. Checks I3 and I4."""
+        """The head after Plan(closed + 1) was stored. Checks I2, I3 and I4."""
+        invariants.check_i2_receipts(plan, owes=self.owes)
         invariants.check_i3_plan(plan, after=self.outcome_sha)
         invariants.check_i4(plan, closed=self.closed, next=self.next)
         return Head(
@@ -65,7 +69,13 @@ class Head:
         invariants.check_carried(self.plan, outcome)
         invariants.check_next(self.plan, outcome, before=self.next)
         invariants.check_i14(outcome)
-        return Head(genesis=self.genesis, outcome=outcome, outcome_sha=sha256)
+        return Head(genesis=self.genesis, outcome=outcome, outcome_sha=sha256, owes=outcome.owes)
+
+    def published(self, receipts: Receipts) -> Head:
+        """The head after the receipts of its newest commit were stored. Checks I18."""
+        assert self.outcome is not None
+        invariants.check_i18(receipts, self.outcome, outcome_sha=self.outcome_sha)
+        return Head(genesis=self.genesis, outcome=self.outcome, outcome_sha=self.outcome_sha)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

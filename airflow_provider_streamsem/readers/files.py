@@ -12,7 +12,7 @@ from airflow_provider_streamsem.arguments import whole
 from airflow_provider_streamsem.batch.pipeline import Pipeline, pipeline_of_spec
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
-from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan
+from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan, Receipts
 from airflow_provider_streamsem.protocol.view import LogView
 from airflow_provider_streamsem.stores.contract import split_url
 
@@ -47,11 +47,12 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A version as the log has it; ``outcome`` is ``None`` while it is open."""
+    """A version as the log has it; ``outcome`` is ``None`` while it is open, ``receipts`` where it owes none or they are not there yet."""
 
     version: int
     plan: Plan
     outcome: Outcome | None
+    receipts: Receipts | None = None
 
 
 @dataclass(slots=True)
@@ -94,8 +95,8 @@ class CommittedLog:
 
         :param version: as of this version, inclusive; default: the newest closed one
         :param since: only files that became visible by versions *above* this one; of files that a redo replaced, see :meth:`changes`
-        :param sink: of one sink; default: of all
-        :raises InvalidError: a version that is not closed, or no such sink
+        :param sink: of one sink; default: of all whose rows become visible by the log
+        :raises InvalidError: a version that is not closed, no such sink, or one that publishes outside the log
         """
         return self._named(self.view(version=version, since=since), sink)
 
@@ -118,6 +119,12 @@ class CommittedLog:
         sinks = self.pipeline().sinks
         if sink is not None and sink not in sinks:
             raise InvalidError("the pipeline has no such sink", given=sink, accepted=sorted(sinks))
+        if sink is not None and sinks[sink].publishes:
+            raise InvalidError(
+                "this sink's rows are published outside the log: read them where they are",
+                sink=sink,
+                place=sinks[sink].place,
+            )
         return [
             CommittedFile(
                 version=f.version,
@@ -130,7 +137,7 @@ class CommittedLog:
                 checksum=f.file.checksum,
             )
             for f in view.files
-            if sink in (None, f.sink)
+            if sink in (None, f.sink) and not sinks[f.sink].publishes
         ]
 
     def schema(self, sink: str, *, version: int | None = None) -> str | None:
@@ -166,8 +173,10 @@ class CommittedLog:
         numbers = range(newest, -1, -1) if newest_first else range(newest + 1)
         for number in list(numbers)[:limit]:
             plan, outcome = self.log.plan(number), self.log.outcome(number)
+            receipts = self.log.receipts(number) if outcome is not None and outcome[0].owes else None
             if plan is not None:
-                yield Version(version=number, plan=plan[0], outcome=None if outcome is None else outcome[0])
+                found = None if outcome is None else outcome[0]
+                yield Version(version=number, plan=plan[0], outcome=found, receipts=receipts)
 
 
 def _joined(place: str, key: str) -> str:

@@ -9,11 +9,21 @@ from typing import TypeVar
 
 from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.batch.publish import publishing
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import ConflictError, LogDamagedError, NewerFormatError, StreamsemError
 from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
 from airflow_provider_streamsem.protocol.discovery import fingerprint
-from airflow_provider_streamsem.protocol.entries import DataFile, Discovery, Entry, Outcome, Plan, RunPointer, Segment
+from airflow_provider_streamsem.protocol.entries import (
+    DataFile,
+    Discovery,
+    Entry,
+    Outcome,
+    Plan,
+    Receipts,
+    RunPointer,
+    Segment,
+)
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import Head, add_counts, net_counts
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
@@ -97,6 +107,7 @@ def _without_log(pipeline: Pipeline) -> Verdict:
 class _Verification:
     opened: CommittedLog
     verdict: Verdict
+    _published: dict[int, Receipts] = field(default_factory=dict)
 
     def run(self, files: bool) -> None:
         outcomes = self._versions()
@@ -155,9 +166,34 @@ class _Verification:
             if outcome is not None:
                 head = Head(genesis=genesis, outcome=outcome[0], outcome_sha=outcome[1])
                 outcomes.append(outcome)
+                if outcome[0].owes:
+                    self._receipts(head, newest)
         self._try(partial(invariants.check_i5, ranges, genesis=genesis, next=head.next))
         self.verdict.versions = len(outcomes)
         return outcomes
+
+    def _receipts(self, head: Head, newest: int) -> None:
+        """The receipts of a commit that owes some: there below the newest version, and of this very commit."""
+        receipts = self._entry(Receipts, keys.receipts(head.closed), head.closed)
+        if receipts is not None:
+            self._try(partial(head.published, receipts[0]), version=head.closed)
+            self._published[head.closed] = receipts[0]
+        elif head.closed < newest:
+            self._found("I2", "a version below the head lacks the receipts that it owes", version=head.closed)
+
+    def _markers(self, pipeline: Pipeline, outcomes: list[Outcome]) -> None:
+        """Each transactional sink's marker stands at the newest version that it got (I15, I18)."""
+        for name in pipeline.publishes:
+            sink = publishing(pipeline, name)
+            owed = [o.version for o in outcomes if name in o.publish and (o.replaces or o.sinks[name].files)]
+            got = [version for version in owed if version in self._published]
+            found = self._try(partial(sink.marker, self.opened.record.pipeline_uuid, name))
+            at = -1 if found is None else found[0]
+            if at > max(owed, default=-1):
+                self._found("I18", f"the marker of sink {name} is above every version that it is owed", version=at)
+            if sink.delivery == "exactly_once" and at < max(got, default=-1):
+                what = f"the marker of sink {name} is below a version whose receipts say that it was published"
+                self._found("I15", what, version=max(got))
 
     def _redo(self, redone: Plan, visible: set[int]) -> None:
         """A redo against the commit that it replaces (I20)."""
@@ -243,6 +279,7 @@ class _Verification:
     def _files(self, outcomes: list[Outcome]) -> None:
         """Every visible file: there, unchanged, counted anew, and named once."""
         pipeline = self.opened.pipeline()
+        self._markers(pipeline, outcomes)
         named: set[tuple[str, str]] = set()
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
         for name, sink in pipeline.sinks.items():
@@ -256,6 +293,8 @@ class _Verification:
                         what = "a file is named twice, or lies outside its attempt's own place"
                         self._found("I8", what, version=outcome.version, key=file.key)
                     named.add((name, file.key))
+                    if pipeline.sinks[name].publishes and outcome.version in self._published:
+                        continue  # they are the table's own now, or vacuum's
                     check = partial(_file, pipeline.sinks[name], file, committable.format, outcome.version)
                     rows = self._try(check, version=outcome.version) or 0
                     if outcome.version not in replaced:

@@ -116,7 +116,7 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     return Waiting(
         pipeline=pipeline.name,
         log=pipeline.log,
-        is_due=is_left or is_ready or dry.is_new,
+        is_due=is_left or is_ready or dry.is_new or head.owes,
         is_new=dry.is_new,
         version=head.closed,
         open_version=None if head.plan is None else head.plan.version,

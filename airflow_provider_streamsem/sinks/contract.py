@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from airflow_provider_streamsem.protocol.entries import Committable, Json
+from airflow_provider_streamsem.protocol.entries import Committable, Effects, Json, Receipt
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -19,8 +20,18 @@ class Sink(Protocol):
     * A file, once collected, never changes.
     """
 
-    delivery: ClassVar[str]
-    reasons: ClassVar[tuple[str, ...]]
+    publishes: ClassVar[bool]
+    """whether its rows become visible outside the log, after the decision; then it is a :class:`PublishingSink`"""
+
+    @property
+    def delivery(self) -> str:
+        """``exactly_once``, ``effectively_once``, ``at_least_once`` or ``at_most_once``: what it keeps of each record through retries, zombies and crashes."""
+        ...
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why, one sentence each; where it is less than ``exactly_once``, with the knob that would raise it."""
+        ...
 
     @property
     def format(self) -> str:
@@ -57,6 +68,15 @@ class Sink(Protocol):
         """Directory or prefix of one attempt, as the engine's writer takes it."""
         ...
 
+    def accept(self, schema: str) -> None:
+        """
+        Refuse columns that could not be made visible; asked before anything is staged.
+
+        :param schema: schema JSON in Spark's form
+        :raises DataError: they do not fit the sink
+        """
+        ...
+
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> None:
         """Write a DataFrame into the attempt's own place. Returns after the last byte."""
         ...
@@ -87,4 +107,87 @@ class Sink(Protocol):
 
     def is_complete(self, committable: Committable) -> bool:
         """Whether every file is there with the recorded size and checksum (W17)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """
+    One sink's part of a decided commit.
+
+    :param pipeline_uuid: with ``sink`` the name of the marker
+    :param committable: the staged files that are to be published
+    :param schema: columns of the staged rows, as schema JSON in Spark's form; ``""`` where no batch has had rows yet
+    :param root: the version at the root of a redo's chain; of a batch its own. Rows in the sink carry it
+    :param replaced: of a redo, what stands in the sink of its chain; ``None`` of a batch, and where all of the chain was skipped
+    """
+
+    pipeline_uuid: str
+    sink: str
+    version: int
+    committable: Committable
+    schema: str
+    root: int
+    replaced: Committable | None = None
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there is nothing to apply and nothing to replace: then no marker is needed."""
+        return not self.committable.files and (self.replaced is None or not self.replaced.files)
+
+
+class EffectLedger(Protocol):
+    """
+    What is known of a version's effects on one sink, part by part.
+
+    A part is a run of records, in the order of the staged files; parts are the same for everyone.
+
+    :param may_close: whether this entry may call claims of other entries *unknown*: a retry of the commit's own run, or a person
+    """
+
+    may_close: bool
+
+    def claim(self, part: int) -> bool:
+        """Whether this very entry, and no other ever, may perform the effects of a part (I17)."""
+        ...
+
+    def known(self, part: int) -> Effects | None:
+        """What became of a part, where somebody has written it down."""
+        ...
+
+    def record(self, part: int, *, done: int, refused: int = 0, unknown: int = 0, skipped: int = 0) -> Effects:
+        """Write down what became of a part; returns what is stored, mine or another's."""
+        ...
+
+
+class PublishingSink(Sink, Protocol):
+    """
+    A sink whose rows become visible outside the log, from files that were staged before the decision.
+
+    * :meth:`stage` refuses what :meth:`publish` would: after the decision only a person can give a batch up.
+    * :meth:`publish` may be called by anyone, any number of times, by two at once, and late. A transactional sink sets its marker ``(pipeline uuid, sink) →
+      (version, applied)`` where it is below the version, in **one** transaction with the rows (P2).
+    """
+
+    redoes: ClassVar[bool]
+    """whether :meth:`publish` replaces the rows of a redo's chain; else a redo is refused before anything is written"""
+    keeps_staged: ClassVar[bool]
+    """whether the staged files are the published ones; else vacuum deletes them after the receipts"""
+
+    def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        """
+        Apply a batch, or find that it is applied or skipped.
+
+        :returns: what is true of the batch in the sink; ``None`` where the marker is above it: its receipts exist
+        :raises UnavailableError: no clear answer; the same call again finds out
+        :raises PublishError: the sink refuses the batch; nothing of it is there
+        """
+        ...
+
+    def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        """Let the marker pass a batch without its rows; answers as :meth:`publish`."""
+        ...
+
+    def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
+        """``(version, "applied" | "skipped")``: the newest version that the sink has seen; ``None`` where there is none, or the sink keeps none."""
         ...

@@ -7,9 +7,9 @@ A dataset lies on local or mounted disk, or in an S3 bucket, which Spark writes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import (
@@ -51,6 +51,7 @@ class FilesSink:
     :param target_file_bytes: aim at files of this many bytes, at the price of a shuffle; absent: one file for each Spark task and partition value
     """
 
+    publishes: ClassVar[bool] = False
     delivery: ClassVar[str] = "exactly_once"
     reasons: ClassVar[tuple[str, ...]] = (
         "every attempt writes under a name of its own, and one create-if-absent object decides which attempt's files are visible",
@@ -130,6 +131,9 @@ class FilesSink:
         """The attempt's own directory or prefix."""
         return self._dataset().engine_path(keys.data_prefix(version, attempt_id))
 
+    def accept(self, schema: str) -> None:
+        """Every column that the format can hold."""
+
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> None:
         """Write with Spark's own writer."""
         from airflow_provider_streamsem.sinks import write
@@ -138,6 +142,14 @@ class FilesSink:
 
     def collect(self, version: int, attempt_id: str) -> Committable:
         """Sync and count each file of the attempt. Spark's job commit has moved only files of accepted tasks there."""
+        return self.collected(version, attempt_id)
+
+    def collected(self, version: int, attempt_id: str, stats: Callable[[Any], str] = lambda parquet: "") -> Committable:
+        """
+        As :meth:`collect`.
+
+        :param stats: what to note of a Parquet file's metadata
+        """
         prefix = keys.data_prefix(version, attempt_id)
         dataset = self._dataset()
         staged = [stat for stat in dataset.list(prefix) if _is_data(stat.key[len(prefix) :])]
@@ -148,7 +160,12 @@ class FilesSink:
             values = footers.partition_values(stat.key[len(prefix) :], dataset, stat, self.format, self.partition_by)
             files.append(
                 DataFile(
-                    key=stat.key, bytes=stat.bytes, rows=described.rows, checksum=described.checksum, partition=values
+                    key=stat.key,
+                    bytes=stat.bytes,
+                    rows=described.rows,
+                    checksum=described.checksum,
+                    partition=values,
+                    stats="" if described.parquet is None else stats(described.parquet),
                 )
             )
         return Committable(format=self.format, rows=sum(f.rows for f in files), files=tuple(files))

@@ -23,10 +23,11 @@ _PARQUET_TAIL = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """Rows and checksum of one file."""
+    """Rows and checksum of one file; ``parquet`` is pyarrow's metadata of a Parquet file."""
 
     rows: int
     checksum: str
+    parquet: Any = None
 
 
 def describe(dataset: Dataset, stat: ObjectStat, format: str) -> Described:
@@ -37,8 +38,9 @@ def describe(dataset: Dataset, stat: ObjectStat, format: str) -> Described:
     """
     try:
         with dataset.open(stat) as file:
-            rows = _rows(file, stat.key, format)
-        return Described(rows=rows, checksum=checksum(dataset, stat, format))
+            parquet = _metadata(file) if format == "parquet" else None
+            rows = _rows(file, stat.key, format) if parquet is None else int(parquet.num_rows)
+        return Described(rows=rows, checksum=checksum(dataset, stat, format), parquet=parquet)
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors and OSErrors
         raise DataError("a written file cannot be read as its format", file=stat.key, format=format) from error
 
@@ -68,11 +70,13 @@ def checksum(dataset: Dataset, stat: ObjectStat, format: str) -> str:
         return f"footer:{hashlib.sha256(file.read(length)).hexdigest()}"
 
 
-def _rows(file: BinaryIO, name: str, format: str) -> int:
-    if format == "parquet":
-        import pyarrow.parquet
+def _metadata(file: BinaryIO) -> Any:
+    import pyarrow.parquet
 
-        return int(pyarrow.parquet.read_metadata(file).num_rows)
+    return pyarrow.parquet.read_metadata(file)
+
+
+def _rows(file: BinaryIO, name: str, format: str) -> int:
     if format == "orc":
         import pyarrow.orc
 

@@ -177,13 +177,15 @@ class S3Store:
 
 def client(given: S3Access, *, attempts: int) -> Any:
     """A boto3 S3 client; one for each way of asking, since making one takes longer than many requests."""
-    surroundings = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
-    return _client(attempts, os.getpid(), surroundings, given)
+    return _client(attempts, os.getpid(), _surroundings(), given)
+
+
+def _surroundings() -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
 
 
 @lru_cache(maxsize=16)
 def _client(attempts: int, process: int, surroundings: tuple[tuple[str, str], ...], given: S3Access) -> Any:
-    import boto3
     from botocore.config import Config
 
     config = Config(
@@ -193,14 +195,40 @@ def _client(attempts: int, process: int, surroundings: tuple[tuple[str, str], ..
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    session = boto3.session.Session(
+    return _session(process, surroundings, given).client("s3", config=config, endpoint_url=given.endpoint_url)
+
+
+@lru_cache(maxsize=16)
+def _session(process: int, surroundings: tuple[tuple[str, str], ...], given: S3Access) -> Any:
+    import boto3.session
+
+    return boto3.session.Session(
         aws_access_key_id=given.access_key_id,
         aws_secret_access_key=given.secret_access_key,
         aws_session_token=given.session_token,
         region_name=given.region_name,
         profile_name=given.profile_name,
     )
-    return session.client("s3", config=config, endpoint_url=given.endpoint_url)
+
+
+def resolved() -> S3Access:
+    """
+    The access that is in force with everything that boto3's default chain adds, as it is now: for libraries that reach S3 without boto3.
+
+    Temporary credentials are a copy: ask again for each use.
+    """
+    given = access()
+    reached = client(given, attempts=1)
+    credentials = _session(os.getpid(), _surroundings(), given).get_credentials()
+    frozen = None if credentials is None else credentials.get_frozen_credentials()
+    standard = reached.meta.endpoint_url.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+    return S3Access(
+        endpoint_url=None if standard else reached.meta.endpoint_url,
+        region_name=reached.meta.region_name,
+        access_key_id=None if frozen is None else frozen.access_key,
+        secret_access_key=None if frozen is None else frozen.secret_key,
+        session_token=None if frozen is None else frozen.token,
+    )
 
 
 def is_missing(error: Exception) -> bool:

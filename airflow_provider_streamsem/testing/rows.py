@@ -1,4 +1,4 @@
-"""An engine without Spark, for tests of everything around it: JSON lines in, JSON lines out, in this process."""
+"""An engine without Spark, for tests of everything around it: JSON lines in, JSON lines or staged Parquet out, in this process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from airflow_provider_streamsem.protocol.entries import Quarantine
 from airflow_provider_streamsem.stores.contract import open_store, split_url
 
 SCHEMA = json.dumps({"type": "struct", "fields": []})
+_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 
 
 class RowsEngine:
     """
-    Stages :class:`FilesSource` files of format ``json`` into :class:`FilesSink` datasets of format ``json`` on disk.
+    Stages :class:`FilesSource` files of format ``json`` into :class:`FilesSink` datasets of format ``json`` on disk, and as Parquet for sinks that publish.
 
     The transform is called with a list of dicts and returns one, or one for each sink. A line that is not a JSON object is quarantined. It keeps the contract
-    of an engine and nothing else: a pipeline with partitions, other formats or an SQL predicate is refused.
+    of an engine and nothing else: a pipeline with partitions, other formats or an SQL predicate is refused. Columns of a sink that publishes are those of the
+    first row: whole numbers, numbers, text and truth values.
 
     :param step: called with the name of each step, before it, so that a test can stop there
     """
@@ -48,7 +50,9 @@ class RowsEngine:
         sinks = {}
         for name, sink in sorted(job.sinks.items()):
             self._step(f"write {name}")
-            self._write(sink.attempt_place(job.plan.version, job.attempt_id), out[name])
+            if sink.publishes:
+                sink.accept(_schema(out[name]))
+            self._write(sink.attempt_place(job.plan.version, job.attempt_id), out[name], sink.format)
             with telemetry.phase("collect"):
                 self._step(f"collect {name}")
                 sinks[name] = sink.collect(job.plan.version, job.attempt_id)
@@ -59,7 +63,7 @@ class RowsEngine:
         self._step("staged")
         return Produced(
             sinks=sinks,
-            schemas=dict.fromkeys(sinks, SCHEMA),
+            schemas={name: _schema(out[name]) if job.sinks[name].publishes else SCHEMA for name in sinks},
             quarantine=self._quarantine(job, bad, log),
             counts=counts,
             handed={name: len(out[name]) for name in sinks},
@@ -86,9 +90,17 @@ class RowsEngine:
                     bad.append((path, line))
         return rows, bad
 
-    def _write(self, place: str, rows: list[dict[str, Any]]) -> None:
+    def _write(self, place: str, rows: list[dict[str, Any]], format: str) -> None:
         directory = split_url(place)[1]
         os.makedirs(directory, exist_ok=False)
+        if format == "parquet":
+            import pyarrow.parquet
+
+            if rows:
+                pyarrow.parquet.write_table(
+                    pyarrow.Table.from_pylist(rows), os.path.join(directory, "part-00000.parquet")
+                )
+            return
         with open(os.path.join(directory, "part-00000.json"), "x", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
@@ -102,9 +114,21 @@ class RowsEngine:
         return Quarantine(rows=len(bad), keys=(key,))
 
 
+def _schema(rows: list[dict[str, Any]]) -> str:
+    fields = [
+        {"name": name, "type": _TYPES[type(value)], "nullable": True, "metadata": {}}
+        for name, value in (rows[0] if rows else {}).items()
+    ]
+    return json.dumps({"type": "struct", "fields": fields})
+
+
 def _refuse_what_needs_spark(job: Job) -> None:
     """What this engine would otherwise leave out without a word."""
-    sinks = {f"format of sink {name}": sink.format for name, sink in job.sinks.items() if sink.format != "json"}
+    sinks = {
+        f"format of sink {name}": sink.format
+        for name, sink in job.sinks.items()
+        if sink.format != "json" and not sink.publishes
+    }
     sinks |= {
         f"partitions of sink {name}": "yes" for name, sink in job.sinks.items() if getattr(sink, "partition_by", ())
     }

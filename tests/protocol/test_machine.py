@@ -59,11 +59,12 @@ def test_the_table_of_creates_is_the_one_in_the_protocol() -> None:
 
 
 def test_the_table_of_versions_is_the_one_in_the_protocol() -> None:
-    assert "VOID --plan--> PLANNED --commit--> COMMITTED" in PROTOCOL
+    assert "VOID --plan--> PLANNED --commit--> COMMITTED --receipts--> PUBLISHED" in PROTOCOL
     assert {(a.name, step, b.name) for (a, step), b in VERSION.items()} == {
         ("VOID", "plan", "PLANNED"),
         ("PLANNED", "commit", "COMMITTED"),
         ("PLANNED", "abort", "ABORTED"),
+        ("COMMITTED", "receipts", "PUBLISHED"),
     }
 
 

@@ -1,0 +1,166 @@
+"""From a decided commit to its receipts: sinks outside the log, one after the other (PROTOCOL.md, 4.7). Anyone may do it, any number of times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.arguments import text
+from airflow_provider_streamsem.batch.location import on_its_log
+from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
+from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.protocol.entries import Claim, Effects, Outcome, Receipt, Receipts
+from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.sinks.contract import Batch, PublishingSink
+
+logger = telemetry.log_of(__name__)
+
+
+class LoggedEffects:
+    """The effects of one sink for one version, as the log has them (:class:`airflow_provider_streamsem.sinks.contract.EffectLedger`)."""
+
+    def __init__(self, log: CommitLog, version: int, sink: str, *, may_close: bool) -> None:
+        self._log, self._version, self._sink = log, version, sink
+        self._nonce = log.clock.new_id()  # minted at every entry to publishing (P4)
+        self.may_close = may_close
+
+    def claim(self, part: int) -> bool:
+        """Whether this very entry, and no other ever, may perform the effects of a part."""
+        return self._log.claim(Claim(version=self._version, sink=self._sink, part=part, nonce=self._nonce))
+
+    def known(self, part: int) -> Effects | None:
+        """What became of a part, where somebody has written it down."""
+        return self._log.effects(self._version, self._sink, part)
+
+    def record(self, part: int, *, done: int, refused: int = 0, unknown: int = 0, skipped: int = 0) -> Effects:
+        """Write down what became of a part; returns what is stored."""
+        effects = Effects(
+            version=self._version,
+            sink=self._sink,
+            part=part,
+            done=done,
+            refused=refused,
+            unknown=unknown,
+            skipped=skipped,
+            nonce=self._nonce,
+        )
+        return self._log.put_effects(effects)
+
+
+def publish(opened: Opened, head: Head, *, run_key: str) -> Head:
+    """
+    Bring the head's commit to its receipts.
+
+    :param run_key: of the run that publishes: only the commit's own run may close claims that others made (P5)
+    :returns: the head that owes nothing
+    :raises UnavailableError: a sink gave no clear answer, or the effects are claimed by an entry of another run; the batch stays decided
+    :raises PublishError: a sink refuses the batch; it stays decided, and later runs wait for it
+    """
+    assert head.outcome is not None
+    plan = opened.log.plan(head.outcome.version)
+    is_own = plan is not None and plan[0].run_key == run_key
+    return _roll_forward(opened, head, may_close=is_own, take=lambda sink: sink.publish)
+
+
+def _roll_forward(
+    opened: Opened, head: Head, *, may_close: bool, take: Callable[[PublishingSink], Callable[..., Receipt | None]], reason: str = "", only: str = ""
+) -> Head:  # fmt: skip
+    log, outcome = opened.log, head.outcome
+    assert outcome is not None
+    version, began_ms = outcome.version, log.clock.now_ms()
+    answers: dict[str, Receipt] = {}
+    with telemetry.phase("publish", version=version):
+        for name in outcome.publish:
+            sink = publishing(opened.pipeline, name)
+            step = take(sink) if not only or name == only else sink.publish
+            effects = LoggedEffects(log, version, name, may_close=may_close)
+            receipt = step(batch_of(opened, outcome, name), effects)
+            if receipt is None:
+                return head.published(_stored(log, version, name))
+            logger.info("version %d: sink %s: %s, %d rows", version, name, receipt.result, receipt.rows)
+            answers[name] = receipt
+        now_ms = log.clock.now_ms()
+        receipts = Receipts(
+            version=version,
+            outcome=head.outcome_sha,
+            sinks=answers,
+            published_at_ms=now_ms,
+            duration_ms=max(0, now_ms - began_ms),
+            reason=reason,
+            nonce=log.clock.new_id(),
+        )
+        published, stored = log.put_receipts(head, receipts)
+        telemetry.tell(telemetry.Published.by, stored)
+    return published
+
+
+def _stored(log: CommitLog, version: int, sink: str) -> Receipts:
+    """The receipts of a version that a sink's marker has passed: they were there before anybody planned the next one."""
+    found = log.receipts(version)
+    if found is None:
+        raise LogDamagedError(
+            "a sink's marker is above a version that has no receipts: does another log publish under this pipeline's uuid?",
+            invariant="I18",
+            version=version,
+            sink=sink,
+        )
+    return found
+
+
+def batch_of(opened: Opened, outcome: Outcome, name: str) -> Batch:
+    """What one sink has to publish of a commit; of a redo, with what stands there of its chain (P3)."""
+    log, stands = opened.log, None
+    root, at = outcome.version, outcome.replaces
+    while at is not None:
+        found = log.outcome(at.version)
+        if found is None:
+            raise LogDamagedError("a redo replaces a version without outcome", invariant="I20", version=at.version)
+        receipts = log.receipts(at.version)
+        if stands is None and receipts is not None and receipts.sinks[name].result == "applied":
+            stands = found[0].sinks[name]
+        root, at = found[0].version, found[0].replaces
+    return Batch(
+        pipeline_uuid=opened.record.pipeline_uuid,
+        sink=name,
+        version=outcome.version,
+        committable=outcome.sinks[name],
+        schema=outcome.schemas.get(name, ""),
+        root=root,
+        replaced=stands,
+    )
+
+
+def publishing(pipeline: Pipeline, name: str) -> PublishingSink:
+    """A sink by its name that publishes."""
+    sink = pipeline.sinks.get(name)
+    if sink is None or not sink.publishes:
+        accepted = sorted(name for name, sink in pipeline.sinks.items() if sink.publishes)
+        raise InvalidError("the pipeline has no such sink outside the log", given=name, accepted=accepted)
+    return sink  # type: ignore[return-value]
+
+
+@on_its_log
+def skip(pipeline: Pipeline, version: int, *, sink: str, reason: str, log: CommitLog | None = None) -> Receipts:
+    """
+    Give up publishing one version to one sink, which refuses it for ever, or whose effects are claimed by an entry that is gone (P7).
+
+    No rows of the version are there by this; the sink's marker passes it, so that a publisher that wakes late cannot apply it. Other sinks of the version are
+    published as always.
+
+    :returns: the receipts that are stored: *applied* where a publisher was faster, which is then what happened
+    :raises InvalidError: the version is not the newest, is not a commit, or has its receipts
+    """
+    text("reason", reason)
+    opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
+    publishing(pipeline, sink)
+    head = opened.log.confirm_head(opened.head)
+    if not head.owes or head.closed != version:
+        raise InvalidError(
+            "only a commit that waits for its receipts can be skipped",
+            given=version,
+            waiting=head.closed if head.owes else None,
+        )
+    _roll_forward(opened, head, may_close=True, take=lambda sink: sink.skip, reason=reason, only=sink)
+    return _stored(opened.log, version, sink)

@@ -1,0 +1,88 @@
+"""Bounds of a Parquet file's columns, from its footer, as Delta's log has them: what readers skip files by."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+_COLUMNS = 32
+_LONGEST = 64
+
+
+def delta_stats(parquet: Any, *, without: frozenset[str]) -> str:
+    """
+    ``{"numRecords", "minValues", "maxValues", "nullCount"}`` as JSON text (Delta protocol, per-file statistics).
+
+    A bound is left out wherever the footer lacks it or it could not be written down exactly: a reader then reads the file. Of timestamps, which Delta has in
+    milliseconds, the lower bound is rounded down and the upper one up.
+
+    :param parquet: pyarrow's metadata of the file
+    :param without: top-level columns that get none: partition columns
+    """
+    found: dict[str, Any] = {"numRecords": parquet.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    for path, index in _leaves(parquet, without):
+        chunks = [parquet.row_group(group).column(index).statistics for group in range(parquet.num_row_groups)]
+        if not chunks or any(chunk is None for chunk in chunks):
+            continue
+        if all(chunk.has_null_count for chunk in chunks):
+            _put(found["nullCount"], path, sum(chunk.null_count for chunk in chunks))
+        bounded = [chunk for chunk in chunks if chunk.has_min_max]
+        if not bounded or any(not chunk.has_min_max and chunk.num_values > 0 for chunk in chunks):
+            continue
+        is_utc = "isAdjustedToUTC=true" in str(parquet.schema.column(index).logical_type)
+        least = _text(min(chunk.min for chunk in bounded), is_utc, up=False)
+        most = _text(max(chunk.max for chunk in bounded), is_utc, up=True)
+        if least is not None and most is not None:
+            _put(found["minValues"], path, least)
+            _put(found["maxValues"], path, most)
+    return json.dumps(found, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _leaves(parquet: Any, without: frozenset[str]) -> Iterator[tuple[list[str], int]]:
+    """Path and index of the first columns that are no part of an array or map, and whose path cannot be mistaken."""
+    schema = parquet.schema.to_arrow_schema()
+    if any("." in name for name in _names(schema)):
+        return
+    for index in range(min(len(parquet.schema.names), _COLUMNS)):
+        column = parquet.schema.column(index)
+        path = column.path.split(".")
+        if column.max_repetition_level == 0 and path[0] not in without and column.physical_type != "INT96":
+            yield path, index
+
+
+def _names(fields: Any) -> Iterator[str]:
+    for field in fields:
+        yield field.name
+        if hasattr(field.type, "fields"):
+            yield from _names(field.type.fields)
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = value
+
+
+def _text(value: Any, is_utc: bool, *, up: bool) -> Any:
+    """A bound as JSON has it, or ``None`` where it has no exact form."""
+    if isinstance(value, (bool, bytes)):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        return value if len(value) <= _LONGEST else None
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Decimal):
+        return float(value) if Decimal(repr(float(value))) == value else None
+    if isinstance(value, datetime):
+        rest = value.microsecond % 1000
+        rounded = value - timedelta(microseconds=rest) + timedelta(milliseconds=1 if up and rest else 0)
+        return rounded.replace(tzinfo=None).isoformat(timespec="milliseconds") + ("Z" if is_utc else "")
+    if isinstance(value, date):
+        return value.isoformat()
+    return None

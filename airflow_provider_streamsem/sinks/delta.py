@@ -1,0 +1,320 @@
+"""
+A Delta table that is made of the very files that Spark staged: publishing writes one entry of the table's log, and no data (extra ``delta``).
+
+The table's own transaction number is the marker: one entry holds the files and ``(pipeline uuid/sink) → version`` (Delta protocol, *Transaction
+Identifiers*), and of two writers of one entry one wins. What a failed commit says is never believed: the table is opened anew and asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import DataFile, Json, Receipt
+from airflow_provider_streamsem.sinks.bounds import delta_stats
+from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
+from airflow_provider_streamsem.sinks.staged import StagedSink
+from airflow_provider_streamsem.stores import s3
+from airflow_provider_streamsem.stores.contract import normalised, split_url
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+_TRIES = 12
+_LONGEST_WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSink(StagedSink):
+    """
+    Rows of a Delta table. Any reader of Delta reads it; others may append to it, compact it and delete from it.
+
+    The table is made with the first batch that has rows, or one that is there is taken if its columns and partitions fit. Columns that the transform adds are
+    added to the table; a type never changes. A redo replaces the files of the version that it redoes.
+
+    :param path: the table: an absolute path, ``file:///path`` or ``s3://bucket/prefix``; files lie below its ``data/``
+    :param partition_by: the table's partition columns
+    """
+
+    delivery: ClassVar[str] = "exactly_once"
+    reasons: ClassVar[tuple[str, ...]] = (
+        "each version is one entry of the table's log, which holds its files and the pipeline's transaction number; no second one of that number is made",
+        "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
+    )
+    redoes: ClassVar[bool] = True
+    keeps_staged: ClassVar[bool] = True
+    path: str
+    partition_by: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        where = "sink delta:"
+        open_dataset(arguments.text(f"{where} path", self.path))
+        object.__setattr__(self, "partition_by", arguments.words(f"{where} partition_by", self.partition_by))
+
+    @property
+    def place(self) -> str:
+        """The table."""
+        return self.path
+
+    @property
+    def partitions(self) -> Sequence[str]:
+        """The table's partition columns."""
+        return self.partition_by
+
+    def guarded(self) -> Json:
+        """The table and its partition columns."""
+        return {"type": "delta", "path": normalised(self.path), "partition_by": list(self.partition_by)}
+
+    def accept(self, schema: str) -> None:
+        """The columns must be of types that Delta has, and fit the table where it is there already."""
+        fields = _fields(schema)
+        table = self._table()
+        if table is not None:
+            self._check_partitions(table)
+            _new_fields(table, fields)
+
+    def stats(self, parquet: Any) -> str:
+        """Delta's own statistics."""
+        return delta_stats(parquet, without=frozenset(self.partition_by))
+
+    def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        """One entry of the table's log, with the files, the marker, and the removal of what a redo replaces."""
+        return self._until_marked(batch, skipped=False)
+
+    def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        """One entry with the marker alone."""
+        return self._until_marked(batch, skipped=True)
+
+    def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
+        """The table's transaction number."""
+        table = self._table()
+        return None if table is None else _marker(table, f"{pipeline_uuid}/{sink}")
+
+    def _until_marked(self, batch: Batch, *, skipped: bool) -> Receipt | None:
+        """Commit, and look what the table says, until it says that the version is marked."""
+        if batch.is_nothing:
+            return Receipt(result="applied", rows=0)
+        app = f"{batch.pipeline_uuid}/{batch.sink}"
+        cause: Exception | None = None
+        for attempt in range(_TRIES):
+            if attempt:
+                SYSTEM_CLOCK.sleep(min(0.02 * 2**attempt, _LONGEST_WAIT_S))
+            table = self._table() or self._created(batch)
+            found = None if table is None else _marker(table, app)
+            if found is not None and found[0] > batch.version:
+                return None
+            if found is not None and found[0] == batch.version:
+                return _receipt(batch, found[1], table.version())
+            if table is None:
+                continue
+            try:
+                self._commit(table, batch, app, skipped=skipped)
+            except PublishError:
+                raise
+            except Exception as error:  # whatever it says, it may have landed
+                cause = error
+        raise UnavailableError(
+            "the Delta table gave no clear answer; whether the batch is in it is unknown",
+            table=self.path,
+            version=batch.version,
+            tries=_TRIES,
+        ) from cause
+
+    def _commit(self, table: Any, batch: Batch, app: str, *, skipped: bool) -> None:
+        from deltalake import CommitProperties, Schema
+        from deltalake.transaction import RemoveAction, Transaction
+
+        marks = [Transaction(app, batch.version)]
+        actions: list[Any] = []
+        if skipped:
+            marks.append(Transaction(f"{app}#skipped", batch.version))
+        else:
+            self._check_partitions(table)
+            if self._evolved(table, batch):
+                return  # the table is opened anew, with its new columns
+            actions = [self._added(file) for file in batch.committable.files]
+            now_ms = SYSTEM_CLOCK.now_ms()
+            actions += [
+                RemoveAction(file.key, True, now_ms, size=file.bytes, partition_values=dict(file.partition))
+                for file in self._standing(table, batch)
+            ]
+        table.create_write_transaction(
+            actions,
+            "append",
+            Schema.from_json(table.schema().to_json()),
+            list(self.partition_by),
+            commit_properties=CommitProperties(app_transactions=marks, max_commit_retries=0),
+        )
+
+    def _standing(self, table: Any, batch: Batch) -> Sequence[DataFile]:
+        """The files that a redo takes out of the table: they must be there as they were put there, or rows would stay."""
+        files = () if batch.replaced is None else batch.replaced.files
+        there = set(table.file_uris()) if files else set()
+        gone = [file.key for file in files if not any(uri.endswith(f"/{file.key}") for uri in there)]
+        if gone:
+            raise PublishError(
+                "files that a redo replaces were rewritten or deleted in the Delta table by others; the redo would double their rows",
+                table=self.path,
+                version=batch.version,
+                files=gone,
+            )
+        return files
+
+    def _added(self, file: DataFile) -> Any:
+        from deltalake.transaction import AddAction
+
+        return AddAction(file.key, file.bytes, dict(file.partition), SYSTEM_CLOCK.now_ms(), True, file.stats)
+
+    def _evolved(self, table: Any, batch: Batch) -> bool:
+        """Add the columns that the table lacks, in an entry of its own; whether there were any."""
+        from deltalake import CommitProperties
+        from deltalake.schema import Field
+
+        try:
+            new = _new_fields(table, _fields(batch.schema))
+        except DataError as error:
+            raise PublishError(
+                "the Delta table has changed since the batch was staged, and no longer takes its columns",
+                table=self.path,
+                version=batch.version,
+                **error.fields,
+            ) from error
+        if new:
+            table.alter.add_columns(
+                [Field.from_json(json.dumps(field)) for field in new],
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        return bool(new)
+
+    def _created(self, batch: Batch) -> Any:
+        """The new table, empty; ``None`` where another process made one meanwhile."""
+        from deltalake import CommitProperties, DeltaTable, Schema
+
+        schema = Schema.from_json(json.dumps({"type": "struct", "fields": _fields(batch.schema)}))
+        try:
+            return DeltaTable.create(
+                self._url(),
+                schema,
+                mode="error",
+                partition_by=list(self.partition_by),
+                storage_options=self._options(),
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except Exception:
+            return None
+
+    def _table(self) -> Any:
+        """The table as it is now, or ``None`` where there is none."""
+        try:
+            from deltalake import DeltaTable
+            from deltalake.exceptions import TableNotFoundError
+        except ImportError as error:
+            raise InvalidError(
+                "the deltalake library is not installed", accepted="pip install 'airflow-provider-streamsem[delta]'"
+            ) from error
+        try:
+            return DeltaTable(self._url(), storage_options=self._options())
+        except TableNotFoundError:
+            return None
+        except Exception as error:
+            raise UnavailableError("the Delta table cannot be opened", table=self.path) from error
+
+    def _check_partitions(self, table: Any) -> None:
+        found = list(table.metadata().partition_columns)
+        if found != list(self.partition_by):
+            raise ConflictError(
+                "the Delta table has other partition columns than the sink",
+                table=self.path,
+                partition_by=list(self.partition_by),
+                found=found,
+            )
+
+    def _url(self) -> str:
+        scheme, rest = split_url(self.path)
+        return rest if scheme == "file" else f"{scheme}://{rest}"
+
+    def _options(self) -> dict[str, str] | None:
+        if split_url(self.path)[0] != "s3":
+            return None
+        access = s3.resolved()
+        options = {
+            "aws_endpoint_url": access.endpoint_url,
+            "aws_region": access.region_name,
+            "aws_access_key_id": access.access_key_id,
+            "aws_secret_access_key": access.secret_access_key,
+            "aws_session_token": access.session_token,
+            "aws_allow_http": "true" if (access.endpoint_url or "").startswith("http://") else None,
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
+
+def _marker(table: Any, app: str) -> tuple[int, str] | None:
+    version = table.transaction_version(app)
+    if version is None:
+        return None
+    return version, "skipped" if table.transaction_version(f"{app}#skipped") == version else "applied"
+
+
+def _receipt(batch: Batch, word: str, at: int) -> Receipt:
+    if word == "skipped":
+        return Receipt(result="skipped", rows=0, detail={"table_version": at})
+    return Receipt(result="applied", rows=batch.committable.rows, detail={"table_version": at})
+
+
+def _fields(schema: str) -> list[dict[str, Any]]:
+    """
+    The columns as Delta has them: Spark's JSON is Delta's, but that every column of ours may be null.
+
+    :raises DataError: a type that Delta does not have
+    """
+    from deltalake import Schema
+
+    fields: list[dict[str, Any]] = [_nullable(field) for field in json.loads(schema)["fields"]]
+    try:
+        Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+    except Exception as error:
+        raise DataError(
+            "a column is of a type that Delta does not have; nothing became visible", problem=type(error).__name__
+        ) from error
+    names = [field["name"].lower() for field in fields]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError("columns differ only in upper and lower case; nothing became visible", columns=twice)
+    return fields
+
+
+def _nullable(kind: Any) -> Any:
+    """A field or type with every part nullable: a table with fields that may not be null needs a feature that readers lack."""
+    if isinstance(kind, list):
+        return [_nullable(item) for item in kind]
+    if not isinstance(kind, dict):
+        return kind
+    marks = {"nullable", "containsNull", "valueContainsNull"}
+    return {
+        name: True if name in marks else ({} if name == "metadata" else _nullable(item)) for name, item in kind.items()
+    }
+
+
+def _new_fields(table: Any, fields: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """
+    The columns that the table lacks.
+
+    :raises DataError: a column is of another type there
+    """
+    there = {field["name"].lower(): field for field in json.loads(table.schema().to_json())["fields"]}
+    new = []
+    for field in fields:
+        known = there.get(field["name"].lower())
+        if known is None:
+            new.append(field)
+        elif known["name"] != field["name"] or _nullable(known["type"]) != field["type"]:
+            raise DataError(
+                "a column is of another type or spelling in the Delta table; nothing became visible",
+                column=field["name"],
+                given=field["type"],
+                found=known["type"],
+            )
+    return new
