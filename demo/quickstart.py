@@ -205,7 +205,7 @@ def report() -> None:
 
     log = opened()
     assert log is not None
-    rows = commands.log(argparse.Namespace(target=LOG, limit=50)).document["versions"]
+    rows = commands.log(argparse.Namespace(log=LOG, limit=50)).document["versions"]
     console.print(drawn(log_table("flights", rows)))
     if [row["attempts"] for row in rows if row["version"] in killed] != [2, 2]:
         raise DemoError("a killed version has another number of attempts than two")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
+from tests.outside import PublishingWorld, TableSink
 from tests.worlds import World
 
 ANSWERS = (Fault.LOST_REPLY, Fault.CONFLICT, Fault.ERROR_AFTER, Fault.APPLIED_LATE)
@@ -83,23 +85,47 @@ def redone_behind_another_redo(world: World) -> dict[str, Any]:
     return {"redone": 0}
 
 
-SCENES: list[Callable[[World], dict[str, Any]]] = [
-    first_batch,
-    later_batch,
-    drain,
-    resumed_drain,
-    behind_another_run,
-    redone,
-    redone_behind_another_redo,
+def behind_an_owing_commit(world: World) -> dict[str, Any]:
+    """Another run has decided its version and died before a table got it."""
+    world.arrive(3)
+    with TableSink.dying("before publish table"):
+        world.run("other")
+    return {}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What stands there before the run, and what the run is asked."""
+
+    prepare: Callable[[World], dict[str, Any]]
+    world: type[World] = World
+
+    def __str__(self) -> str:
+        return self.prepare.__name__ + ("" if self.world is World else "_publishing")
+
+
+SCENES = [
+    Scene(first_batch),
+    Scene(later_batch),
+    Scene(drain),
+    Scene(resumed_drain),
+    Scene(behind_another_run),
+    Scene(redone),
+    Scene(redone_behind_another_redo),
+    Scene(first_batch, PublishingWorld),
+    Scene(drain, PublishingWorld),
+    Scene(behind_another_run, PublishingWorld),
+    Scene(behind_an_owing_commit, PublishingWorld),
+    Scene(redone_behind_another_redo, PublishingWorld),
 ]
 
 
 class Stage:
     """A scene prepared once; each case starts from a copy of it."""
 
-    def __init__(self, scene: Callable[[World], dict[str, Any]], root: Path) -> None:
-        self._prepared = World(root / "world")
-        self.work = scene(self._prepared)
+    def __init__(self, scene: Scene, root: Path) -> None:
+        self._prepared = scene.world(root / "world")
+        self.work = scene.prepare(self._prepared)
         assert isinstance(self._prepared.store, MemoryStore)
         self._objects = {stat.key: self._prepared.store.read(stat.key) or b"" for stat in self._prepared.store.list("")}
         self._saved = root / "saved"
@@ -123,7 +149,8 @@ class Stage:
         return store.seen
 
     def step(self, world: World, steps: Steps) -> RunResult:
-        return self.run(world, store=SteppedStore(world.store, steps), engine=RowsEngine(steps))
+        with TableSink.stepped(steps):
+            return self.run(world, store=SteppedStore(world.store, steps), engine=RowsEngine(steps))
 
     def deaths(self) -> Iterator[tuple[int, World]]:
         """For each step, its number and a world in which the run died there."""
@@ -146,10 +173,10 @@ class Stage:
         world.check()
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+@pytest.mark.parametrize("scene", SCENES, ids=str)
 class TestEveryRequest:
     @pytest.fixture
-    def stage(self, scene: Callable[[World], dict[str, Any]], tmp_path: Path) -> Stage:
+    def stage(self, scene: Scene, tmp_path: Path) -> Stage:
         return Stage(scene, tmp_path)
 
     def test_crash_then_a_new_process(self, stage: Stage) -> None:

@@ -1,0 +1,143 @@
+"""A world with a database outside the log: a table with a marker beside its rows, in SQLite, so that a copy of the world's directory is a copy of all of it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from airflow_provider_streamsem import FilesSink, Pipeline, registry
+from airflow_provider_streamsem.errors import UnavailableError
+from airflow_provider_streamsem.protocol.entries import Json, Receipt
+from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
+from airflow_provider_streamsem.sinks.staged import StagedSink, record_batches
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.worlds import World
+
+# As another package would by an entry point.
+registry._BUILT_IN["sinks"]["table"] = "tests.outside:TableSink"
+
+
+@dataclass(frozen=True)
+class TableSink(StagedSink):
+    """
+    Rows ``(id, root)`` and one marker for each pipeline and sink, in one transaction.
+
+    :cvar step: called before and after each transaction, so that a test can stop there
+    """
+
+    delivery: ClassVar[str] = "exactly_once"
+    reasons: ClassVar[tuple[str, ...]] = ("marker and rows are set in one transaction",)
+    redoes: ClassVar[bool] = True
+    keeps_staged: ClassVar[bool] = False
+    step: ClassVar[Callable[[str], object]] = staticmethod(lambda name: None)
+    path: str
+    database: str
+
+    @classmethod
+    @contextmanager
+    def stepped(cls, step: Callable[[str], object]) -> Iterator[None]:
+        """Call ``step`` around each transaction while the block runs; what it raises is the transaction's failure."""
+        before, cls.step = cls.step, staticmethod(step)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            cls.step = before  # type: ignore[assignment]
+
+    @classmethod
+    @contextmanager
+    def dying(cls, at: str) -> Iterator[None]:
+        """The process of the block dies at a step."""
+
+        def die(name: str) -> None:
+            if name == at:
+                raise Crash
+
+        with cls.stepped(die), suppress(Crash):
+            yield
+            raise AssertionError("it did not die")
+
+    @property
+    def place(self) -> str:
+        return self.path
+
+    def guarded(self) -> Json:
+        return {"type": "table", "path": self.path, "database": self.database}
+
+    def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        return self._transact(batch, "applied")
+
+    def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        return self._transact(batch, "skipped")
+
+    def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
+        with closing(self._connected()) as db:
+            found = db.execute("SELECT version, state FROM markers WHERE id = ?", (f"{pipeline_uuid}/{sink}",))
+            row: tuple[int, str] | None = found.fetchone()
+            return row
+
+    def _transact(self, batch: Batch, word: str) -> Receipt | None:
+        type(self).step(f"before publish {batch.sink}")
+        with closing(self._connected()) as db, db:
+            db.execute("BEGIN IMMEDIATE")
+            app = f"{batch.pipeline_uuid}/{batch.sink}"
+            db.execute("INSERT OR IGNORE INTO markers VALUES (?, -1, '')", (app,))
+            moved = db.execute("UPDATE markers SET version = ?, state = ? WHERE id = ? AND version < ?",
+                               (batch.version, word, app, batch.version))  # fmt: skip
+            if moved.rowcount and word == "applied":
+                db.execute("DELETE FROM rows WHERE sink = ? AND root = ?", (batch.sink, batch.root))
+                for part in record_batches(self.path, batch):
+                    db.executemany(
+                        "INSERT INTO rows VALUES (?, ?, ?)",
+                        [(batch.sink, n, batch.root) for n in part["id"].to_pylist()],
+                    )
+            version, state = db.execute("SELECT version, state FROM markers WHERE id = ?", (app,)).fetchone()
+        type(self).step(f"after publish {batch.sink}")
+        if version > batch.version:
+            return None
+        return Receipt(result=state, rows=batch.committable.rows if state == "applied" else 0)
+
+    def _connected(self) -> sqlite3.Connection:
+        try:
+            db = sqlite3.connect(self.database, isolation_level=None)
+        except sqlite3.Error as error:
+            raise UnavailableError("the database gave no answer") from error
+        db.executescript(
+            "PRAGMA synchronous = OFF; CREATE TABLE IF NOT EXISTS markers (id TEXT PRIMARY KEY, version INT, state TEXT);"
+            "CREATE TABLE IF NOT EXISTS rows (sink TEXT, id INT, root INT)"
+        )
+        return db
+
+
+@dataclass
+class PublishingWorld(World):
+    """A world whose batches go into files, and into two tables outside the log."""
+
+    @property
+    def database(self) -> str:
+        return str(self.root / "outside.db")
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        sinks = {
+            "out": FilesSink(path=str(self.root / "out"), format="json"),
+            "audit": TableSink(path=str(self.root / "audit"), database=self.database),
+            "table": TableSink(path=str(self.root / "table"), database=self.database),
+        }
+        return super().pipeline(**{"sinks": sinks, **changes})
+
+    def rows(self, sink: str) -> Counter[int]:
+        """The ids in a table, each as often as it is there."""
+        if not Path(self.database).exists():
+            return Counter()
+        with closing(sqlite3.connect(self.database)) as db:
+            return Counter(n for (n,) in db.execute("SELECT id FROM rows WHERE sink = ?", (sink,)))
+
+    def check(self, seen: Callable[[], Counter[int]] | None = None) -> None:
+        super().check(seen)
+        for sink in ("audit", "table"):
+            assert self.rows(sink) - self.expected == Counter(), f"duplicated in {sink}"
+            assert self.expected - self.rows(sink) == Counter(), f"lost in {sink}"
