@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,46 +11,75 @@ from airflow_provider_streamsem.errors import InvalidError
 if TYPE_CHECKING:
     from airflow_provider_streamsem.batch.pipeline import Pipeline
 
+KEEPS: Mapping[str, frozenset[str]] = {
+    "exactly_once": frozenset({"exactly_once", "effectively_once", "at_least_once", "at_most_once"}),
+    "effectively_once": frozenset({"effectively_once", "at_least_once"}),
+    "at_least_once": frozenset({"at_least_once"}),
+    "at_most_once": frozenset({"at_most_once"}),
+    "none": frozenset(),
+}
+"""label → the labels that it keeps, too. An effectively-once sink does repeat: what is repeated there has no further effect"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantee:
     """
     What a pipeline keeps through retries, clears, zombies and crashes.
 
-    :param label: ``exactly_once``, ``at_least_once`` or ``at_most_once``: of records that are read, over all sinks
-    :param reasons: why, one sentence each
+    :param label: ``exactly_once``, ``effectively_once``, ``at_least_once`` or ``at_most_once``: of records that are read, over all sinks; ``none`` where one
+        sink may lose and another one repeat
+    :param reasons: why, one sentence each; where it could be more, with the knob
+    :param sinks: sink → its own label
     """
 
     label: str
     reasons: tuple[str, ...]
+    sinks: Mapping[str, str]
 
     def __str__(self) -> str:
-        return "\n".join([self.label, *(f"  - {reason}" for reason in self.reasons)])
+        return "\n".join([self.label.replace("_", "-"), *(f"  - {reason}" for reason in self.reasons)])
 
 
 def guarantee(pipeline: Pipeline) -> Guarantee:
-    """Compute the guarantee: source × sinks, the weakest part decides."""
+    """Compute the guarantee: source × transform × sinks, the weakest part decides."""
     reasons = [
         "offset ranges are fixed in a durable plan before the first row is read, and every attempt reads that plan"
     ]
     reasons += [f"source: {reason}" for reason in pipeline.source.reasons]
-    weakest = "exactly_once" if pipeline.source.replayable else "at_most_once"
     if not pipeline.source.replayable:
         reasons.append("source: it cannot be read again, so what a failed attempt read is lost")
+    reasons.append(_of_transform(pipeline))
+    labels = {}
     for name, sink in sorted(pipeline.sinks.items()):
         reasons += [f"sink {name}: {reason}" for reason in sink.reasons]
-        if sink.delivery != "exactly_once" and weakest == "exactly_once":
-            weakest = sink.delivery
-        elif sink.delivery not in ("exactly_once", weakest):
-            raise InvalidError(
-                "a pipeline cannot be at-most-once and at-least-once at a time",
-                pipeline=pipeline.name,
-                sink=name,
-                given=sink.delivery,
-            )
+        labels[name] = sink.delivery if pipeline.source.replayable else _weaker(sink.delivery, "at_most_once")
     if len(pipeline.sinks) > 1:
-        reasons.append("all sinks of a batch become visible by one object, together or not at all")
-    return Guarantee(label=weakest, reasons=tuple(reasons))
+        reasons.append(_of_sinks(pipeline))
+    label = "exactly_once"
+    for other in labels.values():
+        label = _weaker(label, other)
+    if label == "none":
+        reasons.append("one sink may lose and another may repeat: look at each; two pipelines would each have a label")
+    return Guarantee(label=label, reasons=tuple(reasons), sinks=labels)
+
+
+def _weaker(label: str, other: str) -> str:
+    """What holds where both hold of a part each."""
+    both = KEEPS[label] & KEEPS[other]
+    return next((name for name in KEEPS if name in both), "none")
+
+
+def _of_transform(pipeline: Pipeline) -> str:
+    if pipeline.transform is None:
+        return "transform: none, rows pass as they are"
+    return "transform: evaluated once in each attempt, and one attempt's output is decided whole: a random or clock value in it repeats and loses nothing"
+
+
+def _of_sinks(pipeline: Pipeline) -> str:
+    together = "all sinks of a batch are decided by one object, together or not at all"
+    if not pipeline.publishes:
+        return together
+    return f"{together}; those outside the log follow in order, and nothing new is planned before all of them have answered"
 
 
 def require(pipeline: Pipeline, least: str) -> None:
@@ -59,7 +89,7 @@ def require(pipeline: Pipeline, least: str) -> None:
     :raises InvalidError: names the computed guarantee and its reasons
     """
     computed = guarantee(pipeline)
-    if computed.label not in ("exactly_once", least):
+    if least not in KEEPS[computed.label]:
         raise InvalidError(
             "the pipeline keeps less than it requires",
             pipeline=pipeline.name,

@@ -22,7 +22,7 @@ from airflow_provider_streamsem.stores.contract import split_url
 NAME = r"[a-z0-9_-]{1,64}"
 TRANSFORM = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
 LIMITS = ("max_files", "max_bytes", "max_rows", "min_rows")
-LABELS = ("exactly_once", "at_least_once", "at_most_once")
+LABELS = ("exactly_once", "effectively_once", "at_least_once", "at_most_once")
 
 
 @dataclass(frozen=True, kw_only=True)

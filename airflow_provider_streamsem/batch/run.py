@@ -11,6 +11,7 @@ from functools import partial
 
 from airflow_provider_streamsem import registry, telemetry
 from airflow_provider_streamsem.arguments import flag, text
+from airflow_provider_streamsem.batch.guarantee import guarantee
 from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
@@ -51,6 +52,7 @@ def run_batch(
     text("run_key", run_key)
     flag("drain", drain)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
+        logger.info("guarantee: %s", guarantee(pipeline))
         run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key, engine)
         return run.to_answer(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 

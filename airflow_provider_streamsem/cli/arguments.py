@@ -95,6 +95,16 @@ COMMANDS = (
         (_VERSION, _argument("--reason", required=True, help="kept in the log")),
     ),
     Command(
+        "skip",
+        "Give up publishing the newest commit to a sink that refuses it for ever; none of its rows get there.",
+        (
+            _VERSION,
+            _argument("--sink", required=True, help="which sink"),
+            _argument("--reason", required=True, help="kept in the log"),
+        ),
+    ),
+    Command("explain", "What the pipeline guarantees, and why.", ()),
+    Command(
         "vacuum",
         "Delete what losing attempts of closed versions left.",
         (_argument("--dry-run", action="store_true", help="only say what would be deleted"),),

@@ -13,6 +13,7 @@ from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.batch.guarantee import guarantee
 from airflow_provider_streamsem.batch.location import located
 from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
+from airflow_provider_streamsem.batch.publish import skip as skip_
 from airflow_provider_streamsem.batch.redo import redo as redo_
 from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.batch.run import run_batch
@@ -92,7 +93,7 @@ def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Versi
     outcome = version.outcome
     return {
         "version": version.version,
-        "result": "open" if outcome is None else outcome.result,
+        "result": _result(version),
         "ranges": plain(version.plan.ranges),
         "files": 0 if outcome is None else sum(len(c.files) for c in outcome.sinks.values()),
         "counts": {} if outcome is None else plain(outcome.counts),
@@ -101,6 +102,13 @@ def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Versi
         "run_key": version.plan.run_key,
         "reason": "" if outcome is None else outcome.reason,
     }
+
+
+def _result(version: Version) -> str:
+    """``open``, ``commit`` or ``abort``; ``publishing`` of a commit whose receipts are not there yet."""
+    if version.outcome is None:
+        return "open"
+    return "publishing" if version.outcome.owes and version.receipts is None else version.outcome.result
 
 
 def log_table(name: str, rows: list[Json]) -> Table:
@@ -128,16 +136,19 @@ def show(args: argparse.Namespace) -> Answer:
     plan, outcome = opened.log.plan(args.version), opened.log.outcome(args.version)
     if plan is None:
         raise InvalidError("there is no such version", given=args.version, newest_closed=opened.head)
+    receipts = opened.log.receipts(args.version) if outcome is not None and outcome[0].owes else None
     document = {
         "version": args.version,
         "plan": plain(plan[0]),
         "outcome": None if outcome is None else plain(outcome[0]),
+        "receipts": plain(receipts),
     }
     lines = [f"version {args.version}: {'open' if outcome is None else outcome[0].result}"]
-    for title, entry in (("plan", document["plan"]), ("outcome", document["outcome"])):
-        lines += [f"{title}:"] + [
-            f"  {name:<14} {value}" for name, value in (entry or {}).items() if name not in ("sinks", "pins", "schemas")
-        ]
+    hidden = {"plan": ("pins",), "outcome": ("sinks", "schemas"), "receipts": ()}
+    for title, unsaid in hidden.items():
+        entry = document[title] or {}
+        lines += [f"{title}:"] if entry else []
+        lines += [f"  {name:<14} {value}" for name, value in entry.items() if name not in unsaid]
     lines += _files_of(outcome[0]) if outcome is not None else []
     return Answer(document=document, lines=lines)
 
@@ -197,6 +208,22 @@ def abort(args: argparse.Namespace) -> Answer:
     return Answer(
         document={"version": args.version, "result": outcome.result}, lines=[f"version {args.version}: {told}"]
     )
+
+
+def skip(args: argparse.Namespace) -> Answer:
+    """``streamsem skip``"""
+    pipeline = args.pipeline or open_log(args.log).pipeline()
+    receipts = skip_(pipeline, args.version, sink=args.sink, reason=args.reason)
+    results = {name: receipt.result for name, receipt in receipts.sinks.items()}
+    lines = [f"version {args.version}: sink {name}: {result}" for name, result in sorted(results.items())]
+    return Answer(document={"version": args.version, "results": results}, lines=lines)
+
+
+def explain(args: argparse.Namespace) -> Answer:
+    """``streamsem explain``"""
+    found = guarantee(args.pipeline or open_log(args.log).pipeline())
+    lines = [str(found), *[f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(found.sinks.items())]]
+    return Answer(document=plain(found), lines=lines)
 
 
 def vacuum(args: argparse.Namespace) -> Answer:

@@ -181,8 +181,28 @@ def test_weaker_parts_weaken_the_guarantee_and_require_refuses_them(monkeypatch:
     with pytest.raises(InvalidError, match="less than it requires"):
         pipeline(require="at_most_once")
     monkeypatch.setattr(FilesSource, "replayable", False)
-    with pytest.raises(InvalidError, match="at a time"):
-        guarantee(pipeline())
+    assert guarantee(pipeline()).label == "none"
+    with pytest.raises(InvalidError, match="less than it requires"):
+        pipeline(require="at_most_once")
+
+
+@pytest.mark.parametrize(
+    ("sinks", "expected"),
+    [
+        (("exactly_once", "exactly_once"), "exactly_once"),
+        (("exactly_once", "effectively_once"), "effectively_once"),
+        (("effectively_once", "at_least_once"), "at_least_once"),
+        (("exactly_once", "at_most_once"), "at_most_once"),
+        (("effectively_once", "at_most_once"), "none"),
+        (("at_least_once", "at_most_once"), "none"),
+    ],
+)
+def test_label_of_two_sinks_is_what_holds_of_both(sinks: tuple[str, str], expected: str) -> None:
+    a, b = (type("Sink", (FilesSink,), {"delivery": label, "__slots__": ()}) for label in sinks)
+    spec = pipeline()
+    object.__setattr__(spec, "sinks", {"a": a(path="/a"), "b": b(path="/b")})
+    kept = guarantee(spec)
+    assert (kept.label, dict(kept.sinks)) == (expected, {"a": sinks[0], "b": sinks[1]})
 
 
 def test_secrets_in_a_place_are_refused_and_not_repeated() -> None:

@@ -215,7 +215,7 @@ def test_run_from_a_toml_file_runs_and_repeats(world: World, spark: object, caps
     code, out, _ = run(capsys, "redo", toml, "0", "--json")
     assert (code, json.loads(out)["ranges"], json.loads(out)["version"]) == (0, {"files": [0, 2]}, 2)
     code, out, _ = run(capsys, "run", toml)
-    assert (code, "run key" in out, "empty" in out, "exactly_once" in out) == (0, True, True, True)
+    assert (code, "run key" in out, "empty" in out, "exactly-once" in out) == (0, True, True, True)
     world.check()
 
 

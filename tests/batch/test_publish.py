@@ -1,0 +1,184 @@
+"""From a commit to its receipts: who may do it, what waits for it, and how a person gives a version up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem.batch.maintenance import abort, vacuum
+from airflow_provider_streamsem.batch.opening import open_pipeline
+from airflow_provider_streamsem.batch.publish import batch_of, skip
+from airflow_provider_streamsem.batch.run import plan_run
+from airflow_provider_streamsem.errors import InvalidError, PublishError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.readers.waiting import waiting
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from tests.outside import PublishingWorld, TableSink
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> PublishingWorld:
+    made = PublishingWorld(tmp_path)
+    made.arrive(4)
+    return made
+
+
+@contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """One of the tables refuses every batch."""
+
+    def refuse(step: str) -> None:
+        if step == f"before publish {name}":
+            raise PublishError("the table refuses the batch", sink=name)
+
+    with TableSink.stepped(refuse):
+        yield
+
+
+def refused(world: PublishingWorld) -> None:
+    with refusing("table"), pytest.raises(PublishError, match="streamsem skip"):
+        world.run("first")
+
+
+def test_refused_batch_stays_decided_and_is_published_when_the_sink_is_mended(world: PublishingWorld) -> None:
+    refused(world)
+    assert world.opened().head == 0
+    assert (sum(world.rows("audit").values()), sum(world.rows("table").values())) == (6, 0)
+    engine = RowsEngine()
+    result = world.run("first", engine=engine)
+    assert (result.version, result.status, engine.staged) == (0, "committed", 0)
+    assert world.rows("table") == world.rows("audit") == world.visible()
+    world.run("rest", drain=True)
+    world.check()
+
+
+def test_nothing_is_planned_before_the_receipts_are_there(world: PublishingWorld) -> None:
+    refused(world)
+    with refusing("table"):
+        for run_key in ("first", "second"):
+            with pytest.raises(PublishError):
+                world.run(run_key)
+    assert world.opened().log.plan(1) is None
+    assert plan_run(world.pipeline(), run_key="second", log=world.log()) is None
+    assert waiting(world.pipeline()).is_due
+    world.run("second")
+    assert world.opened().log.receipts(0) is not None
+    assert sum(world.rows("table").values()) == 12
+    world.check()
+
+
+def test_a_commit_that_waits_for_receipts_cannot_be_aborted(world: PublishingWorld) -> None:
+    refused(world)
+    opened = world.opened()
+    with pytest.raises(InvalidError, match="waits_for_receipts=True"):
+        abort(opened.log, opened.record, 0, reason="poison")
+
+
+def test_skipped_version_is_in_no_table_that_skipped_it_and_the_next_one_is(world: PublishingWorld) -> None:
+    refused(world)
+    receipts = skip(world.pipeline(), 0, sink="table", reason="poison", log=world.log())
+    assert {name: receipt.result for name, receipt in receipts.sinks.items()} == {
+        "audit": "applied",
+        "table": "skipped",
+    }
+    assert receipts.reason == "poison"
+    world.run("second")
+    assert world.rows("audit") == world.expected
+    assert world.rows("table") == Counter(range(6, 12))
+    assert world.verdict().findings == []
+
+
+def test_publisher_that_wakes_after_a_skip_applies_nothing(world: PublishingWorld) -> None:
+    refused(world)
+    opened = open_pipeline(world.pipeline(), world.log())
+    assert opened.head.outcome is not None
+    late = batch_of(opened, opened.head.outcome, "table")
+    skip(world.pipeline(), 0, sink="table", reason="poison", log=world.log())
+    sink = world.pipeline().sinks["table"]
+    assert isinstance(sink, TableSink)
+    answered = sink.publish(late, None)  # type: ignore[arg-type]
+    assert answered is not None
+    assert answered.result == "skipped"
+    world.run("second")
+    assert sink.publish(late, None) is None  # type: ignore[arg-type]
+    assert world.rows("table") == Counter(range(6, 12))
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_only_the_commit_that_waits_can_be_skipped(world: PublishingWorld, version: int) -> None:
+    world.run("first")
+    refused_version = [version]
+    with pytest.raises(InvalidError, match="only a commit that waits"):
+        skip(world.pipeline(), refused_version[0], sink="table", reason="no", log=world.log())
+    with pytest.raises(InvalidError, match="no such sink outside the log"):
+        skip(world.pipeline(), version, sink="out", reason="no", log=world.log())
+
+
+def test_redo_of_a_skipped_redo_replaces_what_stands_in_the_table(world: PublishingWorld) -> None:
+    """The version that the second redo names was skipped there, while the rows of the first stand (the model's mutant redo_replaces_named_rows)."""
+    world.run("first")
+    with refusing("table"), pytest.raises(PublishError):
+        world.run("redo", redone=0)
+    skip(world.pipeline(), 1, sink="table", reason="poison", log=world.log())
+    assert world.rows("table") == Counter(range(6))
+    world.run("again", redone=0)
+    assert world.rows("table") == world.rows("audit") == Counter(range(6))
+    world.run("rest", drain=True)
+    world.check()
+
+
+def test_redo_is_refused_before_its_plan_where_a_sink_cannot_replace_rows(
+    world: PublishingWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run("first")
+    monkeypatch.setattr(TableSink, "redoes", False)
+    with pytest.raises(InvalidError, match="cannot replace what they have published"):
+        world.run("redo", redone=0)
+    assert world.opened().log.plan(1) is None
+
+
+def test_vacuum_deletes_staged_rows_after_the_receipts_and_not_before(world: PublishingWorld) -> None:
+    world.run("first")
+    with refusing("table"), pytest.raises(PublishError):
+        world.run("second")
+    opened = world.opened()
+    done = vacuum(opened.log, opened.record, world.pipeline())
+    assert [(sink, version) for sink, version, _ in done.attempts] == [("audit", 0), ("table", 0)]
+    world.run("second")
+    done = vacuum(opened.log, opened.record, world.pipeline())
+    assert [(sink, version) for sink, version, _ in done.attempts] == [("audit", 1), ("table", 1)]
+    world.check()
+
+
+def test_rows_outside_the_log_are_not_read_by_the_log(world: PublishingWorld) -> None:
+    world.run("first")
+    assert {file.sink for file in world.opened().files()} == {"out"}
+    with pytest.raises(InvalidError, match="read them where they are"):
+        world.opened().files(sink="table")
+
+
+def test_verify_finds_a_marker_that_went_back_one_that_is_ahead_and_receipts_that_are_gone(
+    world: PublishingWorld,
+) -> None:
+    import sqlite3
+
+    world.run("first")
+    world.run("second")
+    assert world.verdict().findings == []
+    for at, invariant in ((0, "I15"), (5, "I18")):
+        with sqlite3.connect(world.database) as db:
+            db.execute("UPDATE markers SET version = ?", (at,))
+        assert {finding.invariant for finding in world.verdict().findings} == {invariant}
+    with sqlite3.connect(world.database) as db:
+        db.execute("UPDATE markers SET version = 1")
+    world.store.delete(keys.receipts(0))
+    assert [(f.invariant, f.version) for f in world.verdict().findings] == [("I2", 0)]
+
+
+def test_a_log_with_sinks_outside_says_so_to_older_writers(world: PublishingWorld) -> None:
+    world.run("first")
+    assert world.opened().record.writer_features == ("publish",)
