@@ -29,15 +29,18 @@ class Guarantee:
     :param label: ``exactly_once``, ``effectively_once``, ``at_least_once`` or ``at_most_once``: of records that are read, over all sinks; ``none`` where one
         sink may lose and another one repeat
     :param reasons: why, one sentence each; where it could be more, with the knob
-    :param sinks: sink → its own label
+    :param sinks: sink → its own label, the source's included
+    :param terms: what the label depends on, such as ``dedup 24 h``; ``""`` where it depends on nothing
     """
 
     label: str
     reasons: tuple[str, ...]
     sinks: Mapping[str, str]
+    terms: str = ""
 
     def __str__(self) -> str:
-        return "\n".join([self.label.replace("_", "-"), *(f"  - {reason}" for reason in self.reasons)])
+        label = self.label.replace("_", "-") + (f" ({self.terms})" if self.terms else "")
+        return "\n".join([label, *(f"  - {reason}" for reason in self.reasons)])
 
 
 def guarantee(pipeline: Pipeline) -> Guarantee:
@@ -46,13 +49,11 @@ def guarantee(pipeline: Pipeline) -> Guarantee:
         "offset ranges are fixed in a durable plan before the first row is read, and every attempt reads that plan"
     ]
     reasons += [f"source: {reason}" for reason in pipeline.source.reasons]
-    if not pipeline.source.replayable:
-        reasons.append("source: it cannot be read again, so what a failed attempt read is lost")
     reasons.append(_of_transform(pipeline))
     labels = {}
     for name, sink in sorted(pipeline.sinks.items()):
         reasons += [f"sink {name}: {reason}" for reason in sink.reasons]
-        labels[name] = sink.delivery if pipeline.source.replayable else _weaker(sink.delivery, "at_most_once")
+        labels[name] = _weaker(sink.delivery, pipeline.source.delivery)
     if len(pipeline.sinks) > 1:
         reasons.append(_of_sinks(pipeline))
     label = "exactly_once"
@@ -60,7 +61,7 @@ def guarantee(pipeline: Pipeline) -> Guarantee:
         label = _weaker(label, other)
     if label == "none":
         reasons.append("one sink may lose and another may repeat: look at each; two pipelines would each have a label")
-    return Guarantee(label=label, reasons=tuple(reasons), sinks=labels)
+    return Guarantee(label=label, reasons=tuple(reasons), sinks=labels, terms=pipeline.source.terms)
 
 
 def _weaker(label: str, other: str) -> str:

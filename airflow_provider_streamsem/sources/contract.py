@@ -163,12 +163,21 @@ class Source(Protocol):
 
     * Every range is ``[start, end)``: ``end`` is the next offset to read.
     * A replayable source gives the same records for the same ranges and pins, every time, or raises ``SourceChangedError``.
-    * With ``replayable = False`` a pipeline can be at-most-once at best.
+    * A pipeline keeps at best what :attr:`delivery` says: ``exactly_once`` where the same ranges give the same records for ever, once each.
     * ``unit`` is what an offset counts, for people; ``limits`` are the names of :class:`Limits` that bound its batches.
     * A source whose arguments are more than plain values has a ``to_json()`` that gives them as TOML has them.
     """
 
-    replayable: ClassVar[bool]
+    @property
+    def delivery(self) -> str:
+        """``exactly_once``, ``effectively_once``, ``at_least_once`` or ``at_most_once``: how often a record of the outside world is among its records."""
+        ...
+
+    @property
+    def terms(self) -> str:
+        """What :attr:`delivery` depends on, in a few words for the label, such as ``dedup 24 h``; ``""`` where it depends on nothing."""
+        ...
+
     unit: ClassVar[str]
     limits: ClassVar[tuple[str, ...]]
     reasons: ClassVar[tuple[str, ...]]

@@ -92,7 +92,8 @@ class FilesSource:
     :param lookback_days: for ``start_after`` with fields
     """
 
-    replayable: ClassVar[bool] = True
+    delivery: ClassVar[str] = "exactly_once"
+    terms: ClassVar[str] = ""
     unit: ClassVar[str] = "files"
     limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
     reasons: ClassVar[tuple[str, ...]] = (

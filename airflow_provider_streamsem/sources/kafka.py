@@ -73,7 +73,8 @@ class KafkaSource:
     :param options: of Spark's Kafka reader, as far as they do not change which records are read: ``minPartitions``, ``kafkaConsumer.pollTimeoutMs``, …
     """
 
-    replayable: ClassVar[bool] = True
+    delivery: ClassVar[str] = "exactly_once"
+    terms: ClassVar[str] = ""
     unit: ClassVar[str] = "offsets"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
     place: ClassVar[None] = None  # a cluster is no place that a dataset could overlap

@@ -171,16 +171,16 @@ def test_guarantee_is_computed_from_the_parts_and_says_why() -> None:
 
 
 def test_weaker_parts_weaken_the_guarantee_and_require_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FilesSource, "replayable", False)
+    monkeypatch.setattr(FilesSource, "delivery", "at_most_once")
     assert guarantee(pipeline()).label == "at_most_once"
     with pytest.raises(InvalidError, match="less than it requires"):
         pipeline(require="exactly_once")
-    monkeypatch.setattr(FilesSource, "replayable", True)
+    monkeypatch.setattr(FilesSource, "delivery", "exactly_once")
     monkeypatch.setattr(FilesSink, "delivery", "at_least_once")
     assert guarantee(pipeline(require="at_least_once")).label == "at_least_once"
     with pytest.raises(InvalidError, match="less than it requires"):
         pipeline(require="at_most_once")
-    monkeypatch.setattr(FilesSource, "replayable", False)
+    monkeypatch.setattr(FilesSource, "delivery", "at_most_once")
     assert guarantee(pipeline()).label == "none"
     with pytest.raises(InvalidError, match="less than it requires"):
         pipeline(require="at_most_once")

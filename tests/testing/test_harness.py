@@ -222,7 +222,7 @@ class TestFilesOnSpark:
         from airflow_provider_streamsem import registry
 
         class Elsewhere:
-            replayable, unit, limits, reasons, place = True, "rows", ("max_rows",), (), None
+            delivery, terms, unit, limits, reasons, place = "exactly_once", "", "rows", ("max_rows",), (), None
 
             def guarded(self) -> dict[str, str]:
                 return {}
