@@ -1,0 +1,298 @@
+"""Delta tables made of the staged files: one entry of the table's log for each version, however often and by however many it is published."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from airflow_provider_streamsem import Pipeline
+from airflow_provider_streamsem.batch.opening import open_pipeline
+from airflow_provider_streamsem.batch.publish import batch_of, skip
+from airflow_provider_streamsem.errors import ConflictError, DataError, PublishError, UnavailableError
+from airflow_provider_streamsem.sinks.contract import Batch
+from airflow_provider_streamsem.sinks.delta import DeltaSink
+from airflow_provider_streamsem.testing.steps import Steps
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.worlds import World
+
+
+class DeltaWorld(World):
+    @property
+    def table(self) -> str:
+        return str(self.root / "table")
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        return super().pipeline(**{"sinks": {"table": DeltaSink(self.table)}, **changes})
+
+    def rows(self) -> Counter[int]:
+        """The ids, read by delta-rs."""
+        if not DeltaTable.is_deltatable(self.table):
+            return Counter()
+        return Counter(DeltaTable(self.table).to_pyarrow_table()["id"].to_pylist())
+
+    def batches(self) -> list[Batch]:
+        """What was, or is to be, published of each version."""
+        opened = open_pipeline(self.pipeline(), self.log())
+        outcomes = [opened.log.outcome(version) for version in range(opened.head.closed + 1)]
+        return [batch_of(opened, found[0], "table") for found in outcomes if found is not None]
+
+    def all_is_right(self) -> None:
+        assert self.verdict().findings == []
+        assert self.rows() == self.expected
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> DeltaWorld:
+    made = DeltaWorld(tmp_path)
+    made.arrive(4)
+    return made
+
+
+def sink_of(world: DeltaWorld) -> DeltaSink:
+    sink = world.pipeline().sinks["table"]
+    assert isinstance(sink, DeltaSink)
+    return sink
+
+
+def publish(world: DeltaWorld, batch: Batch) -> Any:
+    return sink_of(world).publish(batch, None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def around(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], object]], None]:
+    """Calls a function before and after each write to the table."""
+
+    def install(step: Callable[[str], object]) -> None:
+        for name in ("create", "create_write_transaction"):
+            monkeypatch.setattr(DeltaTable, name, _stepped(name, getattr(DeltaTable, name), step))
+
+    return install
+
+
+def _stepped(name: str, call: Callable[..., Any], step: Callable[[str], object]) -> Callable[..., Any]:
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        step(f"before {name}")
+        answer = call(*args, **kwargs)
+        step(f"after {name}")
+        return answer
+
+    return stepped
+
+
+def test_files_that_were_staged_are_the_tables_files(world: DeltaWorld) -> None:
+    world.run("all", drain=True)
+    staged = {f"{world.table}/{file.key}" for batch in world.batches() for file in batch.committable.files}
+    assert set(DeltaTable(world.table).file_uris()) == staged
+    world.all_is_right()
+
+
+@pytest.mark.parametrize("retry", ["run", "another"])
+def test_death_around_every_write_to_the_table_then_a_retry(tmp_path: Path, around: Any, retry: str) -> None:
+    def run_to(at: int | None, name: str) -> tuple[DeltaWorld, Steps]:
+        world, steps = DeltaWorld(tmp_path / name), Steps(at)
+        world.arrive(3)
+        current.append(steps)
+        with suppress(Crash):
+            world.run("run", drain=True)
+        current.append(Steps())
+        return world, steps
+
+    current: list[Steps] = [Steps()]
+    around(lambda name: current[-1](name))
+    _, alone = run_to(None, "alone")
+    assert (
+        alone.taken
+        == ["before create", "after create"] + ["before create_write_transaction", "after create_write_transaction"] * 2
+    )
+    for at in range(len(alone.taken)):
+        world, steps = run_to(at, f"{at}")
+        assert steps.died
+        world.run(retry, drain=True)
+        world.run("run", drain=True)
+        world.all_is_right()
+
+
+def test_late_publisher_adds_nothing_and_brings_nothing_back(world: DeltaWorld) -> None:
+    world.run("first")
+    world.run("second")
+    world.run("redo", redone=0)
+    before = DeltaTable(world.table).version()
+    first, second, redone = world.batches()
+    assert publish(world, first) is None
+    assert publish(world, second) is None
+    answered = publish(world, redone)
+    assert (answered.result, answered.rows) == ("applied", 6)
+    assert DeltaTable(world.table).version() == before
+    world.all_is_right()
+
+
+def test_publishers_at_once_put_a_batch_into_the_table_once_in_50_rounds(world: DeltaWorld) -> None:
+    world.run("first")
+    template = world.batches()[0]
+    table = world.table
+    with ThreadPoolExecutor(2) as pool:
+        for version in range(1, 51):
+            copied = []
+            for file in template.committable.files:
+                key = f"data/{version}/{version}/part.parquet"
+                (Path(table) / key).parent.mkdir(parents=True)
+                (Path(table) / key).write_bytes((Path(table) / file.key).read_bytes())
+                copied.append(
+                    type(file)(key=key, bytes=file.bytes, rows=file.rows, checksum=file.checksum, stats=file.stats)
+                )
+            committable = type(template.committable)(format="parquet", rows=6, files=tuple(copied))
+            batch = Batch(pipeline_uuid=template.pipeline_uuid, sink="table", version=version, committable=committable,
+                          schema=template.schema, root=version)  # fmt: skip
+            answers = list(pool.map(lambda batch: publish(world, batch), [batch, batch]))
+            assert [answer.result for answer in answers] == ["applied", "applied"]
+    assert set(world.rows().values()) == {51}
+    assert DeltaTable(table).version() == 51  # the empty table, and one entry for each version
+
+
+@pytest.mark.parametrize("version_of_others", [False, True])
+def test_commit_whose_answer_was_lost_is_not_made_again(
+    world: DeltaWorld, around: Any, version_of_others: bool
+) -> None:
+    lost: list[str] = []
+
+    def lose(name: str) -> None:
+        if name == "after create_write_transaction" and not lost:
+            lost.append(name)
+            if version_of_others:
+                _append_others(world)
+            raise OSError("the connection was lost")
+
+    world.run("first")
+    around(lose)
+    world.run("second")
+    assert lost
+    rows = world.rows()
+    assert rows.pop(-1, 0) == int(version_of_others)
+    assert rows == world.expected
+    assert world.verdict().findings == []
+
+
+def _append_others(world: DeltaWorld) -> None:
+    import pyarrow
+
+    write_deltalake(world.table, pyarrow.table({"id": [-1]}), mode="append")
+
+
+def test_table_that_never_answers_is_unknown_and_the_next_run_goes_on(world: DeltaWorld, around: Any) -> None:
+    def fail(name: str) -> None:
+        raise OSError("no route")
+
+    world.run("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("airflow_provider_streamsem.sinks.delta._LONGEST_WAIT_S", 0.0)
+        patch.setattr(DeltaTable, "create_write_transaction", _stepped("x", lambda *a, **k: None, fail))
+        with pytest.raises(UnavailableError, match="whether the batch is in it is unknown"):
+            world.run("second")
+    world.run("second")
+    world.all_is_right()
+
+
+def test_redo_replaces_the_files_of_the_version_and_only_those(world: DeltaWorld) -> None:
+    world.run("all", drain=True)
+    twice = world.pipeline(transform=lambda rows: [{"id": row["id"] + 1000} for row in rows])
+    world.run("redo", redone=0, pipeline=twice)
+    assert world.rows() == Counter({**{n + 1000: 1 for n in range(6)}, **{n: 1 for n in range(6, 12)}})
+    assert world.verdict().findings == []
+
+
+def test_redo_of_files_that_others_compacted_is_refused_and_doubles_nothing(world: DeltaWorld) -> None:
+    world.run("all", drain=True)
+    DeltaTable(world.table).optimize.compact()
+    with pytest.raises(PublishError, match="rewritten or deleted"):
+        world.run("redo", redone=0)
+    assert world.rows() == world.expected
+    skip(world.pipeline(), 2, sink="table", reason="compacted", log=world.log())
+    world.arrive(1)
+    world.run("more")
+    world.all_is_right()
+
+
+def test_skipped_version_is_not_in_the_table_nor_can_it_come_later(world: DeltaWorld, around: Any) -> None:
+    world.run("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeltaSink, "publish", lambda *a: (_ for _ in ()).throw(PublishError("refused")))
+        with pytest.raises(PublishError):
+            world.run("second")
+    receipts = skip(world.pipeline(), 1, sink="table", reason="poison", log=world.log())
+    assert receipts.sinks["table"].result == "skipped"
+    assert publish(world, world.batches()[1]).result == "skipped"
+    assert world.rows() == Counter(range(6))
+    assert world.verdict().findings == []
+
+
+def test_new_columns_are_added_and_old_rows_have_null_there(world: DeltaWorld) -> None:
+    world.run("first")
+    world.run("second", pipeline=world.pipeline(transform=lambda rows: [{**row, "shop": "a"} for row in rows]))
+    read = DeltaTable(world.table).to_pyarrow_table()
+    assert Counter(read["shop"].to_pylist()) == {None: 6, "a": 6}
+
+
+def test_column_of_another_type_is_refused_before_the_decision(world: DeltaWorld) -> None:
+    world.run("first")
+    import pyarrow
+
+    write_deltalake(world.table, pyarrow.table({"id": pyarrow.array([], pyarrow.int64()), "n": pyarrow.array([], pyarrow.string())}),
+                    mode="append", schema_mode="merge")  # fmt: skip
+    with pytest.raises(DataError, match="another type or spelling"):
+        world.run("second", pipeline=world.pipeline(transform=lambda rows: [{**row, "n": 1} for row in rows]))
+    assert world.opened().head == 0
+    assert world.opened().log.plan(1) is not None
+
+
+def test_table_that_is_there_is_taken_if_its_partitions_are_the_sinks(tmp_path: Path) -> None:
+    import pyarrow
+
+    world = DeltaWorld(tmp_path)
+    world.arrive(1)
+    write_deltalake(world.table, pyarrow.table({"id": [-1]}))
+    world.run("first")
+    assert world.rows() == Counter([-1, 0, 1, 2])
+    other = DeltaWorld(tmp_path / "other")
+    other.arrive(1)
+    write_deltalake(other.table, pyarrow.table({"id": [-1], "p": ["x"]}), partition_by=["p"])
+    with pytest.raises(ConflictError, match="other partition columns"):
+        other.run("first")
+    assert other.opened().head == -1
+
+
+def test_marker_outlives_checkpoints_and_clean_up_of_the_tables_log(world: DeltaWorld) -> None:
+    world.run("first")
+    table = DeltaTable(world.table)
+    table.create_checkpoint()
+    table.cleanup_metadata()
+    table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+    assert publish(world, world.batches()[0]).result == "applied"
+    world.run("rest", drain=True)
+    world.all_is_right()
+
+
+def test_batch_without_rows_makes_no_entry(world: DeltaWorld) -> None:
+    world.run("first", pipeline=world.pipeline(transform=lambda rows: []))
+    assert world.rows() == Counter()
+    world.run("second")
+    assert world.rows() == Counter(range(6, 12))
+    assert world.verdict().findings == []
+
+
+def test_statistics_are_those_of_the_files(world: DeltaWorld) -> None:
+    world.run("first")
+    (file,) = world.batches()[0].committable.files[:1]
+    assert json.loads(file.stats) == {
+        "numRecords": 6,
+        "minValues": {"id": 0},
+        "maxValues": {"id": 5},
+        "nullCount": {"id": 0},
+    }
