@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from tests.integration.parts.kafka import Broker
 from tests.integration.parts.s3 import S3Server
 from tests.integration.parts.server import running
-from tests.integration.parts.spark import session_conf
+from tests.integration.parts.spark import peers_conf, session_conf
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +52,7 @@ def spark(s3_server: S3Server) -> Iterator[SparkSession]:
     """A local session with the jars of the integration run; engines find it as the active one."""
     from airflow_provider_streamsem.engines.spark import SparkEngine
 
-    session = SparkEngine(master="local[2]", conf=session_conf()).session()
+    session = SparkEngine(master="local[2]", conf={**session_conf(), **peers_conf()}).session()
     session.sparkContext.setLogLevel("OFF")
     logging.getLogger("py4j").setLevel(logging.ERROR)
     yield session

@@ -39,6 +39,15 @@ def session_conf() -> dict[str, str]:
     }
 
 
+def peers_conf() -> dict[str, str]:
+    """Settings of a local session that has other table formats' own readers and writers beside the jars."""
+    return {
+        "spark.driver.extraClassPath": f"{install.classpath('spark')}:{install.classpath('peers')}",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+
+
 class Cluster:
     """A master and workers of one core each."""
 

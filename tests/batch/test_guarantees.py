@@ -1,0 +1,25 @@
+"""The page of guarantees is what the code computes, and each row names tests that are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tools import guarantee_matrix
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_page_is_what_the_code_computes() -> None:
+    assert guarantee_matrix.PAGE.read_text() == guarantee_matrix.page(), "python -m tools.guarantee_matrix"
+
+
+@pytest.mark.parametrize("sink", guarantee_matrix.SINKS)
+def test_every_sink_names_tests_that_are_there(sink: str) -> None:
+    proofs = guarantee_matrix.PROOFS[sink]
+    assert proofs
+    for proof in proofs:
+        file, _, name = proof.partition("::")
+        assert re.search(rf"def {name}\(", (ROOT / file).read_text()), proof

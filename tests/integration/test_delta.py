@@ -1,0 +1,182 @@
+"""Delta tables on a real S3 server, made of files that Spark staged, read by Spark's own Delta, delta-rs and DuckDB."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from airflow_provider_streamsem import FilesSource, Limits, Pipeline, redo, run_batch, verify
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.sinks.delta import DeltaSink
+from tests.integration.parts.s3 import S3Server
+
+pytestmark = pytest.mark.integration
+
+PARTS = ["plain", "a b/c:d%é", "", None, "=", "__HIVE_DEFAULT_PARTITION__", "x" * 100]
+SCHEMA = (
+    "id long, p string, day date, at timestamp, local timestamp_ntz, price decimal(20,4), score double, ok boolean, "
+    "n struct<a: int, b: string>, tags array<string>, raw binary"
+)
+
+
+def record(n: int) -> dict[str, Any]:
+    return {
+        "id": n, "p": PARTS[n % len(PARTS)], "day": f"2024-02-{n % 28 + 1:02d}", "at": f"2024-02-29T20:00:{n % 60:02d}.{n:06d}Z",
+        "local": f"2024-02-29T20:00:{n % 60:02d}.{n:06d}", "price": f"{n}.2501", "score": n / 3, "ok": None if n % 5 == 0 else n % 2 == 0,
+        "n": {"a": n, "b": None if n % 3 == 0 else f"b{n}"}, "tags": [f"t{n}", ""], "raw": None,
+    }  # fmt: skip
+
+
+def arrive(arrivals: Path, numbers: range) -> None:
+    (arrivals / f"{numbers[0]:06d}.json").write_text("".join(json.dumps(record(n)) + "\n" for n in numbers))
+
+
+def pipeline_to(table: str, log: str, arrivals: Path, **changes: Any) -> Pipeline:
+    spec = Pipeline(
+        name="delta", log=log, source=FilesSource(path=str(arrivals), format="json", schema=SCHEMA), limits=Limits(max_files=1),
+        sinks={"table": DeltaSink(table, partition_by=["p", "day"])},
+    )  # fmt: skip
+    return spec.replace(**changes) if changes else spec
+
+
+@pytest.fixture(params=["s3", "disk"])
+def table(request: pytest.FixtureRequest, lake: str, tmp_path: Path) -> str:
+    return f"{lake}/table" if request.param == "s3" else str(tmp_path / "table")
+
+
+def options(server: S3Server) -> dict[str, str]:
+    return {**server.environment(), "AWS_ALLOW_HTTP": "true"}
+
+
+def spark_rows(spark: SparkSession, table: str) -> list[Any]:
+    return spark.read.format("delta").load(table.replace("s3://", "s3a://")).orderBy("id").collect()
+
+
+def test_rows_of_every_type_and_odd_partition_are_equal_in_spark_and_delta_rs_and_duckdb(
+    spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path
+) -> None:
+    for first in range(0, 90, 30):
+        arrive(arrivals, range(first, first + 30))
+    pipeline = pipeline_to(table, f"{lake}/log", arrivals)
+    assert run_batch(pipeline, run_key="all", drain=True).batches == 3
+    expected = spark.read.schema(SCHEMA).json(str(arrivals)).orderBy("id").collect()
+    assert spark_rows(spark, table) == expected
+    read = DeltaTable(table, storage_options=options(s3_server)).to_pyarrow_table().sort_by("id").to_pylist()
+    assert [(row["id"], row["p"], row["day"], row["price"], row["n"]["a"]) for row in read] == [
+        (row["id"], row["p"], row["day"], row["price"], row["n"]["a"]) for row in expected
+    ]
+    assert [row["at"].timestamp() for row in read] == [row["at"].timestamp() for row in expected]
+    if not table.startswith("s3://"):
+        from duckdb_extensions import import_extension
+
+        import_extension("delta")
+        seen = duckdb.sql(f"SELECT id, p, n.a FROM delta_scan('{table}') ORDER BY id").fetchall()
+        assert seen == [(row["id"], row["p"], row["n"]["a"]) for row in expected]
+    assert verify(f"{lake}/log").clean
+
+
+CLAUSES = ["id < 31", "id >= 89", "price > 60.25", "at >= timestamp'2024-02-29 20:00:59.000059Z'", "day = date'2024-02-03'", "n.a between 29 and 30",
+           "p = ''", "p is null", "score > 29.6", "local < timestamp_ntz'2024-02-29 20:00:01'", "ok is null", "n.b is null"]  # fmt: skip
+
+
+def test_what_a_reader_skips_by_statistics_it_would_not_have_found(
+    spark: SparkSession, lake: str, arrivals: Path
+) -> None:
+    for first in range(0, 90, 30):
+        arrive(arrivals, range(first, first + 30))
+    table = f"{lake}/table"
+    run_batch(pipeline_to(table, f"{lake}/log", arrivals), run_key="all", drain=True)
+    plain = spark.read.schema(SCHEMA).json(str(arrivals))
+    found = spark.read.format("delta").load(table.replace("s3://", "s3a://"))
+    for clause in CLAUSES:
+        assert sorted(r["id"] for r in found.where(clause).collect()) == sorted(
+            r["id"] for r in plain.where(clause).collect()
+        ), clause
+    asked = ["count(*)", "min(id)", "max(id)", "min(at)", "max(at)", "min(day)", "max(price)"]
+    assert found.selectExpr(*asked).collect() == plain.selectExpr(*asked).collect()
+    files = found.where("id < 10").inputFiles(), found.inputFiles()
+    assert 0 < len(files[0]) <= len(files[1])
+
+
+def test_redo_on_spark_replaces_the_rows_of_its_version(spark: SparkSession, lake: str, arrivals: Path) -> None:
+    for first in (0, 10):
+        arrive(arrivals, range(first, first + 10))
+    table = f"{lake}/table"
+    pipeline = pipeline_to(table, f"{lake}/log", arrivals)
+    run_batch(pipeline, run_key="all", drain=True)
+    redo(pipeline.replace(transform=lambda frame: frame.selectExpr("id + 100 as id", "p", "day")), 0)
+    assert Counter(row["id"] for row in spark_rows(spark, table)) == Counter([*range(100, 110), *range(10, 20)])
+    assert verify(f"{lake}/log").clean
+
+
+def test_type_that_delta_lacks_is_refused_before_the_decision(spark: SparkSession, lake: str, arrivals: Path) -> None:
+    arrive(arrivals, range(3))
+    pipeline = pipeline_to(f"{lake}/table", f"{lake}/log", arrivals)
+    with pytest.raises(DataError, match="nothing became visible"):
+        run_batch(pipeline.replace(transform=lambda frame: frame.selectExpr("*", "interval 1 day as gap")), run_key="a")
+    assert run_batch(pipeline, run_key="a").version == 0
+
+
+def test_two_processes_that_publish_at_once_put_each_version_into_the_table_once(
+    spark: SparkSession, s3_server: S3Server, lake: str, arrivals: Path
+) -> None:
+    """50 versions, each published by two processes that start together; and once more by a third, late one."""
+    arrive(arrivals, range(5))
+    table = f"{lake}/table"
+    run_batch(pipeline_to(table, f"{lake}/log", arrivals), run_key="all", drain=True)
+    code = textwrap.dedent(f"""
+        import sys
+        from dataclasses import replace
+        from airflow_provider_streamsem import open_log
+        from airflow_provider_streamsem.batch.opening import open_pipeline
+        from airflow_provider_streamsem.batch.publish import batch_of
+        from airflow_provider_streamsem.stores.dataset import open_dataset
+        opened = open_log({lake + "/log"!r})
+        pipeline = opened.pipeline()
+        there = open_pipeline(pipeline, opened.log)
+        batch = batch_of(there, there.head.outcome, "table")
+        data = open_dataset({table!r})
+        sink = pipeline.sinks["table"]
+        for line in sys.stdin:
+            version = int(line)
+            files = []
+            for n, file in enumerate(batch.committable.files):
+                key = f"data/{{version}}/copy/{{n}}.parquet"
+                data.create(key, data.read(file.key))
+                files.append(replace(file, key=key))
+            made = replace(batch, version=version, root=version, committable=replace(batch.committable, files=tuple(files)))
+            answer = sink.publish(made, None)
+            print("passed" if answer is None else answer.result, flush=True)
+    """)
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    *first, late = processes
+
+    def say(process: Any, version: int) -> None:
+        process.stdin.write(f"{version}\n")
+        process.stdin.flush()
+
+    for version in range(1, 51):
+        for process in first:
+            say(process, version)
+        assert {process.stdout.readline().strip() for process in first} <= {"applied"}
+    for version in range(1, 51):
+        say(late, version)
+        assert late.stdout.readline().strip() == ("passed" if version < 50 else "applied")
+    for process in processes:
+        process.stdin.close()
+        assert process.wait(30) == 0
+    counted = Counter(row["id"] for row in spark_rows(spark, table))
+    assert counted == Counter({n: 51 for n in range(5)})

@@ -1,0 +1,78 @@
+"""
+Writes docs/guarantees.md: what each source with each sink keeps, computed by the product's own code, and the tests that would fail if a label promised more.
+
+``python -m tools.guarantee_matrix`` writes the file; tests/batch/test_guarantees.py fails where it is not what this makes, or names a test that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_streamsem import FilesSink, FilesSource, KafkaSource, Pipeline
+from airflow_provider_streamsem.batch.guarantee import guarantee
+from airflow_provider_streamsem.sinks.delta import DeltaSink
+
+PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
+
+SOURCES: Mapping[str, Any] = {
+    "files": FilesSource(path="/in", format="json", schema="id long"),
+    "Kafka": KafkaSource(topics=["orders"], bootstrap_servers="broker:9092"),
+}
+SINKS: Mapping[str, Any] = {
+    "files": FilesSink(path="/out"),
+    "Delta": DeltaSink("/table"),
+}
+PROOFS: Mapping[str, tuple[str, ...]] = {
+    "files": (
+        "tests/batch/test_crash_matrix.py::test_crash_then_a_new_process",
+        "tests/chaos/test_chaos.py::test_every_kind_of_fault_doubles_and_loses_nothing",
+    ),
+    "Delta": (
+        "tests/batch/test_crash_matrix.py::test_crash_then_a_new_process",
+        "tests/sinks/test_delta.py::test_death_around_every_write_to_the_table_then_a_retry",
+        "tests/sinks/test_delta.py::test_publishers_at_once_put_a_batch_into_the_table_once_in_50_rounds",
+        "tests/integration/test_delta.py::test_two_processes_that_publish_at_once_put_each_version_into_the_table_once",
+    ),
+}
+HEAD = """# What is guaranteed
+
+Made by `python -m tools.guarantee_matrix` from the code that computes the guarantee of a pipeline. `streamsem explain PIPELINE.toml` prints it for yours,
+every run logs it, and `require="exactly_once"` refuses a pipeline that keeps less while the DAG is parsed.
+
+| label | of every record that is read |
+|---|---|
+| exactly-once | its effect is there once, whatever is retried, cleared, killed or run twice |
+| effectively-once | its effect is there as if once: repeats reach the sink and change nothing there |
+| at-least-once | its effect is there once or more |
+| at-most-once | its effect is there once or not at all; what may be missing is counted |
+| none | one sink may lose and another may repeat: look at each |
+
+A transform changes no label: it is evaluated once in each attempt, and of all attempts one is decided whole.
+"""
+
+
+def label(source: Any, sink: Any) -> str:
+    """The computed label of a pipeline of two parts, as people read it."""
+    found = guarantee(Pipeline(name="p", log="/log", source=source, sinks={"out": sink}))
+    return str(found).split("\n")[0]
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [HEAD, "## Source by sink", "", "| sink | " + " | ".join(SOURCES) + " |", "|---|" + "---|" * len(SOURCES)]
+    for name, sink in SINKS.items():
+        lines.append(f"| {name} | " + " | ".join(label(source, sink) for source in SOURCES.values()) + " |")
+    lines += ["", "## Why", ""]
+    for kind, parts in (("source", SOURCES), ("sink", SINKS)):
+        for name, part in parts.items():
+            lines += [f"**{kind} {name}**", "", *[f"- {reason}" for reason in part.reasons], ""]
+    lines += ["## Proved by", "", "Each would fail if the label promised more than is kept.", ""]
+    for name, proofs in PROOFS.items():
+        lines += [f"**{name}**", "", *[f"- `{proof}`" for proof in proofs], ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
