@@ -24,6 +24,7 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
     "sinks": {
         "delta": "airflow_provider_streamsem.sinks.delta:DeltaSink",
         "files": "airflow_provider_streamsem.sinks.files:FilesSink",
+        "http": "airflow_provider_streamsem.sinks.http:HttpSink",
     },
     "stores": {
         "memory": "airflow_provider_streamsem.stores.memory:open_memory_store",

@@ -1,0 +1,564 @@
+"""Effects by HTTP: what each choice keeps of every record when a process dies, waits or meets another at any step."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import logging
+import re
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_streamsem import guarantee
+from airflow_provider_streamsem.batch.maintenance import vacuum
+from airflow_provider_streamsem.batch.opening import open_pipeline
+from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json
+from airflow_provider_streamsem.batch.publish import LoggedEffects, batch_of, skip
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import Receipt
+from airflow_provider_streamsem.sinks import http
+from airflow_provider_streamsem.sinks.http import HttpSink
+from airflow_provider_streamsem.sinks.json_rows import check_types, json_rows
+from airflow_provider_streamsem.testing.steps import SteppedStore
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.sinks.endpoints import Recorder, serving
+from tests.worlds import World
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "at_least_once": {},
+    "at_most_once": {"delivery": "at_most_once"},
+    "effectively_once": {"idempotent": True},
+}
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    with serving(Recorder()) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_WAITS_S", (0.0, 0.0))
+
+
+def world(root: Path, files: int = 2) -> World:
+    """Six rows in one batch; of parts of two rows it has three."""
+    made = World(root)
+    made.arrive(files)
+    return made
+
+
+def pushing(w: World, recorder: Recorder, **choice: Any) -> Pipeline:
+    given = {"url": recorder.url, "part_rows": 2, **choice}
+    return w.pipeline(sinks={"push": HttpSink(str(w.root / "staged"), **given)})
+
+
+def receipt(w: World, version: int = 0) -> Receipt:
+    found = w.opened().log.receipts(version)
+    assert found is not None
+    return found.sinks["push"]
+
+
+def claims(w: World) -> list[str]:
+    return [stat.key for stat in w.store.list("claims/")]
+
+
+# --- a death, a pause or another process at every step
+
+
+class Outside:
+    """Every request to the ledger and every call of the endpoint, as steps of the process that is watched."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import requests
+
+        self.watched: Callable[[str], object] | None = None
+        original = requests.Session.request
+
+        def request(session: Any, method: str, url: str, **named: Any) -> Any:
+            self.step("before call")
+            answer = original(session, method, url, **named)
+            self.step("after call")
+            return answer
+
+        monkeypatch.setattr(requests.Session, "request", request)
+
+    def step(self, name: str) -> None:
+        if self.watched is not None and any(part in name for part in ("claims/", "effects/", ".d.json", "call")):
+            self.watched(name)
+
+    def run(self, w: World, pipeline: Pipeline, watched: Callable[[str], object]) -> None:
+        """The run ``a``, watched. Whom it meets on its way is not."""
+        self.watched = watched
+        try:
+            w.run("a", pipeline=pipeline, store=SteppedStore(w.store, self.step))
+        finally:
+            self.watched = None
+
+
+class At:
+    """Does something once, at one step."""
+
+    def __init__(self, at: int, what: Callable[[], object]) -> None:
+        self.at, self.what, self.taken = at, what, list[str]()
+
+    def __call__(self, name: str) -> None:
+        self.taken.append(name)
+        if len(self.taken) - 1 == self.at:
+            self.what()
+
+
+def die() -> None:
+    raise Crash
+
+
+def judge(choice: str, w: World, recorder: Recorder, where: str) -> None:
+    seen, told = recorder.ids(), receipt(w)
+    lost, twice = w.expected - seen, {n for n, times in seen.items() if times > 1}
+    assert not seen - Counter({n: 99 for n in w.expected}), where
+    assert w.verdict().findings == [], where
+    if choice == "at_most_once":
+        assert not twice, f"{where}: repeated {twice}"
+        assert lost.total() <= told.detail["unknown"] + told.detail["refused"], f"{where}: a loss that nobody tells of"
+        assert told.rows + told.detail["unknown"] == w.expected.total(), where
+        assert (told.result == "unknown") == (told.detail["unknown"] > 0), where
+    else:
+        assert not lost, f"{where}: lost {lost}"
+        assert told == Receipt(result="applied", rows=6, detail={"parts": 3, "refused": 0, "unknown": 0, "skipped": 0})
+    if choice == "effectively_once":
+        assert Counter(body["id"] for body in recorder.table().values()) == w.expected, where
+
+
+@pytest.mark.parametrize("who", ["same run", "other run"])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_killed_at_every_step_and_followed(
+    choice: str, who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    outside, lost = Outside(monkeypatch), 0
+    at, steps = 0, 1
+    while at < steps:
+        recorder.calls.clear()
+        w = world(tmp_path / str(at))
+        pipeline = pushing(w, recorder, **CHOICES[choice])
+        killed = At(at, die)
+        with suppress(Crash):
+            outside.run(w, pipeline, killed)
+        steps = max(steps, len(killed.taken) + 1)
+        if who == "other run":
+            with suppress(UnavailableError):  # it may not call a claim of others unknown
+                w.run("b", pipeline=pipeline)
+        w.run("a", pipeline=pipeline)
+        judge(choice, w, recorder, f"killed at {at}, {killed.taken[-1]}")
+        lost += (w.expected - recorder.ids()).total()
+        at += 1
+    assert steps > (30 if choice == "at_most_once" else 24), "each part has a look, a note and two calls"
+    assert (lost > 0) == (choice == "at_most_once"), "that it may lose is no empty warning"
+
+
+@pytest.mark.parametrize("who", ["a", "b"])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_two_at_once_and_one_of_them_pauses_at_every_step(
+    choice: str, who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    outside = Outside(monkeypatch)
+    at, steps = 0, 1
+    while at < steps:
+        recorder.calls.clear()
+        w = world(tmp_path / str(at))
+        pipeline = pushing(w, recorder, **CHOICES[choice])
+
+        def meanwhile() -> None:
+            watched, outside.watched = outside.watched, None
+            with suppress(UnavailableError):
+                w.run(who, pipeline=pipeline)  # noqa: B023
+            outside.watched = watched
+
+        paused = At(at, meanwhile)
+        with suppress(UnavailableError):
+            outside.run(w, pipeline, paused)
+        steps = max(steps, len(paused.taken) + 1)
+        w.run("a", pipeline=pipeline)
+        judge(choice, w, recorder, f"paused at {at}, {paused.taken[-1]}")
+        at += 1
+    assert steps > 20
+
+
+def test_late_publisher_calls_nobody(tmp_path: Path, recorder: Recorder) -> None:
+    w = world(tmp_path, 4)
+    pipeline = pushing(w, recorder)
+    w.run("a", pipeline=pipeline, drain=True)
+    opened, seen = open_pipeline(pipeline, w.log()), recorder.ids()
+    vacuum(opened.log, opened.record, pipeline)
+    assert not [*(w.root / "staged").rglob("*.parquet")], "its staged rows are gone"
+    found = opened.log.outcome(0)
+    assert found is not None
+    sink = pipeline.sinks["push"]
+    for _ in range(3):
+        effects = LoggedEffects(opened.log, 0, "push", may_close=False)
+        assert sink.publish(batch_of(opened, found[0], "push"), effects) == receipt(w)  # type: ignore[attr-defined]
+    assert recorder.ids() == seen == w.expected
+
+
+# --- what answers prove
+
+
+@pytest.mark.parametrize("answer", [500, 503, 408, 425, 429, "lost", "dropped", "silent"])
+def test_unclear_answer_is_called_again_or_counted_unknown_by_choice(
+    answer: int | str, tmp_path: Path, recorder: Recorder
+) -> None:
+    for choice, given in CHOICES.items():
+        w = world(tmp_path / choice)
+        recorder.calls.clear()
+        recorder.heard.clear()
+        unclear = [3]
+        recorder.answers = lambda call: answer if call.ids == unclear and not unclear.append(-1) else 200  # noqa: B023
+        w.run("a", pipeline=pushing(w, recorder, timeout_s=1, **given))
+        heard = Counter(found for call in recorder.heard for found in call.ids)
+        assert heard == w.expected + (Counter() if choice == "at_most_once" else Counter([3]))
+        judge(choice, w, recorder, choice)
+        assert receipt(w).detail["unknown"] == (1 if choice == "at_most_once" else 0)
+
+
+def test_endpoint_that_stays_unclear_is_called_again_by_the_next_try(tmp_path: Path, recorder: Recorder) -> None:
+    w = world(tmp_path)
+    pipeline = pushing(w, recorder)
+    recorder.answers = lambda call: 503 if call.ids == [3] else 200
+    with pytest.raises(UnavailableError, match=r"made again.*part=1 record=1 status=503"):
+        w.run("a", pipeline=pipeline)
+    recorder.answers = lambda call: 200
+    w.run("b", pipeline=pipeline)
+    judge("at_least_once", w, recorder, "after 503")
+
+
+def test_endpoint_that_is_down_costs_no_claim_and_no_record(tmp_path: Path) -> None:
+    w, recorder = world(tmp_path), Recorder()
+    with serving(recorder):
+        pass
+    pipeline = pushing(w, recorder, delivery="at_most_once")
+    with pytest.raises(UnavailableError, match="no call was made"):
+        w.run("a", pipeline=pipeline)
+    assert claims(w) == []
+    with serving(recorder):
+        w.run("a", pipeline=pipeline)
+    assert recorder.ids() == w.expected
+    assert receipt(w).result == "applied"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"), [(500, UnavailableError), (302, PublishError), (401, PublishError), (404, PublishError)]
+)
+def test_endpoint_that_answers_nothing_well_costs_one_part_a_try_at_most(
+    answer: int, error: type[Exception], tmp_path: Path, recorder: Recorder
+) -> None:
+    w = world(tmp_path)
+    pipeline = pushing(w, recorder, delivery="at_most_once")
+    recorder.answers = lambda call: answer
+    with pytest.raises(error, match="were not claimed"):
+        w.run("a", pipeline=pipeline)
+    assert len(claims(w)) == 1
+    assert len(recorder.heard) == 2
+    recorder.answers = lambda call: 200
+    w.run("a", pipeline=pipeline)
+    told = receipt(w)
+    assert (told.rows, told.detail["unknown"] + told.detail["refused"]) == (4, 2)
+    assert told.detail["unknown"] == (0 if 400 <= answer < 500 else 2)
+    assert max(recorder.ids().values()) == 1
+
+
+def test_redirect_is_not_followed(tmp_path: Path, recorder: Recorder) -> None:
+    recorder.answers = lambda call: 307 if call.path == "/effects" else 200
+    for name, choice in CHOICES.items():
+        w = world(tmp_path / name)
+        with pytest.raises(PublishError):
+            w.run("a", pipeline=pushing(w, recorder, **choice))
+    assert {call.path for call in recorder.heard} == {"/effects"}
+    assert recorder.calls == []
+
+
+def test_refused_record_stops_the_pipeline_until_it_is_taken(tmp_path: Path, recorder: Recorder) -> None:
+    w = world(tmp_path)
+    pipeline = pushing(w, recorder)
+    recorder.answers = lambda call: 422 if call.ids == [3] else 200
+    for run in ("a", "b"):
+        with pytest.raises(PublishError, match=r"part=1 record=1 status=422.*streamsem skip"):
+            w.run(run, pipeline=pipeline)
+    assert w.opened().log.receipts(0) is None
+    recorder.answers = lambda call: 200
+    w.run("b", pipeline=pipeline)
+    judge("at_least_once", w, recorder, "mended")
+
+
+@pytest.mark.parametrize("choice", ["at_least_once", "at_most_once"])
+def test_refused_record_is_counted_and_left_out_where_one_chooses_so(
+    choice: str, tmp_path: Path, recorder: Recorder
+) -> None:
+    w = world(tmp_path)
+    recorder.answers = lambda call: 400 if call.ids[0] in (2, 3, 4) else 200
+    w.run("a", pipeline=pushing(w, recorder, delivery=choice, on_refusal="record"))
+    assert recorder.ids() == Counter([0, 1, 5])
+    assert receipt(w) == Receipt(
+        result="applied", rows=3, detail={"parts": 3, "refused": 3, "unknown": 0, "skipped": 0}
+    )
+
+
+def test_credentials_that_are_refused_are_never_taken_for_refused_records(tmp_path: Path, recorder: Recorder) -> None:
+    w = world(tmp_path)
+    pipeline = pushing(w, recorder, on_refusal="record")
+    recorder.answers = lambda call: 401
+    with pytest.raises(PublishError, match="status=401"):
+        w.run("a", pipeline=pipeline)
+    recorder.answers = lambda call: 200
+    w.run("a", pipeline=pipeline)
+    judge("at_least_once", w, recorder, "after 401")
+
+
+def test_given_up_batch_says_of_each_part_what_can_be_known(tmp_path: Path, recorder: Recorder) -> None:
+    for choice, expected in (
+        ("at_most_once", {"parts": 3, "refused": 2, "unknown": 0, "skipped": 4}),
+        ("at_least_once", {"parts": 3, "refused": 0, "unknown": 6, "skipped": 0}),
+    ):
+        w = world(tmp_path / choice)
+        pipeline = pushing(w, recorder, delivery=choice)
+        recorder.answers = lambda call: 403
+        with pytest.raises(PublishError):
+            w.run("a", pipeline=pipeline)
+        skip(pipeline, 0, sink="push", reason="the endpoint is gone", log=w.log())
+        recorder.answers = lambda call: 200
+        w.run("b", pipeline=pipeline)
+        assert recorder.calls == []
+        told = receipt(w)
+        assert (told.rows, told.detail) == (0, expected)
+        assert told.result == ("skipped" if choice == "at_most_once" else "unknown")
+
+
+def test_claim_of_an_entry_that_is_gone_is_closed_as_unknown_by_a_person(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = world(tmp_path)
+    pipeline = pushing(w, recorder, delivery="at_most_once")
+
+    with monkeypatch.context() as dying, pytest.raises(Crash):
+        dying.setattr(LoggedEffects, "record", lambda *args, **named: die())
+        w.run("a", pipeline=pipeline)
+    with pytest.raises(UnavailableError, match="another entry has claimed"):
+        w.run("b", pipeline=pipeline)
+    skip(pipeline, 0, sink="push", reason="its task was deleted", log=w.log())
+    told = receipt(w)
+    assert (told.result, told.rows, told.detail["unknown"], told.detail["skipped"]) == ("unknown", 0, 2, 4)
+
+
+# --- keys and bodies
+
+
+def test_key_of_a_call_is_the_same_at_every_try_and_anothers_never(tmp_path: Path, recorder: Recorder) -> None:
+    w = world(tmp_path, 4)
+    pipeline = pushing(w, recorder, records_per_call=2, part_rows=5)
+    recorder.answers = lambda call: 503 if 9 in call.ids else 200
+    with pytest.raises(UnavailableError):
+        w.run("a", pipeline=pipeline, drain=True)
+    recorder.answers = lambda call: 200
+    w.run("a", pipeline=pipeline, drain=True)
+    by_key: dict[str, list[list[int]]] = {}
+    for call in recorder.heard:
+        by_key.setdefault(call.key, []).append(call.ids)
+    assert all(all(ids == tries[0] for ids in tries) for tries in by_key.values())
+    assert [tries[0] for tries in by_key.values()] == [[0, 1], [2, 3], [4], [5], [6, 7], [8, 9], [10], [11]]
+    uuid = w.opened().record.pipeline_uuid
+    assert list(by_key)[:5] == [f"{uuid}-push-{rest}" for rest in ("0-0-0", "0-0-2", "0-0-4", "0-1-0", "1-0-0")]
+
+
+def test_record_with_an_id_of_its_own_has_one_key_in_every_version(tmp_path: Path, recorder: Recorder) -> None:
+    w = world(tmp_path, 4)
+    pipeline = pushing(w, recorder, record_id=["half"], idempotent=True).replace(transform=halved)
+    w.run("a", pipeline=pipeline, drain=True)
+    assert Counter(call.body["half"] for call in recorder.calls) == Counter([*range(6), *range(6)])
+    assert sorted(body["half"] for body in recorder.table().values()) == [*range(6)]
+
+
+def halved(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"half": row["id"] // 2} for row in rows]
+
+
+def test_body_is_json_as_spark_writes_it() -> None:
+    at = datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.timezone.utc)
+    table = pa.table(
+        {
+            "b": pa.array([b"\x00\xff", None]),
+            "n": pa.array([Decimal("1.50"), None]),
+            "f": pa.array([float("nan"), float("-inf")]),
+            "t": pa.array([at, None]),
+            "local": pa.array([at.replace(tzinfo=None), None]),
+            "d": pa.array([at.date(), None]),
+            "m": pa.array([[("k", b"x")], None], pa.map_(pa.string(), pa.binary())),
+            "l": pa.array([[at.date(), None], None]),
+            "s": pa.array([{"t": at}, None]),
+        }
+    )
+    first, second = [row for batch in table.to_batches() for row in json_rows(batch)]
+    assert first == {
+        "b": "AP8=", "n": "1.50", "f": "NaN", "t": "2026-01-02T03:04:05.000006Z", "local": "2026-01-02T03:04:05.000006", "d": "2026-01-02",
+        "m": {"k": "eA=="}, "l": ["2026-01-02", None], "s": {"t": "2026-01-02T03:04:05.000006Z"},
+    }  # fmt: skip
+    assert second.pop("f") == "-Infinity"
+    assert set(second.values()) == {None}
+    json.dumps([first, second], allow_nan=False)
+
+
+def _schema(**types: Any) -> str:
+    return json.dumps(
+        {"type": "struct", "fields": [{"name": n, "type": t, "nullable": True} for n, t in types.items()]}
+    )
+
+
+def test_columns_that_cannot_be_sent_are_refused_before_the_decision(tmp_path: Path, recorder: Recorder) -> None:
+    inner = {"type": "struct", "fields": [{"name": "x", "type": "decimal(3,1)"}]}
+    good = {"type": "map", "keyType": "string", "valueType": {"type": "array", "elementType": inner}}
+    assert check_types(_schema(a="varchar(3)", b=good)) == ["a", "b"]
+    for bad in (
+        "interval day to second",
+        "variant",
+        {**good, "keyType": "long"},
+        {"type": "array", "elementType": "variant"},
+    ):
+        with pytest.raises(DataError, match="nothing became visible column='a'"):
+            check_types(_schema(a=bad))
+    w = world(tmp_path)
+    with pytest.raises(DataError, match=r"record_id are missing.*\['order'\]"):
+        w.run("a", pipeline=pushing(w, recorder, record_id=["order"]))
+    assert recorder.heard == []
+    assert w.opened().log.outcome(0) is None
+
+
+def test_batch_without_rows_calls_nobody(tmp_path: Path, recorder: Recorder) -> None:
+    w = world(tmp_path)
+    w.run("a", pipeline=pushing(w, recorder).replace(transform=none))
+    assert recorder.heard == []
+    assert receipt(w).result == "applied"
+
+
+def none(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return []
+
+
+# --- connections, secrets, arguments, labels
+
+
+def test_secrets_come_from_the_connection_and_stay_there(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    secrets = ("pass-wörd", "t0ken-of-the-header")
+    text = {
+        "conn_type": "http", "host": "127.0.0.1", "port": recorder.port, "login": "u", "password": secrets[0],
+        "extra": {"X-Token": secrets[1], "verify": False},
+    }  # fmt: skip
+    monkeypatch.setenv("AIRFLOW_CONN_HOOK", json.dumps(text))
+    w = world(tmp_path)
+    pipeline = pushing(w, recorder, url=None, conn_id="hook", endpoint="/v1/metrics?source=x", method="PUT")
+    recorder.answers = lambda call: 422
+    with pytest.raises(PublishError) as refused:
+        w.run("a", pipeline=pipeline)
+    recorder.answers = lambda call: "lost"
+    with pytest.raises(UnavailableError) as lost:
+        w.run("a", pipeline=pipeline)
+    recorder.answers = lambda call: 200
+    w.run("a", pipeline=pipeline)
+    call = recorder.calls[-1]
+    basic = base64.b64encode(f"u:{secrets[0]}".encode()).decode()
+    assert (call.method, call.path) == ("PUT", "/v1/metrics?source=x")
+    assert (call.headers["authorization"], call.headers["x-token"]) == (f"Basic {basic}", secrets[1])
+    assert call.headers["content-type"] == "application/json"
+    assert "verify" not in call.headers
+    told = "".join("".join(traceback.format_exception(found.value)) for found in (refused, lost))
+    stored = "".join((w.store.read(stat.key) or b"").decode() for stat in w.store.list(""))
+    for secret in (*secrets, basic):
+        assert secret not in told + stored + caplog.text + repr(pipeline)
+
+
+def test_credentials_of_a_netrc_are_not_sent(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login someone password else")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    w = world(tmp_path / "w")
+    w.run("a", pipeline=pushing(w, recorder))
+    assert all("authorization" not in call.headers for call in recorder.calls)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"X-Token": "se\r\ncret"}, {"X Token": "secret"}, {"X-Token": 5}, {"X-Token": "sécret"}, {"idempotency-key": "secret"}]
+)  # fmt: skip
+def test_header_that_cannot_be_sent_is_refused_before_the_decision_and_not_quoted(
+    extra: dict[str, Any], tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_HOOK", json.dumps({"conn_type": "http", "host": "h", "extra": extra}))
+    w = world(tmp_path)
+    with pytest.raises(InvalidError, match="conn_id='hook'") as refused:
+        w.run("a", pipeline=pushing(w, recorder, url=None, conn_id="hook"))
+    assert "cret" not in str(refused.value)
+    assert w.opened().log.outcome(0) is None
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({}, "exactly one of url and conn_id"), ({"url": "http://h", "conn_id": "c"}, "exactly one"), ({"url": "http://u:pw-x@h/"}, "no credentials"),
+    ({"url": "ftp://h"}, "url"), ({"url": "http://h", "endpoint": "x"}, "endpoint belongs"), ({"url": "http://h", "method": "GET"}, "method"),
+    ({"url": "http://h", "delivery": "exactly_once"}, "delivery"), ({"url": "http://h", "delivery": "effectively_once"}, "delivery"),
+    ({"url": "http://h", "delivery": "at_most_once", "idempotent": True}, "no call twice"), ({"url": "http://h", "idempotent": 1}, "idempotent"),
+    ({"url": "http://h", "delivery": "at_most_once", "on_refusal": "fail"}, "on_refusal"), ({"url": "http://h", "key_header": "a b"}, "key_header"),
+    ({"url": "http://h", "record_id": "id"}, "record_id"), ({"url": "http://h", "record_id": ["id"], "records_per_call": 2}, "one record"),
+    ({"url": "http://h", "part_rows": 0}, "part_rows"), ({"url": "http://h", "records_per_call": True}, "records_per_call"), ({"url": "http://h", "timeout_s": 0}, "timeout_s"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "says"), BAD)
+def test_argument_that_is_not_acceptable_is_named(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidError, match=says) as refused:
+        HttpSink("/staged", **given)
+    assert "pw-x" not in str(refused.value)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_label_and_spec_are_those_of_the_choice(choice: str, tmp_path: Path) -> None:
+    w, recorder = World(tmp_path), Recorder(port=1)
+    pipeline = pushing(w, recorder, **CHOICES[choice])
+    found = guarantee(pipeline)
+    assert found.label == choice
+    promise = {
+        "at_least_once": "may repeat.*idempotent=True", "at_most_once": "no call is made twice.*unknown", "effectively_once": "its promise.*not checked",
+    }  # fmt: skip
+    assert re.search(promise[choice], " ".join(found.reasons))
+    spec = pipeline.to_json()
+    again = from_json({key: value for key, value in spec.items() if key != "transform"})
+    assert again.sinks == pipeline.sinks
+    with pytest.raises(InvalidError, match="keeps less"):
+        pipeline.replace(require="exactly_once")
+
+
+def test_what_names_parts_and_keys_cannot_change_under_one_log(tmp_path: Path, recorder: Recorder) -> None:
+    w = world(tmp_path)
+    w.run("a", pipeline=pushing(w, recorder))
+    w.run("a", pipeline=pushing(w, recorder, idempotent=True, on_refusal="record", timeout_s=5))
+    for change in ({"part_rows": 3}, {"delivery": "at_most_once"}, {"record_id": ["id"]}, {"records_per_call": 2}):
+        with pytest.raises(ConflictError):
+            w.run("b", pipeline=pushing(w, recorder, **change))
+
+
+def test_redo_is_refused_before_anything_is_written(tmp_path: Path, recorder: Recorder) -> None:
+    w = world(tmp_path)
+    pipeline = pushing(w, recorder)
+    w.run("a", pipeline=pipeline)
+    with pytest.raises(InvalidError):
+        w.run("r", pipeline=pipeline, redone=0)
+    assert recorder.ids() == w.expected
