@@ -1,4 +1,4 @@
-"""The examples around a ledger: booked, cleared, replayed and maintained on Airflow's own machinery and real Spark."""
+"""The examples of what may not be lost and of what may not be repeated, run on Airflow's own machinery and real Spark."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from airflow_provider_streamsem import open_log, verify
+from tests.sinks.endpoints import Recorder, serving
 
 pytestmark = pytest.mark.airflow
 EXAMPLES = sorted(path.stem for path in Path(__file__).parents[2].joinpath("dags").glob("*.py"))
@@ -69,6 +70,50 @@ def test_ledger_is_booked_once_stops_at_what_is_no_payment_is_replayed_and_maint
     assert Counter(row["id"] for row in ledger(tmp_path)) == expected
     assert verify(str(tmp_path / "log")).findings == []
     sys.modules.pop("streamsem_payments", None)
+
+
+@pytest.mark.spark
+def test_metrics_are_pushed_once_and_what_nobody_knows_is_told_and_never_pushed_again(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
+
+    def arrive_views(name: str, **views: int) -> None:
+        (tmp_path / "arrivals").mkdir(exist_ok=True)
+        lines = [json.dumps({"page": page}) for page, times in views.items() for _ in range(times)]
+        (tmp_path / "arrivals" / name).write_text("\n".join(lines) + "\n")
+
+    def receipt(version: int) -> Any:
+        found = open_log(str(tmp_path / "log")).log.receipts(version)
+        assert found is not None
+        return found.sinks["push"]
+
+    initialise_airflow()
+    with serving(Recorder()) as counters:
+        monkeypatch.setenv("STREAMSEM_METRICS_HOME", str(tmp_path))
+        monkeypatch.setenv("STREAMSEM_METRICS_URL", counters.url)
+        monkeypatch.syspath_prepend(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+        sys.modules.pop("streamsem_metrics", None)
+        import streamsem_metrics
+
+        push = streamsem_metrics.streamsem_metrics()
+        arrive_views("a.json", home=3, about=2)
+        assert run_dag(push, "first").state == "success"
+        assert run_dag(push, "first", clear=["push"]).state == "success"
+        expected = Counter({"home": 3, "about": 2})
+        assert sum((Counter({c.body["page"]: c.body["increment"]}) for c in counters.calls), Counter()) == expected
+        assert (receipt(0).result, receipt(0).rows) == ("applied", 2)
+        # The endpoint adds, and its answer is lost: nobody can know, so nobody asks it again.
+        counters.answers = lambda call: "lost" if call.body["page"] == "home" else 200
+        arrive_views("b.json", home=4, about=1)
+        assert run_dag(push, "second").state == "success"
+        counters.answers = lambda call: 200
+        assert run_dag(push, "second", clear=["push"]).state == "success"
+        expected += Counter({"home": 4, "about": 1})
+        assert sum((Counter({c.body["page"]: c.body["increment"]}) for c in counters.calls), Counter()) == expected
+        assert (receipt(1).result, receipt(1).rows, receipt(1).detail["unknown"]) == ("unknown", 1, 1)
+    assert verify(str(tmp_path / "log")).findings == []
+    sys.modules.pop("streamsem_metrics", None)
 
 
 def test_airflow_takes_in_every_example() -> None:
