@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 _NAMES = {
     "Avro": "airflow_provider_streamsem.sources.decoding",
     "BatchCommittedSensor": "airflow_provider_streamsem.sensors.committed",
+    "Dedup": "airflow_provider_streamsem.engines.dedup",
+    "DeltaSink": "airflow_provider_streamsem.sinks.delta",
     "FilesSink": "airflow_provider_streamsem.sinks.files",
     "FilesSource": "airflow_provider_streamsem.sources.files",
     "FreshnessSensor": "airflow_provider_streamsem.sensors.freshness",
@@ -45,6 +47,8 @@ _NAMES = {
 __all__ = [
     "Avro",
     "BatchCommittedSensor",
+    "Dedup",
+    "DeltaSink",
     "FilesSink",
     "FilesSource",
     "FreshnessSensor",
@@ -81,6 +85,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.batch.redo import redo
     from airflow_provider_streamsem.batch.result import RunResult
     from airflow_provider_streamsem.batch.run import run_batch
+    from airflow_provider_streamsem.engines.dedup import Dedup
     from airflow_provider_streamsem.engines.spark import SparkEngine
     from airflow_provider_streamsem.errors import StreamsemError
     from airflow_provider_streamsem.operators.maintenance import VacuumOperator, VerifyOperator
@@ -93,6 +98,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.sensors.freshness import FreshnessSensor
     from airflow_provider_streamsem.sensors.offsets import OffsetsAvailableSensor
     from airflow_provider_streamsem.sensors.retention import RetentionSensor
+    from airflow_provider_streamsem.sinks.delta import DeltaSink
     from airflow_provider_streamsem.sinks.files import FilesSink
     from airflow_provider_streamsem.sources.contract import Limits
     from airflow_provider_streamsem.sources.decoding import Avro, Json

@@ -10,6 +10,7 @@ from airflow_provider_streamsem.errors import InvalidError
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.batch.pipeline import Pipeline
+    from airflow_provider_streamsem.engines.dedup import Dedup
 
 KEEPS: Mapping[str, frozenset[str]] = {
     "exactly_once": frozenset({"exactly_once", "effectively_once", "at_least_once", "at_most_once"}),
@@ -49,6 +50,8 @@ def guarantee(pipeline: Pipeline) -> Guarantee:
         "offset ranges are fixed in a durable plan before the first row is read, and every attempt reads that plan"
     ]
     reasons += [f"source: {reason}" for reason in pipeline.source.reasons]
+    if pipeline.dedup is not None:
+        reasons.append(_of_dedup(pipeline.dedup))
     reasons.append(_of_transform(pipeline))
     labels = {}
     for name, sink in sorted(pipeline.sinks.items()):
@@ -61,13 +64,28 @@ def guarantee(pipeline: Pipeline) -> Guarantee:
         label = _weaker(label, other)
     if label == "none":
         reasons.append("one sink may lose and another may repeat: look at each; two pipelines would each have a label")
-    return Guarantee(label=label, reasons=tuple(reasons), sinks=labels, terms=pipeline.source.terms)
+    return Guarantee(label=label, reasons=tuple(reasons), sinks=labels, terms=_terms(pipeline))
 
 
 def _weaker(label: str, other: str) -> str:
     """What holds where both hold of a part each."""
     both = KEEPS[label] & KEEPS[other]
     return next((name for name in KEEPS if name in both), "none")
+
+
+def _terms(pipeline: Pipeline) -> str:
+    terms = [pipeline.source.terms, "" if pipeline.dedup is None else pipeline.dedup.terms]
+    return ", ".join(filter(None, terms))
+
+
+def _of_dedup(dedup: Dedup) -> str:
+    keys = ", ".join(dedup.keys)
+    if not dedup.remembers:
+        return f"dedup: of the records of one batch with equal {keys} one passes; across batches nothing is dropped (scope='pipeline' would)"
+    return (
+        f"dedup: of the records with equal {keys} one passes while its id is remembered ({dedup.terms}); what is remembered is decided with the batch "
+        "itself. A repeat that comes later passes"
+    )
 
 
 def _of_transform(pipeline: Pipeline) -> str:

@@ -9,6 +9,7 @@ from functools import cache
 from airflow_provider_streamsem.arguments import text, whole
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.engines.dedup import STATE, state_files
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol import invariants, keys
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
@@ -43,6 +44,7 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
         schemas={} if before is None else before.schemas,
         next=invariants.next_after(plan, before=head.next, committed=False),
         source=None if before is None else before.source,
+        state=None if before is None else before.state,
         spec=record.spec if before is None else before.spec,
         transform="" if before is None else before.transform,
         decided_at_ms=now_ms,
@@ -57,7 +59,7 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacuumed:
-    """What vacuum deleted, or would delete: ``attempts`` as ``(sink, version, attempt_id)``, and keys of the log."""
+    """What vacuum deleted, or would delete: ``attempts`` as ``(sink, version, attempt_id)``, ``state`` for what dedup remembered, and keys of the log."""
 
     attempts: tuple[tuple[str, int, str], ...]
     keys: tuple[str, ...]
@@ -88,6 +90,12 @@ def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_ru
             if has_lost(version, attempt_id) or (_is_spent(sink) and has_receipts(version)):
                 attempts.append((name, version, attempt_id))
                 size += sink.discard(version, attempt_id, dry_run=dry_run)
+    if pipeline.dedup is not None:
+        remembered = state_files(pipeline.log)
+        for version, attempt_id in sorted(remembered.attempts()):
+            if has_lost(version, attempt_id):
+                attempts.append((STATE, version, attempt_id))
+                size += remembered.discard(version, attempt_id, dry_run=dry_run)
     for prefix in ("quarantine/", "attempts/"):
         for stat in list(log.store.list(prefix)):
             version, attempt_id = _attempt_of(stat.key)

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from airflow_provider_streamsem import arguments, registry
+from airflow_provider_streamsem.engines.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol.codec import canonical, plain, sha256
 from airflow_provider_streamsem.protocol.entries import Json
@@ -40,6 +41,7 @@ class Pipeline:
     :param where: an SQL predicate over the parsed columns, applied before the transform; rows for which it is not true are counted as filtered
     :param rows: ``"filter"`` declares that the transform gives exactly one row for each row it gets, for every sink: then parsed = filtered + written is
         checked in every attempt. ``"any"``: nothing is claimed across the transform
+    :param dedup: drop records whose id was seen before; what is remembered is saved with each batch
     :param limits: the most that one batch reads
     :param on_data_loss: ``"fail"``: records that are gone from the source before they were planned stop the pipeline, naming them. ``"record_gap"``: they are
         passed over, and the outcome lists them as gaps
@@ -55,6 +57,7 @@ class Pipeline:
     transform: Callable[[Any], Any] | str | None = None
     where: str | None = None
     rows: str = "any"
+    dedup: Dedup | None = None
     limits: Limits = field(default_factory=Limits)
     on_data_loss: str = "fail"
     require: str | None = None
@@ -92,6 +95,8 @@ class Pipeline:
         if self.where is not None:
             arguments.text("where", self.where)
         arguments.choice("rows", self.rows, ("any", "filter"))
+        if self.dedup is not None and not isinstance(self.dedup, Dedup):
+            raise InvalidError("dedup must be a Dedup", given=type(self.dedup).__name__)
         if not isinstance(self.limits, Limits):
             raise InvalidError("limits must be a Limits", given=type(self.limits).__name__)
         unheeded = [
@@ -142,8 +147,9 @@ class Pipeline:
         return tuple(name for name, sink in sorted(self.sinks.items()) if sink.publishes)
 
     def guarded(self) -> Json:
-        """What may not change under one log: the source's identity, the datasets."""
-        return {"source": self.source.guarded(), "sinks": {name: sink.guarded() for name, sink in self.sinks.items()}}
+        """What may not change under one log: the source's identity, the datasets, the keys of ids."""
+        kept = {"source": self.source.guarded(), "sinks": {name: sink.guarded() for name, sink in self.sinks.items()}}
+        return kept if self.dedup is None else {**kept, "dedup": list(self.dedup.keys)}
 
     def to_json(self) -> Json:
         """The spec as JSON; the same structure as the TOML form, with ``guarded`` added."""
@@ -157,6 +163,7 @@ class Pipeline:
             "rows": self.rows,
             "source": _arguments("sources", self.source),
             "sinks": {name: _arguments("sinks", sink) for name, sink in self.sinks.items()},
+            **({} if self.dedup is None else {"dedup": plain(self.dedup)}),
             "limits": plain(self.limits),
             "on_data_loss": self.on_data_loss,
             "require": self.require,
@@ -219,6 +226,8 @@ def from_json(spec: Mapping[str, Any], *, where: str = "the spec") -> Pipeline:
     if not isinstance(sinks, Mapping):
         raise InvalidError(f"{where} must have a table [sinks.<name>] for each sink", given=type(sinks).__name__)
     given["sinks"] = {name: _build("sinks", sink, f"{where} [sinks.{name}]") for name, sink in sinks.items()}
+    if "dedup" in given:
+        given["dedup"] = _call(Dedup, given["dedup"], f"{where} [dedup]")
     if "limits" in given:
         given["limits"] = _call(Limits, given["limits"], f"{where} [limits]")
     given["transform"] = given.get("transform") or None

@@ -19,7 +19,7 @@ from airflow_provider_streamsem.batch.plan import plan_batch
 from airflow_provider_streamsem.batch.publish import publish
 from airflow_provider_streamsem.batch.result import RunResult, answer, empty
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.engines import schema
+from airflow_provider_streamsem.engines import dedup, schema
 from airflow_provider_streamsem.engines.contract import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import UnavailableError
 from airflow_provider_streamsem.protocol import invariants, offsets
@@ -156,8 +156,10 @@ class Run:
         """An attempt that somebody finished and nobody decided, if all of it is there (W17)."""
         sinks = self.opened.pipeline.sinks
         for manifest in self.opened.log.find_staged(head):
-            if set(manifest.sinks) == set(sinks) and all(
-                sinks[name].is_complete(c) for name, c in manifest.sinks.items()
+            if (
+                set(manifest.sinks) == set(sinks)
+                and all(sinks[name].is_complete(c) for name, c in manifest.sinks.items())
+                and dedup.is_complete(self.opened.pipeline.log, manifest.state)
             ):
                 logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
                 telemetry.tell(telemetry.Adopted, version=manifest.version, attempt_id=manifest.attempt_id)
@@ -179,7 +181,7 @@ class Run:
         started_ms = log.clock.now_ms()
         recorded = {} if head.outcome is None else head.outcome.schemas
         pipeline.source.check_pins(plan.pins, was_read=False)
-        produced = self._produce(plan, attempt_id, recorded)
+        produced = self._produce(plan, attempt_id, recorded, self._remembered(head, plan))
         pipeline.source.check_pins(plan.pins, was_read=True)
         invariants.check_i14_staged(produced.counts, produced.sinks, handed=produced.handed, rows=pipeline.rows)
         schemas = schema.evolve(recorded, produced.schemas)
@@ -195,6 +197,7 @@ class Run:
             counts=produced.counts,
             source=self._hint(head, plan, produced.counts),
             publish=pipeline.publishes,
+            state=produced.state if plan.kind == "batch" else None if head.outcome is None else head.outcome.state,
             staged_ms=log.clock.now_ms() - started_ms,
             nonce=log.clock.new_id(),
         )
@@ -207,10 +210,18 @@ class Run:
         self.planner.follow(head.outcome)
         return self.planner.hint(plan, counts)
 
-    def _produce(self, plan: Plan, attempt_id: str, recorded: Mapping[str, str]) -> Produced:
+    def _remembered(self, head: Head, plan: Plan) -> Json:
+        """What was remembered before the batch; of a redo, before the first commit of its chain."""
+        if plan.replaces is None:
+            return None if head.outcome is None else head.outcome.state
+        root = self.opened.log.find_root(plan.replaces.version)
+        before = None if root == 0 else self.opened.log.outcome(root - 1)
+        return None if before is None else before[0].state
+
+    def _produce(self, plan: Plan, attempt_id: str, recorded: Mapping[str, str], state: Json) -> Produced:
         pipeline = self.opened.pipeline
         if not plan.pins:  # every offset of the plan is a gap: there is nothing to read
-            return nothing_produced(pipeline.sinks)
+            return nothing_produced(pipeline.sinks, state)
         job = Job(
             source=pipeline.source,
             sinks=pipeline.sinks,
@@ -221,6 +232,8 @@ class Run:
             schemas=recorded,
             plan=plan,
             attempt_id=attempt_id,
+            dedup=pipeline.dedup,
+            state=state,
         )
         return self.engine.stage(job, self.opened.log)
 
@@ -241,6 +254,7 @@ class Run:
             next=invariants.next_after(plan, before=head.next, committed=True),
             source=staged.source,
             publish=staged.publish,
+            state=staged.state,
             spec=staged.spec,
             transform=staged.transform,
             decided_at_ms=decided_at_ms,

@@ -206,6 +206,10 @@ class CommitLog:
         """The commit that holds the rows of a version at the head."""
         return self.perform(procedures.find_current(version, head))
 
+    def find_root(self, version: int) -> int:
+        """The commit at the root of a chain of redos; of a batch itself."""
+        return self.perform(procedures.find_root(version))
+
     def run_versions(self, run_key: str) -> list[int]:
         """The versions that were planned under a run key and closed, oldest first."""
         return self.perform(procedures.run_versions(run_key))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.protocol.entries import Committable, Plan, Quarantine
+from airflow_provider_streamsem.engines.dedup import Dedup
+from airflow_provider_streamsem.protocol.entries import Committable, Json, Plan, Quarantine
 from airflow_provider_streamsem.sinks.contract import Sink
 from airflow_provider_streamsem.sources.contract import Source
 
@@ -21,6 +22,7 @@ class Job:
     :param where: SQL predicate applied before the transform, or ``None``
     :param max_quarantined: the most records that may be bad
     :param schemas: sink → the columns that the log has recorded, as schema JSON
+    :param dedup: what is dropped because it was seen; ``state`` is what was remembered before the batch
     """
 
     source: Source
@@ -32,6 +34,8 @@ class Job:
     schemas: Mapping[str, str]
     plan: Plan
     attempt_id: str
+    dedup: Dedup | None = None
+    state: Json = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,7 @@ class Produced:
 
     :param handed: sink → rows handed to its writer as the engine counted them, ``None`` where it could not count
     :param schemas: sink → schema JSON in Spark's form
+    :param state: what is remembered after the batch
     """
 
     sinks: Mapping[str, Committable]
@@ -48,13 +53,14 @@ class Produced:
     quarantine: Quarantine
     counts: Mapping[str, int]
     handed: Mapping[str, int | None]
+    state: Json = None
 
 
-def nothing_produced(sinks: Mapping[str, Sink]) -> Produced:
+def nothing_produced(sinks: Mapping[str, Sink], state: Json) -> Produced:
     """An attempt at a plan without records."""
     counts = {"read": 0, "parsed": 0, "quarantined": 0, "filtered": 0, **{f"written.{name}": 0 for name in sinks}}
     empty = {name: Committable(format=sink.format, rows=0) for name, sink in sinks.items()}
-    return Produced(sinks=empty, schemas={}, quarantine=Quarantine(), counts=counts, handed={})
+    return Produced(sinks=empty, schemas={}, quarantine=Quarantine(), counts=counts, handed={}, state=state)
 
 
 class Engine(Protocol):

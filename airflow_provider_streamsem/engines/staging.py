@@ -14,10 +14,11 @@ from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engines import schema
 from airflow_provider_streamsem.engines.contract import Job, Produced
+from airflow_provider_streamsem.engines.seen import Seen
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
-from airflow_provider_streamsem.protocol.entries import Quarantine
+from airflow_provider_streamsem.protocol.entries import Json, Quarantine
 from airflow_provider_streamsem.sinks.write import quoted
 from airflow_provider_streamsem.sources.contract import Loaded
 
@@ -51,6 +52,7 @@ class Staging:
     job: Job
     log: CommitLog
     _kept: list[DataFrame] = field(default_factory=list)
+    _seen: Seen | None = None
 
     def run(self) -> Produced:
         """Stage every sink; the counts are of what was really read and written."""
@@ -59,6 +61,11 @@ class Staging:
         asked = self._asked(loaded)
         marked = self._marked(loaded)
         records = marked.observe(watched, *asked)
+        if self.job.dedup is not None:
+            self._seen = Seen(
+                session=self.session, dedup=self.job.dedup, place=self.log.store.url, now_ms=self.job.plan.planned_at_ms,
+                state=self.job.state, keep=self._keep,
+            )  # fmt: skip
         try:
             outputs = {
                 name: self._ordered(name, frame) for name, frame in self._outputs(self._good(loaded, records)).items()
@@ -67,6 +74,7 @@ class Staging:
                 self.inspect.reads_input_once(frame) for frame in outputs.values()
             )
             handed = {name: self._write(name, outputs[name]) for name in self.job.sinks}
+            state = self._remember()
         finally:
             for frame in self._kept:
                 frame.unpersist()
@@ -84,13 +92,21 @@ class Staging:
             "filtered": counted["filtered"],
         }
         counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
+        counts |= {} if self._seen is None else self._seen.counts
         return Produced(
             sinks=sinks,
             schemas={name: frame.schema.json() for name, frame in outputs.items()},
             quarantine=self._quarantine(loaded, counted["bad"]),
             counts=counts,
             handed=handed,
+            state=state,
         )
+
+    def _remember(self) -> Json:
+        """What is remembered after the batch. A redo reads what was let pass before, and changes nothing of it."""
+        if self._seen is None or self.job.plan.kind == "redo":
+            return self.job.state
+        return self._seen.remember(self.job.plan.version, self.job.attempt_id)
 
     def _asked(self, loaded: Loaded) -> list[Column]:
         """What is counted of the records. Every column is asked for: what is not asked for is not parsed, and then cannot be found bad."""
@@ -109,7 +125,8 @@ class Staging:
     def _good(self, loaded: Loaded, records: DataFrame) -> DataFrame:
         good = records if loaded.bad is None else records.where(~loaded.bad)
         good = good if self.job.where is None else good.where(F.col(_KEPT))
-        return good.drop(_KEPT, *loaded.drop)
+        good = good.drop(_KEPT, *loaded.drop)
+        return good if self._seen is None else self._seen.passing(good)
 
     def _outputs(self, good: DataFrame) -> dict[str, DataFrame]:
         """The transform's result for each sink; what several sinks share is kept, so that it is evaluated once."""

@@ -86,7 +86,7 @@ def encode(entry: Entry) -> Encoded:
             del body[f.name]
     spills: dict[str, bytes] = {}
     for name in entry.spillable:
-        data = canonical(body[name])
+        data = canonical(body.get(name))
         if len(data) > SPILL_BYTES:
             spills[keys.spill(sha256(data))] = data
             body[name] = {_SPILL: sha256(data), "bytes": len(data)}

@@ -114,7 +114,7 @@ class StagedManifest:
     """Everything that one attempt produced: complete, so that anyone can decide it."""
 
     entry: ClassVar[str] = "manifest"
-    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "source")
+    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "source", "state")
     version: int
     attempt_id: str
     plan: str
@@ -126,6 +126,7 @@ class StagedManifest:
     counts: Mapping[str, int]
     source: Json = None
     publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
+    state: Json = field(default=None, metadata=SPARSE)
     staged_ms: int
     nonce: str
 
@@ -135,7 +136,7 @@ class Outcome:
     """Outcome(n): what became of version n. The one object that decides."""
 
     entry: ClassVar[str] = "outcome"
-    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "source")
+    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "source", "state")
     version: int
     result: Literal["commit", "abort"]
     plan: str
@@ -151,7 +152,7 @@ class Outcome:
     publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
     spec: str
     transform: str
-    state: str | None = None
+    state: Json = None
     watermark_ms: int | None = None
     max_event_time_ms: int | None = None
     decided_at_ms: int

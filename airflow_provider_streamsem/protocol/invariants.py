@@ -225,9 +225,9 @@ def check_i14_staged(
                 handed=handed.get(name),
                 files=committable.rows,
             )
-        if rows == "filter" and counts["parsed"] != counts["filtered"] + committable.rows:
+        if rows == "filter" and counts["parsed"] != counts["filtered"] + counts.get("duplicates", 0) + committable.rows:
             raise DataError(
-                'the transform declares rows="filter" but rows parsed are not rows filtered plus rows written',
+                'the transform declares rows="filter" but rows parsed are not rows filtered, duplicates and rows written',
                 invariant="I14",
                 sink=name,
                 parsed=counts["parsed"],

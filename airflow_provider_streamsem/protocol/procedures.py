@@ -262,6 +262,17 @@ def find_current(version: int, head: Head) -> Procedure[int]:
     return current
 
 
+def find_root(version: int) -> Procedure[int]:
+    """The commit with which the chain of a redo began; a batch is its own root (W25)."""
+    while True:
+        outcome = yield from read_entry(Outcome, keys.outcome(version))
+        if outcome is None:
+            raise LogDamagedError("a redo replaces a version without outcome", invariant="I20", version=version)
+        if outcome[0].replaces is None:
+            return version
+        version = outcome[0].replaces.version
+
+
 def find_staged(head: Head) -> Procedure[list[StagedManifest]]:
     """The staged manifests of the open version that were made for its very plan (W17). Whether their files are there, the sinks say."""
     assert head.plan is not None

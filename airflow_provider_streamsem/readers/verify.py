@@ -11,6 +11,7 @@ from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.publish import publishing
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.engines import dedup
 from airflow_provider_streamsem.errors import ConflictError, LogDamagedError, NewerFormatError, StreamsemError
 from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
 from airflow_provider_streamsem.protocol.discovery import fingerprint
@@ -280,6 +281,8 @@ class _Verification:
         """Every visible file: there, unchanged, counted anew, and named once."""
         pipeline = self.opened.pipeline()
         self._markers(pipeline, outcomes)
+        if outcomes and not dedup.is_complete(pipeline.log, outcomes[-1].state):
+            self._found("I6", "a file of what is remembered is missing or was changed", version=outcomes[-1].version)
         named: set[tuple[str, str]] = set()
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
         for name, sink in pipeline.sinks.items():

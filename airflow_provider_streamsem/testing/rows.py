@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.engines import dedup
 from airflow_provider_streamsem.engines.contract import Job, Produced
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
-from airflow_provider_streamsem.protocol.entries import Quarantine
+from airflow_provider_streamsem.protocol.entries import Json, Quarantine
 from airflow_provider_streamsem.stores.contract import open_store, split_url
 
 SCHEMA = json.dumps({"type": "struct", "fields": []})
@@ -41,6 +42,8 @@ class RowsEngine:
         _refuse_what_needs_spark(job)
         self._step("read")
         rows, bad = self._read(job)
+        parsed = len(rows)
+        rows, state = self._deduplicated(job, log, rows)
         self._step("transform")
         result = job.transform(rows)
         if not isinstance(result, Mapping):
@@ -58,7 +61,8 @@ class RowsEngine:
                 sinks[name] = sink.collect(job.plan.version, job.attempt_id)
         if len(bad) > job.max_quarantined:
             raise DataError("more records cannot be parsed than allowed", found=len(bad), allowed=job.max_quarantined)
-        counts = {"read": len(rows) + len(bad), "parsed": len(rows), "quarantined": len(bad), "filtered": 0}
+        counts = {"read": parsed + len(bad), "parsed": parsed, "quarantined": len(bad), "filtered": 0}
+        counts |= {} if job.dedup is None else {"duplicates": parsed - len(rows)}
         counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
         self._step("staged")
         return Produced(
@@ -67,6 +71,7 @@ class RowsEngine:
             quarantine=self._quarantine(job, bad, log),
             counts=counts,
             handed={name: len(out[name]) for name in sinks},
+            state=state,
         )
 
     def cancel(self) -> None:
@@ -90,6 +95,31 @@ class RowsEngine:
                     bad.append((path, line))
         return rows, bad
 
+    def _deduplicated(self, job: Job, log: CommitLog, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Json]:
+        """The rows whose id is new, and what is remembered after them, in layers as Spark writes them."""
+        wanted = job.dedup
+        if wanted is None:
+            return rows, job.state
+        now_ms = job.plan.planned_at_ms
+        layers = dedup.layers_of(job.state, wanted, now_ms)
+        seen = _read_layers(log, layers, wanted.cutoff_ms(now_ms))
+        passed: dict[bytes, dict[str, Any]] = {}
+        for row in rows:
+            passed.setdefault(canonical([row[key] for key in wanted.keys]), row)
+        fresh = {key: row for key, row in passed.items() if key not in seen}
+        if not fresh or not wanted.remembers or job.plan.kind == "redo":
+            return list(fresh.values()), dedup.state_of(layers) if job.plan.kind != "redo" else job.state
+        self._step("remember")
+        count = dedup.absorbed(layers, len(fresh))
+        old = _read_layers(log, layers[len(layers) - count :], wanted.cutoff_ms(now_ms))
+        ids = {**old, **dict.fromkeys(fresh, now_ms)}
+        place = dedup.state_files(log.store.url)
+        table = [{dedup.ID: key, dedup.AT: at} for key, at in ids.items()]
+        self._write(place.attempt_place(job.plan.version, job.attempt_id), table, "parquet")
+        written = place.collect(job.plan.version, job.attempt_id)
+        layer = dedup.Layer(newest_ms=now_ms, rows=written.rows, files=written.files)
+        return list(fresh.values()), dedup.state_of([*layers[: len(layers) - count], layer])
+
     def _write(self, place: str, rows: list[dict[str, Any]], format: str) -> None:
         directory = split_url(place)[1]
         os.makedirs(directory, exist_ok=False)
@@ -112,6 +142,22 @@ class RowsEngine:
             key, b"".join(canonical({"path": p, "raw": raw, "error": "not a JSON object"}) + b"\n" for p, raw in bad)
         )
         return Quarantine(rows=len(bad), keys=(key,))
+
+
+def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) -> dict[bytes, int]:
+    """Ids that are remembered → when they passed."""
+    import pyarrow.parquet
+
+    found: dict[bytes, int] = {}
+    store = open_store(dedup.state_files(log.store.url).place)
+    for key in [key for layer in layers for key in layer.files_of(None)]:
+        data = store.read(key)
+        if data is None:
+            raise StageError("a file of remembered ids is gone; nothing became visible", file=key)
+        for row in pyarrow.parquet.read_table(pyarrow.BufferReader(data)).to_pylist():
+            if row[dedup.AT] >= cutoff_ms:
+                found[row[dedup.ID]] = row[dedup.AT]
+    return found
 
 
 def _schema(rows: list[dict[str, Any]]) -> str:

@@ -19,7 +19,7 @@ from tests.integration.parts.server import Server
 Fault = Callable[[World, random.Random], str]
 
 ORPHAN = "supervisor killed"
-RETRY_S = 180.0  # until the retry of a task whose supervisor was killed is in its first batch: the heartbeat time-out, Airflow, Spark
+RETRY_S = 420.0  # until the retry of a task whose supervisor was killed is in its first batch: the heartbeat time-out, Airflow, Spark
 
 
 def orphaned(world: World, chance: random.Random, kill: Callable[[psutil.Process], str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from tests.chaos.setting import Setting
 from tests.chaos.subjects.streamsem import Streamsem
 
-AT_MOST_S = 240.0  # the end of a batch that was held and never let go
+AT_MOST_S = 480.0  # the end of a batch that was held and never let go
 
 
 def in_a_batch(setting: Setting) -> None:

@@ -1,0 +1,133 @@
+"""Dedup on Spark: which records pass, and the layer of their ids. Imports pyspark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, BooleanType, DataType, DateType, DecimalType, IntegralType, StringType
+
+from airflow_provider_streamsem.engines import dedup as layers_
+from airflow_provider_streamsem.engines.dedup import AT, BUCKET, BUCKETS, ID, Dedup, Layer
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.sinks.write import quoted
+from airflow_provider_streamsem.stores.contract import spark_path
+
+_KINDS = (StringType, IntegralType, DecimalType, DateType, BooleanType, BinaryType)
+_ID = "__streamsem_id"
+_SEEN = "__streamsem_seen_ms"
+
+
+@dataclass(slots=True)
+class Seen:
+    """
+    One attempt's dedup.
+
+    :param place: the log's URL, beside whose entries the layers lie
+    :param now_ms: when the batch was planned
+    :param state: of the outcome before the batch
+    :param keep: persists a DataFrame for the attempt
+    """
+
+    session: SparkSession
+    dedup: Dedup
+    place: str
+    now_ms: int
+    state: Json
+    keep: Callable[[DataFrame], DataFrame]
+    counts: dict[str, int] = field(default_factory=dict)
+    _passed: DataFrame | None = None
+
+    def passing(self, records: DataFrame) -> DataFrame:
+        """The records that pass, with the columns they have. Counts them."""
+        columns = records.columns
+        marked = self.keep(records.withColumn(_ID, self._id(records)))
+        once = marked.where(F.col(_ID).isNotNull()).dropDuplicates([_ID])
+        cutoff = self.dedup.cutoff_ms(self.now_ms)
+        seen = self._seen(once)
+        if seen is None:
+            once = once.withColumn(_SEEN, F.lit(None).cast("long"))
+        else:
+            last = seen.groupBy(F.col(ID).alias(_ID)).agg(F.max(AT).alias(_SEEN))
+            once = once.join(last, _ID, "left").where(F.col(_SEEN).isNull() | (F.col(_SEEN) < cutoff))
+        nameless = marked.where(F.col(_ID).isNull()).withColumn(_SEEN, F.lit(None).cast("long"))
+        passed = self._passed = self.keep(once.select(*marked.columns, _SEEN).unionByName(nameless))
+        row = passed.agg(
+            F.count(F.lit(1)).alias("passed"), F.count(_SEEN).alias("late_duplicates"), F.count(_ID).alias("ids")
+        ).first()
+        given = marked.count()
+        assert row is not None
+        self.counts = {
+            "duplicates": given - row["passed"],
+            "late_duplicates": row["late_duplicates"],
+            "without_id": row["passed"] - row["ids"],
+        }
+        return passed.select(*[quoted(name) for name in columns])
+
+    def remember(self, version: int, attempt_id: str) -> Json:
+        """Write the layer of the ids that passed; returns the state after the batch."""
+        if not self.dedup.remembers or self._passed is None:
+            return self.state
+        layers = layers_.layers_of(self.state, self.dedup, self.now_ms)
+        ids = self._passed.where(F.col(_ID).isNotNull()).select(F.col(_ID).alias(ID), F.lit(self.now_ms).alias(AT))
+        rows = ids.count()
+        if rows == 0:
+            return layers_.state_of(layers)
+        count = layers_.absorbed(layers, rows)
+        older = layers[len(layers) - count :]
+        if older:
+            kept = self._read([key for layer in older for key in layer.files_of(None)])
+            ids = ids.unionByName(kept.where(F.col(AT) >= self.dedup.cutoff_ms(self.now_ms)))
+            rows += sum(layer.rows for layer in older)
+        bucketed = rows >= layers_.BUCKETED_ROWS
+        place = layers_.state_files(self.place, bucketed=bucketed)
+        ids = ids.withColumn(BUCKET, _bucket(F.col(ID)))
+        place.stage(
+            ids.repartition(BUCKETS if bucketed else 1, BUCKET).sortWithinPartitions(BUCKET, ID), version, attempt_id
+        )
+        written = place.collect(version, attempt_id)
+        layer = Layer(newest_ms=self.now_ms, rows=written.rows, files=written.files)
+        return layers_.state_of([*layers[: len(layers) - count], layer])
+
+    def _seen(self, records: DataFrame) -> DataFrame | None:
+        """Ids that may be those of the records; ``None`` where nothing is remembered."""
+        layers = layers_.layers_of(self.state, self.dedup, self.now_ms) if self.dedup.remembers else []
+        if not layers:
+            return None
+        buckets = None
+        if any(BUCKET in file.partition for layer in layers for file in layer.files):
+            buckets = {row[0] for row in records.select(_bucket(F.col(_ID))).distinct().collect()}
+        keys = [key for layer in layers for key in layer.files_of(buckets)]
+        return self._read(keys) if keys else None
+
+    def _read(self, keys: list[str]) -> DataFrame:
+        state = layers_.state_files(self.place).place
+        return self.session.read.schema(f"{ID} binary, {AT} long").parquet(*[spark_path(state, key) for key in keys])
+
+    def _id(self, records: DataFrame) -> Column:
+        kinds = {f.name: f.dataType for f in records.schema.fields}
+        missing = [name for name in self.dedup.keys if name not in kinds]
+        if missing:
+            raise DataError("the records lack columns that dedup asks for", missing=missing, columns=list(kinds))
+        odd = [name for name in self.dedup.keys if not isinstance(kinds[name], _KINDS)]
+        if odd:
+            raise DataError("columns of this type cannot be an id: they have no one form", columns=odd)
+        some_null = F.lit(False)
+        for name in self.dedup.keys:
+            some_null = some_null | quoted(name).isNull()
+        # Lengths stand before the values, so that no two lists of values give one text.
+        parts = [part for name in self.dedup.keys for part in _counted(quoted(name), kinds[name])]
+        return F.when(~some_null, F.substring(F.unhex(F.sha2(F.concat(*parts), 256)), 1, 16))
+
+
+def _counted(value: Column, kind: DataType) -> list[Column]:
+    data = value if isinstance(kind, BinaryType) else value.cast("string").cast("binary")
+    return [F.octet_length(data).cast("string").cast("binary"), F.lit(b":"), data]
+
+
+def _bucket(id: Column) -> Column:
+    """The bucket of an id: by its own bytes, so that it is the same in every release of Spark."""
+    return F.conv(F.hex(F.substring(id, 1, 1)), 16, 10).cast("int") % BUCKETS

@@ -1,0 +1,217 @@
+"""Dedup by id: a repeat within the time passes nowhere, through every death; what is remembered is bounded, and decided with the batch."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import Pipeline, guarantee
+from airflow_provider_streamsem.batch.maintenance import vacuum
+from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.engines.dedup import Dedup, Layer, absorbed, layers_of, state_of
+from airflow_provider_streamsem.errors import ConflictError, InvalidError
+from airflow_provider_streamsem.stores.contract import Store
+from airflow_provider_streamsem.stores.local import LocalStore
+from airflow_provider_streamsem.testing.clock import ManualClock
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.worlds import World
+
+
+@dataclass
+class RepeatingWorld(World):
+    """Every file repeats the ids of the file before it: the id ``n`` is in file ``n // 3`` and in the next."""
+
+    ttl_s: int = 1000
+    at_s: int = 0
+    _logs: list[CommitLog] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.store = LocalStore(str(self.root / "log"))
+
+    def arrive(self, files: int, *, bad_lines: int = 0) -> None:
+        for _ in range(files):
+            first = max(0, (self.made - 1) * self.rows_per_file)
+            made = self.made
+            super().arrive(1)
+            path = self.root / "in" / f"{made:05d}.json"
+            stamp = path.stat().st_mtime_ns
+            ids = range(first, (made + 1) * self.rows_per_file)
+            path.write_text("".join(json.dumps({"id": n}) + "\n" for n in ids))
+            import os
+
+            os.utime(path, ns=(stamp, stamp))
+
+    def log(self, store: Store | None = None) -> CommitLog:
+        clock = ManualClock(name=f"p{next(self.clocks)}")
+        clock.sleep(self.at_s)
+        return CommitLog(store or self.store, clock, Patience(tries=6))
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        return super().pipeline(**{"dedup": Dedup(keys=["id"], ttl_s=self.ttl_s), **changes})
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> RepeatingWorld:
+    return RepeatingWorld(tmp_path)
+
+
+def test_a_repeat_is_dropped_within_a_batch_and_across_batches(world: RepeatingWorld) -> None:
+    world.arrive(5)
+    result = world.run("all", drain=True)
+    assert result.batches == 3
+    assert (result.counts["read"], result.counts["duplicates"], result.counts["written.out"]) == (27, 12, 15)
+    world.check()
+
+
+def test_repeats_pass_nowhere_after_a_death_at_every_step(tmp_path: Path) -> None:
+    def run_to(at: int | None) -> tuple[RepeatingWorld, Steps]:
+        world, steps = RepeatingWorld(tmp_path / f"{at}"), Steps(at)
+        world.arrive(2)
+        world.run("earlier")
+        world.arrive(3)
+        with suppress(Crash):
+            world.run("run", drain=True, store=SteppedStore(world.store, steps), engine=RowsEngine(steps))
+        return world, steps
+
+    _, alone = run_to(None)
+    assert "remember" in alone.taken
+    for at in range(len(alone.taken)):
+        for other in ("run", "another"):
+            world, steps = run_to(at)
+            assert steps.died
+            world.run(other, drain=True)
+            world.run("run", drain=True)
+            world.check()
+            for left in (tmp_path / f"{at}",):
+                import shutil
+
+                shutil.rmtree(left)
+
+
+def test_an_id_is_forgotten_after_its_time_and_not_before(world: RepeatingWorld) -> None:
+    world.arrive(1)
+    world.run("a")
+    for at_s, passed in ((1000, 0), (1001, 3)):
+        world.at_s = at_s
+        path = world.root / "in" / f"again-{at_s}.json"
+        path.write_text("".join(json.dumps({"id": n}) + "\n" for n in range(3)))
+        result = world.run(f"at {at_s}")
+        assert result.counts["written.out"] == passed
+    assert world.visible() == Counter({0: 2, 1: 2, 2: 2})
+
+
+def test_an_aborted_version_forgets_nothing_and_remembers_nothing(world: RepeatingWorld) -> None:
+    from airflow_provider_streamsem.batch.maintenance import abort
+
+    world.arrive(2)
+    world.run("first")
+    world.arrive(2)
+    world.dies("second", at="staged")
+    opened = world.opened()
+    abort(opened.log, opened.record, 1, reason="poison")
+    world.run("third", drain=True)
+    world.check()
+
+
+def test_a_redo_lets_pass_what_passed_and_later_batches_remember_it(world: RepeatingWorld) -> None:
+    world.arrive(4)
+    world.run("all", drain=True)
+    engine = RowsEngine()
+    result = world.run("redo", redone=0, engine=engine)
+    assert (result.counts["written.out"], result.counts["duplicates"]) == (6, 3)
+    world.run("redo again", redone=0)
+    world.arrive(2)
+    world.run("rest", drain=True)
+    world.check()
+
+
+def test_layers_are_few_and_each_id_is_written_a_logarithmic_number_of_times(world: RepeatingWorld) -> None:
+    world.arrive(64)
+    world.run("all", drain=True)
+    opened = world.opened()
+    outcome = opened.log.find_head(opened.record.genesis).outcome
+    assert outcome is not None
+    layers = outcome.state["dedup"]
+    assert sum(layer["rows"] for layer in layers) == 64 * 3
+    assert len(layers) <= 7
+    written = 0
+    for version in range(outcome.version + 1):
+        found = opened.log.outcome(version)
+        assert found is not None
+        mine = [layer for layer in found[0].state["dedup"] if f"data/{version}/" in layer["files"][0]["key"]]
+        written += sum(layer["rows"] for layer in mine)
+    assert written <= 64 * 3 * 6
+    world.check()
+
+
+def test_rows_bound_keeps_at_least_the_newest_and_not_twice_as_many(world: RepeatingWorld) -> None:
+    world.arrive(40)
+    bounded = world.pipeline(dedup=Dedup(keys=["id"], rows=30))
+    world.run("all", drain=True, pipeline=bounded)
+    opened = world.opened()
+    outcome = opened.log.find_head(opened.record.genesis).outcome
+    assert outcome is not None
+    assert sum(layer["rows"] for layer in outcome.state["dedup"]) < 120
+    world.check()
+
+
+def test_vacuum_deletes_what_losing_attempts_remembered(world: RepeatingWorld) -> None:
+    world.arrive(2)
+    world.dies("first", at="staged")
+    world.run("first")
+    opened = world.opened()
+    done = vacuum(opened.log, opened.record, world.pipeline())
+    assert ("state", 0) in {(sink, version) for sink, version, _ in done.attempts}
+    world.arrive(1)
+    world.run("second")
+    world.check()
+
+
+def test_verify_finds_remembered_ids_that_are_gone(world: RepeatingWorld) -> None:
+    world.arrive(2)
+    world.run("first")
+    assert world.verdict().findings == []
+    (file,) = (world.root / "log" / "state").rglob("*.parquet")
+    file.unlink()
+    assert [(f.invariant, f.version) for f in world.verdict().findings] == [("I6", 0)]
+
+
+def test_keys_cannot_change_under_one_log(world: RepeatingWorld) -> None:
+    world.arrive(1)
+    world.run("first")
+    with pytest.raises(ConflictError):
+        world.run("second", pipeline=world.pipeline(dedup=Dedup(keys=["other"], ttl_s=5)))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"keys": []}, {"keys": ["a"]}, {"keys": ["a"], "ttl_s": 0}, {"keys": ["a"], "ttl_s": 1, "rows": 1}, {"keys": ["a"], "scope": "batch", "rows": 1}, {"keys": "a", "ttl_s": 1},
+     {"keys": ["a"], "scope": "topic", "ttl_s": 1}],
+)  # fmt: skip
+def test_bad_arguments_are_named(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidError, match=r"dedup"):
+        Dedup(**arguments)
+
+
+def test_label_names_what_it_depends_on(world: RepeatingWorld) -> None:
+    assert str(guarantee(world.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400)))).startswith(
+        "exactly-once (dedup 24 h)"
+    )
+    assert guarantee(world.pipeline(dedup=Dedup(keys=["id"], scope="batch"))).terms == "dedup in each batch"
+
+
+def test_pure_rules_of_layers() -> None:
+    layers = [Layer(newest_ms=at, rows=rows) for at, rows in ((10, 100), (20, 10), (30, 5), (40, 5))]
+    assert [absorbed(layers, rows) for rows in (1, 5, 10, 75, 79, 80)] == [0, 3, 3, 3, 3, 4]
+    kept = layers_of(state_of(layers), Dedup(keys=["a"], ttl_s=1), 1025)
+    assert [layer.newest_ms for layer in kept] == [30, 40]
+    assert [layer.newest_ms for layer in layers_of(state_of(layers), Dedup(keys=["a"], rows=11), 10**9)] == [20, 30, 40]
