@@ -63,15 +63,26 @@ def _refuse_floats(value: Json) -> None:
             _refuse_floats(item)
 
 
-def plain(value: object) -> Json:
-    """Dataclasses, mappings and tuples as the dicts and lists that JSON holds."""
+def plain(value: object, *, sparse: bool = False) -> Json:
+    """
+    Dataclasses, mappings and tuples as the dicts and lists that JSON holds.
+
+    :param sparse: leave out fields that are marked so and have their default (W2)
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        told = {
+            f.name: getattr(value, f.name) for f in dataclasses.fields(value) if not (sparse and _is_left_out(value, f))
+        }
+        return {name: plain(item, sparse=sparse) for name, item in told.items()}
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: plain(item, sparse=sparse) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(item, sparse=sparse) for item in value]
     return value
+
+
+def _is_left_out(value: object, field: dataclasses.Field[Any]) -> bool:
+    return bool(field.metadata.get("sparse")) and getattr(value, field.name) == field.default
 
 
 def encode(entry: Entry) -> Encoded:
@@ -80,10 +91,7 @@ def encode(entry: Entry) -> Encoded:
 
     The spilled bytes are canonical JSON too and are named by their sha256, so a part that two entries share is stored once.
     """
-    body: dict[str, Json] = {"entry": entry.entry, "format": FORMAT, **plain(entry)}
-    for f in dataclasses.fields(entry):
-        if f.metadata.get("sparse") and getattr(entry, f.name) == f.default:
-            del body[f.name]
+    body: dict[str, Json] = {"entry": entry.entry, "format": FORMAT, **plain(entry, sparse=True)}
     spills: dict[str, bytes] = {}
     for name in entry.spillable:
         data = canonical(body.get(name))
