@@ -14,6 +14,7 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import FilesSource, Limits, Pipeline, redo, run_batch, verify
 from airflow_provider_streamsem.errors import DataError
@@ -22,7 +23,7 @@ from tests.integration.parts.s3 import S3Server
 
 pytestmark = pytest.mark.integration
 
-PARTS = ["plain", "a b/c:d%é", "", None, "=", "__HIVE_DEFAULT_PARTITION__", "x" * 100]
+PARTS = ["plain", "a b/c:d%é", None, "=", "__HIVE_DEFAULT_PARTITION__", "x" * 100]
 SCHEMA = (
     "id long, p string, day date, at timestamp, local timestamp_ntz, price decimal(20,4), score double, ok boolean, "
     "n struct<a: int, b: string>, tags array<string>, raw binary"
@@ -86,7 +87,7 @@ def test_rows_of_every_type_and_odd_partition_are_equal_in_spark_and_delta_rs_an
 
 
 CLAUSES = ["id < 31", "id >= 89", "price > 60.25", "at >= timestamp'2024-02-29 20:00:59.000059Z'", "day = date'2024-02-03'", "n.a between 29 and 30",
-           "p = ''", "p is null", "score > 29.6", "local < timestamp_ntz'2024-02-29 20:00:01'", "ok is null", "n.b is null"]  # fmt: skip
+           "p = 'plain'", "p is null", "score > 29.6", "local < timestamp_ntz'2024-02-29 20:00:01'", "ok is null", "n.b is null"]  # fmt: skip
 
 
 def test_what_a_reader_skips_by_statistics_it_would_not_have_found(
@@ -114,7 +115,7 @@ def test_redo_on_spark_replaces_the_rows_of_its_version(spark: SparkSession, lak
     table = f"{lake}/table"
     pipeline = pipeline_to(table, f"{lake}/log", arrivals)
     run_batch(pipeline, run_key="all", drain=True)
-    redo(pipeline.replace(transform=lambda frame: frame.selectExpr("id + 100 as id", "p", "day")), 0)
+    redo(pipeline.replace(transform=lambda frame: frame.withColumn("id", F.col("id") + 100)), 0)
     assert Counter(row["id"] for row in spark_rows(spark, table)) == Counter([*range(100, 110), *range(10, 20)])
     assert verify(f"{lake}/log").clean
 
@@ -124,6 +125,16 @@ def test_type_that_delta_lacks_is_refused_before_the_decision(spark: SparkSessio
     pipeline = pipeline_to(f"{lake}/table", f"{lake}/log", arrivals)
     with pytest.raises(DataError, match="nothing became visible"):
         run_batch(pipeline.replace(transform=lambda frame: frame.selectExpr("*", "interval 1 day as gap")), run_key="a")
+    assert run_batch(pipeline, run_key="a").version == 0
+
+
+def test_empty_text_as_a_partition_value_is_refused_before_the_decision(
+    spark: SparkSession, lake: str, arrivals: Path
+) -> None:
+    arrive(arrivals, range(3))
+    pipeline = pipeline_to(f"{lake}/table", f"{lake}/log", arrivals)
+    with pytest.raises(DataError, match="readers differ"):
+        run_batch(pipeline.replace(transform=lambda frame: frame.selectExpr("id", "'' as p", "day")), run_key="a")
     assert run_batch(pipeline, run_key="a").version == 0
 
 
