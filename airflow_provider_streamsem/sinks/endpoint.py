@@ -143,8 +143,6 @@ class Endpoint:
 
     def call(self, body: bytes, headers: Mapping[str, str]) -> Answer:
         """Make one call. Never raises for what the network or the endpoint does."""
-        import requests
-
         try:
             response = self._session.request(
                 self._method,
@@ -155,8 +153,8 @@ class Endpoint:
                 allow_redirects=False,
                 **{**self._settings, "stream": True},
             )
-        except (requests.RequestException, OSError) as error:
-            # The error itself is dropped: its text may hold a header or a query.
+        except Exception as error:
+            # Whatever it says, the call may have been performed. The error itself is dropped: its text may hold a header or a query.
             return Answer("unclear", problem=type(error).__name__)
         status = response.status_code
         with suppress(Exception):

@@ -131,7 +131,7 @@ def test_example_is_parsed_without_loading_an_engine_or_a_client(name: str) -> N
         import airflow.sdk
         before = set(sys.modules)
         import {name}
-        heavy = {{"pyspark", "boto3", "botocore", "pyarrow", "rich", "py4j", "pandas", "confluent_kafka"}}
+        heavy = {{"pyspark", "boto3", "botocore", "pyarrow", "rich", "py4j", "pandas", "confluent_kafka", "requests"}}
         print(sorted(heavy & (set(sys.modules) - before)))
     """)
     environment = {**os.environ, "PYTHONPATH": os.environ["AIRFLOW__CORE__DAGS_FOLDER"]}
