@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
+from airflow_provider_streamsem.kafka_client import settings_of
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length, position
 from airflow_provider_streamsem.sources import decoding
@@ -30,7 +31,6 @@ from airflow_provider_streamsem.sources.kafka_cluster import (
     java_settings,
     lineage_names,
     parse_partition,
-    settings_of,
 )
 from airflow_provider_streamsem.sources.kafka_expiry import expiry
 from airflow_provider_streamsem.sources.sharing import joined, shared

@@ -8,35 +8,19 @@ transaction that is still open (Kafka protocol, ListOffsets).
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
-from airflow_provider_streamsem.connections import connection
-from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
+from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.kafka_client import QUIET, TIMEOUT_S, admin_client, answer
 from airflow_provider_streamsem.protocol.offsets import Ranges
 
-TIMEOUT_S = 30.0
 _LOOK_AGAIN_S = (0.2, 0.5)
-_OF_A_CONSUMER = (
-    "group.id",
-    "auto.offset.reset",
-    "enable.auto.commit",
-    "isolation.level",
-    "enable.partition.eof",
-    "client.id",
-)
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-_REFUSALS = (
-    "TOPIC_AUTHORIZATION_FAILED",
-    "CLUSTER_AUTHORIZATION_FAILED",
-    "SASL_AUTHENTICATION_FAILED",
-    "_AUTHENTICATION",
-)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,21 +56,6 @@ class End:
     epoch: int
 
 
-def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str, str]:
-    """
-    Librdkafka's settings, from an Airflow connection of type ``kafka`` (its extra holds them) or from the servers alone.
-
-    :raises InvalidError: the connection names no servers
-    """
-    if conn_id is None:
-        return {"bootstrap.servers": bootstrap_servers or ""}
-    extra = connection(conn_id).extra
-    settings = {name: str(value) for name, value in extra.items() if name not in _OF_A_CONSUMER and not callable(value)}
-    if not settings.get("bootstrap.servers"):
-        raise InvalidError("a kafka connection must have bootstrap.servers in its extra", conn_id=conn_id)
-    return settings
-
-
 def lineage_names(settings: Mapping[str, str], topics: set[str], ranges: Ranges) -> list[tuple[str, str]]:
     """``(namespace, name)`` of topics, and of those that ranges name. The namespace is the first server, as Spark's own lineage has it."""
     server = settings["bootstrap.servers"].split(",")[0].split("://")[-1].strip()
@@ -108,11 +77,11 @@ class KafkaCluster:
 
     @cached_property
     def _admin(self) -> Any:
-        return _admin_client(os.getpid(), tuple(sorted(self._settings.items())))
+        return admin_client(os.getpid(), tuple(sorted(self._settings.items())))
 
     def topic_names(self) -> list[str]:
         """Every topic but internal ones."""
-        found = self._answer(lambda: self._admin.list_topics(timeout=TIMEOUT_S)).topics
+        found = answer(lambda: self._admin.list_topics(timeout=TIMEOUT_S)).topics
         return sorted(name for name in found if not name.startswith("__"))
 
     def partitions(self, topics: Iterable[str]) -> list[Partition]:
@@ -135,10 +104,10 @@ class KafkaCluster:
 
         if not names:
             return []
-        asked = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
+        asked = answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
         found = []
         for name, future in asked.items():
-            topic = self._answer(future.result, missing="UNKNOWN_TOPIC_OR_PART")
+            topic = answer(future.result, missing="UNKNOWN_TOPIC_OR_PART")
             if topic is not None:
                 topic_id = "" if str(topic.topic_id) in ("", "None", _NO_TOPIC_ID) else str(topic.topic_id)
                 found += [Partition(name, part.id, topic_id) for part in topic.partitions]
@@ -175,10 +144,10 @@ class KafkaCluster:
         asked = {ConfigResource(ResourceType.TOPIC, name): name for name in sorted(set(topics))}
         if not asked:
             return {}
-        futures = self._answer(lambda: self._admin.describe_configs(list(asked), request_timeout=TIMEOUT_S))
+        futures = answer(lambda: self._admin.describe_configs(list(asked), request_timeout=TIMEOUT_S))
         kept: dict[str, int | None] = {}
         for resource, future in futures.items():
-            config = self._answer(future.result)
+            config = answer(future.result)
             ms = int(config["retention.ms"].value) if "delete" in config["cleanup.policy"].value else -1
             kept[asked[resource]] = ms if ms >= 0 else None
         return kept
@@ -193,10 +162,8 @@ class KafkaCluster:
             IsolationLevel.READ_COMMITTED if self._isolation == "read_committed" else IsolationLevel.READ_UNCOMMITTED
         )
         request = {TopicPartition(topic, number): spec for topic, number in asked}
-        futures = self._answer(
-            lambda: self._admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT_S)
-        )
-        return [(asked[tp.topic, tp.partition], self._answer(future.result)) for tp, future in futures.items()]
+        futures = answer(lambda: self._admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT_S))
+        return [(asked[tp.topic, tp.partition], answer(future.result)) for tp, future in futures.items()]
 
     def was_cut_short(self, partition: Partition, offset: int, epoch: int) -> bool:
         """
@@ -209,7 +176,7 @@ class KafkaCluster:
         consumer = Consumer(
             {
                 **self._settings, "group.id": "streamsem-look", "enable.auto.commit": False, "auto.offset.reset": "error",
-                "enable.partition.eof": True, "isolation.level": self._isolation, "logger": _QUIET,
+                "enable.partition.eof": True, "isolation.level": self._isolation, "logger": QUIET,
             }
         )  # fmt: skip
         try:
@@ -230,38 +197,6 @@ class KafkaCluster:
         raise UnavailableError(
             "Kafka gave no clear answer about a partition; nothing was written", partition=partition.name
         )
-
-    def _answer(self, ask: Any, *, missing: str = "") -> Any:
-        """What a request gives; ``None`` where it fails with the error called ``missing``. Never quotes the client's text: it may hold settings."""
-        from concurrent.futures import TimeoutError as FutureTimeoutError
-
-        from confluent_kafka import KafkaException
-
-        try:
-            return ask(timeout=TIMEOUT_S + 5) if getattr(ask, "__name__", "") == "result" else ask()
-        except KafkaException as error:
-            name = error.args[0].name() if error.args and hasattr(error.args[0], "name") else "unknown"
-            if name == missing:
-                return None
-            if name in _REFUSALS:
-                raise StoreRefusedError("Kafka refused a request; nothing was written", error=name) from error
-            raise UnavailableError("Kafka gave no clear answer; nothing was written", error=name) from error
-        except (FutureTimeoutError, TimeoutError) as error:
-            raise UnavailableError("Kafka gave no answer in time; nothing was written", seconds=TIMEOUT_S) from error
-
-
-_QUIET = logging.getLogger("airflow_provider_streamsem.librdkafka")
-
-
-@lru_cache(maxsize=8)
-def _admin_client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
-    try:
-        from confluent_kafka.admin import AdminClient
-    except ImportError as error:
-        raise InvalidError(
-            "confluent-kafka is not installed", accepted="pip install 'airflow-provider-streamsem[kafka]'"
-        ) from error
-    return AdminClient(dict(settings), logger=_QUIET)
 
 
 _JAAS = {

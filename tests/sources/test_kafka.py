@@ -13,8 +13,9 @@ from airflow_provider_streamsem import Avro, FilesSink, Json, KafkaSource, Limit
 from airflow_provider_streamsem.batch.pipeline import from_json, pipeline_of_spec
 from airflow_provider_streamsem.connections import Connection, connection, looked_up_by
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.kafka_client import settings_of
 from airflow_provider_streamsem.sources.kafka import shared
-from airflow_provider_streamsem.sources.kafka_cluster import Partition, java_settings, parse_partition, settings_of
+from airflow_provider_streamsem.sources.kafka_cluster import Partition, java_settings, parse_partition
 
 RECORD = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})
 GOOD: dict[str, Any] = {"topics": ["orders"], "bootstrap_servers": "h:1"}

@@ -1,0 +1,120 @@
+"""Rows as Kafka's records: ``key, value, headers, topic, partition``; what is wrong with them is found before the batch is decided."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_streamsem.errors import DataError
+
+COLUMNS = ("key", "value", "headers", "topic", "partition")
+_TEXT = ("string", "binary")
+_HEADERS = {"key": "string", "value": "binary"}
+# What a record takes besides key, value and headers, at most: lengths, offsets, the head of its batch.
+OVERHEAD_BYTES = 128
+
+
+def check_columns(schema: str, topic: str | None) -> None:
+    """
+    Refuse columns that are not a Kafka record's.
+
+    :param schema: schema JSON in Spark's form
+    :param topic: of rows that name none
+    :raises DataError: they are not
+    """
+    types = {column["name"]: column["type"] for column in json.loads(schema)["fields"]}
+    if not types:  # a batch without rows may have none
+        return
+    unknown = sorted({*types} - {*COLUMNS})
+    if unknown or "value" not in types:
+        raise DataError(
+            "the columns are not those of a Kafka record; nothing became visible", given=sorted(types), accepted=COLUMNS
+        )
+    if "topic" not in types and topic is None:
+        raise DataError("neither a column nor the sink names a topic; nothing became visible", given=sorted(types))
+    accepted: dict[str, tuple[Any, ...]] = {
+        "key": _TEXT, "value": _TEXT, "topic": ("string",), "partition": ("integer", "long", "short", "byte"),
+    }  # fmt: skip
+    for name, kind in types.items():
+        fits = _is_headers(kind) if name == "headers" else kind in accepted[name]
+        if not fits:
+            raise DataError(
+                "a column is of another type than a Kafka record has; nothing became visible",
+                column=name,
+                given=kind,
+                accepted=["array<struct<key string, value binary>>"] if name == "headers" else accepted[name],
+            )
+
+
+def _is_headers(kind: Any) -> bool:
+    if not isinstance(kind, dict) or kind["type"] != "array" or not isinstance(kind["elementType"], dict):
+        return False
+    element = kind["elementType"]
+    return (
+        element["type"] == "struct" and {part["name"]: part["type"] for part in element.get("fields", ())} == _HEADERS
+    )
+
+
+@dataclass(slots=True)
+class Measured:
+    """
+    What a batch asks of the cluster.
+
+    :attr bytes: of all its records, uncompressed
+    :attr largest: of its largest record, in bytes
+    :attr places: ``(topic, partition)``, ``None`` where the key decides
+    :attr keyless: topics of records without a key
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    largest: int = 0
+    places: set[tuple[str | None, int | None]] = field(default_factory=set)
+    keyless: set[str | None] = field(default_factory=set)
+
+    def add(self, batch: Any) -> None:
+        """Count a pyarrow record batch with these columns in."""
+        import pyarrow
+        from pyarrow import compute
+
+        if not batch.num_rows:
+            return
+        names = batch.schema.names
+        sizes = pyarrow.array([0] * batch.num_rows, pyarrow.int64())
+        for name in ("key", "value"):
+            if name in names:
+                lengths = compute.binary_length(batch.column(name)).cast(pyarrow.int64())
+                sizes = compute.add(sizes, lengths.fill_null(0))
+        if "headers" in names:
+            of_headers = [sum(len(k) + len(v) for k, v in _headers(row)) for row in batch.column("headers").to_pylist()]
+            sizes = compute.add(sizes, pyarrow.array(of_headers, pyarrow.int64()))
+        self.rows += batch.num_rows
+        self.bytes += compute.sum(sizes).as_py()
+        self.largest = max(self.largest, compute.max(sizes).as_py())
+        columns = {
+            name: batch.column(name) if name in names else pyarrow.nulls(batch.num_rows, pyarrow.string())
+            for name in ("topic", "partition", "key")
+        }
+        columns["key"] = compute.is_null(columns["key"])
+        for row in pyarrow.table(columns).group_by(list(columns)).aggregate([]).to_pylist():
+            self.places.add((row["topic"], row["partition"]))
+            if row["key"]:
+                self.keyless.add(row["topic"])
+
+
+def records(batches: Iterator[Any], topic: str | None) -> Iterator[dict[str, Any]]:
+    """The arguments of the producer's ``produce``, row by row."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            given: dict[str, Any] = {"topic": row.get("topic") or topic, "value": row["value"], "key": row.get("key")}
+            if row.get("partition") is not None:
+                given["partition"] = row["partition"]
+            if row.get("headers"):
+                given["headers"] = _headers(row["headers"])
+            yield given
+
+
+def _headers(row: list[dict[str, Any]] | None) -> list[tuple[str, bytes]]:
+    return [(header["key"] or "", header["value"] or b"") for header in row or () if header is not None]

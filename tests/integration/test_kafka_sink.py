@@ -1,0 +1,451 @@
+"""Versions as Kafka transactions, on a real broker: publishers that die, race, sleep and are lied to; what read_committed consumers see."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.batch.publish import skip
+from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import Receipt
+from airflow_provider_streamsem.sinks import kafka
+from airflow_provider_streamsem.sinks.contract import Batch
+from airflow_provider_streamsem.sinks.kafka import KafkaSink
+from airflow_provider_streamsem.sinks.kafka_control import Control
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.integration.parts.kafka import PASSWORD, USER, Broker
+from tests.integration.topics import PATIENCE_S, Topics
+from tests.worlds import World
+
+pytestmark = pytest.mark.integration
+ROUNDS = 50
+
+
+@pytest.fixture
+def topics(broker: Broker, tmp_path: Path) -> Topics:
+    made = Topics(broker, tmp_path)
+    made.create("out")
+    return made
+
+
+def sink(topics: Topics, root: Path, **given: Any) -> KafkaSink:
+    arguments = {
+        "topic": topics.name("out"),
+        "bootstrap_servers": topics.broker.bootstrap,
+        "control_topic": topics.name("markers"),
+        "transaction_timeout_s": 20,
+    }
+    return KafkaSink(str(root / "staged"), **{**arguments, **given})
+
+
+def sending(w: World, topics: Topics, **given: Any) -> Pipeline:
+    return w.pipeline(sinks={"out": sink(topics, w.root, **given)}, transform=as_records)
+
+
+def as_records(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"key": f"k{row['id']}", "value": str(row["id"])} for row in rows]
+
+
+def seen(topics: Topics, topic: str = "out") -> Counter[int]:
+    return Counter({int(value): times for value, times in topics.read(topic).items()})
+
+
+def staged(of: KafkaSink, version: int, rows: list[dict[str, Any]], uuid: str = "u") -> Batch:
+    """A decided batch, without a log."""
+    place = Path(of.attempt_place(version, "a"))
+    place.mkdir(parents=True)
+    pa.parquet.write_table(pa.Table.from_pylist(rows), place / "part-0.parquet")
+    return Batch(
+        pipeline_uuid=uuid, sink="out", version=version, committable=of.collect(version, "a"), schema="", root=version
+    )
+
+
+def publish(of: KafkaSink, batch: Batch) -> Receipt | None:
+    return of.publish(batch, None)  # type: ignore[arg-type]
+
+
+# --- a death, a pause, a lie at every step
+
+
+@dataclass
+class Outside:
+    """What the watched thread asks of Kafka while publishing, as steps. Producers are kept, as a dead process's sends may still be under way."""
+
+    watched: Callable[[str], object] | None = None
+    thread: int = 0
+    kept: list[Any] = field(default_factory=list)
+
+    def step(self, name: str) -> None:
+        if self.watched is not None and threading.get_ident() == self.thread:
+            self.watched(name)
+
+    def run(self, call: Callable[[], Any], watched: Callable[[str], object]) -> Any:
+        self.watched, self.thread = watched, threading.get_ident()
+        try:
+            return call()
+        finally:
+            self.watched = None
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Outside]:
+    made, let_go, marker = Outside(), kafka._let_go, Control.marker
+
+    class Producer(confluent_kafka.Producer):  # type: ignore[misc]
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.kept.append(self)
+
+        def init_transactions(self, *args: Any) -> None:
+            self._stepped("init", super().init_transactions, *args)
+
+        def begin_transaction(self) -> None:
+            self._stepped("begin", super().begin_transaction)
+
+        def produce(self, **record: Any) -> None:
+            made.step(f"before produce {record['topic']}")
+            super().produce(**record)
+            super().flush()
+            made.step(f"after produce {record['topic']}")
+
+        def commit_transaction(self, *args: Any) -> None:
+            self._stepped("commit", super().commit_transaction, *args)
+
+        def _stepped(self, name: str, call: Callable[..., object], *args: Any) -> None:
+            made.step(f"before {name}")
+            call(*args)
+            made.step(f"after {name}")
+
+    def read(self: Control, *args: Any, **named: Any) -> Any:
+        made.step("before marker")
+        found = marker(self, *args, **named)
+        made.step("after marker")
+        return found
+
+    def unless_dead(producer: Any) -> None:
+        """A process that is dead aborts nothing."""
+        if not isinstance(sys.exc_info()[1], Crash):
+            let_go(producer)
+
+    monkeypatch.setattr(confluent_kafka, "Producer", Producer)
+    monkeypatch.setattr(Control, "marker", read)
+    monkeypatch.setattr(kafka, "_let_go", unless_dead)
+    monkeypatch.setattr(kafka, "_POLL_S", 0.1)
+    yield made
+    made.kept.clear()
+
+
+class At:
+    """Does something once, at one step."""
+
+    def __init__(self, at: int, what: Callable[[], object]) -> None:
+        self.at, self.what, self.taken = at, what, list[str]()
+
+    def __call__(self, name: str) -> None:
+        self.taken.append(name)
+        if len(self.taken) - 1 == self.at:
+            self.what()
+
+
+def die() -> None:
+    raise Crash
+
+
+@pytest.mark.parametrize("who", ["same run", "other run"])
+def test_killed_at_every_step_and_followed(who: str, tmp_path: Path, topics: Topics, outside: Outside) -> None:
+    at, steps = 0, 1
+    while at < steps:
+        topics.create(f"out{at}", 1)
+        w = World(tmp_path / str(at), rows_per_file=2)
+        w.arrive(1)
+        # The pipelines of these worlds have one uuid: each gets a control topic of its own.
+        pipeline = sending(w, topics, topic=topics.name(f"out{at}"), control_topic=topics.name(f"markers{at}"))
+        killed = At(at, die)
+        with suppress(Crash):
+            outside.run(lambda: w.run("a", pipeline=pipeline), killed)  # noqa: B023
+        steps = max(steps, len(killed.taken) + 1)
+        w.run("a" if who == "same run" else "b", pipeline=pipeline)
+        w.arrive(1)
+        w.run("c", pipeline=pipeline)
+        w.check(lambda: seen(topics, f"out{at}"))  # noqa: B023
+        assert w.opened().log.receipts(0).sinks["out"] == Receipt(result="applied", rows=2)  # type: ignore[union-attr]
+        at += 1
+    assert steps >= 14
+    outside.kept.clear()
+
+
+def test_what_a_failed_commit_says_is_never_believed(tmp_path: Path, topics: Topics, outside: Outside) -> None:
+    def lose() -> None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    w = World(tmp_path)
+    pipeline = sending(w, topics)
+    for at in range(14):
+        w.arrive(1)
+        lied = At(at, lose)
+        outside.run(lambda: w.run(f"run {at}", pipeline=pipeline), lied)  # noqa: B023
+        assert len(lied.taken) > at
+    assert lied.taken[-1] == "after commit" or "after commit" in lied.taken
+    w.check(lambda: seen(topics))
+
+
+def test_two_publishers_at_once_leave_each_version_there_once(tmp_path: Path, topics: Topics) -> None:
+    of, expected = sink(topics, tmp_path), Counter[int]()
+    for version in range(ROUNDS):
+        batch = staged(of, version, [{"value": str(version * 10 + n)} for n in range(5)])
+        expected.update(version * 10 + n for n in range(5))
+        answers: list[Any] = []
+
+        def go() -> None:
+            try:
+                answers.append(publish(of, batch))  # noqa: B023
+            except Exception as error:
+                answers.append(error)  # noqa: B023
+
+        both = [threading.Thread(target=go) for _ in range(2)]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        assert answers == [Receipt(result="applied", rows=5)] * 2
+    assert seen(topics) == expected
+    assert of.marker("u", "out") == (ROUNDS - 1, "applied")
+
+
+def test_late_publisher_is_fenced_wherever_it_slept(tmp_path: Path, topics: Topics, outside: Outside) -> None:
+    of, expected, slept = sink(topics, tmp_path), Counter[int](), Counter[str]()
+    for number in range(ROUNDS):
+        version = 2 * number
+        batches = [staged(of, v, [{"value": str(v * 10 + n)} for n in range(3)]) for v in (version, version + 1)]
+        expected.update(v * 10 + n for v in (version, version + 1) for n in range(3))
+
+        def others() -> None:
+            answers: list[Any] = []
+            thread = threading.Thread(target=lambda: answers.extend(publish(of, batch) for batch in batches))  # noqa: B023
+            thread.start()
+            thread.join()
+            assert answers == [Receipt(result="applied", rows=3)] * 2 or slept["after commit"]
+
+        late = At(number % 13, others)
+        answer = outside.run(lambda: publish(of, batches[0]), late)  # noqa: B023
+        slept[late.taken[late.at]] += 1
+        assert answer is None or late.taken[late.at] == "after commit"
+        assert publish(of, batches[0]) is None
+    assert len(slept) >= 8
+    assert seen(topics) == expected
+
+
+def test_nothing_is_seen_of_a_version_before_all_of_it(tmp_path: Path, topics: Topics, outside: Outside) -> None:
+    of = sink(topics, tmp_path)
+    batch = staged(of, 0, [{"value": str(n)} for n in range(4)])
+    found: list[Counter[int]] = []
+    outside.run(lambda: publish(of, batch), lambda name: found.append(seen(topics)))
+    assert found[-1] == Counter(range(4))
+    assert all(not counted for counted in found[:-1])
+
+
+def test_open_transaction_of_another_pipeline_is_waited_for_and_hides_no_marker(tmp_path: Path, topics: Topics) -> None:
+    of = sink(topics, tmp_path, transaction_timeout_s=3)
+    batch = staged(of, 0, [{"value": "1"}])
+    assert publish(of, batch) == Receipt(result="applied", rows=1)
+    settings = {"bootstrap.servers": topics.broker.bootstrap, "transactional.id": topics.name("another")}
+    open_one = confluent_kafka.Producer(settings)
+    open_one.init_transactions(PATIENCE_S)
+    open_one.begin_transaction()
+    open_one.produce(topics.name("markers"), key="another/out", value=json.dumps({"version": 9, "state": "applied"}))
+    assert open_one.flush(PATIENCE_S) == 0
+    later = staged(of, 1, [{"value": "2"}])
+    with pytest.raises(UnavailableError, match="a transaction of another publisher is open"):
+        publish(of, later)
+    done: list[Any] = []
+    waiting = threading.Thread(target=lambda: done.append(publish(of, later)))
+    waiting.start()
+    open_one.abort_transaction(PATIENCE_S)
+    waiting.join()
+    assert done == [Receipt(result="applied", rows=1)]
+    assert seen(topics) == Counter([1, 2])
+
+
+# --- what is accepted, refused and skipped
+
+
+def test_records_are_written_as_their_columns_say(tmp_path: Path, topics: Topics) -> None:
+    topics.create("other", 3)
+    of = sink(topics, tmp_path)
+    rows: list[dict[str, Any]] = [
+        {"key": b"k", "value": b"\x00\xff", "topic": topics.name("other"), "partition": 2, "headers": [{"key": "h", "value": b"1"}]},
+        {"key": None, "value": None, "topic": None, "partition": 1, "headers": None},
+    ]  # fmt: skip
+    schema = pa.schema(
+        [
+            ("key", pa.binary()), ("value", pa.binary()), ("topic", pa.string()), ("partition", pa.int32()),
+            ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ]
+    )  # fmt: skip
+    place = Path(of.attempt_place(0, "a"))
+    place.mkdir(parents=True)
+    pa.parquet.write_table(pa.Table.from_pylist(rows, schema), place / "part-0.parquet")
+    batch = Batch(pipeline_uuid="u", sink="out", version=0, committable=of.collect(0, "a"), schema="", root=0)
+    assert publish(of, batch) == Receipt(result="applied", rows=2)
+    consumer = Consumer(
+        {"bootstrap.servers": topics.broker.bootstrap, "group.id": "g", "isolation.level": "read_committed"}
+    )
+    consumer.assign([TopicPartition(topics.name("other"), 2, 0), TopicPartition(topics.name("out"), 1, 0)])
+    found = {message.partition(): message for message in consumer.consume(2, PATIENCE_S)}
+    consumer.close()
+    assert (found[2].key(), found[2].value(), found[2].headers()) == (b"k", b"\x00\xff", [("h", b"1")])
+    assert (found[1].key(), found[1].value(), found[1].headers()) == (None, None, None)
+
+
+def test_batch_that_no_transaction_can_carry_is_refused_before_the_decision_with_the_arithmetic(
+    tmp_path: Path, topics: Topics
+) -> None:
+    w = World(tmp_path, rows_per_file=100)
+    w.arrive(1)
+    pipeline = sending(w, topics, transaction_timeout_s=1, bytes_per_s=100)
+    with pytest.raises(
+        DataError, match=r"rows=100 bytes=480 bytes_per_s=100 needs_s=4.8 transaction_timeout_s=1 rows_that_fit=20"
+    ):
+        w.run("a", pipeline=pipeline)
+    assert w.opened().log.outcome(0) is None
+    w.run("a", pipeline=sending(w, topics, transaction_timeout_s=5, bytes_per_s=100))
+    w.check(lambda: seen(topics))
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"value": "x", "topic": "nowhere"}, "does not exist.*nowhere"), ({"value": "x", "partition": 2}, "does not exist.*partition=2"),
+        ({"value": "x", "partition": -1}, "does not exist"), ({"value": "x" * 1_000_000}, "larger than the topic"),
+    ],
+)  # fmt: skip
+def test_row_that_kafka_would_refuse_is_refused_before_the_decision(
+    row: dict[str, Any], says: str, tmp_path: Path, topics: Topics
+) -> None:
+    w = World(tmp_path)
+    w.arrive(1)
+    pipeline = sending(w, topics).replace(transform=lambda rows: [row])
+    with pytest.raises(DataError, match=says):
+        w.run("a", pipeline=pipeline)
+    assert w.opened().log.outcome(0) is None
+    assert seen(topics) == Counter()
+
+
+def test_row_without_key_is_refused_where_its_topic_is_compacted(tmp_path: Path, topics: Topics) -> None:
+    topics.create("table", cleanup_policy="compact")
+    of = sink(topics, tmp_path, topic=topics.name("table"))
+    with pytest.raises(DataError, match="compacted topic has no key"):
+        staged(of, 0, [{"key": "a", "value": "1"}, {"key": None, "value": "2"}])
+    assert publish(of, staged(of, 1, [{"key": "a", "value": "1"}])) == Receipt(result="applied", rows=1)
+
+
+def test_control_topic_that_would_forget_is_refused(tmp_path: Path, topics: Topics) -> None:
+    topics.create("markers", 1, cleanup_policy="delete")
+    w = World(tmp_path)
+    w.arrive(1)
+    with pytest.raises(InvalidError, match=r"cleanup.policy=compact.*'delete'"):
+        w.run("a", pipeline=sending(w, topics))
+    assert w.opened().log.outcome(0) is None
+
+
+def _largest(topics: Topics, most: int) -> None:
+    resource = ConfigResource(
+        ResourceType.TOPIC,
+        topics.name("out"),
+        incremental_configs=[ConfigEntry("max.message.bytes", str(most), incremental_operation=AlterConfigOpType.SET)],
+    )
+    for future in topics.admin.incremental_alter_configs([resource]).values():
+        future.result(PATIENCE_S)
+
+
+def test_batch_that_kafka_refuses_is_published_after_that_was_mended_or_given_up(
+    tmp_path: Path, topics: Topics
+) -> None:
+    of = sink(topics, tmp_path, options={"compression.type": "none"})
+    batch = staged(of, 0, [{"value": "1" * 5000}])
+    _largest(topics, 1000)
+    with pytest.raises(PublishError, match=r"nothing of it is there.*MSG_SIZE_TOO_LARGE"):
+        publish(of, batch)
+    assert of.marker("u", "out") is None
+    _largest(topics, 1_000_000)
+    assert publish(of, batch) == Receipt(result="applied", rows=1)
+    given_up = staged(of, 1, [{"value": "2" * 5000}])
+    assert of.skip(given_up, None) == Receipt(result="skipped", rows=0)  # type: ignore[arg-type]
+    assert publish(of, given_up) == Receipt(result="skipped", rows=0)
+    assert of.marker("u", "out") == (1, "skipped")
+    assert publish(of, batch) is None
+    assert topics.read("out") == Counter(["1" * 5000])
+
+
+def test_time_out_that_the_broker_does_not_allow_is_named_and_can_be_mended(tmp_path: Path, topics: Topics) -> None:
+    batch = staged(sink(topics, tmp_path), 0, [{"value": "1"}])
+    with pytest.raises(PublishError, match=r"put nothing there.*INVALID_TRANSACTION_TIMEOUT.*=901"):
+        publish(sink(topics, tmp_path, transaction_timeout_s=901), batch)
+    assert publish(sink(topics, tmp_path), batch) == Receipt(result="applied", rows=1)
+
+
+def test_version_that_a_person_gives_up_is_passed_by_the_marker(tmp_path: Path, topics: Topics) -> None:
+    w = World(tmp_path, rows_per_file=1)
+    w.arrive(1)
+    pipeline = sending(w, topics, options={"compression.type": "none"}).replace(transform=large)
+    dies = At(0, lambda: _largest(topics, 1000))
+    collect = KafkaSink.collect
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KafkaSink, "collect", lambda *args: [collect(*args), dies("")][0])
+        with pytest.raises(PublishError):
+            w.run("a", pipeline=pipeline)
+    skip(pipeline, 0, sink="out", reason="too large", log=w.log())
+    _largest(topics, 1_000_000)
+    w.arrive(1)
+    w.run("b", pipeline=pipeline)
+    assert [w.opened().log.receipts(v).sinks["out"].result for v in (0, 1)] == ["skipped", "applied"]  # type: ignore[union-attr]
+    assert topics.read("out").total() == 1
+    assert w.verdict().findings == []
+
+
+def large(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"value": str(row["id"]).zfill(5000)} for row in rows]
+
+
+def test_connection_is_used_and_its_password_stays_in_it(
+    tmp_path: Path, topics: Topics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    extra = {
+        "bootstrap.servers": topics.broker.bootstrap_sasl, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
+        "sasl.username": USER, "sasl.password": PASSWORD, "group.id": "mine", "acks": "1",
+    }  # fmt: skip
+    monkeypatch.setenv("AIRFLOW_CONN_EVENTS", json.dumps({"conn_type": "kafka", "extra": extra}))
+    w = World(tmp_path)
+    w.arrive(2)
+    pipeline = sending(w, topics, bootstrap_servers=None, conn_id="events")
+    w.run("a", pipeline=pipeline, drain=True)
+    w.check(lambda: seen(topics))
+    stored = "".join((w.store.read(stat.key) or b"").decode() for stat in w.store.list(""))
+    assert PASSWORD not in stored + caplog.text + repr(pipeline)
+
+
+def test_markers_of_many_versions_are_compacted_and_read_back(tmp_path: Path, topics: Topics) -> None:
+    of = sink(topics, tmp_path)
+    for version in range(5):
+        publish(of, staged(of, version, [{"value": str(version)}]))
+        publish(of, staged(of, version + 100, [{"value": str(version)}], uuid="other"))
+    assert of.marker("u", "out") == (4, "applied")
+    assert of.marker("other", "out") == (104, "applied")
+    assert of.marker("nobody", "out") is None
+    assert sink(topics, tmp_path, control_topic=topics.name("none")).marker("u", "out") is None
