@@ -26,6 +26,7 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
         "files": "airflow_provider_streamsem.sinks.files:FilesSink",
         "http": "airflow_provider_streamsem.sinks.http:HttpSink",
         "kafka": "airflow_provider_streamsem.sinks.kafka:KafkaSink",
+        "iceberg": "airflow_provider_streamsem.sinks.iceberg:IcebergSink",
     },
     "stores": {
         "memory": "airflow_provider_streamsem.stores.memory:open_memory_store",

@@ -1,0 +1,293 @@
+"""
+An Iceberg table that is made of the very files that Spark staged: publishing writes one snapshot of the table, and no data (extra ``iceberg``).
+
+The marker is a property of the table, which stays when snapshots expire, and of the snapshot that holds the files. Both are set in one commit, which the
+catalog takes only while the table's branch ``main`` is where it was read: of two publishers one wins. What a failed commit says is never believed: the table
+is loaded anew and asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
+from airflow_provider_streamsem.sinks import iceberg_catalog, iceberg_columns, iceberg_files
+from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
+from airflow_provider_streamsem.sinks.staged import StagedSink
+from airflow_provider_streamsem.stores.contract import normalised, split_url
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile as IcebergFile
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table, Transaction
+
+_TRIES = 12
+_LONGEST_WAIT_S = 2.0
+_MERGE = "commit.manifest-merge.enabled"
+_NEW_TABLE = {
+    _MERGE: "true",  # or each version would leave a manifest for readers to open
+    "write.metadata.delete-after-commit.enabled": "true",  # the newest hundred are kept
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergSink(StagedSink):
+    """
+    Rows of an Iceberg table, in any catalog that pyiceberg knows. Any reader of Iceberg reads it; others may append to it, compact it and delete from it.
+
+    The table is made with the first batch that has rows, or one that is there is taken if its columns and partitions fit. Columns that the transform adds are
+    added to the table; a type never changes. A redo replaces the files of the version that it redoes.
+
+    :param path: where files are staged, below ``data/``, and stay: an absolute path, ``file:///path`` or ``s3://bucket/prefix``. A new table gets this location
+    :param table: ``namespace.table``; a namespace may have several parts
+    :param catalog: pyiceberg's name of the catalog
+    :param properties: properties of the catalog as pyiceberg has them (``type``, ``uri``, ``warehouse`` …); none that holds a secret
+    :param conn_id: an Airflow connection with more properties in its extra, secrets among them; its host is the ``uri``, login and password the
+        ``credential`` of a REST catalog
+    :param partition_by: the table's partition columns, each by its identity
+    :param expire_after_s: snapshots that this sink made are expired, in the commit that publishes, when they are older than this many seconds; absent: kept.
+        Publishing takes longer with each snapshot of the table that is kept
+    """
+
+    delivery: ClassVar[str] = "exactly_once"
+    reasons: ClassVar[tuple[str, ...]] = (
+        "each version is one commit of the table, which holds its files and the pipeline's marker, and is taken only while the table is as it was read",
+        "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
+    )
+    redoes: ClassVar[bool] = True
+    keeps_staged: ClassVar[bool] = True
+    path: str
+    table: str
+    catalog: str = "default"
+    properties: Mapping[str, str] = field(default_factory=dict)
+    conn_id: str | None = None
+    partition_by: Sequence[str] = ()
+    expire_after_s: int | None = None
+
+    def __post_init__(self) -> None:
+        where = "sink iceberg:"
+        open_dataset(arguments.text(f"{where} path", self.path, pattern=r"[^#?]*", accepted="a place without # and ?"))
+        arguments.text(f"{where} table", self.table, pattern=r"[^.\s]+(\.[^.\s]+)+", accepted="namespace.table")
+        arguments.text(f"{where} catalog", self.catalog)
+        object.__setattr__(self, "properties", arguments.options(f"{where} properties", self.properties))
+        iceberg_catalog.without_secrets(where, self.properties)
+        if self.conn_id is not None:
+            arguments.text(f"{where} conn_id", self.conn_id)
+        object.__setattr__(self, "partition_by", arguments.words(f"{where} partition_by", self.partition_by))
+        if self.expire_after_s is not None:
+            arguments.whole(f"{where} expire_after_s", self.expire_after_s, least=1)
+
+    @property
+    def place(self) -> str:
+        """Where files are staged."""
+        return self.path
+
+    @property
+    def partitions(self) -> Sequence[str]:
+        """The table's partition columns."""
+        return self.partition_by
+
+    def guarded(self) -> Json:
+        """The table, where its files lie, and its partition columns. Properties of the catalog may change: it is known by its name."""
+        return {
+            "type": "iceberg",
+            "path": normalised(self.path),
+            "catalog": self.catalog,
+            "table": self.table,
+            "partition_by": list(self.partition_by),
+        }
+
+    def accept(self, schema: str) -> None:
+        """The columns must be of types that Iceberg has, and fit the table where it is there already."""
+        with self._opened() as catalog:
+            columns = iceberg_columns.iceberg_schema(schema, self.partition_by)
+            try:
+                table = self._loaded(catalog)
+            except Exception as error:
+                raise UnavailableError("the Iceberg table cannot be loaded", table=self.table) from error
+            if table is not None:
+                self._check_partitions(table)
+                iceberg_columns.new_columns(table.metadata, columns)
+
+    def stats(self, parquet: Any) -> str:
+        """A file's metrics, by column path."""
+        return iceberg_files.metrics(parquet, partition_by=self.partition_by)
+
+    def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        """One commit with the files, the marker, and the removal of what a redo replaces."""
+        return self._until_marked(batch, skipped=False)
+
+    def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        """One commit of an empty snapshot with the marker."""
+        return self._until_marked(batch, skipped=True)
+
+    def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
+        """What the table's property says."""
+        with self._opened() as catalog:
+            try:
+                table = self._loaded(catalog)
+            except Exception as error:
+                raise UnavailableError("the Iceberg table cannot be loaded", table=self.table) from error
+            return None if table is None else _marker(table, _key(pipeline_uuid, sink))
+
+    def _until_marked(self, batch: Batch, *, skipped: bool) -> Receipt | None:
+        """Commit, and look what the table says, until it says that the version is marked."""
+        if batch.is_nothing:
+            return Receipt(result="applied", rows=0)
+        key = _key(batch.pipeline_uuid, batch.sink)
+        cause: Exception | None = None
+        with self._opened() as catalog:
+            for attempt in range(_TRIES):
+                if attempt:
+                    SYSTEM_CLOCK.sleep(min(0.02 * 2**attempt, _LONGEST_WAIT_S))
+                try:
+                    table = self._loaded(catalog) or self._created(catalog, batch)
+                    found = _marker(table, key)
+                    if found is not None and found[0] > batch.version:
+                        return None
+                    if found is not None and found[0] == batch.version:
+                        return _receipt(batch, table, key, found[1])
+                    self._commit(table, batch, key, "skipped" if skipped else "applied")
+                except PublishError:
+                    raise
+                except Exception as error:  # whatever it says, it may have landed
+                    cause = error
+        raise UnavailableError(
+            "the Iceberg table gave no clear answer; whether the batch is in it is unknown",
+            table=self.table,
+            version=batch.version,
+            tries=_TRIES,
+        ) from cause
+
+    def _commit(self, table: Table, batch: Batch, key: str, word: str) -> None:
+        """One commit, tried once. Its requirement that ``main`` has not moved comes with the snapshot, so there always is one."""
+        from airflow_provider_streamsem.sinks.iceberg_commit import OneCommit
+
+        mark = {key: f"{batch.version} {word}"}
+        files: list[IcebergFile] = []
+        gone: list[IcebergFile] = []
+        commit = OneCommit(table)
+        if word == "applied":
+            self._fit(commit, table, batch)
+            metadata = commit.table_metadata
+            files = [
+                iceberg_files.iceberg_file(metadata, file, self._uri(file.key)) for file in batch.committable.files
+            ]
+            gone = self._standing(table, batch)
+        if self.expire_after_s is not None:
+            commit.expire(older_than_ms=SYSTEM_CLOCK.now_ms() - self.expire_after_s * 1000, marked=key)
+        commit.set_properties(mark)
+        commit.add_snapshot(files, gone, mark)
+        commit.commit_transaction()
+
+    def _fit(self, commit: Transaction, table: Table, batch: Batch) -> None:
+        """Check the table again, add the columns that it lacks, and have it map names to columns: the files have no ids."""
+        try:
+            self._check_partitions(table)
+            new = iceberg_columns.new_columns(table.metadata, self._columns(batch))
+        except (ConflictError, DataError) as error:
+            raise PublishError(
+                "the Iceberg table has changed since the batch was staged, and no longer takes its rows",
+                table=self.table,
+                version=batch.version,
+                problem=error.truth,
+                **{name: value for name, value in error.fields.items() if name not in ("table", "version")},
+            ) from error
+        if new:
+            with commit.update_schema() as update:
+                for column in new:
+                    update.add_column((column.name,), column.field_type)
+        if table.name_mapping() is None:
+            mapping = commit.table_metadata.schema().name_mapping
+            commit.set_properties({"schema.name-mapping.default": mapping.model_dump_json()})
+
+    def _standing(self, table: Table, batch: Batch) -> list[IcebergFile]:
+        """The files that a redo takes out of the table: they must be there as they were put there, or rows would stay."""
+        replaced = Committable(format="parquet", rows=0, files=()) if batch.replaced is None else batch.replaced
+        if not replaced.files:
+            return []
+        uris = [self._uri(file.key) for file in replaced.files]
+        there = {task.file.file_path: task for task in table.scan().plan_files()}
+        changed = [uri for uri in uris if uri not in there or there[uri].delete_files]
+        if changed:
+            raise PublishError(
+                "files that a redo replaces were rewritten or deleted in the Iceberg table by others; the redo would double their rows",
+                table=self.table,
+                version=batch.version,
+                files=changed,
+            )
+        return [there[uri].file for uri in uris]
+
+    def _created(self, catalog: Catalog, batch: Batch) -> Table:
+        """The new table, empty. Where another process made one meanwhile this is an error like any other."""
+        from pyiceberg.partitioning import PartitionField, PartitionSpec
+        from pyiceberg.transforms import IdentityTransform
+
+        columns = self._columns(batch)
+        parts = [
+            PartitionField(columns.find_field(name).field_id, 1000 + at, IdentityTransform(), name)
+            for at, name in enumerate(self.partition_by)
+        ]
+        catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+        return catalog.create_table(
+            self.table, columns, location=self._uri(""), partition_spec=PartitionSpec(*parts), properties=_NEW_TABLE
+        )
+
+    def _columns(self, batch: Batch) -> Schema:
+        return iceberg_columns.iceberg_schema(batch.schema, self.partition_by)
+
+    def _loaded(self, catalog: Catalog) -> Table | None:
+        """The table as it is now, or ``None`` where there is none."""
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        try:
+            return catalog.load_table(self.table)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+
+    def _check_partitions(self, table: Table) -> None:
+        schema = table.schema()
+        found = [(str(schema.find_column_name(part.source_id)), str(part.transform)) for part in table.spec().fields]
+        if found != [(name, "identity") for name in self.partition_by]:
+            raise ConflictError(
+                "the Iceberg table has other partitions than the sink",
+                table=self.table,
+                partition_by=list(self.partition_by),
+                found=[f"{transform}({name})" for name, transform in found],
+            )
+
+    def _opened(self) -> AbstractContextManager[Catalog]:
+        return iceberg_catalog.opened(self.catalog, self.properties, self.conn_id, self.path)
+
+    def _uri(self, key: str) -> str:
+        """One spelling for each file, for ever: tables compare them as text."""
+        scheme, rest = split_url(self.path)
+        return f"{scheme}://{rest}/{key}".rstrip("/")
+
+
+def _key(pipeline_uuid: str, sink: str) -> str:
+    return f"streamsem.{pipeline_uuid}.{sink}"
+
+
+def _marker(table: Table, key: str) -> tuple[int, str] | None:
+    text = table.properties.get(key)
+    if text is None:
+        return None
+    version, _, word = text.partition(" ")
+    return int(version), word
+
+
+def _receipt(batch: Batch, table: Table, key: str, word: str) -> Receipt:
+    snapshots = (s for s in reversed(table.snapshots()) if s.summary is not None)
+    mark = f"{batch.version} {word}"
+    made = next((s.snapshot_id for s in snapshots if s.summary.additional_properties.get(key) == mark), None)
+    rows = batch.committable.rows if word == "applied" else 0
+    return Receipt(result="applied" if word == "applied" else "skipped", rows=rows, detail={"snapshot": str(made)})
