@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import ConflictError, DataError, PublishError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
 from airflow_provider_streamsem.sinks import iceberg_catalog, iceberg_columns, iceberg_files
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _TRIES = 12
 _LONGEST_WAIT_S = 2.0
-_MERGE = "commit.manifest-merge.enabled"
+_NONE = (-1, "")
 _NEW_TABLE = {
-    _MERGE: "true",  # or each version would leave a manifest for readers to open
+    "commit.manifest-merge.enabled": "true",  # or each version would leave a manifest for readers to open
     "write.metadata.delete-after-commit.enabled": "true",  # the newest hundred are kept
 }
 
@@ -136,10 +136,11 @@ class IcebergSink(StagedSink):
                 table = self._loaded(catalog)
             except Exception as error:
                 raise UnavailableError("the Iceberg table cannot be loaded", table=self.table) from error
-            return None if table is None else _marker(table, _key(pipeline_uuid, sink))
+            found = _NONE if table is None else _marker(table, _key(pipeline_uuid, sink))
+            return None if found == _NONE else found
 
     def _until_marked(self, batch: Batch, *, skipped: bool) -> Receipt | None:
-        """Commit, and look what the table says, until it says that the version is marked."""
+        """Look what the table says, and commit, until it says that the version is marked. An answer that the commit landed is believed, no other."""
         if batch.is_nothing:
             return Receipt(result="applied", rows=0)
         key = _key(batch.pipeline_uuid, batch.sink)
@@ -150,12 +151,13 @@ class IcebergSink(StagedSink):
                     SYSTEM_CLOCK.sleep(min(0.02 * 2**attempt, _LONGEST_WAIT_S))
                 try:
                     table = self._loaded(catalog) or self._created(catalog, batch)
-                    found = _marker(table, key)
-                    if found is not None and found[0] > batch.version:
+                    if _marker(table, key)[0] < batch.version:
+                        self._commit(table, batch, key, "skipped" if skipped else "applied")
+                    version, word = _marker(table, key)
+                    if version > batch.version:
                         return None
-                    if found is not None and found[0] == batch.version:
-                        return _receipt(batch, table, key, found[1])
-                    self._commit(table, batch, key, "skipped" if skipped else "applied")
+                    if version == batch.version:
+                        return _receipt(batch, table, key, word)
                 except PublishError:
                     raise
                 except Exception as error:  # whatever it says, it may have landed
@@ -277,17 +279,20 @@ def _key(pipeline_uuid: str, sink: str) -> str:
     return f"streamsem.{pipeline_uuid}.{sink}"
 
 
-def _marker(table: Table, key: str) -> tuple[int, str] | None:
-    text = table.properties.get(key)
-    if text is None:
-        return None
-    version, _, word = text.partition(" ")
+def _marker(table: Table, key: str) -> tuple[int, str]:
+    """The newest version that the table has seen, and what became of it."""
+    version, _, word = table.properties.get(key, "-1 ").partition(" ")
     return int(version), word
 
 
 def _receipt(batch: Batch, table: Table, key: str, word: str) -> Receipt:
-    snapshots = (s for s in reversed(table.snapshots()) if s.summary is not None)
     mark = f"{batch.version} {word}"
-    made = next((s.snapshot_id for s in snapshots if s.summary.additional_properties.get(key) == mark), None)
-    rows = batch.committable.rows if word == "applied" else 0
-    return Receipt(result="applied" if word == "applied" else "skipped", rows=rows, detail={"snapshot": str(made)})
+    made = [
+        snapshot.snapshot_id
+        for snapshot in table.snapshots()
+        if snapshot.summary is not None and snapshot.summary.additional_properties.get(key) == mark
+    ]
+    detail: Json = {"snapshot": str(made[-1])} if made else None  # it may have been expired
+    if word == "skipped":
+        return Receipt(result="skipped", rows=0, detail=detail)
+    return Receipt(result="applied", rows=batch.committable.rows, detail=detail)

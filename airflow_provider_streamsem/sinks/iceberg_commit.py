@@ -61,7 +61,7 @@ class _Expiry(UpdateTableMetadata["_Expiry"]):
         self._ids = ids
 
     def _commit(self) -> UpdatesAndRequirements:
-        return (RemoveSnapshotsUpdate(snapshot_ids=self._ids),), ()
+        return (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": self._ids}),), ()
 
 
 class _Once:

@@ -84,7 +84,7 @@ def _start(group: Any) -> int:
 def _nulls(found: list[Any]) -> int | None:
     if not found or any(chunk is None or not chunk.has_null_count for chunk in found):
         return None
-    return sum(chunk.null_count for chunk in found)
+    return int(sum(chunk.null_count for chunk in found))
 
 
 def _bounds(found: list[Any]) -> tuple[Any, Any]:
@@ -148,7 +148,7 @@ def iceberg_file(table: TableMetadata, file: DataFile, uri: str) -> IcebergFile:
     from pyiceberg.types import PrimitiveType
 
     schema, noted = table.schema(), json.loads(file.stats or '{"splits":null,"columns":{}}')
-    maps: dict[str, dict[int, Any]] = {
+    maps: dict[str, Any] = {
         name: {} for name in ("column_sizes", "value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
     }
     for path, (size, values, nulls, lower, upper) in noted["columns"].items():
