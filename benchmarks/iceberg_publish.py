@@ -1,0 +1,73 @@
+"""
+How long publishing takes as an Iceberg table grows: `python -m benchmarks.iceberg_publish [--expire]`.
+
+One file of one row a version, a SQL catalog in SQLite, all on local disk. Medians over the ten versions that end at each count, in milliseconds: the step
+from a decided batch to its receipt (catalog opened, table loaded, committed, loaded again), and what opening and loading take of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+
+from airflow_provider_streamsem.protocol.entries import Committable
+from airflow_provider_streamsem.sinks.contract import Batch
+from airflow_provider_streamsem.sinks.iceberg import IcebergSink
+
+SCHEMA = (
+    '{"type":"struct","fields":['
+    '{"name":"id","type":"long","nullable":true,"metadata":{}},{"name":"name","type":"string","nullable":true,"metadata":{}}]}'
+)
+
+
+def staged(sink: IcebergSink, version: int) -> Committable:
+    """One file, as an engine would leave it."""
+    place = Path(sink.attempt_place(version, "a"))
+    place.mkdir(parents=True)
+    pyarrow.parquet.write_table(pyarrow.table({"id": [version], "name": [f"row {version}"]}), place / "part-0.parquet")
+    return sink.collect(version, "a")
+
+
+def main() -> None:
+    """Publish, and print a line at each count."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--versions", type=int, nargs="+", default=[10, 100, 300])
+    arguments.add_argument("--expire", action="store_true", help="expire snapshots after one second")
+    given = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as root:
+        sink = IcebergSink(
+            f"{root}/table",
+            "bench.rows",
+            properties={"type": "sql", "uri": f"sqlite:///{root}/catalog.db"},
+            expire_after_s=1 if given.expire else None,
+        )
+        print(f"{'versions':>9} {'publish ms':>11} {'slowest':>8} {'load ms':>8} {'snapshots':>10}")
+        took: list[float] = []
+        for version in range(max(given.versions)):
+            files = staged(sink, version)
+            batch = Batch(
+                pipeline_uuid="bench", sink="rows", version=version, committable=files, schema=SCHEMA, root=version
+            )
+            began = time.perf_counter()
+            sink.publish(batch, None)  # type: ignore[arg-type]
+            took.append((time.perf_counter() - began) * 1000)
+            if version + 1 in given.versions:
+                began = time.perf_counter()
+                sink.marker("bench", "rows")
+                load = (time.perf_counter() - began) * 1000
+                with sink._opened() as catalog:
+                    snapshots = len(catalog.load_table(sink.table).snapshots())
+                last = took[-10:]
+                print(
+                    f"{version + 1:>9} {statistics.median(last):>11.0f} {max(last):>8.0f} {load:>8.0f} {snapshots:>10}"
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""An Iceberg sink on local disk with a SQL catalog, batches for it without an engine, and a catalog that fails where a test says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table import Table
+
+from airflow_provider_streamsem.protocol.entries import Committable, Receipt
+from airflow_provider_streamsem.sinks.contract import Batch
+from airflow_provider_streamsem.sinks.iceberg import IcebergSink
+
+ID = [("id", "long")]
+Hook = Callable[[str], None]
+
+
+class Steps:
+    """What a test wants to happen around each call that the sink makes on its outside; nothing by default."""
+
+    hook: Hook | None = None
+
+    @classmethod
+    def reached(cls, name: str) -> None:
+        hook = cls.hook
+        if hook is not None:
+            hook(name)
+
+
+def _stepped(name: str) -> Any:
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        Steps.reached(f"before {name}")
+        answer = getattr(super(type(self), self), name)(*arguments, **named)
+        Steps.reached(f"after {name}")
+        return answer
+
+    return call
+
+
+class SteppedCatalog(SqlCatalog):
+    """A SQL catalog, with a step before and after each request."""
+
+    load_table = _stepped("load_table")
+    create_table = _stepped("create_table")
+    create_namespace_if_not_exists = _stepped("create_namespace_if_not_exists")
+    commit_table = _stepped("commit_table")
+
+
+class SteppedIO(PyArrowFileIO):
+    """Files, with a step before and after each is written, and before each is read or deleted."""
+
+    def new_input(self, location: str) -> Any:
+        Steps.reached("before read")
+        return super().new_input(location)
+
+    def new_output(self, location: str) -> Any:
+        file = super().new_output(location)
+        create = file.create
+
+        def stepped(overwrite: bool = False) -> Any:
+            Steps.reached("before write")
+            stream = create(overwrite)
+            return _Stream(stream)
+
+        file.create = stepped  # type: ignore[method-assign]
+        return file
+
+    def delete(self, location: Any) -> None:
+        Steps.reached("before delete")
+        super().delete(location)
+
+
+class _Stream:
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._stream.close()
+        Steps.reached("after write")
+
+
+@dataclass
+class Lake:
+    """A sink below ``root``; ``changes`` are arguments of it."""
+
+    root: Path
+    changes: dict[str, Any] = field(default_factory=dict)
+    stepped: bool = False
+
+    @property
+    def properties(self) -> dict[str, str]:
+        uri = f"sqlite:///{self.root}/catalog.db"
+        if not self.stepped:
+            return {"type": "sql", "uri": uri}
+        return {"uri": uri, "py-catalog-impl": f"{__name__}.SteppedCatalog", "py-io-impl": f"{__name__}.SteppedIO"}
+
+    @property
+    def sink(self) -> IcebergSink:
+        given: dict[str, Any] = {"path": str(self.root / "table"), "table": "lake.rows", "properties": self.properties}
+        return IcebergSink(**{**given, **self.changes})
+
+    def catalog(self) -> Catalog:
+        return load_catalog("default", type="sql", uri=f"sqlite:///{self.root}/catalog.db")
+
+    def table(self) -> Table:
+        with self.catalog() as catalog:
+            return catalog.load_table("lake.rows")
+
+    def rows(self, column: str = "id") -> list[Any]:
+        return sorted(self.table().scan().to_arrow()[column].to_pylist())
+
+    def staged(self, name: str, rows: Sequence[Any], *, attempt: str = "a") -> Committable:
+        """A file with these ids, or these pyarrow tables under their directories, as an engine leaves them."""
+        version = int(name) if name.isdecimal() else 0
+        place = Path(self.sink.attempt_place(version, attempt))
+        place.mkdir(parents=True, exist_ok=True)
+        are_tables = bool(rows) and isinstance(rows[0], tuple)
+        tables = rows if are_tables else [("", pyarrow.table({"id": pyarrow.array(rows, pyarrow.int64())}))]
+        for at, (directory, table) in enumerate(tables):
+            (place / directory).mkdir(parents=True, exist_ok=True)
+            if table.num_rows:
+                pyarrow.parquet.write_table(table, place / directory / f"part-{at}.parquet")
+        return self.sink.collect(version, attempt)
+
+    def batch(
+        self, version: int, rows: Sequence[Any], *, columns: Sequence[tuple[str, str]] = ID, redoes: Batch | None = None
+    ) -> Batch:
+        return Batch(
+            pipeline_uuid="p",
+            sink="t",
+            version=version,
+            committable=self.staged(str(version), rows),
+            schema=spark_schema(columns),
+            root=version if redoes is None else redoes.root,
+            replaced=None if redoes is None else redoes.committable,
+        )
+
+    def publish(self, batch: Batch, *, sink: IcebergSink | None = None) -> Receipt | None:
+        return (sink or self.sink).publish(batch, None)  # type: ignore[arg-type]
+
+    def skip(self, batch: Batch) -> Receipt | None:
+        return self.sink.skip(batch, None)  # type: ignore[arg-type]
+
+    def marker(self) -> tuple[int, str] | None:
+        return self.sink.marker("p", "t")
+
+    def marked(self) -> list[str]:
+        """The marker of each snapshot that has one, in order."""
+        found = [s.summary.additional_properties.get("streamsem.p.t") for s in self.table().snapshots() if s.summary]
+        return [mark for mark in found if mark is not None]
+
+    def with_(self, **changes: Any) -> Lake:
+        return replace(self, changes={**self.changes, **changes})
+
+
+def spark_schema(columns: Sequence[tuple[str, Any]]) -> str:
+    fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns]
+    return json.dumps({"type": "struct", "fields": fields})

@@ -1,0 +1,311 @@
+"""What an Iceberg table takes, what is refused before the decision, how partitions and bounds read, and where secrets are not."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyiceberg.expressions import EqualTo, GreaterThan, IsNull, LessThan
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import DayTransform
+from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
+
+from airflow_provider_streamsem.connections import Connection, looked_up_by
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, StreamsemError
+from airflow_provider_streamsem.sinks.iceberg import IcebergSink
+from tests.sinks.iceberg.lake import ID, Lake, spark_schema
+from tests.worlds import World
+
+SECRET = "hush-hush"
+UTC = timezone.utc
+
+
+def hexed(text: str) -> str:
+    return f"__p0=v{text.encode().hex().upper()}"
+
+
+PARTITIONS: dict[str, tuple[Any, Any, list[tuple[str, Any]]]] = {
+    "text": (
+        "string",
+        pyarrow.string(),
+        [("__p0=n", None), ("__p0=v", ""), (hexed("a/b=ç%20 d"), "a/b=ç%20 d"), (f"__p0=h{'0' * 64}", "x" * 100)],
+    ),
+    "whole": ("long", pyarrow.int64(), [("__p0=n", None), (hexed("-7"), -7), (hexed("9007199254740993"), 2**53 + 1)]),
+    "small": ("byte", pyarrow.int8(), [(hexed("3"), 3)]),
+    "truth": ("boolean", pyarrow.bool_(), [("__p0=n", None), (hexed("true"), True), (hexed("false"), False)]),
+    "day": ("date", pyarrow.date32(), [("__p0=n", None), (hexed("1969-12-31"), date(1969, 12, 31))]),
+    "instant": (
+        "timestamp",
+        pyarrow.timestamp("us", "UTC"),
+        [("__p0=n", None), ("__p0=t-1", datetime(1969, 12, 31, 23, 59, 59, 999999, UTC))],
+    ),
+    "local": (
+        "timestamp_ntz",
+        pyarrow.timestamp("us"),
+        [(hexed("2024-02-29 01:02:03.5"), datetime(2024, 2, 29, 1, 2, 3, 500000))],
+    ),
+    "money": (
+        "decimal(38,2)",
+        pyarrow.decimal128(38, 2),
+        [("__p0=n", None), (hexed("-123456789012345678901234567890123456.78"), Decimal("-123456789012345678901234567890123456.78"))],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PARTITIONS)
+def test_each_partition_value_reads_as_it_was_and_is_found_by_itself(tmp_path: Path, kind: str) -> None:
+    spark, arrow, values = PARTITIONS[kind]
+    lake = Lake(tmp_path).with_(partition_by=["p"])
+    columns = [*ID, ("p", spark)]
+    files = [
+        (directory, pyarrow.table({"id": [at, at + 100], "p": pyarrow.array([value, value], arrow)}))
+        for at, (directory, value) in enumerate(values)
+    ]
+    first = lake.batch(0, files, columns=columns)
+    lake.publish(first)
+    table = lake.table()
+    read = table.scan().to_arrow().to_pylist()
+    assert {row["id"]: row["p"] for row in read} == {
+        at + more: value for at, (_, value) in enumerate(values) for more in (0, 100)
+    }
+    for at, (_, value) in enumerate(values):
+        wanted = IsNull("p") if value is None else EqualTo("p", value)
+        assert len(list(table.scan(row_filter=wanted).plan_files())) == 1
+        assert sorted(table.scan(row_filter=wanted).to_arrow()["id"].to_pylist()) == [at, at + 100]
+    lake.publish(lake.batch(1, files[:1], columns=columns, redoes=first))
+    assert lake.rows() == [0, 100]
+
+
+@pytest.mark.parametrize("found", [[], ["other"], ["p", "id"]])
+def test_a_table_with_other_partitions_is_refused_before_the_decision(tmp_path: Path, found: list[str]) -> None:
+    lake = Lake(tmp_path)
+    columns = [*ID, ("p", "string"), ("other", "string")]
+    made = lake.with_(partition_by=found)
+    made.sink._created(lake.catalog(), made.batch(0, [], columns=columns))
+    with pytest.raises(ConflictError, match="other partitions"):
+        lake.with_(partition_by=["p"]).sink.accept(spark_schema(columns))
+
+
+def test_a_table_partitioned_by_a_transform_is_refused(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    schema = Schema(NestedField(1, "at", TimestamptzType(), required=False))
+    with lake.catalog() as catalog:
+        catalog.create_namespace("lake")
+        spec = PartitionSpec(PartitionField(1, 1000, DayTransform(), "at_day"))
+        catalog.create_table("lake.rows", schema, location=f"file://{tmp_path}/table", partition_spec=spec)
+    with pytest.raises(ConflictError, match=r"day\(at\)"):
+        lake.with_(partition_by=["at"]).sink.accept(spark_schema([("at", "timestamp")]))
+
+
+@pytest.mark.parametrize("kind", ["void", "interval day to second", "variant", {"type": "udt"}])
+def test_types_that_iceberg_lacks_are_refused_before_the_decision(tmp_path: Path, kind: Any) -> None:
+    with pytest.raises(DataError, match="does not have"):
+        Lake(tmp_path).sink.accept(spark_schema([*ID, ("odd", kind)]))
+
+
+@pytest.mark.parametrize("kind", ["double", "binary", {"type": "array", "elementType": "long", "containsNull": True}])
+def test_columns_that_cannot_partition_are_refused(tmp_path: Path, kind: Any) -> None:
+    with pytest.raises(DataError, match="cannot partition"):
+        Lake(tmp_path).with_(partition_by=["p"]).sink.accept(spark_schema([("p", kind)]))
+
+
+@pytest.mark.parametrize("columns", [[("id", "string")], [("ID", "long")], [("id", "decimal(9,2)")], [("a", "long"), ("A", "long")]])  # fmt: skip
+def test_columns_that_do_not_fit_are_refused_before_the_decision(tmp_path: Path, columns: Any) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    with pytest.raises(DataError):
+        lake.sink.accept(spark_schema(columns))
+
+
+def test_a_batch_that_does_not_fit_is_not_decided(tmp_path: Path) -> None:
+    lake, world = Lake(tmp_path), World(tmp_path)
+    world.arrive(4)
+    pipeline = world.pipeline(sinks={"t": lake.sink})
+    world.run("a", pipeline=pipeline)
+    with pytest.raises(DataError, match="another type"):
+        world.run("b", pipeline=pipeline.replace(transform=lambda rows: [{"id": "text"}]))
+    assert world.opened().log.outcome(1) is None
+    world.run("b", pipeline=pipeline)
+    assert lake.rows() == list(range(12))
+
+
+def test_a_renamed_column_is_refused_where_adding_it_again_would_split_it(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    with lake.table().update_schema() as update:
+        update.rename_column("id", "key")
+    with pytest.raises(DataError, match="renamed or dropped"):
+        lake.sink.accept(spark_schema(ID))
+
+
+def test_a_table_that_requires_what_rows_may_lack_is_refused(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    with lake.catalog() as catalog:
+        catalog.create_namespace("lake")
+        catalog.create_table("lake.rows", Schema(NestedField(1, "id", LongType(), required=True)), location=f"file://{tmp_path}/table")  # fmt: skip
+    with pytest.raises(DataError, match="must not be null"):
+        lake.sink.accept(spark_schema(ID))
+
+
+def test_a_table_of_others_is_taken_with_its_rows_and_its_place(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    schema = Schema(
+        NestedField(7, "note", StringType(), required=False), NestedField(9, "id", LongType(), required=False)
+    )
+    with lake.catalog() as catalog:
+        catalog.create_namespace("lake")
+        table = catalog.create_table("lake.rows", schema, location=f"file://{tmp_path}/elsewhere")
+        table.append(pyarrow.table({"note": ["mine"], "id": pyarrow.array([1], pyarrow.int64())}))
+    lake.sink.accept(spark_schema(ID))
+    lake.publish(lake.batch(0, [2]))
+    assert {(row["id"], row["note"]) for row in lake.table().scan().to_arrow().to_pylist()} == {(1, "mine"), (2, None)}
+
+
+def test_new_columns_come_in_the_commit_that_brings_their_rows(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    inner = {"type": "struct", "fields": [{"name": "a", "type": "integer", "nullable": True, "metadata": {}}]}
+    columns = [*ID, ("tags", {"type": "array", "elementType": "string", "containsNull": True}), ("inner", inner)]
+    columns.append(("map", {"type": "map", "keyType": "string", "valueType": "date", "valueContainsNull": True}))
+    table = pyarrow.table(
+        {
+            "id": [1],
+            "tags": [["x", None]],
+            "inner": pyarrow.array([{"a": 5}], pyarrow.struct([("a", pyarrow.int32())])),
+            "map": pyarrow.array([[("k", date(2024, 1, 1))]], pyarrow.map_(pyarrow.string(), pyarrow.date32())),
+        }
+    )
+    before = len(lake.table().metadata.metadata_log)
+    lake.sink.accept(spark_schema(columns))
+    lake.publish(lake.batch(1, [("", table)], columns=columns))
+    assert len(lake.table().metadata.metadata_log) == before + 1
+    read = {row["id"]: row for row in lake.table().scan().to_arrow().to_pylist()}
+    assert read[0] == {"id": 0, "tags": None, "inner": None, "map": None}
+    assert read[1] == {"id": 1, "tags": ["x", None], "inner": {"a": 5}, "map": [("k", date(2024, 1, 1))]}
+    lake.publish(lake.batch(2, [2]))
+    assert lake.rows() == [0, 1, 2]
+    assert lake.table().scan(row_filter=EqualTo("inner.a", 5)).to_arrow()["id"].to_pylist() == [1]
+    assert lake.table().scan(row_filter=EqualTo("inner.a", 6)).to_arrow().num_rows == 0
+
+
+VALUES: dict[str, tuple[Any, list[Any]]] = {
+    "long": (pyarrow.int64(), [-5, 0, 7]),
+    "double": (pyarrow.float64(), [-1.5, 0.0, 1e15]),
+    "float": (pyarrow.float32(), [-1.5, 0.0, 0.1]),
+    "string": (pyarrow.string(), ["", "a" * 40, "z\ud7ff\ud7ff\ud7ff" + "\ud7ff" * 20, "\U0010ffff" * 20]),
+    "date": (pyarrow.date32(), [date(1, 1, 1), date(1970, 1, 1), date(9999, 12, 31)]),
+    "timestamp": (pyarrow.timestamp("us", "UTC"), [datetime(1969, 1, 1, 0, 0, 0, 1, UTC), datetime(2024, 1, 1, tzinfo=UTC)]),
+    "decimal(7,2)": (pyarrow.decimal128(7, 2), [Decimal("-99999.99"), Decimal("0.01")]),
+    "decimal(38,10)": (pyarrow.decimal128(38, 10), [Decimal("-1.0000000001"), Decimal("9999999999999999999999999999.0000000001")]),
+    "boolean": (pyarrow.bool_(), [True, False]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_readers_skip_no_file_that_holds_what_they_ask_for(tmp_path: Path, kind: str) -> None:
+    arrow, values = VALUES[kind]
+    lake = Lake(tmp_path)
+    columns = [*ID, ("v", kind)]
+    files = [
+        ("", pyarrow.table({"id": [at], "v": pyarrow.array([value], arrow)}))
+        for at, value in enumerate([*values, None])
+    ]
+    lake.publish(lake.batch(0, files, columns=columns))
+    table = lake.table()
+    read = {row["id"]: row["v"] for row in table.scan().to_arrow().to_pylist()}
+    for at, value in list(read.items()):
+        for wanted in [IsNull("v")] if value is None else [EqualTo("v", value), *_around(value)]:
+            assert at in table.scan(row_filter=wanted).to_arrow()["id"].to_pylist(), wanted
+    assert len(list(table.scan(row_filter=IsNull("v")).plan_files())) == 1
+    if kind not in ("boolean", "float"):
+        assert len(list(table.scan(row_filter=EqualTo("v", values[0])).plan_files())) == 1
+
+
+def _around(value: Any) -> list[Any]:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return []
+    return [GreaterThan("v", value - 1), LessThan("v", value + 1)]
+
+
+def test_a_bound_that_one_row_group_lacks_is_no_bound(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    lake = Lake(tmp_path)
+    place = Path(lake.sink.attempt_place(0, "a"))
+    place.mkdir(parents=True)
+    table = pyarrow.table({"id": [1, 2], "v": [1.0, float("nan")]})
+    pyarrow.parquet.write_table(table, place / "p.parquet", row_group_size=1)
+    (file,) = lake.sink.collect(0, "a").files
+    noted = json.loads(file.stats)["columns"]
+    assert noted["v"][3:] == [None, None]
+    assert noted["id"][2:] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["token", "credential", "s3.secret-access-key", "adls.account-key", "header.Authorization", "auth", "auth.type"])  # fmt: skip
+def test_a_secret_in_the_spec_is_refused_unquoted(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidError, match="must come from a connection") as raised:
+        IcebergSink(str(tmp_path), "a.b", properties={name: SECRET})
+    assert SECRET not in str(raised.value)
+
+
+def test_a_password_in_a_uri_is_refused_unquoted(tmp_path: Path) -> None:
+    with pytest.raises(InvalidError) as raised:
+        IcebergSink(str(tmp_path), "a.b", properties={"uri": f"postgresql://me:{SECRET}@db/catalog"})
+    assert SECRET not in str(raised.value)
+
+
+def test_a_connection_brings_secrets_that_no_spec_log_or_error_shows(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level(logging.DEBUG)
+    extra = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "token": SECRET, "echo": False}
+
+    def resolve(conn_id: str) -> Connection:
+        return Connection(conn_id=conn_id, login="me", password=SECRET, extra=extra)
+
+    lake, world = Lake(tmp_path).with_(properties={}, conn_id="lake"), World(tmp_path)
+    world.arrive(3)
+    pipeline = world.pipeline(sinks={"t": lake.sink})
+    with looked_up_by(resolve):
+        world.run(drain=True, pipeline=pipeline)
+        assert lake.rows() == list(range(9))
+        extra["type"] = "no-such-type"
+        with pytest.raises(StreamsemError) as raised:
+            lake.marker()
+    shown, error = f"{raised.value!r} {raised.value}", raised.value.__cause__
+    assert SECRET not in shown
+    assert error is None or SECRET not in str(error)
+    assert SECRET not in pipeline.spec_bytes().decode()
+    assert SECRET not in caplog.text
+    assert all(SECRET.encode() not in (world.store.read(stat.key) or b"") for stat in world.store.list(""))
+    assert not any(SECRET.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_a_connection_must_not_name_code(tmp_path: Path) -> None:
+    def resolve(conn_id: str) -> Connection:
+        return Connection(conn_id=conn_id, extra={"py-catalog-impl": "os.system"})
+
+    with looked_up_by(resolve), pytest.raises(InvalidError, match="must not name code"):
+        Lake(tmp_path).with_(conn_id="lake").marker()
+
+
+@pytest.mark.parametrize("given", [{"table": "rows"}, {"table": "a..b"}, {"path": "/a#b"}, {"expire_after_s": 0}, {"properties": {"a": 1}}])  # fmt: skip
+def test_unacceptable_arguments_are_refused(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(InvalidError):
+        IcebergSink(**{"path": str(tmp_path), "table": "a.b", **given})
+
+
+def test_the_spec_round_trips_and_guards_the_table(tmp_path: Path) -> None:
+    from airflow_provider_streamsem.batch.pipeline import from_json
+
+    world = World(tmp_path)
+    sink = IcebergSink(str(tmp_path / "t"), "a.b", properties={"type": "sql"}, partition_by=["id"], expire_after_s=60)
+    pipeline = world.pipeline(sinks={"t": sink})
+    assert from_json(json.loads(pipeline.spec_bytes())).sinks["t"] == sink
+    other = IcebergSink(str(tmp_path / "t"), "a.c", partition_by=["id"])
+    assert other.guarded() != sink.guarded()

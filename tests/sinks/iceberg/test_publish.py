@@ -1,0 +1,365 @@
+"""Publishing to Iceberg: once, whoever publishes, how often, how late, and whatever the catalog answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.expressions import EqualTo
+
+from airflow_provider_streamsem import FilesSink
+from airflow_provider_streamsem.batch.publish import skip
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.errors import PublishError, UnavailableError
+from airflow_provider_streamsem.sinks import iceberg
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.sinks.iceberg.lake import ID, Lake, Steps, spark_schema
+from tests.worlds import World
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(iceberg, "_LONGEST_WAIT_S", 0.05)
+    yield
+    Steps.hook = None
+
+
+def at(step: str, act: Any, *, nth: int = 1) -> None:
+    """Do something at the nth time that a step is reached; steps that this itself reaches do not count."""
+    seen = {"count": 0, "busy": False}
+
+    def hook(name: str) -> None:
+        if name != step or seen["busy"]:
+            return
+        seen["count"] += 1
+        if seen["count"] == nth:
+            seen["busy"] = True
+            try:
+                act()
+            finally:
+                seen["busy"] = False
+
+    Steps.hook = hook
+
+
+def fails(error: BaseException) -> Any:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def test_batches_of_a_pipeline_are_in_the_table_once_and_the_log_is_clean(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    world = World(tmp_path)
+    world.arrive(5)
+    pipeline = world.pipeline(sinks={"t": lake.sink, "out": FilesSink(path=str(tmp_path / "out"), format="json")})
+    world.run("a", pipeline=pipeline)
+    world.run("d", drain=True, pipeline=pipeline)
+    assert lake.rows() == sorted(world.expected.elements())
+    assert world.verdict().findings == []
+    receipts = world.opened().log.receipts(0)
+    assert receipts is not None
+    assert (receipts.sinks["t"].result, receipts.sinks["t"].rows) == ("applied", 6)
+
+
+def test_a_redo_replaces_the_rows_of_its_version_in_one_snapshot(tmp_path: Path) -> None:
+    lake, world = Lake(tmp_path), World(tmp_path)
+    world.arrive(5)
+    pipeline = world.pipeline(sinks={"t": lake.sink})
+    world.run("d", drain=True, pipeline=pipeline)
+    before = len(lake.table().snapshots())
+    world.run("r", redone=1, pipeline=pipeline.replace(transform=_tenfold))
+    assert lake.rows() == [0, 1, 2, 3, 4, 5, 12, 13, 14, *range(60, 120, 10)]
+    assert len(lake.table().snapshots()) == before + 1
+    world.run("r2", redone=1, pipeline=pipeline)
+    assert lake.rows() == list(range(15))
+    assert world.verdict().findings == []
+
+
+def _tenfold(rows: list[dict[str, int]]) -> list[dict[str, int]]:
+    return [{"id": row["id"] * 10} for row in rows]
+
+
+def test_a_redo_to_no_rows_takes_the_old_ones_out(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [1]))
+    first = lake.batch(1, [2])
+    lake.publish(first)
+    receipt = lake.publish(lake.batch(2, [], redoes=first))
+    assert receipt is not None
+    assert receipt.rows == 0
+    assert lake.rows() == [1]
+
+
+def test_two_publishers_at_once_fifty_rounds(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    answers: list[Any] = []
+    for version in range(1, 51):
+        batch, gate = lake.batch(version, [version]), threading.Barrier(2)
+
+        def enter(batch: Any = batch, gate: Any = gate) -> None:
+            sink = lake.sink
+            gate.wait()
+            answers.append(lake.publish(batch, sink=sink))
+
+        threads = [threading.Thread(target=enter) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(answers) == 100
+    assert {answer.result for answer in answers} == {"applied"}
+    assert lake.rows() == list(range(51))
+    assert lake.marked() == [f"{version} applied" for version in range(51)]
+
+
+def test_a_publisher_that_comes_late_changes_nothing(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    batches = [lake.batch(version, [version]) for version in range(3)]
+    for batch in batches:
+        lake.publish(batch)
+    head = lake.table().metadata_location
+    assert lake.publish(batches[0]) is None
+    assert lake.skip(batches[0]) is None
+    again = lake.publish(batches[2])
+    assert again is not None
+    assert again.result == "applied"
+    assert lake.table().metadata_location == head
+
+
+@pytest.mark.parametrize("redo", [False, True])
+def test_a_publisher_that_sleeps_over_its_commit_is_refused(tmp_path: Path, redo: bool) -> None:
+    lake = Lake(tmp_path, stepped=True)
+    first = lake.batch(0, [0])
+    lake.publish(first)
+    batch = lake.batch(1, [10], redoes=first) if redo else lake.batch(1, [10])
+    after = lake.batch(2, [20])
+
+    def others() -> None:
+        lake.publish(batch)
+        lake.publish(after)
+
+    at("before commit_table", others)
+    assert lake.publish(batch) is None
+    assert lake.rows() == ([10, 20] if redo else [0, 10, 20])
+    assert lake.marker() == (2, "applied")
+
+
+def test_a_commit_of_others_between_look_and_commit_is_kept(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, stepped=True)
+    lake.publish(lake.batch(0, [0]))
+    at("before commit_table", lambda: lake.table().append(lake.table().scan().to_arrow()))
+    lake.publish(lake.batch(1, [1]))
+    assert lake.rows() == [0, 0, 1]
+
+
+def test_two_first_publishers_make_one_table(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, stepped=True)
+    batch = lake.batch(0, [0])
+    at("before create_table", lambda: lake.publish(batch))
+    receipt = lake.publish(batch)
+    assert receipt is not None
+    assert lake.rows() == [0]
+    assert lake.marked() == ["0 applied"]
+
+
+@pytest.mark.parametrize(
+    "error", [CommitFailedException("it had landed"), requests.ConnectionError("no reply"), OSError("post-commit")]
+)
+def test_a_reply_that_is_lost_after_the_commit_landed_doubles_nothing(tmp_path: Path, error: Exception) -> None:
+    lake = Lake(tmp_path, stepped=True)
+    lake.publish(lake.batch(0, [0]))
+    at("after commit_table", fails(error))
+    receipt = lake.publish(lake.batch(1, [1]))
+    assert receipt is not None
+    assert receipt.result == "applied"
+    assert lake.rows() == [0, 1], "the manifests of the commit that landed are there"
+    assert lake.marked() == ["0 applied", "1 applied"]
+
+
+def test_where_the_catalog_never_answers_clearly_the_next_publisher_finds_out(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, stepped=True)
+    lake.publish(lake.batch(0, [0]))
+    batch = lake.batch(1, [1])
+
+    def never(name: str) -> None:
+        if name == "after commit_table" or (name == "before load_table" and landed):
+            landed.append(name)
+            raise requests.ConnectionError
+
+    landed: list[str] = []
+    Steps.hook = never
+    with pytest.raises(UnavailableError, match="whether the batch is in it is unknown"):
+        lake.publish(batch)
+    Steps.hook = None
+    receipt = lake.publish(batch)
+    assert receipt is not None
+    assert lake.marked() == ["0 applied", "1 applied"]
+
+
+def test_a_skipped_batch_is_never_applied_by_a_publisher_that_wakes_late(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, stepped=True)
+    lake.publish(lake.batch(0, [0]))
+    batch = lake.batch(1, [1])
+    at("before commit_table", lambda: lake.skip(batch))
+    receipt = lake.publish(batch)
+    assert receipt is not None
+    assert (receipt.result, receipt.rows) == ("skipped", 0)
+    assert lake.marker() == (1, "skipped")
+    lake.publish(lake.batch(2, [2]))
+    assert lake.rows() == [0, 2]
+
+
+def test_a_batch_that_the_table_refuses_can_be_skipped(tmp_path: Path) -> None:
+    lake, world = Lake(tmp_path, stepped=True), World(tmp_path)
+    world.arrive(4)
+    pipeline = world.pipeline(sinks={"t": lake.sink})
+    world.run("a", pipeline=pipeline)
+
+    def retype() -> None:
+        with lake.table().update_schema() as update:
+            update.rename_column("id", "key")
+
+    at("before load_table", retype, nth=2)  # the first look is accept's
+    with pytest.raises(PublishError, match="no longer takes its rows"):
+        world.run("b", pipeline=pipeline)
+    Steps.hook = None
+    skip(pipeline, 1, sink="t", reason="renamed by the owner", log=world.log())
+    assert lake.rows("key") == [0, 1, 2, 3, 4, 5]
+    assert world.verdict().findings == []
+
+
+@pytest.mark.parametrize("how", ["deleted", "rewritten"])
+def test_a_redo_whose_files_others_changed_is_refused_and_nothing_changes(tmp_path: Path, how: str) -> None:
+    lake = Lake(tmp_path)
+    first = lake.batch(0, [1, 2])
+    lake.publish(first)
+    lake.table().delete("id > 0" if how == "deleted" else EqualTo("id", 2))
+    head = lake.table().metadata_location
+    with pytest.raises(PublishError, match="rewritten or deleted"):
+        lake.publish(lake.batch(1, [3], redoes=first))
+    assert lake.table().metadata_location == head
+
+
+def test_the_marker_outlives_the_snapshots(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    batch = lake.batch(0, [0])
+    lake.publish(batch)
+    lake.table().append(lake.table().scan().to_arrow())
+    table = lake.table()
+    table.maintenance.expire_snapshots().by_id(table.snapshots()[0].snapshot_id).commit()
+    assert lake.marked() == []
+    again = lake.publish(batch)
+    assert again is not None
+    assert again.result == "applied"
+    assert lake.rows() == [0, 0]
+
+
+def test_old_snapshots_of_the_sink_expire_and_those_of_others_stay(tmp_path: Path, monkeypatch: Any) -> None:
+    lake = Lake(tmp_path).with_(expire_after_s=60)
+    for version in range(3):
+        lake.publish(lake.batch(version, [version]))
+    table = lake.table()
+    table.append(table.scan().to_arrow().slice(0, 1))
+    table.manage_snapshots().create_tag(table.snapshots()[0].snapshot_id, "kept").commit()
+    assert len(lake.table().snapshots()) == 4
+
+    monkeypatch.setattr(iceberg, "SYSTEM_CLOCK", Later())
+    lake.publish(lake.batch(3, [3]))
+    assert lake.marked() == ["0 applied", "3 applied"], "the tagged one and the new one"
+    assert len(lake.table().snapshots()) == 3
+    assert len(lake.rows()) == 5
+
+
+class Later:
+    """A clock two minutes ahead."""
+
+    def now_ms(self) -> int:
+        return SYSTEM_CLOCK.now_ms() + 120_000
+
+    def sleep(self, seconds: float) -> None:
+        """Not at all."""
+
+
+SCENARIOS = ("first", "next", "column", "redo", "skip", "expire")
+
+
+def scenario(root: Path, name: str) -> tuple[Lake, Any, list[int], str]:
+    """A lake, what is to be done on it, the ids that are to be there afterwards, and the newest marker."""
+    lake = Lake(root, stepped=True)
+    if name == "first":
+        batch = lake.batch(0, [0])
+        return lake, lambda: lake.publish(batch), [0], "0 applied"
+    first = lake.batch(0, [0])
+    lake.publish(first)
+    if name == "skip":
+        batch = lake.batch(1, [1])
+        return lake, lambda: lake.skip(batch), [0], "1 skipped"
+    if name == "redo":
+        batch = lake.batch(1, [1], redoes=first)
+        return lake, lambda: lake.publish(batch), [1], "1 applied"
+    if name == "expire":
+        lake.publish(lake.batch(1, [1]))
+        last = lake.with_(expire_after_s=1)
+        batch = lake.batch(2, [2])
+        return lake, lambda: last.publish(batch), [0, 1, 2], "2 applied"
+    columns = [*ID, ("more", "string")] if name == "column" else ID
+    import pyarrow
+
+    rows = [("", pyarrow.table({"id": [1], "more": ["x"]}))] if name == "column" else [1]
+    batch = lake.batch(1, rows, columns=columns)
+    return lake, lambda: lake.publish(batch), [0, 1], "1 applied"
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_killed_at_every_step_and_run_again_it_is_there_once(tmp_path: Path, name: str, monkeypatch: Any) -> None:
+    """Every call on the catalog and every file, before and after: the publisher dies there, another one comes, and then the first one's twin."""
+    monkeypatch.setattr(iceberg, "SYSTEM_CLOCK", Later())
+    count, seen, lock = 0, [], threading.Lock()
+    while True:
+        root = tmp_path / str(count)
+        root.mkdir()
+        lake, act, expected, mark = scenario(root, name)
+        steps: list[str] = []
+
+        def die(step: str, steps: list[str] = steps, count: int = count, lock: Any = lock) -> None:
+            with lock:  # pyiceberg writes from several threads
+                steps.append(step)
+                dies = len(steps) > count
+            if dies:
+                raise Crash
+
+        Steps.hook = die
+        try:
+            act()
+        except Crash:
+            Steps.hook = None
+            assert act() is not None, steps[-1]
+        Steps.hook = None
+        assert act() is not None
+        assert lake.rows() == expected, (name, steps[-1])
+        assert lake.marked().count(mark) == 1, (name, steps[-1])
+        if len(steps) <= count:
+            break
+        seen.append(steps[count])
+        count += 1
+    assert {"before commit_table", "after commit_table", "after write"} <= set(seen)
+    assert count > 10
+
+
+def test_a_batch_without_rows_makes_no_table(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    receipt = lake.publish(lake.batch(0, []))
+    assert receipt is not None
+    assert receipt.rows == 0
+    assert lake.marker() is None
+    lake.sink.accept(spark_schema(ID))
+    with lake.catalog() as catalog:
+        assert not catalog.table_exists("lake.rows")
