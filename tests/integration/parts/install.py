@@ -68,7 +68,7 @@ def _run(command: list[str], **environment: str) -> None:
 
 
 if __name__ == "__main__":
-    for each in ("kafka", "spark", "peers"):
+    for each in ("kafka", "spark", "peers", "iceberg"):
         classpath(each)
     for each in sys.argv[1:] or ["versitygw"]:
         s3_server(each)

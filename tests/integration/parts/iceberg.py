@@ -1,0 +1,90 @@
+"""Iceberg's own REST catalog server, and readers of Iceberg that are not ours: Spark's, and DuckDB's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+from tests.integration.parts import install
+from tests.integration.parts.server import Server, free_port
+from tests.integration.parts.spark import session_conf
+
+_JARS = Path(pyspark.__file__).parent / "jars"
+# DuckDB's extensions are packages for some of its versions only, so it gets an environment of its own.
+_DUCKDB = ("duckdb==1.5.5", "duckdb-extension-iceberg==1.5.5", "duckdb-extension-avro==1.5.5", "duckdb-extensions")
+_DUCKDB_READS = """
+import json, sys, duckdb, duckdb_extensions
+for name in ("avro", "iceberg"):
+    duckdb_extensions.import_extension(name)
+connection = duckdb.connect()
+connection.execute("LOAD avro; LOAD iceberg; SET TimeZone = 'UTC'")
+where, columns = sys.argv[1], sys.argv[2]
+rows = connection.execute(f"SELECT {columns} FROM iceberg_scan('{where}')").fetchall()
+print(json.dumps([list(row) for row in rows], default=str))
+"""
+_SPARK_READS = """
+import json, sys
+from pyspark.sql import SparkSession
+conf, query = json.loads(sys.argv[1]), sys.argv[2]
+builder = SparkSession.builder.master("local[1]")
+for name, value in conf.items():
+    builder = builder.config(name, value)
+session = builder.getOrCreate()
+session.sparkContext.setLogLevel("OFF")
+print(json.dumps([list(row) for row in session.sql(query).collect()], default=str))
+"""
+
+
+class RestCatalog(Server):
+    """The server behind Apache's Docker image ``iceberg-rest-fixture``, with SQLite below it. It listens on every address of the machine."""
+
+    def __init__(self, home: Path) -> None:
+        jars = [install.classpath("iceberg"), *map(str, sorted(_JARS.glob("hadoop-client-*.jar")))]
+        home.mkdir(parents=True, exist_ok=True)
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        argv = [
+            install.tool("java"), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(jars), "org.apache.iceberg.rest.RESTCatalogServer",
+        ]  # fmt: skip
+        settings = {
+            "CATALOG_URI": f"jdbc:sqlite:{home}/catalog.db",
+            "CATALOG_WAREHOUSE": f"file://{home}/warehouse",
+            "CATALOG_REST_PORT": str(port),
+        }
+        super().__init__("iceberg-rest", home, argv, port=port, environment=settings)
+
+
+def read_by_spark(catalog: RestCatalog, query: str) -> list[list[Any]]:
+    """Rows of a query over the catalog ``lake``, by Spark's own Iceberg reader in a process of its own."""
+    conf = session_conf()
+    jars = f"{conf['spark.driver.extraClassPath']}:{install.classpath('peers')}"
+    conf |= {
+        "spark.driver.extraClassPath": jars,
+        "spark.executor.extraClassPath": jars,
+        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.lake.type": "rest",
+        "spark.sql.catalog.lake.uri": catalog.url,
+    }
+    return _printed([sys.executable, "-c", _SPARK_READS, json.dumps(conf), query])
+
+
+def read_by_duckdb(metadata: str, columns: str) -> list[list[Any]]:
+    """Columns of the table of a metadata file, by DuckDB's own Iceberg reader in a process of its own."""
+    packages = [word for package in _DUCKDB for word in ("--with", package)]
+    uv = install.tool("uv", os.path.dirname(sys.executable))
+    command = [uv, "run", "--quiet", "--no-project", "--python", sys.executable, *packages]
+    return _printed([*command, "python", "-c", _DUCKDB_READS, metadata, columns])
+
+
+def _printed(command: list[str]) -> list[list[Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows: list[list[Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return rows

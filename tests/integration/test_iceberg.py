@@ -1,0 +1,173 @@
+"""Iceberg tables that Spark staged: through a real REST catalog, on a real S3, read by engines that are not ours."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.expressions import EqualTo, IsNull
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem import FilesSource, Limits, Pipeline, redo, run_batch, verify
+from airflow_provider_streamsem.sinks.iceberg import IcebergSink
+from tests.integration.parts.iceberg import RestCatalog, read_by_duckdb, read_by_spark
+from tests.integration.parts.server import running
+from tests.sinks.iceberg.lake import Lake
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+ODD = ["plain", "a/b", "50%", "two words", "ünï", "", None, "x" * 300, "=", "__HIVE_DEFAULT_PARTITION__", "..", " "]
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
+    made = RestCatalog(tmp_path_factory.mktemp("iceberg"))
+    with running(made):
+        yield made
+
+
+def wide(frame: DataFrame) -> DataFrame:
+    """A column of each type, partitioned by odd text and by a date that may be null."""
+    return frame.select(
+        "id",
+        "p",
+        F.when(F.col("id") % 3 != 0, F.date_add(F.lit("1969-12-30").cast("date"), (F.col("id") % 3).cast("int"))).alias("day"),
+        F.timestamp_micros(F.col("id") * 1_000_001 - 5_000_000).alias("at"),
+        F.timestamp_micros(F.col("id") * 1_000_001).cast("timestamp_ntz").alias("local"),
+        (F.col("id") * F.lit("1.25").cast("decimal(5,2)")).cast("decimal(30,2)").alias("big"),
+        (F.col("id") / 4).alias("ratio"),
+        F.col("id").cast("byte").alias("tiny"),
+        (F.col("id") % 2 == 0).alias("even"),
+        F.array("p", F.lit("y")).alias("tags"),
+        F.struct(F.col("id").alias("a"), F.col("p").alias("b")).alias("inner"),
+        F.create_map(F.lit("k"), F.col("id")).alias("map"),
+        F.lit(b"\x00\xff").alias("raw"),
+    )  # fmt: skip
+
+
+def double(frame: DataFrame) -> DataFrame:
+    return wide(frame).withColumn("even", ~F.col("even")).withColumn("later", F.lit("x"))
+
+
+def arrive(place: Path, file: int) -> None:
+    lines = [json.dumps({"id": file * len(ODD) + at, "p": odd}) for at, odd in enumerate(ODD)]
+    (place / f"{file:03d}.json").write_text("\n".join(lines) + "\n")
+
+
+def pipeline(arrivals: Path, tmp_path: Path, sink: IcebergSink) -> Pipeline:
+    return Pipeline(
+        name="rows",
+        log=str(tmp_path / "log"),
+        source=FilesSource(path=str(arrivals), format="json", schema="id long, p string"),
+        sinks={"t": sink},
+        transform=wide,
+        limits=Limits(max_files=1),
+    )
+
+
+def test_rows_through_a_rest_catalog_are_equal_for_pyiceberg_spark_and_duckdb(
+    catalog: RestCatalog, spark: SparkSession, arrivals: Path, tmp_path: Path
+) -> None:
+    place = {"type": "rest", "uri": catalog.url}
+    sink = IcebergSink(str(tmp_path / "a b%20ü"), "lake.wide", properties=place, partition_by=["p", "day"])
+    spec = pipeline(arrivals, tmp_path, sink)
+    for file in range(3):
+        arrive(arrivals, file)
+    run_batch(spec, run_key="d", drain=True)
+    redo(spec.replace(transform=double), 1, run_key="r")
+    assert verify(spec.log).findings == []
+    table = load_catalog("default", **place).load_table("lake.wide")
+    read = {row["id"]: row for row in table.scan().to_arrow().to_pylist()}
+    assert sorted(read) == list(range(36))
+    assert [read[n]["p"] for n in range(36)] == ODD * 3
+    assert [read[n]["even"] for n in range(36)] == [(n % 2 == 0) != (12 <= n < 24) for n in range(36)]
+    for odd in ODD:
+        wanted = IsNull("p") if odd is None else EqualTo("p", odd)
+        assert sorted({row["p"] for row in table.scan(row_filter=wanted).to_arrow().to_pylist()}, key=str) == [odd]
+    columns = [
+        "id",
+        "p",
+        "day",
+        "cast(big as string)",
+        "ratio",
+        "tiny",
+        "even",
+        "tags[{}]",
+        "inner.b",
+        "map['k']",
+        "later",
+    ]
+    expected = sorted(
+        [n, row["p"], row["day"] and str(row["day"]), str(row["big"]), row["ratio"], row["tiny"], row["even"], row["tags"][0], row["inner"]["b"],
+         dict(row["map"])["k"], row["later"]]
+        for n, row in read.items()
+    )  # fmt: skip
+    by_spark = read_by_spark(catalog, f"SELECT {', '.join(columns).format(0)} FROM lake.lake.wide")
+    assert sorted(by_spark) == expected
+    micros = read_by_spark(
+        catalog, "SELECT id, unix_micros(at), unix_micros(cast(local as timestamp)) FROM lake.lake.wide"
+    )
+    assert sorted(micros) == [[n, n * 1_000_001 - 5_000_000, n * 1_000_001] for n in range(36)]
+    for clause, ids in (
+        ("p IS NULL", [6, 18, 30]),
+        ("p = ''", [5, 17, 29]),
+        ("at = timestamp_micros(-3999999)", [1]),
+        ("big = 1.25", [1]),
+        ("id BETWEEN 30 AND 31", [30, 31]),
+        ("day IS NULL AND id < 5", [0, 3]),
+        ("inner.a = 7", [7]),
+    ):
+        found = (
+            read_by_spark(catalog, f"SELECT id FROM lake.lake.wide WHERE {clause}")
+            if clause in ("p IS NULL", "big = 1.25")
+            else None
+        )
+        assert found is None or sorted(found) == [[n] for n in ids], clause
+    by_duckdb = read_by_duckdb(table.metadata_location, ", ".join(columns).format(1))
+    assert sorted(by_duckdb, key=lambda row: row[0]) == expected
+
+
+def test_two_publishers_at_once_over_rest(catalog: RestCatalog, tmp_path: Path) -> None:
+    place = {"type": "rest", "uri": catalog.url}
+    lake = Lake(tmp_path).with_(table="lake.race", properties=place)
+    answers: list[Any] = []
+    for version in range(20):
+        batch, gate = lake.batch(version, [version]), threading.Barrier(2)
+
+        def enter(batch: Any = batch, gate: Any = gate) -> None:
+            gate.wait()
+            answers.append(lake.publish(batch))
+
+        threads = [threading.Thread(target=enter) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    table = load_catalog("default", **place).load_table("lake.race")
+    assert len(answers) == 40
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(20))
+
+
+def test_a_table_on_s3_is_reached_as_the_process_reaches_s3(
+    lake: str, spark: SparkSession, arrivals: Path, tmp_path: Path
+) -> None:
+    from airflow_provider_streamsem.sinks import iceberg_catalog
+
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    sink = IcebergSink(f"{lake}/table", "lake.wide", properties=properties, partition_by=["p"])
+    spec = pipeline(arrivals, tmp_path, sink)
+    for file in range(2):
+        arrive(arrivals, file)
+    run_batch(spec, run_key="d", drain=True)
+    redo(spec, 0, run_key="r")
+    assert verify(spec.log).findings == []
+    with iceberg_catalog.opened("default", properties, None, lake) as catalog:
+        table = catalog.load_table("lake.wide")
+        assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(24))
+        assert {task.file.file_path.split("/data/")[0] for task in table.scan().plan_files()} == {f"{lake}/table"}
