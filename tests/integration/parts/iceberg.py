@@ -31,13 +31,13 @@ print(json.dumps([list(row) for row in rows], default=str))
 _SPARK_READS = """
 import json, sys
 from pyspark.sql import SparkSession
-conf, query = json.loads(sys.argv[1]), sys.argv[2]
+conf, queries = json.loads(sys.argv[1]), sys.argv[2:]
 builder = SparkSession.builder.master("local[1]")
 for name, value in conf.items():
     builder = builder.config(name, value)
 session = builder.getOrCreate()
 session.sparkContext.setLogLevel("OFF")
-print(json.dumps([list(row) for row in session.sql(query).collect()], default=str))
+print(json.dumps([[list(row) for row in session.sql(query).collect()] for query in queries], default=str))
 """
 
 
@@ -60,8 +60,8 @@ class RestCatalog(Server):
         super().__init__("iceberg-rest", home, argv, port=port, environment=settings)
 
 
-def read_by_spark(catalog: RestCatalog, query: str) -> list[list[Any]]:
-    """Rows of a query over the catalog ``lake``, by Spark's own Iceberg reader in a process of its own."""
+def read_by_spark(catalog: RestCatalog, *queries: str) -> list[list[list[Any]]]:
+    """Rows of each query over the catalog ``lake``, by Spark's own Iceberg reader in a process of its own."""
     conf = session_conf()
     jars = f"{conf['spark.driver.extraClassPath']}:{install.classpath('peers')}"
     conf |= {
@@ -71,7 +71,8 @@ def read_by_spark(catalog: RestCatalog, query: str) -> list[list[Any]]:
         "spark.sql.catalog.lake.type": "rest",
         "spark.sql.catalog.lake.uri": catalog.url,
     }
-    return _printed([sys.executable, "-c", _SPARK_READS, json.dumps(conf), query])
+    rows: list[list[list[Any]]] = _printed([sys.executable, "-c", _SPARK_READS, json.dumps(conf), *queries])
+    return rows
 
 
 def read_by_duckdb(metadata: str, columns: str) -> list[list[Any]]:
@@ -79,12 +80,13 @@ def read_by_duckdb(metadata: str, columns: str) -> list[list[Any]]:
     packages = [word for package in _DUCKDB for word in ("--with", package)]
     uv = install.tool("uv", os.path.dirname(sys.executable))
     command = [uv, "run", "--quiet", "--no-project", "--python", sys.executable, *packages]
-    return _printed([*command, "python", "-c", _DUCKDB_READS, metadata, columns])
+    path = metadata.removeprefix("file:")
+    rows: list[list[Any]] = _printed([*command, "python", "-c", _DUCKDB_READS, path, columns])
+    return rows
 
 
-def _printed(command: list[str]) -> list[list[Any]]:
+def _printed(command: list[str]) -> Any:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    rows: list[list[Any]] = json.loads(done.stdout.strip().splitlines()[-1])
-    return rows
+    return json.loads(done.stdout.strip().splitlines()[-1])
