@@ -99,7 +99,7 @@ def test_rows_through_a_rest_catalog_are_equal_for_pyiceberg_spark_and_duckdb(
         "tiny",
         "even",
         "tags[{}]",
-        "inner.b",
+        "`inner`.b",
         "map['k']",
         "later",
     ]
