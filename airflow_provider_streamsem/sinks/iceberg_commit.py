@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ValidationException
+from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
@@ -64,6 +64,10 @@ class _Expiry(UpdateTableMetadata["_Expiry"]):
         return (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": self._ids}),), ()
 
 
+class _RefusedError(Exception):
+    """A commit was refused. It stays inside: the sink asks the table."""
+
+
 class _Once:
     """
     A catalog whose refusal of a commit is not believed either.
@@ -80,7 +84,7 @@ class _Once:
         try:
             return self._catalog.commit_table(*arguments)
         except (CommitFailedException, ValidationException) as error:
-            raise CommitStateUnknownException("the commit was refused") from error
+            raise _RefusedError from error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._catalog, name)

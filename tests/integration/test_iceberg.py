@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import FilesSource, Limits, Pipeline, redo, run_batch, verify
+from airflow_provider_streamsem.errors import PublishError
 from airflow_provider_streamsem.sinks.iceberg import IcebergSink
 from tests.integration.parts.iceberg import RestCatalog, read_by_duckdb, read_by_spark
 from tests.integration.parts.server import running
@@ -151,6 +152,22 @@ def test_two_publishers_at_once_over_rest(catalog: RestCatalog, tmp_path: Path) 
     table = load_catalog("default", **place).load_table("lake.race")
     assert len(answers) == 40
     assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(20))
+
+
+def test_a_redo_over_rows_that_spark_deleted_is_refused(catalog: RestCatalog, tmp_path: Path) -> None:
+    """Merge on read: the file is still there, with a delete file beside it."""
+    lake = Lake(tmp_path).with_(table="lake.mor", properties={"type": "rest", "uri": catalog.url})
+    first = lake.batch(0, [1, 2, 3])
+    lake.publish(first)
+    *_, left = read_by_spark(
+        catalog,
+        "ALTER TABLE lake.lake.mor SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')",
+        "DELETE FROM lake.lake.mor WHERE id = 2",
+        "SELECT id FROM lake.lake.mor",
+    )
+    assert sorted(left) == [[1], [3]]
+    with pytest.raises(PublishError, match="rewritten or deleted"):
+        lake.publish(lake.batch(1, [4], redoes=first))
 
 
 def test_a_table_on_s3_is_reached_as_the_process_reaches_s3(
