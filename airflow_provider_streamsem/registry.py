@@ -25,8 +25,8 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
         "delta": "airflow_provider_streamsem.sinks.delta:DeltaSink",
         "files": "airflow_provider_streamsem.sinks.files:FilesSink",
         "http": "airflow_provider_streamsem.sinks.http:HttpSink",
-        "kafka": "airflow_provider_streamsem.sinks.kafka:KafkaSink",
         "iceberg": "airflow_provider_streamsem.sinks.iceberg:IcebergSink",
+        "kafka": "airflow_provider_streamsem.sinks.kafka:KafkaSink",
     },
     "stores": {
         "memory": "airflow_provider_streamsem.stores.memory:open_memory_store",

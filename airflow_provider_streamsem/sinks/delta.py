@@ -140,7 +140,7 @@ class DeltaSink(StagedSink):
                 continue
             try:
                 self._commit(table, batch, app, skipped=skipped)
-            except PublishError:
+            except (ConflictError, PublishError):
                 raise
             except Exception as error:  # whatever it says, it may have landed
                 cause = error

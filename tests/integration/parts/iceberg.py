@@ -17,7 +17,6 @@ from tests.integration.parts.spark import session_conf
 
 _JARS = Path(pyspark.__file__).parent / "jars"
 # DuckDB's extensions are packages for some of its versions only, so it gets an environment of its own.
-_DUCKDB = ("duckdb==1.5.5", "duckdb-extension-iceberg==1.5.5", "duckdb-extension-avro==1.5.5", "duckdb-extensions")
 _DUCKDB_READS = """
 import json, sys, duckdb, duckdb_extensions
 for name in ("avro", "iceberg"):
@@ -77,11 +76,8 @@ def read_by_spark(catalog: RestCatalog, *queries: str) -> list[list[list[Any]]]:
 
 def read_by_duckdb(metadata: str, columns: str) -> list[list[Any]]:
     """Columns of the table of a metadata file, by DuckDB's own Iceberg reader in a process of its own."""
-    packages = [word for package in _DUCKDB for word in ("--with", package)]
-    uv = install.tool("uv", os.path.dirname(sys.executable))
-    command = [uv, "run", "--quiet", "--no-project", "--python", sys.executable, *packages]
     path = metadata.removeprefix("file:")
-    rows: list[list[Any]] = _printed([*command, "python", "-c", _DUCKDB_READS, path, columns])
+    rows: list[list[Any]] = _printed([sys.executable, "-c", _DUCKDB_READS, path, columns])
     return rows
 
 
