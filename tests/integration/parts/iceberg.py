@@ -16,7 +16,6 @@ from tests.integration.parts.server import Server, free_port
 from tests.integration.parts.spark import session_conf
 
 _JARS = Path(pyspark.__file__).parent / "jars"
-# DuckDB's extensions are packages for some of its versions only, so it gets an environment of its own.
 _DUCKDB_READS = """
 import json, sys, duckdb, duckdb_extensions
 for name in ("avro", "iceberg"):
