@@ -20,7 +20,10 @@ _NAMES = {
     "FilesSource": "airflow_provider_streamsem.sources.files",
     "FreshnessSensor": "airflow_provider_streamsem.sensors.freshness",
     "Guarantee": "airflow_provider_streamsem.batch.guarantee",
+    "HttpSink": "airflow_provider_streamsem.sinks.http",
+    "IcebergSink": "airflow_provider_streamsem.sinks.iceberg",
     "Json": "airflow_provider_streamsem.sources.decoding",
+    "KafkaSink": "airflow_provider_streamsem.sinks.kafka",
     "KafkaSource": "airflow_provider_streamsem.sources.kafka",
     "Limits": "airflow_provider_streamsem.sources.contract",
     "MicroBatchOperator": "airflow_provider_streamsem.operators.micro_batch",
@@ -53,7 +56,10 @@ __all__ = [
     "FilesSource",
     "FreshnessSensor",
     "Guarantee",
+    "HttpSink",
+    "IcebergSink",
     "Json",
+    "KafkaSink",
     "KafkaSource",
     "Limits",
     "MicroBatchOperator",
@@ -100,6 +106,9 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.sensors.retention import RetentionSensor
     from airflow_provider_streamsem.sinks.delta import DeltaSink
     from airflow_provider_streamsem.sinks.files import FilesSink
+    from airflow_provider_streamsem.sinks.http import HttpSink
+    from airflow_provider_streamsem.sinks.iceberg import IcebergSink
+    from airflow_provider_streamsem.sinks.kafka import KafkaSink
     from airflow_provider_streamsem.sources.contract import Limits
     from airflow_provider_streamsem.sources.decoding import Avro, Json
     from airflow_provider_streamsem.sources.files import FilesSource

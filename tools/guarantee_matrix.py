@@ -12,7 +12,11 @@ from typing import Any
 
 from airflow_provider_streamsem import FilesSink, FilesSource, KafkaSource, Pipeline
 from airflow_provider_streamsem.batch.guarantee import guarantee
+from airflow_provider_streamsem.sinks import operations
 from airflow_provider_streamsem.sinks.delta import DeltaSink
+from airflow_provider_streamsem.sinks.http import HttpSink
+from airflow_provider_streamsem.sinks.iceberg import IcebergSink
+from airflow_provider_streamsem.sinks.kafka import KafkaSink
 
 PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
 
@@ -23,7 +27,17 @@ SOURCES: Mapping[str, Any] = {
 SINKS: Mapping[str, Any] = {
     "files": FilesSink(path="/out"),
     "Delta": DeltaSink("/table"),
+    "Iceberg": IcebergSink("/iceberg", "lake.orders"),
+    "Kafka topic": KafkaSink("/staged", topic="out", bootstrap_servers="broker:9092"),
+    "HTTP, an endpoint that keeps keys": HttpSink("/staged", url="http://api/orders", idempotent=True),
+    "HTTP, an operation that may be repeated": HttpSink("/staged", url="http://api/orders", operation="upsert_newer"),
+    "HTTP": HttpSink("/staged", url="http://api/orders"),
+    "HTTP, at most once": HttpSink("/staged", url="http://api/orders", delivery="at_most_once"),
 }
+_HTTP = (
+    "tests/sinks/test_http.py::test_killed_at_every_step_and_followed",
+    "tests/sinks/test_http.py::test_two_at_once_and_one_of_them_pauses_at_every_step",
+)
 PROOFS: Mapping[str, tuple[str, ...]] = {
     "files": (
         "tests/batch/test_crash_matrix.py::test_crash_then_a_new_process",
@@ -35,6 +49,24 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/sinks/test_delta.py::test_publishers_at_once_put_a_batch_into_the_table_once_in_50_rounds",
         "tests/integration/test_delta.py::test_two_processes_that_publish_at_once_put_each_version_into_the_table_once",
     ),
+    "Iceberg": (
+        "tests/sinks/iceberg/test_publish.py::test_killed_at_every_step_and_run_again_it_is_there_once",
+        "tests/sinks/iceberg/test_publish.py::test_two_publishers_at_once_fifty_rounds",
+        "tests/sinks/iceberg/test_publish.py::test_a_publisher_that_sleeps_over_its_commit_is_refused",
+        "tests/integration/test_iceberg.py::test_two_publishers_at_once_over_rest",
+    ),
+    "Kafka topic": (
+        "tests/integration/test_kafka_sink.py::test_killed_at_every_step_and_followed",
+        "tests/integration/test_kafka_sink.py::test_two_publishers_at_once_leave_each_version_there_once",
+        "tests/integration/test_kafka_sink.py::test_late_publisher_is_fenced_wherever_it_slept",
+    ),
+    "HTTP, an endpoint that keeps keys": _HTTP,
+    "HTTP, an operation that may be repeated": (
+        *_HTTP,
+        "tests/sinks/test_http.py::test_operation_that_may_be_repeated_ends_in_the_same_table",
+    ),
+    "HTTP": _HTTP,
+    "HTTP, at most once": _HTTP,
 }
 HEAD = """# What is guaranteed
 
@@ -65,9 +97,17 @@ def page() -> str:
     for name, sink in SINKS.items():
         lines.append(f"| {name} | " + " | ".join(label(source, sink) for source in SOURCES.values()) + " |")
     lines += ["", "## Why", ""]
-    for kind, parts in (("source", SOURCES), ("sink", SINKS)):
+    kinds: tuple[tuple[str, Mapping[str, Any]], ...] = (("source", SOURCES), ("sink", SINKS))
+    for kind, parts in kinds:
         for name, part in parts.items():
             lines += [f"**{kind} {name}**", "", *[f"- {reason}" for reason in part.reasons], ""]
+    lines += [
+        "## Doing it again",
+        "",
+        "Where a sink cannot take part in a transaction, what it does decides whether a repeat is harmless.",
+        "",
+    ]
+    lines += [*operations.table(), ""]
     lines += ["## Proved by", "", "Each would fail if the label promised more than is kept.", ""]
     for name, proofs in PROOFS.items():
         lines += [f"**{name}**", "", *[f"- `{proof}`" for proof in proofs], ""]

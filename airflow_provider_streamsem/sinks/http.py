@@ -21,10 +21,12 @@ from airflow_provider_streamsem.protocol.entries import Effects, Json, Receipt
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
 from airflow_provider_streamsem.sinks.endpoint import Address, Answer, Endpoint, address
 from airflow_provider_streamsem.sinks.json_rows import check_types, json_rows
+from airflow_provider_streamsem.sinks.operations import OPERATIONS
 from airflow_provider_streamsem.sinks.staged import StagedSink, record_batches
 from airflow_provider_streamsem.stores.contract import normalised
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
+VERSION_HEADER = "Streamsem-Version"
 _WAITS_S = (0.1, 0.5, 2.0)
 _URL = r"https?://[^\s@#]+"
 _NAME = r"[A-Za-z0-9-]{1,64}"
@@ -59,6 +61,8 @@ class HttpSink(StagedSink):
     :param endpoint: path at the connection's host
     :param method: ``POST``, ``PUT`` or ``PATCH``
     :param delivery: ``at_least_once``: a call whose end nobody knows is made again. ``at_most_once``: it never is, and counts as *unknown*
+    :param operation: what the endpoint does with a record, of :data:`airflow_provider_streamsem.sinks.operations.OPERATIONS`: where doing it again changes
+        nothing, at least once is ``effectively_once``
     :param idempotent: the endpoint promises to perform calls of one key once: then at least once is ``effectively_once``
     :param key_header: the header that carries the key
     :param record_id: columns that name a record; absent: a record is named by its place in the version
@@ -76,6 +80,7 @@ class HttpSink(StagedSink):
     endpoint: str = ""
     method: str = "POST"
     delivery: str = "at_least_once"
+    operation: str = "send"
     idempotent: bool = False
     key_header: str = "Idempotency-Key"
     record_id: Sequence[str] = ()
@@ -110,14 +115,16 @@ class HttpSink(StagedSink):
 
     def _check_delivery(self, where: str) -> None:
         arguments.flag(f"{where} idempotent", self.idempotent)
-        words = ("at_least_once", "at_most_once", *(("effectively_once",) if self.idempotent else ()))
+        arguments.choice(f"{where} operation", self.operation, tuple(OPERATIONS))
+        is_harmless = self.idempotent or OPERATIONS[self.operation].idempotent
+        words = ("at_least_once", "at_most_once", *(("effectively_once",) if is_harmless else ()))
         arguments.choice(f"{where} delivery", self.delivery, words)
         claims = self.delivery == "at_most_once"
         if claims and self.idempotent:
             raise InvalidError(
                 f"{where} at_most_once makes no call twice, so idempotent says nothing", accepted="at_least_once"
             )
-        if self.idempotent:
+        if is_harmless and not claims:
             object.__setattr__(self, "delivery", "effectively_once")
         if self.on_refusal is None:
             object.__setattr__(self, "on_refusal", "record" if claims else "fail")
@@ -133,6 +140,14 @@ class HttpSink(StagedSink):
     def reasons(self) -> tuple[str, ...]:
         """What a crash between a call and the note of it does to a record."""
         found = _REASONS[self.delivery]
+        operation = OPERATIONS[self.operation]
+        if operation.idempotent and not self.idempotent and self.delivery == "effectively_once":
+            found = (
+                _NONE_LEFT_OUT,
+                f"what is repeated changes nothing, by the endpoint's promise ({self.operation}): {operation.why}",
+            )
+        elif self.delivery == "at_least_once":
+            found += (f"{self.operation}: {operation.why}. Instead: {operation.instead}",)
         if self.on_refusal == "record":
             found += ("records that the endpoint refuses are counted in the receipts, and are not there",)
         return tuple(reason.format(header=self.key_header) for reason in found)
@@ -259,13 +274,16 @@ class _Parts:
         return self._effects.record(part, done=done, refused=refused), None
 
     def _insisted(self, endpoint: Endpoint, call: _Call) -> Answer:
-        answer = endpoint.call(call.body, {self._sink.key_header: call.key})
+        answer = endpoint.call(call.body, self._headers(call))
         for wait_s in _WAITS_S:
             if answer.kind != "unclear":
                 break
             SYSTEM_CLOCK.sleep(wait_s)
-            answer = endpoint.call(call.body, {self._sink.key_header: call.key})
+            answer = endpoint.call(call.body, self._headers(call))
         return answer
+
+    def _headers(self, call: _Call) -> dict[str, str]:
+        return {self._sink.key_header: call.key, VERSION_HEADER: str(self._batch.version)}
 
     def _performed_once(self, endpoint: Endpoint, part: int) -> tuple[Effects, StreamsemError | None]:
         """A claim, every call once, and then the note. What can fail without a call is done before the claim."""
@@ -276,7 +294,7 @@ class _Parts:
         counts = {"done": 0, "refused": 0, "unknown": 0}
         turned_away: Answer | None = None
         for call in calls:
-            answer = endpoint.call(call.body, {self._sink.key_header: call.key})
+            answer = endpoint.call(call.body, self._headers(call))
             counts[answer.kind if answer.kind in counts else "unknown"] += call.rows
             turned_away = answer if answer.is_about_the_caller else turned_away
         return self._effects.record(part, **counts), self._fault(part, counts, turned_away)

@@ -28,9 +28,10 @@ from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.sinks import http
 from airflow_provider_streamsem.sinks.http import HttpSink
 from airflow_provider_streamsem.sinks.json_rows import check_types, json_rows
+from airflow_provider_streamsem.sinks.operations import OPERATIONS
 from airflow_provider_streamsem.testing.steps import SteppedStore
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.sinks.endpoints import Recorder, serving
+from tests.sinks.endpoints import Call, Recorder, serving
 from tests.worlds import World
 
 CHOICES: dict[str, dict[str, Any]] = {
@@ -191,6 +192,78 @@ def test_two_at_once_and_one_of_them_pauses_at_every_step(
         judge(choice, w, recorder, f"paused at {at}, {paused.taken[-1]}")
         at += 1
     assert steps > 20
+
+
+def held(calls: list[Call], operation: str) -> dict[int, Any]:
+    """What an endpoint holds that performs an operation of ``sinks/operations.py`` on the value of each key, call by call."""
+    table: dict[int, Any] = {}
+    newest: dict[int, int] = {}
+    for call in calls:
+        key, value, version = call.body["key"], call.body["value"], int(call.headers["streamsem-version"])
+        before = table.get(key)
+        match operation:
+            case "append" | "send":
+                table[key] = [*(before or []), value]
+            case "increment":
+                table[key] = (before or 0) + value
+            case "upsert":
+                table[key] = value
+            case "upsert_newer":
+                if version >= newest.get(key, -1):
+                    table[key], newest[key] = value, version
+            case "max" | "min":
+                table[key] = (
+                    value if before is None else max(before, value) if operation == "max" else min(before, value)
+                )
+            case "union":
+                table[key] = {*(before or ()), value}
+            case "delete":  # version 0 deletes what the later ones make anew
+                table[key] = version != 0
+    return table
+
+
+def test_operation_that_may_be_repeated_ends_in_the_same_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    """A publisher sleeps at every step, while others publish its version and the two after it; then it goes on and repeats what it has begun."""
+    outside, tables = Outside(monkeypatch), []
+
+    def keyed(rows: list[dict[str, int]]) -> list[dict[str, int]]:
+        return [{"key": row["id"] % 3, "value": row["id"] + 1} for row in rows]
+
+    at, steps = -1, 1
+    while at < steps:
+        recorder.calls.clear()
+        w = world(tmp_path / str(at))
+        w.arrive(4)
+        pipeline = pushing(w, recorder, operation="upsert_newer").replace(transform=keyed)
+
+        def meanwhile() -> None:
+            watched, outside.watched = outside.watched, None
+            w.run("others", pipeline=pipeline, drain=True)  # noqa: B023
+            outside.watched = watched
+
+        paused = At(at, meanwhile)
+        outside.run(w, pipeline, paused)
+        steps = max(steps, len(paused.taken))
+        w.run("others", pipeline=pipeline, drain=True)
+        tables.append({operation: held(recorder.calls, operation) for operation in OPERATIONS})
+        at += 1
+    undisturbed, *disturbed = tables
+    assert len(disturbed) > 20
+    for operation, row in OPERATIONS.items():
+        assert row.idempotent == all(found[operation] == undisturbed[operation] for found in disturbed), operation
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_label_of_an_operation_is_that_of_the_table(operation: str, tmp_path: Path, recorder: Recorder) -> None:
+    pipeline = pushing(world(tmp_path), recorder, operation=operation)
+    if OPERATIONS[operation].idempotent:
+        assert pipeline.replace(require="effectively_once")
+        return
+    with pytest.raises(InvalidError, match="idempotent=True") as refused:
+        pipeline.replace(require="effectively_once")
+    assert OPERATIONS[operation].instead in str(refused.value).replace('\\"', '"')
 
 
 def test_late_publisher_calls_nobody(tmp_path: Path, recorder: Recorder) -> None:
