@@ -39,7 +39,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--versions", type=int, nargs="+", default=[10, 100, 300])
     arguments.add_argument("--expire", action="store_true", help="expire snapshots after one second")
-    given = arguments.parse_args()
+    given, _ = arguments.parse_known_args()
     with tempfile.TemporaryDirectory() as root:
         sink = IcebergSink(
             f"{root}/table",

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,14 @@ from airflow_provider_streamsem import FilesSink, KafkaSource, Limits, Pipeline,
 from airflow_provider_streamsem.batch.opening import open_pipeline
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.engines.spark import SparkEngine
-from tests.integration.parts import install
 from tests.integration.parts.kafka import Broker
 from tests.integration.parts.s3 import S3Server
 from tests.integration.parts.server import running
-from tests.integration.parts.spark import session_conf
+from tests.integration.parts.spark import peers_conf, session_conf
 
 BATCHES = int(os.environ.get("BATCHES", "20"))
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 PARTITIONS = 2
-DELTA = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
 
 
 @dataclass(frozen=True)
@@ -163,21 +158,24 @@ def produce(bootstrap: str, topic: str, rows: int) -> None:
     assert producer.flush(120) == 0
 
 
-def measure(spark: Any, bootstrap: str, place: Callable[[], str], rows: int) -> list[list[str]]:
-    """Milliseconds a batch of each subject, the first round not counted."""
+def measure(
+    spark: Any, bootstrap: str, place: Callable[[], str], rows: int, *,
+    subjects: Mapping[str, Callable[[Work], None]] = SUBJECTS, pipeline: Callable[[Work], Pipeline] = pipeline_of,
+) -> list[list[str]]:  # fmt: skip
+    """Milliseconds a batch of each subject, the first round not counted; ``pipeline`` is what the subject *ours* runs."""
     topic = f"bench-{rows}-{uuid.uuid4().hex[:6]}"
     produce(bootstrap, topic, rows * BATCHES)
-    times: dict[str, list[float]] = {name: [] for name in SUBJECTS}
+    times: dict[str, list[float]] = {name: [] for name in subjects}
     for turn in range(ROUNDS + 1):
-        names = list(SUBJECTS)
+        names = list(subjects)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             work = Work(spark, bootstrap, topic, rows, place())
             if (
                 name == "ours"
             ):  # the log exists, its store was examined: so it is for every run of a pipeline but its first
-                open_pipeline(pipeline_of(work), open_commit_log(f"{work.place}/log"))
+                open_pipeline(pipeline(work), open_commit_log(f"{work.place}/log"))
             began = time.perf_counter()
-            SUBJECTS[name](work)
+            subjects[name](work)
             if turn:
                 times[name].append((time.perf_counter() - began) * 1000 / BATCHES)
     return [
@@ -234,8 +232,7 @@ def main() -> None:
             import boto3
 
             boto3.client("s3").create_bucket(Bucket="lake")
-            jars = f"{install.classpath('spark')}:{install.classpath('peers')}"
-            conf = {**session_conf(), **DELTA, "spark.driver.extraClassPath": jars, "spark.driver.memory": "2g"}
+            conf = {**session_conf(), **peers_conf(), "spark.driver.memory": "2g"}
             spark = SparkEngine(master="local[2]", conf=conf).session()
             spark.sparkContext.setLogLevel("OFF")
             for where, place in {

@@ -5,7 +5,7 @@
 2. Log requests and bytes of a discovery with 1,000,000 files seen before.
 3. A batch on Spark against a plain read and Parquet write of the same files in the same process.
 4. A retry of a committed batch, and the import of the package.
-5. Where it is named, ``kafka``: Kafka to Parquet against peers, on real parts (``benchmarks/kafka.py``).
+5. Where they are named, on real parts: ``kafka``, Kafka to Parquet against peers; ``delta``, the same into Delta tables; ``iceberg_publish``, ``postgres``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
@@ -40,6 +41,7 @@ from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore
 
 console = Console(width=120)
+ON_REAL_PARTS = ("delta", "iceberg_publish", "kafka", "postgres")
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
@@ -328,14 +330,6 @@ def retry_and_import() -> None:
     )
 
 
-def on_real_parts() -> None:
-    """Kafka to Parquet against its peers; brings the real parts."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from benchmarks import kafka
-
-    kafka.main()
-
-
 def main() -> None:
     """Measure what is named, or everything that needs no real parts."""
     parts = {
@@ -343,9 +337,11 @@ def main() -> None:
         "discovery": discoveries,
         "spark": on_spark,
         "retry": retry_and_import,
-        "kafka": on_real_parts,
     }
-    for name in sys.argv[1:] or [name for name in parts if name != "kafka"]:
+    for name in sys.argv[1:] or list(parts):
+        if name in ON_REAL_PARTS:
+            import_module(f"benchmarks.{name}").main()
+            continue
         parts[name]()
 
 
