@@ -1,5 +1,5 @@
 """
-Kafka to a Delta table, ours against Spark's own ways, on the real broker and S3 server; and what publishing takes as the table grows: ``make bench ARGS=delta``.
+``make bench ARGS=delta``: Kafka to a Delta table, ours against Spark's own ways, on the real broker and S3 server; what publishing takes as the table grows.
 """
 
 from __future__ import annotations

@@ -122,13 +122,13 @@ class DeltaSink(StagedSink):
         return None if table is None else _marker(table, f"{pipeline_uuid}/{sink}")
 
     def _until_marked(self, batch: Batch, *, skipped: bool) -> Receipt | None:
-        """Commit, and look what the table says, until it says that the version is marked."""
+        """Commit until that is answered well, or the table says that the version is marked. Of all answers only that it landed is believed."""
         if batch.is_nothing:
             return Receipt(result="applied", rows=0)
         app = f"{batch.pipeline_uuid}/{batch.sink}"
         cause: Exception | None = None
         for attempt in range(_TRIES):
-            if attempt:
+            if cause is not None:
                 SYSTEM_CLOCK.sleep(min(0.02 * 2**attempt, _LONGEST_WAIT_S))
             table = self._table() or self._created(batch)
             found = None if table is None else _marker(table, app)
@@ -138,8 +138,10 @@ class DeltaSink(StagedSink):
                 return _receipt(batch, found[1], table.version())
             if table is None:
                 continue
+            entry = table.version() + 1  # without retries of its own it commits this one, or none
             try:
-                self._commit(table, batch, app, skipped=skipped)
+                if self._commit(table, batch, app, skipped=skipped):
+                    return _receipt(batch, "skipped" if skipped else "applied", entry)
             except (ConflictError, PublishError):
                 raise
             except Exception as error:  # whatever it says, it may have landed
@@ -151,7 +153,8 @@ class DeltaSink(StagedSink):
             tries=_TRIES,
         ) from cause
 
-    def _commit(self, table: Any, batch: Batch, app: str, *, skipped: bool) -> None:
+    def _commit(self, table: Any, batch: Batch, app: str, *, skipped: bool) -> bool:
+        """Whether the entry was written; where the table lacks columns, only those are."""
         from deltalake import CommitProperties, Schema
         from deltalake.transaction import RemoveAction, Transaction
 
@@ -162,7 +165,7 @@ class DeltaSink(StagedSink):
         else:
             self._check_partitions(table)
             if self._evolved(table, batch):
-                return  # the table is opened anew, with its new columns
+                return False
             actions = [self._added(file) for file in batch.committable.files]
             now_ms = SYSTEM_CLOCK.now_ms()
             actions += [
@@ -176,6 +179,7 @@ class DeltaSink(StagedSink):
             list(self.partition_by),
             commit_properties=CommitProperties(app_transactions=marks, max_commit_retries=0),
         )
+        return True
 
     def _standing(self, table: Any, batch: Batch) -> Sequence[DataFile]:
         """The files that a redo takes out of the table: they must be there as they were put there, or rows would stay."""

@@ -91,6 +91,9 @@ def test_files_that_were_staged_are_the_tables_files(world: DeltaWorld) -> None:
     world.run("all", drain=True)
     staged = {f"{world.table}/{file.key}" for batch in world.batches() for file in batch.committable.files}
     assert set(DeltaTable(world.table).file_uris()) == staged
+    receipts = world.opened().log.receipts(1)
+    assert receipts is not None
+    assert receipts.sinks["table"].detail == {"table_version": DeltaTable(world.table).version()}
     world.all_is_right()
 
 
