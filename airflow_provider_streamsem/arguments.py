@@ -11,11 +11,12 @@ from airflow_provider_streamsem.errors import InvalidError
 
 
 def text(name: str, value: object, *, pattern: str = r".*\S.*", accepted: str = "text that is not empty") -> str:
-    """Text that matches ``pattern`` as a whole."""
+    """Text that matches ``pattern`` as a whole. An error shows nothing of it that stands before an ``@``: that may be a password."""
     if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL) or not _is_utf8(value):
+        shown = f"…{value[value.rindex('@') :]}" if isinstance(value, str) and "@" in value else value
         raise InvalidError(
             f"{name} is not acceptable",
-            given=value if isinstance(value, str) else type(value).__name__,
+            given=shown if isinstance(value, str) else type(value).__name__,
             accepted=accepted,
         )
     return value
@@ -32,10 +33,11 @@ def choice(name: str, value: object, accepted: Collection[str]) -> str:
     return value
 
 
-def whole(name: str, value: object, *, least: int) -> int:
-    """A whole number of ``least`` or more."""
-    if type(value) is not int or value < least:
-        raise InvalidError(f"{name} must be a whole number of {least} or more", given=value)
+def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
+    """A whole number of ``least`` or more, and of ``most`` or less."""
+    if type(value) is not int or value < least or (most is not None and value > most):
+        bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
+        raise InvalidError(f"{name} must be a whole number {bounds}", given=value)
     return value
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -10,10 +11,9 @@ from typing import Any, TypeVar, cast
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.connections import Connection, connection
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.stores import s3
+from airflow_provider_streamsem.stores import aws, s3
 
 F = TypeVar("F", bound=Callable[..., Any])
-_NEEDS_A_PROVIDER = ("role_arn", "assume_role_method", "credential_source", "config_kwargs")
 
 
 @contextmanager
@@ -61,43 +61,9 @@ def access(found: Connection) -> s3.S3Access:
     """
     How a ``streamsem`` connection says that S3 is reached: ``endpoint_url``, ``region_name`` and ``aws_conn_id`` in its extra.
 
-    The AWS connection is read as Airflow's Amazon provider writes it: login and password, or ``aws_session_token``, ``profile_name``, ``region_name``,
-    ``endpoint_url`` in its extra. What it leaves open is left to boto3's default chain.
+    What they leave open is left to boto3's default chain.
     """
-    given: dict[str, str | None] = {}
     aws_conn_id = found.extra.get("aws_conn_id")
-    if aws_conn_id:
-        aws = connection(str(aws_conn_id))
-        if aws.conn_type != "aws":
-            raise InvalidError(
-                "aws_conn_id must name a connection of type aws", conn_id=aws.conn_id, given=aws.conn_type
-            )
-        refused = [name for name in _NEEDS_A_PROVIDER if aws.extra.get(name)]
-        if refused:
-            raise InvalidError(
-                "an AWS connection that assumes a role cannot be used for a log",
-                conn_id=aws.conn_id,
-                given=refused,
-                accepted="login and password, or profile_name: a profile of the worker's AWS configuration may assume the role",
-            )
-        given = {
-            "access_key_id": aws.login or _word(aws.extra, "aws_access_key_id"),
-            "secret_access_key": aws.password or _word(aws.extra, "aws_secret_access_key"),
-            "session_token": _word(aws.extra, "aws_session_token"),
-            "profile_name": _word(aws.extra, "profile_name"),
-            "region_name": _word(aws.extra, "region_name"),
-            "endpoint_url": _word(_services(aws.extra), "endpoint_url") or _word(aws.extra, "endpoint_url"),
-        }
-    for name in ("endpoint_url", "region_name"):
-        given[name] = _word(found.extra, name) or given.get(name)
-    return s3.S3Access(**given)
-
-
-def _services(extra: Mapping[str, object]) -> Mapping[str, object]:
-    config = extra.get("service_config")
-    service = config.get("s3") if isinstance(config, Mapping) else None
-    return service if isinstance(service, Mapping) else {}
-
-
-def _word(extra: Mapping[str, object], name: str) -> str | None:
-    return str(extra[name]) if extra.get(name) else None
+    given = aws.access_of(str(aws_conn_id), service="s3") if aws_conn_id else s3.S3Access()
+    here = {name: aws.word(found.extra, name) for name in ("endpoint_url", "region_name")}
+    return dataclasses.replace(given, **{name: value for name, value in here.items() if value is not None})

@@ -180,6 +180,11 @@ def client(given: S3Access, *, attempts: int) -> Any:
     return _client(attempts, os.getpid(), _surroundings(), given)
 
 
+def session(given: S3Access) -> Any:
+    """A boto3 session of this access; the same one again while the process and its ``AWS_*`` variables stay."""
+    return _session(os.getpid(), _surroundings(), given)
+
+
 def _surroundings() -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
 
@@ -219,7 +224,7 @@ def resolved() -> S3Access:
     """
     given = access()
     reached = client(given, attempts=1)
-    credentials = _session(os.getpid(), _surroundings(), given).get_credentials()
+    credentials = session(given).get_credentials()
     frozen = None if credentials is None else credentials.get_frozen_credentials()
     standard = reached.meta.endpoint_url.endswith((".amazonaws.com", ".amazonaws.com.cn"))
     return S3Access(
