@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _NAMES = {
+    "AmqpQueue": "airflow_provider_streamsem.sources.amqp",
     "Avro": "airflow_provider_streamsem.sources.decoding",
     "BatchCommittedSensor": "airflow_provider_streamsem.sensors.committed",
     "Dedup": "airflow_provider_streamsem.engines.dedup",
@@ -30,10 +31,12 @@ _NAMES = {
     "OffsetRangeTrigger": "airflow_provider_streamsem.triggers.offsets",
     "OffsetsAvailableSensor": "airflow_provider_streamsem.sensors.offsets",
     "Pipeline": "airflow_provider_streamsem.batch.pipeline",
+    "QueueSource": "airflow_provider_streamsem.sources.queue",
     "RedoOperator": "airflow_provider_streamsem.operators.redo",
     "RetentionSensor": "airflow_provider_streamsem.sensors.retention",
     "RunResult": "airflow_provider_streamsem.batch.result",
     "SparkEngine": "airflow_provider_streamsem.engines.spark",
+    "SqsQueue": "airflow_provider_streamsem.sources.sqs",
     "StreamsemError": "airflow_provider_streamsem.errors",
     "VacuumOperator": "airflow_provider_streamsem.operators.maintenance",
     "VerifyOperator": "airflow_provider_streamsem.operators.maintenance",
@@ -48,6 +51,7 @@ _NAMES = {
 }
 
 __all__ = [
+    "AmqpQueue",
     "Avro",
     "BatchCommittedSensor",
     "Dedup",
@@ -66,10 +70,12 @@ __all__ = [
     "OffsetRangeTrigger",
     "OffsetsAvailableSensor",
     "Pipeline",
+    "QueueSource",
     "RedoOperator",
     "RetentionSensor",
     "RunResult",
     "SparkEngine",
+    "SqsQueue",
     "StreamsemError",
     "VacuumOperator",
     "VerifyOperator",
@@ -109,10 +115,13 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.sinks.http import HttpSink
     from airflow_provider_streamsem.sinks.iceberg import IcebergSink
     from airflow_provider_streamsem.sinks.kafka import KafkaSink
+    from airflow_provider_streamsem.sources.amqp import AmqpQueue
     from airflow_provider_streamsem.sources.contract import Limits
     from airflow_provider_streamsem.sources.decoding import Avro, Json
     from airflow_provider_streamsem.sources.files import FilesSource
     from airflow_provider_streamsem.sources.kafka import KafkaSource
+    from airflow_provider_streamsem.sources.queue import QueueSource
+    from airflow_provider_streamsem.sources.sqs import SqsQueue
     from airflow_provider_streamsem.triggers.offsets import OffsetRangeTrigger
 
 

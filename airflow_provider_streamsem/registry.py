@@ -20,6 +20,7 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
     "sources": {
         "files": "airflow_provider_streamsem.sources.files:FilesSource",
         "kafka": "airflow_provider_streamsem.sources.kafka:KafkaSource",
+        "queue": "airflow_provider_streamsem.sources.queue:QueueSource",
     },
     "sinks": {
         "delta": "airflow_provider_streamsem.sinks.delta:DeltaSink",

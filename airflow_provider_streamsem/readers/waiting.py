@@ -15,7 +15,7 @@ from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
 from airflow_provider_streamsem.protocol.view import Head
-from airflow_provider_streamsem.sources.contract import Planner
+from airflow_provider_streamsem.sources.contract import Planner, Taking
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.stores.overlay import OverlayStore
 
@@ -39,7 +39,8 @@ def dry_run(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> DryRun:
     log = CommitLog(OverlayStore(open_store(pipeline.log)), clock)
     record = log.read_pipeline()
     head = Head(genesis=pipeline.source.genesis()) if record is None else log.find_head(record.genesis)
-    planner = pipeline.source.open(log, head.outcome)
+    source = pipeline.source
+    planner = source.look(log, head.outcome) if isinstance(source, Taking) else source.open(log, head.outcome)
     return DryRun(log=log, is_new=record is None, head=head, planner=planner)
 
 

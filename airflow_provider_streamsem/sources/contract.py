@@ -102,6 +102,15 @@ class Expiring(Protocol):
         ...
 
 
+@runtime_checkable
+class Taking(Protocol):
+    """What a source has besides :class:`Source` if planning takes records away from where they come from."""
+
+    def look(self, log: CommitLog, last: Outcome | None) -> Planner:
+        """A planner as :meth:`Source.open` gives, for who only looks: it takes nothing, and plans as if it had. Sends no request."""
+        ...
+
+
 class Loaded(Protocol):
     """
     The records of a plan on Spark, split into what was parsed and what was not.

@@ -171,7 +171,7 @@ class FilesSource:
             after = (
                 datetime.fromtimestamp(now_ms / 1000, tz=timezone.utc) - timedelta(days=self.lookback_days)
             ).strftime(after)
-        self._require_place()
+        self.require_place()
         try:
             stats = [stat for stat in open_store(self.path).list("", start_after=after) if self._counts(stat.key)]
         except UnknownAnswerError as error:
@@ -201,7 +201,7 @@ class FilesSource:
 
         :raises UnavailableError: nothing at all lies there
         """
-        self._require_place()
+        self.require_place()
         if next(open_store(self.path).list("", limit=1), None) is None:
             what = (
                 "files that wait to be read are gone and nothing else lies in the source's place: is it mounted? Nothing was "
@@ -209,7 +209,12 @@ class FilesSource:
             )
             raise UnavailableError(what, place=self.path)
 
-    def _require_place(self) -> None:
+    def require_place(self) -> None:
+        """
+        The place can be looked at.
+
+        :raises UnavailableError: a directory that is not there
+        """
         scheme, place = split_url(self.path)
         if scheme == "file" and not os.path.isdir(place):
             what = "the source's directory is not there, or is not mounted; nothing was written"
@@ -346,6 +351,10 @@ class FilesPlanner:
         first = position(start, PARTITION)
         discovered = [] if newest is None else self._ledger.files(first, newest.end)
         return sum(file.mtime_ns < at_ms * 1_000_000 for file in (*discovered, *self._unseen()))
+
+    def discovered(self) -> bool:
+        """Whether the log knows of any file."""
+        return self._ledger.newest() is not None
 
     def _unseen(self) -> Sequence[FoundFile]:
         return self._ledger.unseen(self._source.listing(self._clock.now_ms())).new

@@ -92,7 +92,7 @@ class FileRecords:
         rows = self.frame.observe(Observation(), *asked).where(self.bad).select(PATH, RAW)
         for path, raw in rows.toLocalIterator():
             yield BadRecord(
-                place={"path": _plain_path(path)},
+                place={"path": plain_path(path)},
                 raw=raw,
                 error=f"not a {self._source.format} record of the schema {self._source.schema}",
             )
@@ -102,7 +102,7 @@ def _quoted(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def _plain_path(uri: str) -> str:
+def plain_path(uri: str) -> str:
     """A path as people write it, from Spark's percent-encoded URI."""
     plain = unquote(uri)
     return plain.removeprefix("file://").removeprefix("file:") if plain.startswith("file:") else plain

@@ -15,6 +15,9 @@ from airflow_provider_streamsem.errors import DataError, InvalidError, StageErro
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Json, Quarantine
+from airflow_provider_streamsem.protocol.entries import Quarantine
+from airflow_provider_streamsem.sources.landing import body_of
+from airflow_provider_streamsem.sources.queue import QueueSource
 from airflow_provider_streamsem.stores.contract import open_store, split_url
 
 SCHEMA = json.dumps({"type": "struct", "fields": []})
@@ -24,6 +27,7 @@ _TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 class RowsEngine:
     """
     Stages :class:`FilesSource` files of format ``json`` into :class:`FilesSink` datasets of format ``json`` on disk, and as Parquet for sinks that publish.
+    Of landed messages the rows are their bodies.
 
     The transform is called with a list of dicts and returns one, or one for each sink. A line that is not a JSON object is quarantined. It keeps the contract
     of an engine and nothing else: a pipeline with partitions, other formats or an SQL predicate is refused. Columns of a sink that publishes are those of the
@@ -78,13 +82,15 @@ class RowsEngine:
         """Nothing runs outside the thread that stages."""
 
     def _read(self, job: Job) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-        store = open_store(job.source.path)  # type: ignore[attr-defined]
+        assert job.source.place is not None
+        store = open_store(job.source.place)
         rows, bad = [], []
         for path, *_ in job.plan.pins:
             data = store.read(path)
             if data is None:
                 raise StageError("a planned file vanished before it was read; nothing became visible", file=path)
-            for line in data.decode().splitlines():
+            lines = data.decode().splitlines()
+            for line in map(body_of, lines) if isinstance(job.source, QueueSource) else lines:
                 try:
                     row = json.loads(line)
                 except ValueError:

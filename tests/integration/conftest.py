@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.integration.parts.kafka import Broker
+from tests.integration.parts.rabbitmq import RabbitMQ
 from tests.integration.parts.s3 import S3Server
 from tests.integration.parts.server import running
 from tests.integration.parts.spark import peers_conf, session_conf
@@ -43,6 +44,14 @@ def lake(s3_server: S3Server) -> str:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A Kafka broker."""
     made = Broker(tmp_path_factory.mktemp("kafka"))
+    with running(made):
+        yield made
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    """A RabbitMQ broker."""
+    made = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
     with running(made):
         yield made
 

@@ -56,7 +56,7 @@ def tool(name: str, *places: str) -> str:
     )
     if found is None:
         raise MissingPartError(
-            f"{name} is not on this machine. Do: install it (Debian: maven, golang, postgresql) and run again."
+            f"{name} is not on this machine. Do: install it (Debian: maven, golang, postgresql, rabbitmq-server) and run again."
         )
     return found
 

@@ -1,0 +1,189 @@
+"""Queues of an AMQP 0-9-1 broker, such as RabbitMQ. pika is imported when a queue is reached."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.connections import connection
+from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
+from airflow_provider_streamsem.sources.landing import Message
+
+_AT_ONCE = 100
+_TIMEOUT_S = 30
+_HEARTBEAT_S = 60
+"""A broker that fell silent is noticed after about two of these. Nobody answers it while a landing is written: if that takes as long, it delivers again"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmqpQueue:
+    """
+    A queue of an AMQP 0-9-1 broker. A message that was delivered and not acknowledged comes again when the connection ends.
+
+    :param name: of the queue; it must be there
+    :param conn_id: an Airflow connection of type ``amqp`` or ``amqps``: host, port, login, password, and the virtual host as schema; either this or ``host``
+    :param host: ``host`` or ``host:port`` of a broker that takes guests
+    :param id_from: what tells a message from another one: ``message_id``, the property that its producer sets (without it, a message goes to quarantine), or
+        ``body``: of equal bodies within the window one is a record
+    """
+
+    type: ClassVar[str] = "amqp"
+    name: str
+    conn_id: str | None = None
+    host: str | None = None
+    id_from: str = "message_id"
+
+    def __post_init__(self) -> None:
+        where = "queue amqp:"
+        arguments.text(f"{where} name", self.name)
+        if (self.conn_id is None) == (self.host is None):
+            raise InvalidError(f"{where} exactly one of conn_id and host must be given")
+        for name in ("conn_id", "host"):
+            if getattr(self, name) is not None:
+                arguments.text(
+                    f"{where} {name}",
+                    getattr(self, name),
+                    pattern=r"[^\s@/]+",
+                    accepted="text without spaces, '@', '/'",
+                )
+        arguments.choice(f"{where} id_from", self.id_from, ("message_id", "body"))
+
+    @property
+    def receive_s(self) -> float:
+        """A third of the time after which RabbitMQ takes a delivery back."""
+        return 600.0
+
+    def identity(self) -> Mapping[str, str]:
+        """The name; brokers move."""
+        return {"type": self.type, "name": self.name}
+
+    def lineage(self) -> tuple[str, str]:
+        """``("amqp://host:port", "virtual host/name")``."""
+        at = self._address()
+        return f"amqp://{at['host']}:{at['port']}", f"{at['virtual_host'].strip('/')}/{self.name}".lstrip("/")
+
+    def _address(self) -> dict[str, Any]:
+        if self.conn_id is None:
+            host, _, port = (self.host or "").partition(":")
+            return {"host": host, "port": int(port or 5672), "virtual_host": "/", "tls": False, "login": None}
+        found = connection(self.conn_id)
+        if found.conn_type not in ("amqp", "amqps"):
+            raise InvalidError(
+                "queue amqp: conn_id must name a connection of type amqp or amqps",
+                conn_id=self.conn_id,
+                given=found.conn_type,
+            )
+        tls = found.conn_type == "amqps"
+        return {
+            "host": found.host or "localhost", "port": found.port or (5671 if tls else 5672), "virtual_host": found.schema or "/", "tls": tls,
+            "login": (found.login, found.password) if found.login else None,
+        }  # fmt: skip
+
+    @contextmanager
+    def connect(self) -> Iterator[AmqpReceiver]:
+        """
+        Open a connection and a channel.
+
+        :raises StoreRefusedError: the broker does not let this user in
+        :raises UnavailableError: no answer
+        """
+        try:
+            import pika
+        except ImportError as error:
+            raise InvalidError(
+                "pika is not installed", accepted="pip install 'airflow-provider-streamsem[amqp]'"
+            ) from error
+        with _translated(self.name):
+            opened = pika.BlockingConnection(self._parameters())
+        try:
+            with _translated(self.name):
+                channel = opened.channel()
+            yield AmqpReceiver(self, channel)
+        finally:
+            with suppress(Exception):  # what is not acknowledged comes again, however the connection ends
+                opened.close()
+
+    def _parameters(self) -> Any:
+        import ssl
+
+        import pika
+
+        at = self._address()
+        given = {} if at["login"] is None else {"credentials": pika.PlainCredentials(*at["login"])}
+        if at["tls"]:
+            given["ssl_options"] = pika.SSLOptions(ssl.create_default_context(), at["host"])
+        return pika.ConnectionParameters(
+            host=at["host"], port=at["port"], virtual_host=at["virtual_host"], heartbeat=_HEARTBEAT_S, socket_timeout=_TIMEOUT_S,
+            stack_timeout=_TIMEOUT_S, blocked_connection_timeout=_TIMEOUT_S, **given,
+        )  # fmt: skip
+
+
+class AmqpReceiver:
+    """A channel to one queue (:class:`airflow_provider_streamsem.sources.landing.Receiver`)."""
+
+    def __init__(self, queue: AmqpQueue, channel: Any) -> None:
+        self._queue = queue
+        self._channel = channel
+
+    def receive(self, most: int) -> Sequence[Message]:
+        """Up to a hundred messages, each asked for: the broker says when there are no more."""
+        taken: list[Message] = []
+        with _translated(self._queue.name):
+            while len(taken) < min(most, _AT_ONCE):
+                method, properties, body = self._channel.basic_get(self._queue.name)
+                if method is None:
+                    break
+                taken.append(self._message(method, properties, body))
+        return taken
+
+    def _message(self, method: Any, properties: Any, body: bytes) -> Message:
+        found = properties.message_id
+        message_id = found if isinstance(found, str) and found else None
+        if self._queue.id_from == "body":
+            message_id = hashlib.sha256(body).hexdigest()
+        headers = {str(name): str(value) for name, value in (properties.headers or {}).items()}
+        return Message(id=message_id, body=body, headers=headers, handle=method.delivery_tag)
+
+    def acknowledge(self, handles: Sequence[Any]) -> None:
+        """Acknowledge each. The broker answers none of these, so it is asked something else after them."""
+        with _translated(self._queue.name):
+            for handle in handles:
+                self._channel.basic_ack(handle)
+            self._channel.queue_declare(self._queue.name, passive=True)
+
+    def waiting(self) -> int:
+        """Messages that are ready: neither delivered nor acknowledged."""
+        with _translated(self._queue.name):
+            count: int = self._channel.queue_declare(self._queue.name, passive=True).method.message_count
+        return count
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    """What a failed question means. Never quotes the client's text: it may hold settings."""
+    from pika import exceptions
+
+    refusals = (
+        exceptions.AuthenticationError,
+        exceptions.ProbableAuthenticationError,
+        exceptions.ProbableAccessDeniedError,
+    )
+    try:
+        yield
+    except exceptions.AMQPError as error:
+        causes = (error, *error.args)
+        refused = next((cause for cause in causes if isinstance(cause, refusals)), None)
+        code = getattr(error, "reply_code", None)
+        if refused is not None or (isinstance(error, exceptions.ChannelClosedByBroker) and code in (403, 404)):
+            raise StoreRefusedError(
+                "the AMQP broker refused a request; what is landed stays", queue=name, code=code
+            ) from error
+        what = "the AMQP broker gave no clear answer; messages that are not landed come again"
+        raise UnavailableError(what, queue=name, error=type(error).__name__) from error
+    except OSError as error:
+        what = "the AMQP broker cannot be reached; messages that are not landed come again"
+        raise UnavailableError(what, queue=name, error=type(error).__name__) from error

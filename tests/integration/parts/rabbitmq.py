@@ -1,0 +1,59 @@
+"""A RabbitMQ broker of its own, from Debian's programs."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from tests.integration.parts import install
+from tests.integration.parts.server import Server, answers, free_port
+
+PROGRAMS = "/usr/lib/rabbitmq/bin"  # that on the path changes to a user who cannot write into a scratch home
+
+
+class RabbitMQ(Server):
+    """``host`` takes the user ``guest`` with the password ``guest``. Queues and messages that are durable outlive a kill."""
+
+    def __init__(self, home: Path) -> None:
+        program = shutil.which("rabbitmq-server", path=PROGRAMS) or install.tool("rabbitmq-server")
+        home.mkdir(parents=True, exist_ok=True)
+        port, names = free_port(), free_port()
+        self.host = f"127.0.0.1:{port}"
+        (home / "rabbitmq.conf").write_text(
+            f"listeners.tcp.1 = {self.host}\nloopback_users = none\nlog.console = true\nlog.file = false\n"
+        )
+        (home / "plugins").write_text("[].")
+        environment = {
+            "HOME": str(home),
+            "RABBITMQ_NODENAME": f"streamsem-{port}@localhost",
+            "RABBITMQ_NODE_PORT": str(port),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+            "RABBITMQ_MNESIA_BASE": str(home / "data"),
+            "RABBITMQ_LOG_BASE": str(home),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1",
+            "ERL_EPMD_PORT": str(names),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+        }
+        # Erlang starts this by itself where it is not there, and leaves it behind.
+        self._names = Server("epmd", home, [install.tool("epmd")], port=names, environment=environment)
+        super().__init__("rabbitmq", home, [program], port=port, environment=environment)
+
+    def start(self, *, seconds: float = 90) -> None:
+        """Start, and return when the port answers."""
+        if not self._names.is_running:
+            self._names.start()
+        super().start(seconds=seconds)
+
+    def wait(self) -> None:
+        """Until the process has ended, and the one that it started, too."""
+        super().wait()
+        while answers(self.port):
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End both."""
+        super().stop()
+        self._names.stop()

@@ -1,0 +1,253 @@
+"""A RabbitMQ queue as a source: each message one record, wherever the process or the broker dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import AmqpQueue, Pipeline, QueueSource
+from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.errors import StoreRefusedError, UnavailableError
+from airflow_provider_streamsem.readers.waiting import waiting
+from airflow_provider_streamsem.sources import queue as module
+from airflow_provider_streamsem.sources.landing import Landing
+from airflow_provider_streamsem.stores.contract import open_store
+from airflow_provider_streamsem.stores.memory import open_memory_store
+from airflow_provider_streamsem.testing.clock import ManualClock
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.integration.parts.rabbitmq import RabbitMQ
+from tests.integration.parts.server import search_path
+from tests.sources.brokers import CalledBroker, CalledStore, Calls
+from tests.worlds import World
+
+pytestmark = pytest.mark.integration
+_NAMES = count()
+
+
+class Queue:
+    """A durable queue of the test's own, and the world that reads it."""
+
+    def __init__(self, rabbitmq: RabbitMQ, root: Path, **given: Any) -> None:
+        self.broker = rabbitmq
+        self.name = f"orders-{next(_NAMES)}"
+        root.mkdir(exist_ok=True)
+        self.world = World(root, store=open_memory_store(f"amqp-{next(_NAMES)}"))
+        self.queue = AmqpQueue(**{"name": self.name, "host": rabbitmq.host, **given})
+        self.sent = 0
+        self._do(lambda channel: channel.queue_declare(self.name, durable=True))
+
+    def _do(self, act: Any) -> Any:
+        import pika
+
+        host, _, port = self.broker.host.partition(":")
+        with pika.BlockingConnection(pika.ConnectionParameters(host, int(port))) as opened:
+            channel = opened.channel()
+            channel.confirm_delivery()
+            return act(channel)
+
+    def send(self, messages: int) -> None:
+        numbers = range(self.sent, self.sent + messages)
+        self.put(*((f"m{n}", json.dumps({"id": n}).encode()) for n in numbers))
+        self.sent += messages
+
+    def put(self, *messages: tuple[str | None, bytes], **headers: Any) -> None:
+        import pika
+
+        def act(channel: Any) -> None:
+            for message_id, body in messages:
+                properties = pika.BasicProperties(message_id=message_id, delivery_mode=2, headers=headers or None)
+                channel.basic_publish("", self.name, body, properties)
+
+        self._do(act)
+
+    def left(self) -> int:
+        found: int = self._do(lambda channel: channel.queue_declare(self.name, passive=True)).method.message_count
+        return found
+
+    def pipeline(self, **source: Any) -> Pipeline:
+        given = {"landing": str(self.world.root / "in"), "schema": "id long", **source}
+        return self.world.pipeline(source=QueueSource(queue=self.queue, **given))
+
+    def run(self, run_key: str, **source: Any) -> Any:
+        return self.world.run(run_key, pipeline=self.pipeline(**source))
+
+    def check(self) -> None:
+        assert self.left() == 0
+        assert self.world.verdict().findings == []
+        assert self.world.visible() == Counter(range(self.sent))
+
+
+@pytest.fixture
+def queue(rabbitmq: RabbitMQ, tmp_path: Path) -> Queue:
+    return Queue(rabbitmq, tmp_path)
+
+
+def test_messages_are_committed_once_and_gone_from_the_broker(queue: Queue) -> None:
+    queue.send(250)
+    assert queue.run("a", max_messages=200).counts["read"] == 200
+    assert queue.run("b", max_messages=200).counts["read"] == 50
+    queue.check()
+
+
+def test_looking_takes_no_message(queue: Queue) -> None:
+    queue.run("makes the log")
+    queue.send(7)
+    for _ in range(2):
+        found = waiting(queue.pipeline(), clock=ManualClock())
+        assert (found.is_due, found.rows, found.lag) == (True, 7, 1)
+    assert queue.left() == 7
+    assert not [*(queue.world.root / "in").iterdir()]
+    queue.run("a")
+    queue.check()
+
+
+def test_lander_that_dies_before_or_after_any_call_loses_and_repeats_nothing(
+    rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
+    """Death closes the connection: the broker delivers again what was not acknowledged."""
+
+    def land(made: Queue, calls: Calls) -> None:
+        log = CommitLog(CalledStore(open_store(str(made.world.root / "in")), calls), ManualClock(), Patience(tries=4))
+        with made.queue.connect() as receiver:
+            Landing(log, made.pipeline().source.window).land(CalledBroker(receiver, calls), most=100, seconds=60)  # type: ignore[attr-defined, arg-type]
+
+    whole = Queue(rabbitmq, tmp_path / "whole")
+    whole.send(5)
+    calls = Calls()
+    land(whole, calls)
+    assert {"receive", "create", "acknowledge"} <= set(calls.names)
+    for at in range(len(calls.names)):
+        for after in (False, True):
+            made = Queue(rabbitmq, tmp_path / f"{at}-{after}")
+            made.send(5)
+            with suppress(Crash):
+                land(made, Calls(at, after=after))
+                raise AssertionError("it did not die")
+            for n in range(2):
+                made.run(f"run-{n}")
+            made.check()
+
+
+LANDER = """
+import os, signal, sys
+from airflow_provider_streamsem import AmqpQueue, QueueSource
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.sources import landing
+from airflow_provider_streamsem.stores.contract import open_store
+host, name, place, moment = sys.argv[1:]
+source = QueueSource(queue=AmqpQueue(name=name, host=host), landing=place, schema="id long")
+method = landing.Landing._acknowledge
+def killed(self, receiver, taken):
+    if moment == "after":
+        method(self, receiver, taken)
+    os.kill(os.getpid(), signal.SIGKILL)
+landing.Landing._acknowledge = killed
+with source.queue.connect() as receiver:
+    landing.Landing(CommitLog(open_store(place)), source.window).land(receiver, most=100, seconds=60)
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_process_killed_around_the_acknowledgement_loses_and_repeats_nothing(queue: Queue, moment: str) -> None:
+    queue.send(6)
+    argv = [sys.executable, "-c", LANDER, queue.broker.host, queue.name, str(queue.world.root / "in"), moment]
+    done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": search_path()}, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    queue.send(1)
+    for n in range(2):
+        queue.run(f"run-{n}")
+    queue.check()
+
+
+def test_broker_that_is_killed_before_the_acknowledgement_delivers_again_and_nothing_is_repeated(
+    rabbitmq: RabbitMQ, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send(4)
+    landing = Landing._acknowledge
+
+    def killed(self: Landing, receiver: Any, taken: Any) -> None:
+        rabbitmq.kill()
+        landing(self, receiver, taken)
+
+    with monkeypatch.context() as once:
+        once.setattr(Landing, "_acknowledge", killed)
+        assert queue.run("a").counts["read"] == 4  # what is landed is read, whether or not the broker knows
+    with pytest.raises(UnavailableError):
+        queue.run("b")
+    rabbitmq.start()
+    assert queue.left() == 4
+    queue.send(1)
+    assert queue.run("b").counts["read"] == 1
+    queue.check()
+
+
+def test_two_consumers_one_of_which_is_slow(queue: Queue) -> None:
+    """The broker takes the slow one's deliveries back when its connection breaks; it lands them all the same, and cannot acknowledge."""
+    queue.send(5)
+    place = str(queue.world.root / "in")
+    with queue.queue.connect() as slow:
+
+        def breaks() -> None:
+            slow._channel.connection._impl._transport._sock.shutdown(socket.SHUT_RDWR)
+            assert queue.run("other").counts["read"] == 5
+
+        source = queue.pipeline().source
+        calls = Calls(3, do=breaks)
+        log = CommitLog(CalledStore(open_store(place), calls), ManualClock())
+        Landing(log, source.window).land(CalledBroker(slow, calls), most=5, seconds=60)  # type: ignore[attr-defined, arg-type]
+    queue.run("a")
+    queue.check()
+
+
+def test_message_without_an_id_goes_to_quarantine_unless_its_body_is_its_id(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    queue = Queue(rabbitmq, tmp_path / "a")
+    queue.put((None, b'{"id": 0}'), ("bad", b"\xff"))
+    assert queue.run("a").counts["quarantined"] == 2
+    queue.check()
+    of_body = Queue(rabbitmq, tmp_path / "b", id_from="body")
+    of_body.put((None, b'{"id": 0}'), ("x", b'{"id": 0}'), kind="k")
+    of_body.sent = 1
+    assert of_body.run("a").counts["read"] == 1
+    (file,) = (tmp_path / "b" / "in").glob("*.jsonl")
+    assert json.loads(file.read_text())["headers"] == {"kind": "k"}
+    of_body.check()
+
+
+def test_refusals_and_silence_are_told_apart(
+    rabbitmq: RabbitMQ, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, _, port = rabbitmq.host.partition(":")
+    for name, password, port_ in (
+        ("WRONG", "s3cret-wrong", int(port)),
+        ("RIGHT", "guest", int(port)),
+        ("NOBODY", "guest", 9),
+    ):
+        extra = {"conn_type": "amqp", "host": host, "port": port_, "login": "guest", "password": password}
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(extra))
+    for conn_id, error in (("wrong", StoreRefusedError), ("nobody", UnavailableError)):
+        queue = Queue(rabbitmq, tmp_path / conn_id)
+        queue.queue = AmqpQueue(name=queue.name, conn_id=conn_id)
+        with pytest.raises(error) as caught:
+            queue.run("a")
+        assert "s3cret" not in str(caught.value)
+    queue = Queue(rabbitmq, tmp_path / "right")
+    queue.queue = AmqpQueue(name=queue.name, conn_id="right")
+    queue.send(1)
+    queue.run("a")
+    queue.check()
+    assert queue.queue.lineage() == (f"amqp://{rabbitmq.host}", queue.name)
+    queue.queue = AmqpQueue(name="not-there", conn_id="right")
+    with pytest.raises(StoreRefusedError):
+        queue.world.pipeline(source=QueueSource(queue=queue.queue, landing=str(tmp_path / "right" / "in"), schema="id long")).source.open(queue.world.log(), None).latest_offsets()  # fmt: skip
+    assert module.open_store is open_store
