@@ -15,7 +15,6 @@ from airflow_provider_streamsem.errors import DataError, InvalidError, StageErro
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Json, Quarantine
-from airflow_provider_streamsem.protocol.entries import Quarantine
 from airflow_provider_streamsem.sources.landing import body_of
 from airflow_provider_streamsem.sources.queue import QueueSource
 from airflow_provider_streamsem.stores.contract import open_store, split_url

@@ -49,6 +49,18 @@ def s3_server(name: str = "versitygw") -> str:
     return str(program)
 
 
+def debian(*packages: str) -> None:
+    """Debian's packages that are not there; their services are not started."""
+    missing = [name for name in packages if subprocess.run(["dpkg", "-s", name], capture_output=True, check=False).returncode]
+    if not missing:
+        return
+    if os.geteuid() != 0:
+        raise MissingPartError(f"not on this machine. Do: apt-get install {' '.join(missing)}")
+    quiet = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    _run(["apt-get", "update", "-q"], **quiet)
+    _run(["apt-get", "install", "-q", "-y", "--no-install-recommends", *missing], **quiet)
+
+
 def tool(name: str, *places: str) -> str:
     """A program of the machine."""
     found = shutil.which(name) or next(
@@ -68,6 +80,7 @@ def _run(command: list[str], **environment: str) -> None:
 
 
 if __name__ == "__main__":
+    debian("postgresql", "rabbitmq-server")
     for each in ("kafka", "spark", "peers", "iceberg"):
         classpath(each)
     for each in sys.argv[1:] or ["versitygw"]:
