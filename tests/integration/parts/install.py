@@ -51,7 +51,7 @@ def s3_server(name: str = "versitygw") -> str:
 
 def debian(*packages: str) -> None:
     """Debian's packages that are not there; their services are not started."""
-    missing = [name for name in packages if subprocess.run(["dpkg", "-s", name], capture_output=True, check=False).returncode]
+    missing = [name for name in packages if not _is_installed(name)]
     if not missing:
         return
     if os.geteuid() != 0:
@@ -59,6 +59,11 @@ def debian(*packages: str) -> None:
     quiet = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     _run(["apt-get", "update", "-q"], **quiet)
     _run(["apt-get", "install", "-q", "-y", "--no-install-recommends", *missing], **quiet)
+
+
+def _is_installed(package: str) -> bool:
+    done = subprocess.run(["dpkg-query", "-W", "-f", "${Status}", package], capture_output=True, text=True, check=False)
+    return done.stdout == "install ok installed"
 
 
 def tool(name: str, *places: str) -> str:
