@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_streamsem import FilesSink, FilesSource, KafkaSource, Pipeline
+from airflow_provider_streamsem import FilesSink, FilesSource, KafkaSource, Pipeline, QueueSource, SqsQueue
 from airflow_provider_streamsem.batch.guarantee import guarantee
 from airflow_provider_streamsem.sinks import operations
 from airflow_provider_streamsem.sinks.delta import DeltaSink
@@ -23,6 +23,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
 SOURCES: Mapping[str, Any] = {
     "files": FilesSource(path="/in", format="json", schema="id long"),
     "Kafka": KafkaSource(topics=["orders"], bootstrap_servers="broker:9092"),
+    "SQS, AMQP": QueueSource(
+        queue=SqsQueue(url="https://sqs.eu-west-1.amazonaws.com/1/orders"), landing="/landing", schema="id long"
+    ),
 }
 SINKS: Mapping[str, Any] = {
     "files": FilesSink(path="/out"),
@@ -38,6 +41,19 @@ _HTTP = (
     "tests/sinks/test_http.py::test_killed_at_every_step_and_followed",
     "tests/sinks/test_http.py::test_two_at_once_and_one_of_them_pauses_at_every_step",
 )
+SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
+    "files": (
+        "tests/batch/test_crash_matrix.py::test_crash_then_a_new_process",
+        "tests/batch/test_dedup.py::test_repeats_pass_nowhere_after_a_death_at_every_step",
+    ),
+    "Kafka": ("tests/chaos/test_chaos.py::test_every_kind_of_fault_doubles_and_loses_nothing",),
+    "SQS, AMQP": (
+        "tests/sources/test_queue.py::test_killed_at_every_call_to_queue_landing_and_log_each_message_is_one_record",
+        "tests/sources/test_queue.py::test_two_runs_at_once_interleaved_at_every_call_give_each_message_one_record",
+        "tests/sources/test_landing.py::test_message_that_comes_again_within_the_window_is_dropped_and_after_it_is_a_second_record",
+        "tests/integration/test_amqp.py::test_broker_that_is_killed_before_the_acknowledgement_delivers_again_and_nothing_is_repeated",
+    ),
+}
 PROOFS: Mapping[str, tuple[str, ...]] = {
     "files": (
         "tests/batch/test_crash_matrix.py::test_crash_then_a_new_process",
@@ -109,7 +125,9 @@ def page() -> str:
     ]
     lines += [*operations.table(), ""]
     lines += ["## Proved by", "", "Each would fail if the label promised more than is kept.", ""]
-    for name, proofs in PROOFS.items():
+    named = [(f"source {name}", proofs) for name, proofs in SOURCE_PROOFS.items()]
+    named += [(f"sink {name}", proofs) for name, proofs in PROOFS.items()]
+    for name, proofs in named:
         lines += [f"**{name}**", "", *[f"- `{proof}`" for proof in proofs], ""]
     return "\n".join(lines).rstrip() + "\n"
 

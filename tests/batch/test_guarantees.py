@@ -16,10 +16,15 @@ def test_page_is_what_the_code_computes() -> None:
     assert guarantee_matrix.PAGE.read_text() == guarantee_matrix.page(), "python -m tools.guarantee_matrix"
 
 
-@pytest.mark.parametrize("sink", guarantee_matrix.SINKS)
-def test_every_sink_names_tests_that_are_there(sink: str) -> None:
-    proofs = guarantee_matrix.PROOFS[sink]
-    assert proofs
-    for proof in proofs:
+NAMED = {
+    **{f"source {name}": guarantee_matrix.SOURCE_PROOFS[name] for name in guarantee_matrix.SOURCES},
+    **{f"sink {name}": guarantee_matrix.PROOFS[name] for name in guarantee_matrix.SINKS},
+}
+
+
+@pytest.mark.parametrize("part", NAMED)
+def test_every_part_names_tests_that_are_there(part: str) -> None:
+    assert NAMED[part]
+    for proof in NAMED[part]:
         file, _, name = proof.partition("::")
         assert re.search(rf"def {name}\(", (ROOT / file).read_text()), proof
