@@ -56,7 +56,7 @@ def guarantee(pipeline: Pipeline) -> Guarantee:
     labels = {}
     for name, sink in sorted(pipeline.sinks.items()):
         reasons += [f"sink {name}: {reason}" for reason in sink.reasons]
-        labels[name] = _weaker(sink.delivery, pipeline.source.delivery)
+        labels[name] = _read_and_written(pipeline.source.delivery, sink.delivery)
     if len(pipeline.sinks) > 1:
         reasons.append(_of_sinks(pipeline))
     label = "exactly_once"
@@ -65,6 +65,13 @@ def guarantee(pipeline: Pipeline) -> Guarantee:
     if label == "none":
         reasons.append("one sink may lose and another may repeat: look at each; two pipelines would each have a label")
     return Guarantee(label=label, reasons=tuple(reasons), sinks=labels, terms=_terms(pipeline))
+
+
+def _read_and_written(source: str, sink: str) -> str:
+    """What a sink keeps of what a source gives. A source that drops repeats gives each record once, on its terms, so a sink that never repeats keeps that."""
+    if source == "effectively_once":
+        return source if sink == "exactly_once" else sink
+    return _weaker(source, sink)
 
 
 def _weaker(label: str, other: str) -> str:
