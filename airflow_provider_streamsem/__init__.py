@@ -23,6 +23,7 @@ _NAMES = {
     "Guarantee": "airflow_provider_streamsem.batch.guarantee",
     "HttpSink": "airflow_provider_streamsem.sinks.http",
     "IcebergSink": "airflow_provider_streamsem.sinks.iceberg",
+    "JdbcSink": "airflow_provider_streamsem.sinks.jdbc",
     "Json": "airflow_provider_streamsem.sources.decoding",
     "KafkaSink": "airflow_provider_streamsem.sinks.kafka",
     "KafkaSource": "airflow_provider_streamsem.sources.kafka",
@@ -62,6 +63,7 @@ __all__ = [
     "Guarantee",
     "HttpSink",
     "IcebergSink",
+    "JdbcSink",
     "Json",
     "KafkaSink",
     "KafkaSource",
@@ -114,6 +116,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.sinks.files import FilesSink
     from airflow_provider_streamsem.sinks.http import HttpSink
     from airflow_provider_streamsem.sinks.iceberg import IcebergSink
+    from airflow_provider_streamsem.sinks.jdbc import JdbcSink
     from airflow_provider_streamsem.sinks.kafka import KafkaSink
     from airflow_provider_streamsem.sources.amqp import AmqpQueue
     from airflow_provider_streamsem.sources.contract import Limits

@@ -27,6 +27,7 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
         "files": "airflow_provider_streamsem.sinks.files:FilesSink",
         "http": "airflow_provider_streamsem.sinks.http:HttpSink",
         "iceberg": "airflow_provider_streamsem.sinks.iceberg:IcebergSink",
+        "jdbc": "airflow_provider_streamsem.sinks.jdbc:JdbcSink",
         "kafka": "airflow_provider_streamsem.sinks.kafka:KafkaSink",
     },
     "stores": {

@@ -16,6 +16,7 @@ from airflow_provider_streamsem.sinks import operations
 from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.sinks.http import HttpSink
 from airflow_provider_streamsem.sinks.iceberg import IcebergSink
+from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from airflow_provider_streamsem.sinks.kafka import KafkaSink
 
 PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
@@ -31,6 +32,9 @@ SINKS: Mapping[str, Any] = {
     "files": FilesSink(path="/out"),
     "Delta": DeltaSink("/table"),
     "Iceberg": IcebergSink("/iceberg", "lake.orders"),
+    "database, append": JdbcSink("warehouse", "orders", "/staged"),
+    "database, upsert": JdbcSink("warehouse", "orders", "/staged", mode="upsert", keys=["id"]),
+    "database, replace_version": JdbcSink("warehouse", "orders", "/staged", mode="replace_version"),
     "Kafka topic": KafkaSink("/staged", topic="out", bootstrap_servers="broker:9092"),
     "HTTP, an endpoint that keeps keys": HttpSink("/staged", url="http://api/orders", idempotent=True),
     "HTTP, an operation that may be repeated": HttpSink("/staged", url="http://api/orders", operation="upsert_newer"),
@@ -40,6 +44,11 @@ SINKS: Mapping[str, Any] = {
 _HTTP = (
     "tests/sinks/test_http.py::test_killed_at_every_step_and_followed",
     "tests/sinks/test_http.py::test_two_at_once_and_one_of_them_pauses_at_every_step",
+)
+_DATABASE = (
+    "tests/sinks/test_jdbc.py::test_death_or_lost_reply_at_any_call_leaves_every_row_once",
+    "tests/integration/test_postgres.py::test_two_publishers_at_once_and_one_late_apply_each_of_50_versions_once",
+    "tests/integration/test_postgres.py::test_death_or_lost_reply_at_any_statement_leaves_every_row_once",
 )
 SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
     "files": (
@@ -70,6 +79,12 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/sinks/iceberg/test_publish.py::test_two_publishers_at_once_fifty_rounds",
         "tests/sinks/iceberg/test_publish.py::test_a_publisher_that_sleeps_over_its_commit_is_refused",
         "tests/integration/test_iceberg.py::test_two_publishers_at_once_over_rest",
+    ),
+    "database, append": _DATABASE,
+    "database, upsert": _DATABASE,
+    "database, replace_version": (
+        *_DATABASE,
+        "tests/sinks/test_jdbc.py::test_redo_replaces_the_rows_of_its_whole_chain_and_no_others",
     ),
     "Kafka topic": (
         "tests/integration/test_kafka_sink.py::test_killed_at_every_step_and_followed",

@@ -169,10 +169,13 @@ class PublishingSink(Sink, Protocol):
       (version, applied)`` where it is below the version, in **one** transaction with the rows (P2).
     """
 
-    redoes: ClassVar[bool]
-    """whether :meth:`publish` replaces the rows of a redo's chain; else a redo is refused before anything is written"""
     keeps_staged: ClassVar[bool]
     """whether the staged files are the published ones; else vacuum deletes them after the receipts"""
+
+    @property
+    def redoes(self) -> bool:
+        """Whether :meth:`publish` replaces the rows of a redo's chain; else a redo is refused before anything is written."""
+        ...
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
         """

@@ -73,7 +73,7 @@ def tool(name: str, *places: str) -> str:
     )
     if found is None:
         raise MissingPartError(
-            f"{name} is not on this machine. Do: install it (Debian: maven, golang, postgresql, rabbitmq-server) and run again."
+            f"{name} is not on this machine. Do: install it (Debian: maven, golang, postgresql, mariadb-server, rabbitmq-server) and run again."
         )
     return found
 
@@ -85,7 +85,7 @@ def _run(command: list[str], **environment: str) -> None:
 
 
 if __name__ == "__main__":
-    debian("postgresql", "rabbitmq-server")
+    debian("postgresql", "mariadb-server", "rabbitmq-server")
     for each in ("kafka", "spark", "peers", "iceberg"):
         classpath(each)
     for each in sys.argv[1:] or ["versitygw"]:

@@ -1,0 +1,263 @@
+"""
+A database behind an Airflow connection, by SQLAlchemy: how it is reached, the table of markers, and what its errors mean.
+
+Errors of drivers hold row values, statements and addresses. None of that gets out: what is raised here carries codes and names, and no cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem import connections
+from airflow_provider_streamsem.errors import InvalidError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import Json
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_DRIVERS = {
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "sqlite": "sqlite",
+}
+_EXTRAS = {
+    # libpq's own names; each is read by its name, so that nothing else of the connection's extra gets anywhere
+    "postgresql+psycopg": ("sslmode", "sslrootcert", "sslcert", "sslkey", "options", "application_name", "target_session_attrs"),
+    "mysql+pymysql": ("charset", "unix_socket", "ssl_ca", "ssl_cert", "ssl_key"),
+}  # fmt: skip
+_CONNECT_S = 10
+_BUSY_S = 30
+# SQLSTATE classes by which a database says that it will not take these rows: asking again changes nothing.
+_REFUSALS = ("0A", "21", "22", "23", "2F", "38", "39", "3F", "40002", "42", "44", "54", "55000", "P0")
+_REFUSING = {"IntegrityError", "DataError", "ProgrammingError", "NotSupportedError"}
+_MADE_HERE = (TypeError, ValueError, OverflowError, ArithmeticError)
+_NAMED = re.compile(r"(?:(?:UNIQUE|NOT NULL|CHECK) constraint failed: |for key )'?([\w., ]{1,200})'?$")
+
+
+def name_parts(table: str) -> tuple[str | None, str]:
+    """Schema and name of ``table`` or ``schema.table``."""
+    schema, dot, name = table.rpartition(".")
+    return (schema if dot else None), name
+
+
+@contextmanager
+def connected(conn_id: str) -> Iterator[sa.Connection]:
+    """
+    A connection of its own, closed at the end; what is not committed then is rolled back.
+
+    :raises InvalidError: there is no such Airflow connection, it is of a type without a driver, or the driver is not installed
+    :raises UnavailableError: the database cannot be reached, or does not let this user in
+    """
+    import sqlalchemy as sa
+
+    url, options = _address(conn_id)
+    failed = ""
+    try:
+        engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args=options, hide_parameters=True)
+    except (ImportError, sa.exc.ArgumentError) as error:
+        failed = type(error).__name__
+    if failed:
+        raise InvalidError(
+            "there is no driver for the connection's database",
+            conn_id=conn_id,
+            driver=url.drivername,
+            problem=failed,
+            accepted="pip install 'airflow-provider-streamsem[jdbc]', or the driver that is named",
+        )
+    try:
+        connection = engine.connect()
+    except Exception as error:
+        failed = f"{type(error).__name__} {code_of(error)}".strip()
+    if failed:
+        raise UnavailableError("the database cannot be reached, or does not let us in", conn_id=conn_id, problem=failed)
+    try:
+        yield connection
+    finally:
+        connection.close()
+        engine.dispose()
+
+
+def _address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:
+    import sqlalchemy as sa
+
+    found = connections.connection(conn_id)
+    driver = _DRIVERS.get(
+        found.conn_type, found.extra.get("sqlalchemy_scheme", "") if found.conn_type == "generic" else ""
+    )
+    if not re.fullmatch(r"[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)?", str(driver)):
+        raise InvalidError(
+            "a connection is not of a type that names a database",
+            conn_id=conn_id,
+            conn_type=found.conn_type,
+            accepted=["postgres", "mysql", "sqlite", 'generic with the extra {"sqlalchemy_scheme": "dialect+driver"}'],
+        )
+    options: dict[str, Any] = {n: found.extra[n] for n in _EXTRAS.get(driver, ()) if n in found.extra}
+    if driver.startswith("sqlite"):
+        # Airflow writes sqlite:///relative and sqlite:////absolute; as JSON the file is the host.
+        path = found.host or found.schema
+        if path in ("", ":memory:"):
+            raise InvalidError(
+                "a database in memory forgets what was published", conn_id=conn_id, accepted="the path of a file"
+            )
+        return sa.URL.create(driver, database=path), {"timeout": _BUSY_S}
+    if driver == "postgresql+psycopg":
+        options |= {
+            "connect_timeout": _CONNECT_S,
+            "prepare_threshold": None,
+        }  # a pooler may hand each transaction another session
+    url = sa.URL.create(
+        driver,
+        username=found.login or None,
+        password=found.password or None,
+        host=found.host or None,
+        port=found.port,
+        database=found.schema or None,
+    )
+    return url, options
+
+
+def markers_table(connection: sa.Connection, markers: str) -> sa.Table:
+    """
+    The table of markers: ``(pipeline_uuid, sink) → (version, state)``.
+
+    :param markers: ``table`` or ``schema.table``
+    """
+    import sqlalchemy as sa
+
+    schema, name = name_parts(markers)
+    return sa.Table(
+        sa.quoted_name(name, True),
+        sa.MetaData(),
+        sa.Column("pipeline_uuid", sa.String(64), primary_key=True),
+        sa.Column("sink", sa.String(64), primary_key=True),
+        sa.Column("version", sa.BigInteger, nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        schema=sa.quoted_name(schema or connection.dialect.default_schema_name or "", True) or None,
+        mysql_engine="InnoDB",
+        mariadb_engine="InnoDB",
+    )
+
+
+def make_markers(connection: sa.Connection, table: sa.Table) -> None:
+    """
+    Make the table of markers where it is missing. Publishing never makes it: a table that somebody dropped would forget what is published.
+
+    :raises UnavailableError: it is not there, and could not be made
+    """
+    import sqlalchemy as sa
+
+    def is_there() -> bool:
+        with connection.begin():
+            return sa.inspect(connection).has_table(table.name, schema=table.schema)
+
+    if is_there():
+        return
+    problem = ""
+    try:
+        with connection.begin():
+            table.create(connection)
+    except sa.exc.DBAPIError as error:  # another process made it meanwhile, or this one may not
+        problem = f"{type(error).__name__} {code_of(error)}".strip()
+    if not is_there():
+        raise UnavailableError(
+            "the table of markers is not there and could not be made; nothing became visible. Make it by the statement in docs/sinks/jdbc.md",
+            table=table.name,
+            schema=table.schema,
+            problem=problem,
+        )
+
+
+def read_marker(connection: sa.Connection, table: sa.Table, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
+    """``(version, state)``, read in a transaction of its own."""
+    import sqlalchemy as sa
+
+    with connection.begin():
+        found = connection.execute(
+            sa.select(table.c.version, table.c.state).where(
+                table.c.pipeline_uuid == pipeline_uuid, table.c.sink == sink
+            )
+        ).first()
+    return None if found is None else (int(found.version), str(found.state))
+
+
+def advance_marker(
+    connection: sa.Connection, table: sa.Table, marker: tuple[str, str], version: int, state: str
+) -> bool:
+    """
+    Set a marker that is below a version, and hold its row to the transaction's end: another publisher waits here, and then finds it set.
+
+    :param marker: ``(pipeline_uuid, sink)``
+    :returns: whether it was set; where not, it is not below the version
+    :raises UnavailableError: another publisher made the row meanwhile
+    """
+    import sqlalchemy as sa
+
+    this = sa.and_(table.c.pipeline_uuid == marker[0], table.c.sink == marker[1])
+    done = connection.execute(
+        sa.update(table).where(this, table.c.version < version).values(version=version, state=state)
+    )
+    if done.rowcount:
+        return True
+    if connection.execute(sa.select(table.c.version).where(this)).first() is not None:
+        return False
+    row = {"pipeline_uuid": marker[0], "sink": marker[1], "version": version, "state": state}
+    was_there = False
+    try:
+        connection.execute(sa.insert(table).values(row))
+    except sa.exc.IntegrityError:
+        was_there = True
+    if was_there:
+        raise UnavailableError("another publisher made the marker meanwhile", sink=marker[1], version=version)
+    return True
+
+
+def code_of(error: BaseException) -> str:
+    """SQLSTATE, or the driver's own code; ``""`` where it has none."""
+    cause: Any = getattr(error, "orig", None) or error
+    code = getattr(cause, "sqlstate", None) or getattr(cause, "sqlite_errorname", None)
+    if not code and cause.args and isinstance(cause.args[0], int):
+        code = cause.args[0]
+    return str(code or "")
+
+
+def translated(error: Exception, **fields: object) -> StreamsemError:
+    """
+    What an error of the database means, in words that hold no row values: :class:`PublishError` where the same rows will be refused again,
+    :class:`UnavailableError` for everything else. Whether the transaction was applied, neither says: the marker does.
+    """
+    if isinstance(error, StreamsemError):
+        return error
+    cause: Any = getattr(error, "orig", None) or error
+    facts: Json = {**fields, "problem": type(cause).__name__, "sqlstate": code_of(error)}
+    diagnosis = getattr(cause, "diag", None)
+    if diagnosis is not None:
+        facts |= {"constraint": diagnosis.constraint_name, "column": diagnosis.column_name, "of": diagnosis.table_name}
+    else:
+        named = _NAMED.search(str(cause.args[-1]) if cause.args else "")
+        facts |= {"constraint": named[1] if named else None}
+    facts = {name: value for name, value in facts.items() if value not in (None, "")}
+    if _is_refusal(cause):
+        return PublishError("the database refuses the rows; nothing of the batch is in the table", **facts)
+    return UnavailableError("the database gave no clear answer; whether the batch is in the table is unknown", **facts)
+
+
+def unanswered(table: str, version: int) -> UnavailableError:
+    """Publishers overtook each other until patience ended."""
+    return UnavailableError(
+        "the marker was in the hands of other publishers all the time", table=table, version=version
+    )
+
+
+def _is_refusal(cause: BaseException) -> bool:
+    state = getattr(cause, "sqlstate", None)
+    if state and state != "HY000":  # MySQL's word for anything
+        return str(state).startswith(_REFUSALS)
+    if isinstance(cause, _MADE_HERE):
+        return True  # a value that the driver could not send
+    if getattr(cause, "sqlite_errorcode", None) == 1:
+        return True  # SQLITE_ERROR: no such table or column
+    return bool(_REFUSING & {kind.__name__ for kind in type(cause).__mro__})

@@ -1,0 +1,183 @@
+"""
+Rows into Postgres by ``COPY``: straight into the table, or through a temporary table where they replace others by key.
+
+The text of ``COPY`` is CSV that Arrow makes. Text and bytes are always quoted, nulls never: so an empty text is not null.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.sinks.json_text import json_text
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_STAGED = "_streamsem_staged"
+_ORDER = "_streamsem_order"
+_SETTINGS = """
+    SELECT set_config('lock_timeout', '30s', true),
+           set_config('idle_in_transaction_session_timeout', '60s', true),
+           CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END
+"""
+
+
+def settle(connection: sa.Connection) -> None:
+    """
+    Settings of this transaction alone: nobody waits for ever for a publisher that hangs, and an answered commit survives a crash of the server
+    (``synchronous_commit = off`` would answer before).
+    """
+    _cursor(connection).execute(_SETTINGS)
+
+
+def check(connection: sa.Connection, schema: str | None, name: str) -> None:
+    """
+    The table must keep rows as surely as it keeps the marker.
+
+    :raises DataError: it is unlogged (emptied after a crash of the server), temporary, or foreign
+    """
+    found = (
+        _cursor(connection)
+        .execute(
+            "SELECT c.relkind, c.relpersistence FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname = %s",
+            (schema, name),
+        )
+        .fetchone()
+    )
+    kind, persistence = ("", "") if found is None else (_text(found[0]), _text(found[1]))
+    if kind not in ("r", "p") or persistence != "p":
+        raise DataError(
+            "the sink's table must be an ordinary or partitioned one that is logged; nothing became visible",
+            table=name,
+            schema=schema,
+            relkind=kind,
+            relpersistence=persistence,
+        )
+
+
+def has_deferrable(connection: sa.Connection, table: sa.Table, keys: Iterable[str]) -> bool:
+    """Whether a unique constraint over exactly these columns is deferrable: ``ON CONFLICT`` refuses such ones, but only once there are rows."""
+    found = (
+        _cursor(connection)
+        .execute(
+            "SELECT ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (k.conkey))"
+            " FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class c ON c.oid = k.conrelid"
+            " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname = %s AND k.condeferrable AND k.contype IN ('p', 'u')",
+            (str(table.schema), str(table.name)),
+        )
+        .fetchall()
+    )
+    return any(frozenset(row[0]) == frozenset(keys) for row in found)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def append(connection: sa.Connection, table: sa.Table, names: Sequence[str], chunks: Iterable[bytes]) -> None:
+    """``COPY`` into the table itself."""
+    from psycopg import sql
+
+    _copy(connection, _target(table), [sql.Identifier(name) for name in names], chunks)
+
+
+def upsert(
+    connection: sa.Connection, table: sa.Table, names: Sequence[str], keys: Sequence[str], chunks: Iterable[bytes]
+) -> None:
+    """``COPY`` into a temporary table, and from there, of each key the last row, into the table."""
+    from psycopg import sql
+
+    staged, order, target = sql.Identifier("pg_temp", _STAGED), sql.Identifier(_ORDER), _target(table)
+    columns, by = [sql.Identifier(name) for name in names], [sql.Identifier(key) for key in keys]
+    listed, keyed = sql.SQL(", ").join(columns), sql.SQL(", ").join(by)
+    cursor = _cursor(connection)
+    cursor.execute(
+        sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
+            sql.Identifier(_STAGED), listed, target
+        )
+    )
+    cursor.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} bigint GENERATED ALWAYS AS IDENTITY").format(staged, order))
+    _copy(connection, staged, columns, chunks)
+    others = [sql.Identifier(name) for name in names if name not in keys]
+    taken = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in others)
+    cursor.execute(
+        sql.SQL(
+            "INSERT INTO {target} ({listed}) SELECT DISTINCT ON ({keyed}) {listed} FROM {staged} ORDER BY {keyed}, {order} DESC"
+            " ON CONFLICT ({keyed}) DO {action}"
+        ).format(
+            target=target,
+            listed=listed,
+            keyed=keyed,
+            staged=staged,
+            order=order,
+            action=sql.SQL("UPDATE SET ") + taken if others else sql.SQL("NOTHING"),
+        )
+    )
+
+
+def _target(table: sa.Table) -> Any:
+    from psycopg import sql
+
+    return sql.Identifier(*([str(table.schema)] if table.schema else []), str(table.name))
+
+
+def _copy(connection: sa.Connection, target: Any, columns: Sequence[Any], chunks: Iterable[bytes]) -> None:
+    from psycopg import sql
+
+    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')")
+    with _cursor(connection).copy(statement.format(target, sql.SQL(", ").join(columns))) as copy:
+        for chunk in chunks:
+            copy.write(chunk)
+
+
+def _cursor(connection: sa.Connection) -> Any:
+    """A cursor of psycopg's own, in SQLAlchemy's transaction."""
+    driver: Any = connection.connection.driver_connection
+    return driver.cursor()
+
+
+def csv_of(record_batch: Any, fields: Sequence[dict[str, Any]], constants: dict[str, int]) -> bytes:
+    """
+    One record batch as CSV without header.
+
+    :param fields: the columns and their Spark types, in the order of ``COPY``
+    :param constants: further columns, after them, of one number each
+    """
+    import pyarrow
+    import pyarrow.csv
+
+    arrays = [_printable(record_batch.column(field["name"]), field["type"]) for field in fields]
+    arrays += [
+        pyarrow.repeat(pyarrow.scalar(value, pyarrow.int64()), len(record_batch)) for value in constants.values()
+    ]
+    out = io.BytesIO()
+    table = pyarrow.Table.from_arrays(arrays, names=[str(i) for i in range(len(arrays))])
+    pyarrow.csv.write_csv(table, out, pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed"))
+    return out.getvalue()
+
+
+def _printable(column: Any, kind: Any) -> Any:
+    """A column of a type that Arrow writes as CSV, and Postgres reads as the same value."""
+    import pyarrow
+    import pyarrow.compute
+
+    if not isinstance(kind, str):
+        texts = [json_text(value, column.type) for value in column.to_pylist()]
+        return pyarrow.array(texts, pyarrow.string())
+    if kind == "binary":
+        values = column.to_pylist()
+        return pyarrow.array([None if v is None else f"\\x{v.hex()}" for v in values], pyarrow.string())
+    if kind == "float":
+        return column.cast(pyarrow.float64())  # the number itself: 0.1 as a float is not 0.1
+    if kind == "timestamp":
+        # Arrow writes times with a zone ten times more slowly than those without.
+        utc = column.cast(pyarrow.timestamp("us", "UTC")).cast(pyarrow.timestamp("us")).cast(pyarrow.string())
+        return pyarrow.compute.binary_join_element_wise(utc, "Z", "")
+    if kind == "timestamp_ntz":
+        return column.cast(pyarrow.timestamp("us"))
+    return column.cast(pyarrow.string()) if kind == "string" else column

@@ -1,0 +1,276 @@
+"""Whether staged columns fit a table: asked before the decision, since after it only a person can give a batch up."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.sinks.database import name_parts
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_DIGITS = {"byte": 3, "short": 5, "integer": 10, "long": 19}
+_BYTES = {"byte": 1, "short": 2, "integer": 4, "long": 8}
+_EXACT_DIGITS_OF_A_FLOAT = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """
+    A table as the database describes it.
+
+    :param columns: name → column as SQLAlchemy's inspector gives it
+    :param uniques: column sets of which the primary key, a unique constraint or a whole unique index lets no two rows be equal
+    :param primary: columns of the primary key
+    """
+
+    schema: str | None
+    name: str
+    dialect: str
+    columns: dict[str, Any]
+    uniques: tuple[frozenset[str], ...]
+    primary: frozenset[str]
+
+    def never_null(self, name: str) -> bool:
+        """Whether a column takes no nulls."""
+        return not self.columns[name]["nullable"] or name in self.primary
+
+    def _bound(self, name: str) -> Any:
+        """The type by which values are sent; null is SQL's, never JSON's own."""
+        import sqlalchemy as sa
+
+        kind = self.columns[name]["type"] if name in self.columns else None
+        return sa.JSON(none_as_null=True) if isinstance(kind, sa.JSON) else kind
+
+    def table(self, names: Sequence[str]) -> sa.Table:
+        """The table, with some of its columns, every name of it quoted."""
+        import sqlalchemy as sa
+
+        return sa.Table(
+            sa.quoted_name(self.name, True),
+            sa.MetaData(),
+            *[sa.Column(sa.quoted_name(name, True), self._bound(name)) for name in names],
+            schema=None if self.schema is None else sa.quoted_name(self.schema, True),
+        )
+
+
+def named(connection: sa.Connection, table: str) -> Target:
+    """A table by its name alone, unseen."""
+    schema, name = name_parts(table)
+    return Target(schema or connection.dialect.default_schema_name, name, connection.dialect.name, {}, (), frozenset())
+
+
+def describe(connection: sa.Connection, table: str) -> Target | None:
+    """A table as it is now; ``None`` where there is none of this name (a view is none)."""
+    import sqlalchemy as sa
+
+    given, name = name_parts(table)
+    schema = given or connection.dialect.default_schema_name
+    with connection.begin():
+        inspector = sa.inspect(connection)
+        if (given and given not in inspector.get_schema_names()) or name not in inspector.get_table_names(schema):
+            return None
+        columns = {column["name"]: column for column in inspector.get_columns(name, schema)}
+        primary = frozenset(inspector.get_pk_constraint(name, schema)["constrained_columns"])
+        uniques = {primary} if primary else set()
+        uniques |= {frozenset(found["column_names"]) for found in inspector.get_unique_constraints(name, schema)}
+        for index in inspector.get_indexes(name, schema):
+            partial = any(option.endswith("_where") for option in index.get("dialect_options", {}))
+            if index["unique"] and not partial and not index.get("expressions") and None not in index["column_names"]:
+                uniques.add(frozenset(str(column) for column in index["column_names"]))
+    return Target(schema, name, connection.dialect.name, columns, tuple(uniques), primary)
+
+
+def fields_of(schema: str) -> list[dict[str, Any]]:
+    """Columns of a schema JSON in Spark's form: their names and types."""
+    return [
+        {"name": field["name"], "type": field["type"]} for field in json.loads(schema or '{"fields": []}')["fields"]
+    ]
+
+
+def check(target: Target, schema: str, *, keys: Collection[str], version_column: str | None) -> None:
+    """
+    Every column is there with a type that holds its values, those that the rows lack may be left out, and the keys are unique.
+
+    :param version_column: the column of versions, where the mode has one
+    :raises DataError: they do not fit; all that do not are named
+    """
+    kinds = {field["name"]: field["type"] for field in fields_of(schema)}
+    wrong: dict[str, str] = {}
+    if version_column is not None:
+        if version_column in kinds:
+            wrong[version_column] = "the rows have a column of the name that is kept for versions"
+        kinds = {**kinds, version_column: "long"}
+    for name, kind in kinds.items():
+        column = target.columns.get(name)
+        if column is None:
+            wrong.setdefault(name, "not in the table (case counts)")
+        elif column.get("computed") or (column.get("identity") or {}).get("always"):
+            wrong[name] = "its values are made by the database"
+        elif not _fits(kind, column["type"], target.dialect):
+            wrong.setdefault(name, f"{_said(kind)} does not fit {_sql(column['type'])}")
+    if schema and fields_of(schema):
+        for name in sorted(set(target.columns) - set(kinds)):
+            if not _may_be_left_out(target, name):
+                wrong[name] = "not in the rows, and the table takes no null and has no default for it"
+    for key in keys:
+        if fields_of(schema) and key not in kinds:
+            wrong[key] = "a key that is not in the rows"
+        elif key in target.columns and not target.never_null(key):
+            wrong.setdefault(
+                key, "a key may not be null: null equals nothing, so that such rows would never be replaced"
+            )
+    if wrong:
+        raise DataError("columns do not fit the table; nothing became visible", table=target.name, columns=wrong)
+    _check_keys(target, keys)
+
+
+def _check_keys(target: Target, keys: Collection[str]) -> None:
+    if not keys:
+        return
+    if frozenset(keys) not in target.uniques:
+        raise DataError(
+            "no primary key, unique constraint or unique index of the table covers exactly the keys; nothing became visible",
+            table=target.name,
+            keys=sorted(keys),
+            found=sorted(sorted(unique) for unique in target.uniques),
+        )
+    if target.dialect in ("mysql", "mariadb") and len(target.uniques) > 1:
+        raise DataError(
+            "MySQL would replace rows that are equal in any unique index, not only in the keys; nothing became visible",
+            table=target.name,
+            found=sorted(sorted(unique) for unique in target.uniques),
+        )
+
+
+def check_engine(connection: sa.Connection, *tables: str) -> None:
+    """
+    MySQL's tables must be transactional.
+
+    :raises DataError: one is of another engine than InnoDB, and would keep rows whose transaction was rolled back
+    """
+    import sqlalchemy as sa
+
+    for table in tables:
+        given, name = name_parts(table)
+        with connection.begin():
+            options = sa.inspect(connection).get_table_options(name, given or connection.dialect.default_schema_name)
+        engine = next((value for option, value in options.items() if option.endswith("_engine")), "")
+        if str(engine).lower() != "innodb":
+            raise DataError(
+                "a table is not transactional; nothing became visible", table=table, engine=engine, accepted="InnoDB"
+            )
+
+
+def columns_with_nulls(parquet: Any) -> str:
+    """
+    The columns of a Parquet file of which the footer says that they hold nulls, as JSON; ``""`` where it names none.
+
+    :param parquet: pyarrow's metadata of the file. Nested columns are passed over
+    """
+    holding = set()
+    for group in range(parquet.num_row_groups):
+        for at in range(parquet.num_columns):
+            path = parquet.schema.column(at)
+            found = parquet.row_group(group).column(at).statistics
+            if path.max_repetition_level == 0 and path.path == path.name and found is not None and found.null_count:
+                holding.add(path.name)
+    return json.dumps(sorted(holding)) if holding else ""
+
+
+def refuse_nulls(target: Target, names: Collection[str]) -> None:
+    """
+    Columns that hold nulls must take nulls.
+
+    :raises DataError: they do not
+    """
+    wrong = sorted(name for name in names if name in target.columns and target.never_null(name))
+    if wrong:
+        raise DataError(
+            "rows have nulls where the table takes none; nothing became visible", table=target.name, columns=wrong
+        )
+
+
+def _may_be_left_out(target: Target, name: str) -> bool:
+    column = target.columns[name]
+    made = column.get("default") is not None or column.get("computed") or column.get("identity")
+    return bool(column["nullable"] or made or column.get("autoincrement") is True)
+
+
+def _fits(kind: Any, into: Any, dialect: str) -> bool:
+    """Whether every value of a Spark type has its place in a column. Lengths of text and ranges of dates are left to the database."""
+    import sqlalchemy as sa
+
+    into = getattr(into, "data_type", into)  # a domain of Postgres
+    is_postgres = dialect == "postgresql"
+    if not isinstance(kind, str):
+        return isinstance(into, (sa.JSON, sa.Text)) or (isinstance(into, sa.String) and not isinstance(into, sa.Enum))
+    if kind == "string" or re.fullmatch(r"(var)?char\(\d+\)", kind):
+        # COPY reads the text of any type; whether it is one of them, only the database can say.
+        also = (sa.JSON, sa.Uuid, sa.types.NullType) if is_postgres else ()
+        return isinstance(into, (sa.String, *also))
+    if kind == "boolean":
+        return isinstance(into, sa.Boolean) or (not is_postgres and isinstance(into, sa.Integer))
+    if kind in _DIGITS:
+        return _holds_whole(kind, into, dialect)
+    if kind in ("float", "double"):
+        is_half = isinstance(into, (sa.REAL, sa.FLOAT)) and not isinstance(into, sa.Double) and dialect != "sqlite"
+        return isinstance(into, sa.Float) and (kind == "float" or not is_half)
+    if decimal := re.fullmatch(r"decimal\((\d+),(-?\d+)\)", kind):
+        return _holds_decimal(int(decimal[1]), int(decimal[2]), into, dialect)
+    if kind == "binary":
+        return isinstance(into, sa.types._Binary)
+    if kind == "date":
+        return isinstance(into, sa.Date)
+    if kind in ("timestamp", "timestamp_ntz"):
+        return _holds_time(kind, into, dialect)
+    return False
+
+
+def _holds_whole(kind: str, into: Any, dialect: str) -> bool:
+    import sqlalchemy as sa
+
+    if isinstance(into, sa.Integer):
+        sizes = {"TINYINT": 1, "SMALLINT": 2, "MEDIUMINT": 3, "INTEGER": 4, "INT": 4, "BIGINT": 8}
+        size = 8 if dialect == "sqlite" else sizes.get(type(into).__name__.upper(), 4)
+        return size >= _BYTES[kind] and not getattr(into, "unsigned", False)
+    return dialect != "sqlite" and _holds_decimal(_DIGITS[kind], 0, into, dialect)
+
+
+def _holds_decimal(precision: int, scale: int, into: Any, dialect: str) -> bool:
+    import sqlalchemy as sa
+
+    if not isinstance(into, sa.Numeric) or isinstance(into, sa.Float):
+        return False
+    if dialect == "sqlite":
+        return precision <= _EXACT_DIGITS_OF_A_FLOAT  # SQLite's NUMERIC is a float
+    if into.precision is None:
+        return dialect == "postgresql"
+    places = into.scale or 0
+    return places >= scale and into.precision - places >= precision - scale
+
+
+def _holds_time(kind: str, into: Any, dialect: str) -> bool:
+    import sqlalchemy as sa
+
+    if not isinstance(into, sa.DateTime):
+        return False
+    if dialect == "postgresql":
+        return bool(into.timezone) == (kind == "timestamp") and getattr(into, "precision", None) in (None, 6)
+    if dialect in ("mysql", "mariadb"):
+        # TIMESTAMP depends on the session's time zone; without digits a second's parts are rounded away.
+        return type(into).__name__ == "DATETIME" and getattr(into, "fsp", None) == 6
+    return True
+
+
+def _said(kind: Any) -> str:
+    return kind if isinstance(kind, str) else str(kind.get("type"))
+
+
+def _sql(kind: Any) -> str:
+    return str(getattr(kind, "name", "") or type(kind).__name__) if not hasattr(kind, "precision") else repr(kind)

@@ -1,0 +1,122 @@
+"""
+Publishing into Postgres against a bare ``COPY`` of the same rows: ``python -m benchmarks.postgres``.
+
+Both fill the same table, on the same server, from warm files; the bare one sends a CSV file that was made before. Rounds are interleaved, so that what else the
+machine does falls on both alike. ``ROWS`` and ``ROUNDS`` in the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+
+import psycopg
+import pyarrow
+import pyarrow.csv
+import pyarrow.parquet
+from rich.console import Console
+from rich.table import Table
+
+from airflow_provider_streamsem.sinks.contract import Batch
+from airflow_provider_streamsem.sinks.jdbc import JdbcSink
+from tests.integration.parts.postgres import Postgres
+from tests.integration.parts.server import running
+from tests.sinks.batches import schema_of, staged
+
+ROWS = int(os.environ.get("ROWS", "500000"))
+ROUNDS = int(os.environ.get("ROUNDS", "7"))
+KINDS = {
+    "id": "long",
+    "name": "string",
+    "amount": "double",
+    "price": "decimal(12,2)",
+    "at": "timestamp",
+    "good": "boolean",
+}
+CREATE = (
+    "CREATE TABLE t (id bigint, name text, amount double precision, price numeric(12,2), at timestamptz, good boolean)"
+)
+
+
+def rows_of(first: int, count: int) -> pyarrow.Table:
+    """Rows ``[first, first + count)``."""
+    ids = pyarrow.array(range(first, first + count), pyarrow.int64())
+    return pyarrow.table(
+        {
+            "id": ids,
+            "name": pyarrow.array([f"customer number {i % 9973}, of street {i % 97}" for i in range(first, first + count)]),
+            "amount": pyarrow.array([i / 7 for i in range(first, first + count)]),
+            "price": pyarrow.array([Decimal(i % 100_000).scaleb(-2) for i in range(first, first + count)], pyarrow.decimal128(12, 2)),
+            "at": pyarrow.array([1_700_000_000_000_000 + i for i in range(first, first + count)]).cast(pyarrow.timestamp("us", "UTC")),
+            "good": pyarrow.array([i % 3 == 0 for i in range(first, first + count)]),
+        }
+    )  # fmt: skip
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def measure(server: Postgres, place: Path) -> None:
+    """Fill the table by turns, and print medians and the ratio of each round."""
+    reached = {
+        "conn_type": "postgres",
+        "host": "127.0.0.1",
+        "port": server.port,
+        "login": "postgres",
+        "schema": "postgres",
+    }
+    os.environ["AIRFLOW_CONN_BENCH"] = json.dumps(reached)
+    schema, data = schema_of(**KINDS), rows_of(0, ROWS)
+    prepared = place / "rows.csv"
+    pyarrow.csv.write_csv(data, prepared, pyarrow.csv.WriteOptions(include_header=False))
+    admin = psycopg.connect(server.dsn, autocommit=True)
+    admin.execute(CREATE)
+    sink = JdbcSink("bench", "t", str(place / "staging"))
+    batches: list[Batch] = [staged(sink, data, n, schema=schema) for n in range(ROUNDS + 1)]
+
+    def bare() -> None:
+        with psycopg.connect(server.dsn) as connection, open(prepared, "rb") as file:
+            with connection.cursor().copy("COPY t FROM STDIN (FORMAT csv)") as copy:
+                while chunk := file.read(1 << 18):
+                    copy.write(chunk)
+
+    bares, ours = [], []
+    for n, batch in enumerate(batches):
+        for call, seconds in ((bare, bares), (lambda batch=batch: sink.publish(batch, None), ours)):  # type: ignore[misc]
+            admin.execute("TRUNCATE t")
+            admin.execute("CHECKPOINT")
+            took = timed(call)
+            assert admin.execute("SELECT count(*), sum(id) FROM t").fetchone() == (ROWS, ROWS * (ROWS - 1) // 2)
+            if n:  # the first round warms
+                seconds.append(took)
+    small = [staged(sink, rows_of(n, 100), 1_000 + n, schema=schema) for n in range(20)]
+    fixed = [timed(lambda batch=batch: sink.publish(batch, None)) for batch in small]  # type: ignore[misc]
+    asked = [timed(lambda: sink.accept(schema)) for _ in range(10)]
+    title = f"{ROWS:,} rows, {prepared.stat().st_size / 1e6:.0f} MB of CSV, median of {ROUNDS} rounds"
+    table = Table("", "seconds", "rows/s", "ratio", title=title)
+    base = statistics.median(bares)
+    ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, bares, strict=True))
+    table.add_row("bare COPY of a prepared file", f"{base:.2f}", f"{ROWS / base:,.0f}", "1")
+    middle = statistics.median(ours)
+    table.add_row("publish, append", f"{middle:.2f}", f"{ROWS / middle:,.0f}", f"{ratio:.2f}")
+    Console().print(table)
+    small_ms, accept_ms = statistics.median(fixed) * 1000, statistics.median(asked) * 1000
+    Console().print(f"publish of 100 rows: {small_ms:.0f} ms; accept: {accept_ms:.0f} ms")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="streamsem-postgres-") as home:
+        Path(home).chmod(0o755)
+        made = Postgres(Path(home) / "server")
+        with running(made):
+            measure(made, Path(home))

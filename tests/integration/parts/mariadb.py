@@ -1,0 +1,40 @@
+"""A MariaDB server of its own, from Debian's programs (``mariadb-server``), run by an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.integration.parts import install
+from tests.integration.parts.server import Server, free_port
+
+
+class MariaDB(Server):
+    """Database ``test`` of user ``me`` with the password ``hunter2``, on loopback."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        port = free_port()
+        data = home / "data"
+        as_user: list[str] = []
+        if os.geteuid() == 0:  # the server refuses to run as root
+            shutil.chown(home, "mysql")
+            home.chmod(0o755)
+            as_user = [install.tool("setpriv"), "--reuid=mysql", "--regid=mysql", "--clear-groups"]
+        if not data.exists():
+            made = [install.tool("mariadb-install-db"), "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal", "--skip-test-db"]  # fmt: skip
+            subprocess.run([*as_user, *made], check=True, capture_output=True, cwd="/")
+        first = home / "first.sql"
+        first.write_text(  # a statement a line
+            "CREATE DATABASE IF NOT EXISTS test;\n"
+            "CREATE USER IF NOT EXISTS me@'127.0.0.1' IDENTIFIED BY 'hunter2';\n"
+            "GRANT ALL ON test.* TO me@'127.0.0.1';\n"
+        )
+        server = install.tool("mariadbd", "/usr/sbin")
+        argv = [
+            *as_user, server, "--no-defaults", f"--datadir={data}", f"--port={port}", "--bind-address=127.0.0.1", "--skip-name-resolve",
+            f"--socket={home}/socket", f"--pid-file={home}/pid", f"--init-file={first}",
+        ]  # fmt: skip
+        super().__init__("mariadb", home, argv, port=port)

@@ -1,0 +1,173 @@
+"""Rows of a real MariaDB, by SQLAlchemy and pymysql: once, in each mode, through two publishers; and what its tables would lose is refused."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import tempfile
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pymysql
+import pytest
+
+from airflow_provider_streamsem.errors import DataError, PublishError
+from airflow_provider_streamsem.protocol.entries import Receipt
+from airflow_provider_streamsem.sinks.jdbc import JdbcSink
+from tests.integration.parts.mariadb import MariaDB
+from tests.integration.parts.server import running
+from tests.integration.test_postgres import CREATE, publish
+from tests.sinks.batches import schema_of, staged
+from tests.sinks.test_jdbc import MODES
+
+pytestmark = pytest.mark.integration
+
+IDS = schema_of(id="long")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MariaDB]:
+    # Not below pytest's own directory, which only its owner may enter: the server runs as another user.
+    with tempfile.TemporaryDirectory(prefix="streamsem-mariadb-") as home:
+        Path(home).chmod(0o755)
+        made = MariaDB(Path(home) / "server")
+        with running(made):
+            yield made
+
+
+@dataclass
+class Database:
+    """Tables of a name of their own, known by the connection ``db``."""
+
+    port: int
+    table: str
+
+    def run(self, statement: str) -> list[Any]:
+        with closing(
+            pymysql.connect(
+                host="127.0.0.1", port=self.port, user="me", password="hunter2", database="test", autocommit=True
+            )
+        ) as connection:
+            cursor = connection.cursor()
+            cursor.execute(statement.replace(" t ", f" {self.table} "))
+            return list(cursor.fetchall())
+
+    def sink(self, place: Path, mode: str = "append", **changes: Any) -> JdbcSink:
+        given = {"conn_id": "db", "staging": str(place / "staging"), "table": self.table, "markers": f"m{self.table}"}
+        return JdbcSink(**{**given, **MODES[mode], **changes})
+
+
+@pytest.fixture
+def db(server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Database:
+    connection = {
+        "conn_type": "mysql",
+        "host": "127.0.0.1",
+        "port": server.port,
+        "login": "me",
+        "password": "hunter2",
+        "schema": "test",
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection))
+    return Database(server.port, f"t{uuid.uuid4().hex[:8]}")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_publishers_at_once_and_one_late_apply_each_of_50_versions_once(
+    mode: str, db: Database, tmp_path: Path
+) -> None:
+    db.run(f"CREATE TABLE t ({CREATE[mode]})")
+    batches = []
+    for version in range(50):
+        batches.append(
+            staged(db.sink(tmp_path, mode), pyarrow.table({"id": [version * 2, version * 2 + 1]}), version, schema=IDS)
+        )
+        start = threading.Barrier(2)
+        answers: list[Receipt | None] = []
+
+        def one(batch: Any = batches[-1], start: Any = start, answers: Any = answers) -> None:
+            start.wait()
+            answers.append(publish(db.sink(tmp_path, mode), batch))
+
+        threads = [threading.Thread(target=one) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert answers == [Receipt(result="applied", rows=2)] * 2
+        late = batches[version // 2]
+        assert publish(db.sink(tmp_path, mode), late) == (None if late.version < version else answers[0])
+    assert Counter(row[0] for row in db.run("SELECT id FROM t ")) == Counter(range(100))
+
+
+def test_values_arrive_as_they_were(db: Database, tmp_path: Path) -> None:
+    db.run(
+        "CREATE TABLE t (b boolean, i bigint, f double, s longtext CHARACTER SET utf8mb4, x longblob, d date, u datetime(6), n datetime(6), m decimal(38,18), a longtext)"
+    )
+    array = {"type": "array", "elementType": "long", "containsNull": True}
+    schema = schema_of(b="boolean", i="long", f="double", s="string", x="binary", d="date", u="timestamp", n="timestamp_ntz", m="decimal(38,18)", a=array)  # fmt: skip
+    at = datetime.datetime(2020, 2, 29, 23, 59, 59, 999_999)
+    values: dict[str, list[Any]] = {
+        "b": [True, None], "i": [-(2**63), None], "f": [1.7976931348623157e308, None], "s": ["'\\\"é😀%s", None], "x": [bytes(range(256)), None], "d": [at.date(), None],
+        "u": [at.replace(tzinfo=datetime.timezone.utc), None], "n": [at, None], "m": [Decimal("-99999999999999999999.999999999999999999"), None], "a": [[1, None], None],
+    }  # fmt: skip
+    sink = db.sink(tmp_path)
+    publish(sink, staged(sink, pyarrow.table(values), schema=schema))
+    first, second = db.run("SELECT * FROM t ")
+    assert first == (1, -(2**63), 1.7976931348623157e308, "'\\\"é😀%s", bytes(range(256)), at.date(), at, at, Decimal("-99999999999999999999.999999999999999999"), "[1,null]")  # fmt: skip
+    assert second == (None,) * 10
+
+
+def test_upsert_keeps_the_last_row_of_a_key_and_a_redo_replaces_its_version(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (id bigint PRIMARY KEY, v bigint, mine int DEFAULT 7)")
+    sink, schema = db.sink(tmp_path, "upsert"), schema_of(id="long", v="long")
+    publish(sink, staged(sink, pyarrow.table({"id": [1, 2, 1], "v": [1, 2, 3]}), 0, schema=schema))
+    db.run("UPDATE t SET mine = 8")
+    publish(sink, staged(sink, pyarrow.table({"id": [2, 3], "v": [9, None]}), 1, schema=schema))
+    assert db.run("SELECT * FROM t ORDER BY id") == [(1, 3, 8), (2, 9, 8), (3, None, 7)]
+    db.run("DROP TABLE t ")
+    db.run(f"CREATE TABLE t ({CREATE['replace_version']})")
+    redoing = db.sink(tmp_path / "redo", "replace_version", markers=f"r{db.table}")
+    first = staged(redoing, pyarrow.table({"id": [1, 2]}), 0, schema=IDS)
+    publish(redoing, first)
+    publish(redoing, staged(redoing, pyarrow.table({"id": [3]}), 1, schema=IDS))
+    publish(redoing, staged(redoing, pyarrow.table({"id": [4]}), 2, schema=IDS, root=0, replaced=first.committable))
+    assert sorted(db.run("SELECT * FROM t ")) == [(3, 1), (4, 0)]
+
+
+def test_broken_constraint_is_named_without_a_value(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (s varchar(20), UNIQUE KEY only_once (s))")
+    sink = db.sink(tmp_path)
+    batch = staged(sink, pyarrow.table({"s": ["hunter2", "hunter2"]}), schema=schema_of(s="string"))
+    with pytest.raises(PublishError, match="only_once") as caught:
+        publish(sink, batch)
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.fields["sqlstate"] == "23000"
+    assert db.run("SELECT * FROM t ") == []
+    assert sink.marker(batch.pipeline_uuid, "t") is None
+
+
+REFUSED = {
+    "not transactional": ("append", "id bigint) ENGINE=MyISAM", "long"),
+    "another unique index": ("upsert", "id bigint PRIMARY KEY, v bigint DEFAULT 1 UNIQUE)", "long"),
+    "unsigned": ("append", "id bigint unsigned)", "long"),
+    "a second's parts": ("append", "id datetime)", "timestamp"),
+    "a time that depends on the session": ("append", "id timestamp(6) NULL)", "timestamp"),
+    "too small": ("append", "id mediumint)", "integer"),
+    "half the digits": ("append", "id float)", "double"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_is_refused_before_the_decision(what: str, db: Database, tmp_path: Path) -> None:
+    mode, columns, kind = REFUSED[what]
+    db.run(f"CREATE TABLE t ({columns}")
+    with pytest.raises(DataError, match="nothing became visible"):
+        db.sink(tmp_path, mode).accept(schema_of(id=kind))

@@ -1,0 +1,513 @@
+"""Rows of a real Postgres: what COPY brings is what was staged, once, through two publishers, deaths at every statement, and a server that is killed."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow
+import pytest
+
+from airflow_provider_streamsem import FilesSource, Pipeline, run_batch
+from airflow_provider_streamsem.connections import Connection, looked_up_by
+from airflow_provider_streamsem.engines.spark import SparkEngine
+from airflow_provider_streamsem.errors import DataError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import Receipt
+from airflow_provider_streamsem.readers.verify import verify
+from airflow_provider_streamsem.sinks import jdbc
+from airflow_provider_streamsem.sinks.jdbc import JdbcSink
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.integration.parts.postgres import Postgres
+from tests.integration.parts.server import running
+from tests.sinks.batches import schema_of, staged
+from tests.sinks.test_jdbc import MODES
+from tests.worlds import World
+
+pytestmark = pytest.mark.integration
+
+IDS = schema_of(id="long")
+CREATE = {
+    "append": "id bigint",
+    "upsert": "id bigint PRIMARY KEY",
+    "replace_version": "id bigint, _streamsem_version bigint",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    # Not below pytest's own directory, which only its owner may enter: the server runs as another user.
+    with tempfile.TemporaryDirectory(prefix="streamsem-postgres-") as home:
+        Path(home).chmod(0o755)
+        made = Postgres(Path(home) / "server")
+        with running(made):
+            yield made
+
+
+@dataclass
+class Database:
+    """A schema of its own on the server, known as the connection ``db``."""
+
+    dsn: str
+    schema: str
+
+    def run(self, statement: str, *values: Any) -> list[Any]:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute("SELECT set_config('search_path', quote_ident(%s), false)", (self.schema,))
+            cursor = connection.execute(statement, values or None)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def ids(self) -> Counter[int]:
+        return Counter(row[0] for row in self.run("SELECT id FROM t"))
+
+    def sink(self, place: Path, mode: str = "append", **changes: Any) -> JdbcSink:
+        names = {"table": f"{self.schema}.t", "markers": f"{self.schema}.markers"}
+        return JdbcSink(**{"conn_id": "db", "staging": str(place / "staging"), **names, **MODES[mode], **changes})
+
+
+@pytest.fixture
+def db(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> Database:
+    found = Database(server.dsn, f'odd "%s schema {uuid.uuid4().hex[:6]}')
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute(psycopg.sql.SQL("CREATE SCHEMA {}").format(psycopg.sql.Identifier(found.schema)))
+    connection = {"conn_type": "postgres", "host": "127.0.0.1", "port": server.port, "login": "postgres", "password": "hunter2", "schema": "postgres"}  # fmt: skip
+    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection))
+    return found
+
+
+def publish(sink: JdbcSink, batch: Any) -> Receipt | None:
+    return sink.publish(batch, None)  # type: ignore[arg-type]
+
+
+VALUES: dict[str, tuple[Any, str, pyarrow.DataType, list[Any]]] = {
+    "b": ("boolean", "boolean", pyarrow.bool_(), [True, False]),
+    "y": ("byte", "smallint", pyarrow.int8(), [-128, 127]),
+    "i": ("integer", "integer", pyarrow.int32(), [-(2**31), 2**31 - 1]),
+    "l": ("long", "bigint", pyarrow.int64(), [-(2**63), 2**63 - 1]),
+    "ln": ("long", "numeric(19)", pyarrow.int64(), [-(2**63), 2**63 - 1]),
+    "r": ("float", "real", pyarrow.float32(), [0.5, float("-inf")]),
+    "rd": ("float", "double precision", pyarrow.float32(), [0.10000000149011612, float("inf")]),
+    "f": ("double", "double precision", pyarrow.float64(), [5e-324, float("inf"), -0.0, 1.7976931348623157e308]),
+    "m": ("decimal(38,18)", "numeric(38,18)", pyarrow.decimal128(38, 18), [Decimal("-99999999999999999999.999999999999999999"), Decimal("1E-18")]),
+    "mn": ("decimal(38,0)", "numeric", pyarrow.decimal128(38, 0), [Decimal('9' * 38), Decimal(0)]),
+    "s": ("string", "text", pyarrow.string(), ["", "NULL", "\\N", "\\.", 'a"b,c', "line\r\nline", "\ttab ", "é😀\u2028", "'; DROP TABLE t; --"]),
+    "c": ("string", "varchar(9)", pyarrow.string(), ["", "x"]),
+    "x": ("binary", "bytea", pyarrow.binary(), [b"", bytes(range(256)), b"\\x00"]),
+    "d": ("date", "date", pyarrow.date32(), [datetime.date(1, 1, 1), datetime.date(9999, 12, 31)]),
+    "u": ("timestamp", "timestamptz", pyarrow.timestamp("us", "UTC"), [datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999, datetime.timezone.utc)]),
+    "n": ("timestamp_ntz", "timestamp", pyarrow.timestamp("us"), [datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59, 999_999)]),
+    "a": ({"type": "array", "elementType": "long", "containsNull": True}, "jsonb", pyarrow.list_(pyarrow.int64()), [[], [1, None]]),
+    "at": ({"type": "array", "elementType": "long", "containsNull": True}, "text", pyarrow.list_(pyarrow.int64()), [[1, 2]]),
+    "o": (
+        {"type": "struct", "fields": []}, "json",
+        pyarrow.struct([("s", pyarrow.string()), ("f", pyarrow.float64()), ("m", pyarrow.map_(pyarrow.string(), pyarrow.decimal128(4, 2))), ("x", pyarrow.binary()), ("d", pyarrow.date32())]),
+        [{"s": 'é"', "f": float("nan"), "m": [("k", Decimal("1.50"))], "x": b"\x00", "d": datetime.date(2020, 1, 1)}],
+    ),
+}  # fmt: skip
+READ_OTHERWISE = {
+    "at": ["[1,2]"],
+    "o": [{"s": 'é"', "f": "NaN", "m": {"k": "1.50"}, "x": "AA==", "d": "2020-01-01"}],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_value_of_every_type_arrives_as_it_was(mode: str, db: Database, tmp_path: Path) -> None:
+    columns = ", ".join(f'"{name} %s ""é" {sql}' for name, (_, sql, _, _) in VALUES.items())
+    db.run(f"CREATE TABLE t ({columns}, {CREATE[mode]})")
+    rows = 1 + max(len(values) for *_, values in VALUES.values())
+    filled = {name: [*values, *[None] * (rows - len(values))] for name, (*_, values) in VALUES.items()}
+    table = pyarrow.table(
+        {
+            **{f'{name} %s "é': pyarrow.array(filled[name], VALUES[name][2]) for name in VALUES},
+            "id": pyarrow.array(range(rows)),
+        }
+    )
+    schema = schema_of(**{f'{name} %s "é': kind for name, (kind, *_) in VALUES.items()}, id="long")
+    sink = db.sink(tmp_path, mode)
+    assert publish(sink, staged(sink, table, schema=schema)) == Receipt(result="applied", rows=rows)
+    for name in VALUES:
+        expected = [*READ_OTHERWISE.get(name, VALUES[name][3])]
+        found = [row[0] for row in psycopg_rows(db, f'{name} %s "é')]
+        found = [bytes(value) if isinstance(value, memoryview) else value for value in found]
+        assert found == [*expected, *[None] * (rows - len(expected))], name
+        assert [str(v) for v in found[:2]] == [str(v) for v in [*expected, None][:2]], name
+
+
+def psycopg_rows(db: Database, column: str) -> list[Any]:
+    with psycopg.connect(db.dsn, options="-c timezone=UTC") as connection:
+        quoted = psycopg.sql.SQL("SELECT {} FROM {} ORDER BY id").format(
+            psycopg.sql.Identifier(column), psycopg.sql.Identifier(db.schema, "t")
+        )
+        return connection.execute(quoted).fetchall()
+
+
+def test_number_that_is_none_arrives_as_such(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (f double precision, r real)")
+    sink, nan = db.sink(tmp_path), float("nan")
+    table = pyarrow.table({"f": pyarrow.array([nan, None]), "r": pyarrow.array([nan, None], pyarrow.float32())})
+    publish(sink, staged(sink, table, schema=schema_of(f="double", r="float")))
+    (first, second) = db.run("SELECT f, r FROM t")
+    assert (math.isnan(first[0]), math.isnan(first[1]), *second) == (True, True, None, None)
+
+
+def test_rows_of_one_column_of_nulls_arrive(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (s text)")
+    sink = db.sink(tmp_path)
+    publish(sink, staged(sink, pyarrow.table({"s": ["", None, "x"]}), schema=schema_of(s="string")))
+    assert db.run("SELECT s FROM t") == [("",), (None,), ("x",)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_publishers_at_once_and_one_late_apply_each_of_50_versions_once(
+    mode: str, db: Database, tmp_path: Path
+) -> None:
+    db.run(f"CREATE TABLE t ({CREATE[mode]})")
+    sink = db.sink(tmp_path, mode)
+    rows = 200
+    batches = []
+    for version in range(50):
+        ids = range(version * rows, version * rows + rows)
+        batch = staged(sink, pyarrow.table({"id": [*ids]}), version, schema=IDS)
+        batches.append(batch)
+        start = threading.Barrier(2)
+        answers: list[Receipt | None] = []
+
+        def one(batch: Any = batch, start: Any = start, answers: Any = answers) -> None:
+            start.wait()
+            answers.append(publish(db.sink(tmp_path, mode), batch))
+
+        threads = [threading.Thread(target=one) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert answers == [Receipt(result="applied", rows=rows)] * 2
+        late = batches[version // 2]
+        assert publish(sink, late) == (None if late.version < version else answers[0])
+        assert sink.marker(late.pipeline_uuid, "t") == (version, "applied")
+    assert db.ids() == Counter(range(50 * rows))
+
+
+@pytest.mark.parametrize("mode", ["append", "replace_version"])
+@pytest.mark.parametrize("version", [0, 1])
+def test_second_publisher_waits_for_the_first_and_then_finds_the_version_marked(
+    version: int, mode: str, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.run(f"CREATE TABLE t ({CREATE[mode]})")
+    sink = db.sink(tmp_path, mode)
+    for earlier in range(version):
+        publish(sink, staged(sink, pyarrow.table({"id": [100 + earlier]}), earlier, schema=IDS))
+    batch = staged(sink, pyarrow.table({"id": [1, 2]}), version, schema=IDS)
+    inside, go_on = threading.Event(), threading.Event()
+    real = jdbc.record_batches
+
+    def slow(*arguments: Any) -> Any:
+        if threading.current_thread().name == "first":
+            inside.set()
+            assert go_on.wait(20)
+        return real(*arguments)
+
+    monkeypatch.setattr(jdbc, "record_batches", slow)
+    answers: dict[str, Receipt | None] = {}
+
+    def one() -> None:
+        answers[threading.current_thread().name] = publish(db.sink(tmp_path, mode), batch)
+
+    first, second = threading.Thread(target=one, name="first"), threading.Thread(target=one, name="second")
+    first.start()
+    assert inside.wait(20)
+    second.start()
+    second.join(1)
+    assert second.is_alive(), "it did not wait for the marker's row"
+    go_on.set()
+    first.join()
+    second.join()
+    assert answers == {"first": Receipt(result="applied", rows=2), "second": Receipt(result="applied", rows=2)}
+    assert db.ids() == Counter([1, 2, *range(100, 100 + version)])
+
+
+@dataclass
+class Steps:
+    """Every call that a process makes on its connections to Postgres, numbered; one of them goes wrong."""
+
+    at: int = -1
+    fault: str = ""
+    names: list[str] = field(default_factory=list)
+    dead: bool = False
+
+
+@pytest.fixture
+def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
+    """Put psycopg under the steps."""
+    now = [Steps()]
+
+    def wrap(cls: Any, name: str, pgconn_of: Callable[[Any], Any]) -> None:
+        real = getattr(cls, name)
+
+        def call(self: Any, *arguments: Any, **named: Any) -> Any:
+            steps = now[0]
+            if steps.dead:
+                raise Crash
+            here = len(steps.names) == steps.at
+            steps.names.append(name)
+            answer = real(self, *arguments, **named)
+            if here:
+                pgconn_of(self).finish()  # the server sees the connection go, as of a process that is gone
+                if steps.fault == "lost":
+                    raise psycopg.OperationalError("server closed the connection unexpectedly")
+                steps.dead = True
+                raise Crash
+            return answer
+
+        monkeypatch.setattr(cls, name, call)
+
+    wrap(psycopg.Cursor, "execute", lambda cursor: cursor.connection.pgconn)
+    wrap(psycopg.Copy, "write", lambda copy: copy.connection.pgconn)
+    wrap(psycopg.Connection, "commit", lambda connection: connection.pgconn)
+    wrap(psycopg.Connection, "rollback", lambda connection: connection.pgconn)
+
+    def use(steps: Steps) -> None:
+        now[0] = steps
+
+    return use
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_death_or_lost_reply_at_any_statement_leaves_every_row_once(
+    mode: str, db: Database, tmp_path: Path, stepping: Callable[[Steps], None]
+) -> None:
+    def scenario(steps: Steps, place: Path, n: int) -> None:
+        stepping(Steps())
+        db.run("DROP TABLE IF EXISTS t")
+        db.run(f"CREATE TABLE t ({CREATE[mode]})")
+        sink = db.sink(place, mode)
+        more: dict[str, Any] = {"sink_name": f"t{n}"}
+        first = staged(sink, pyarrow.table({"id": [1, 2]}), 0, schema=IDS, **more)
+        publish(sink, first)
+        more |= {"root": 0, "replaced": first.committable} if mode == "replace_version" else {}
+        batch = staged(sink, pyarrow.table({"id": [3, 4]}), 1, schema=IDS, **more)
+        stepping(steps)
+        with suppress(Crash):
+            assert publish(sink, batch) == Receipt(result="applied", rows=2)
+        stepping(Steps())
+        assert publish(sink, batch) == Receipt(result="applied", rows=2)
+        expected = [3, 4] if mode == "replace_version" else [1, 2, 3, 4]
+        assert db.ids() == Counter(expected), (steps.at, steps.fault, steps.names)
+
+    whole = Steps()
+    scenario(whole, tmp_path / "whole", 0)
+    assert {"execute", "write", "commit"} <= {*whole.names}
+    for at in range(len(whole.names)):
+        for fault in ("dead", "lost"):
+            scenario(Steps(at, fault), tmp_path / f"{at}-{fault}", 1 + 2 * at + (fault == "lost"))
+
+
+REFUSED = {
+    "unlogged": ("append", "CREATE UNLOGGED TABLE t (id bigint)", "long"),
+    "a view": ("append", "CREATE VIEW t AS SELECT 1::bigint AS id", "long"),
+    "too small": ("append", "CREATE TABLE t (id integer)", "long"),
+    "half the digits": ("append", "CREATE TABLE t (id real)", "double"),
+    "a number that is rounded": ("append", "CREATE TABLE t (id numeric(10,2))", "decimal(12,4)"),
+    "a time without its zone": ("append", "CREATE TABLE t (id timestamp)", "timestamp"),
+    "a time that gets a zone": ("append", "CREATE TABLE t (id timestamptz)", "timestamp_ntz"),
+    "a time that is rounded": ("append", "CREATE TABLE t (id timestamptz(3))", "timestamp"),
+    "an array of Postgres": ("append", "CREATE TABLE t (id bigint[])", {"type": "array", "elementType": "long", "containsNull": True}),
+    "generated": ("append", "CREATE TABLE t (x int DEFAULT 1, id bigint GENERATED ALWAYS AS IDENTITY)", "long"),
+    "no unique index": ("upsert", "CREATE TABLE t (id bigint NOT NULL)", "long"),
+    "a unique constraint that waits": ("upsert", "CREATE TABLE t (id bigint NOT NULL UNIQUE DEFERRABLE)", "long"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_is_refused_before_the_decision(what: str, db: Database, tmp_path: Path) -> None:
+    mode, statement, kind = REFUSED[what]
+    db.run(statement)
+    with pytest.raises(DataError, match="nothing became visible"):
+        db.sink(tmp_path, mode).accept(schema_of(id=kind))
+
+
+def test_user_who_may_not_insert_is_refused_before_the_decision(
+    db: Database, server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.run("CREATE TABLE t (id bigint)")
+    db.sink(tmp_path).accept(IDS)
+    role = f"r{uuid.uuid4().hex[:8]}"
+    db.run(f"CREATE ROLE {role} LOGIN PASSWORD 'hunter2'")
+    quoted = '"' + db.schema.replace('"', '""') + '"'
+    with psycopg.connect(db.dsn, autocommit=True) as connection:
+        connection.execute(f"GRANT USAGE ON SCHEMA {quoted} TO {role}")  # type: ignore[arg-type]
+    db.run(f"GRANT SELECT, INSERT, UPDATE ON markers TO {role}")
+    db.run(f"GRANT SELECT ON t TO {role}")
+    monkeypatch.setenv("AIRFLOW_CONN_DB", f"postgres://{role}:hunter2@127.0.0.1:{server.port}/postgres")
+    with pytest.raises(DataError, match="42501"):
+        db.sink(tmp_path).accept(IDS)
+    db.run(f"GRANT INSERT ON t TO {role}")
+    db.sink(tmp_path).accept(IDS)
+
+
+def test_broken_constraint_is_named_without_a_value(
+    db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.run("CREATE TABLE t (s text CONSTRAINT only_once UNIQUE)")
+    sink = db.sink(tmp_path)
+    batch = staged(sink, pyarrow.table({"s": ["hunter2", "hunter2"]}), schema=schema_of(s="string"))
+    with pytest.raises(PublishError) as caught:
+        publish(sink, batch)
+    assert caught.value.fields == {"table": sink.table, "version": 0, "problem": "UniqueViolation", "sqlstate": "23505", "constraint": "only_once", "of": "t"}  # fmt: skip
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    assert "hunter2" not in f"{caught.value}{caplog.text}"
+    assert db.run("SELECT * FROM t") == []
+    assert sink.marker(batch.pipeline_uuid, "t") is None
+
+
+def test_upsert_keeps_the_last_row_of_a_key_and_the_columns_that_the_rows_lack(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (a bigint, b text, v text, mine text DEFAULT 'kept', PRIMARY KEY (b, a))")
+    sink, schema = db.sink(tmp_path, "upsert", keys=["a", "b"]), schema_of(a="long", b="string", v="string")
+    rows = pyarrow.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "x"], "v": ["1", "2", "3", None]})
+    publish(sink, staged(sink, rows, 0, schema=schema))
+    db.run("UPDATE t SET mine = 'changed'")
+    publish(sink, staged(sink, pyarrow.table({"a": [2, 3], "b": ["x", "x"], "v": ["9", ""]}), 1, schema=schema))
+    found = db.run("SELECT a, b, v, mine FROM t ORDER BY a, b")
+    assert found == [
+        (1, "x", None, "changed"),
+        (1, "y", "2", "changed"),
+        (2, "x", "9", "changed"),
+        (3, "x", "", "kept"),
+    ]
+
+
+def test_deadlock_with_another_writer_is_tried_again_until_the_rows_are_there(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.run("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)")
+    db.run("INSERT INTO t VALUES (1, 0)")
+    sink = db.sink(tmp_path, "upsert")
+    batch = staged(sink, pyarrow.table({"id": [1, 2], "v": [1, 2]}), schema=schema_of(id="long", v="long"))
+    real, tried = jdbc.record_batches, []
+
+    def meeting(*arguments: Any) -> Any:
+        tried.append(1)
+        if len(tried) == 1:  # the marker's row is ours; theirs is row 1, which we want, and they want our marker's
+            other.execute("UPDATE t SET v = 7 WHERE id = 1")
+            waiter.start()
+            time.sleep(0.3)
+        return real(*arguments)
+
+    other = psycopg.connect(db.dsn)
+    other.execute("SELECT set_config('search_path', quote_ident(%s), false)", (db.schema,))
+    other.execute("SET deadlock_timeout = '1min'")  # so that ours is the one that is given up
+
+    def wait_for_marker() -> None:
+        other.execute("INSERT INTO markers VALUES (%s, 't', -5, 'x') ON CONFLICT DO NOTHING", (batch.pipeline_uuid,))
+        other.rollback()
+
+    waiter = threading.Thread(target=wait_for_marker)
+    monkeypatch.setattr(jdbc, "record_batches", meeting)
+    assert publish(sink, batch) == Receipt(result="applied", rows=2)
+    waiter.join()
+    other.close()
+    assert len(tried) == 2
+    assert db.run("SELECT id, v FROM t ORDER BY id") == [(1, 1), (2, 2)]
+
+
+def test_pipeline_goes_on_after_the_server_was_killed_in_the_midst_of_publishing(
+    db: Database, server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.run("CREATE TABLE t (id bigint, _streamsem_version bigint)")
+    world = World(tmp_path)
+    world.arrive(2)
+    pipeline = world.pipeline(sinks={"t": db.sink(tmp_path, "replace_version")})
+    world.run("a", pipeline=pipeline)
+    world.arrive(2)
+    real = jdbc.record_batches
+
+    def killed(*arguments: Any) -> Any:
+        server.kill()
+        yield from real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jdbc, "record_batches", killed)
+        with pytest.raises(UnavailableError) as caught:
+            world.run("b", pipeline=pipeline)
+    assert "hunter2" not in str(caught.value)
+    (Path(server.log).parent / "data" / "postmaster.pid").unlink(missing_ok=True)
+    server.start()
+    for _ in range(50):
+        with suppress(StreamsemError):
+            world.run("b", pipeline=pipeline)
+            break
+        time.sleep(0.2)
+    assert db.ids() == world.expected
+    world.run("c", pipeline=pipeline, redone=0)
+    assert db.ids() == world.expected
+    assert world.verdict().findings == []
+
+
+def test_commit_is_durable_when_it_is_answered_though_the_user_has_it_otherwise(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.run("CREATE TABLE t (id bigint)")
+    db.run("ALTER ROLE postgres SET synchronous_commit = off")
+    seen = []
+    real = jdbc.postgres_copy.append
+
+    def look(connection: Any, *arguments: Any) -> None:
+        seen.append(connection.exec_driver_sql("SHOW synchronous_commit").scalar())
+        real(connection, *arguments)
+
+    try:
+        monkeypatch.setattr(jdbc.postgres_copy, "append", look)
+        sink = db.sink(tmp_path)
+        publish(sink, staged(sink, pyarrow.table({"id": [1]}), schema=IDS))
+    finally:
+        db.run("ALTER ROLE postgres RESET synchronous_commit")
+    assert seen == ["on", "on"]
+
+
+def test_rows_that_spark_staged_arrive_with_airflows_connections(
+    db: Database, server: Postgres, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIRFLOW_CONN_DB")
+    known = Connection(
+        conn_id="db", conn_type="postgres", host="127.0.0.1", port=server.port, login="postgres", schema="postgres"
+    )
+    db.run(
+        "CREATE TABLE t (id bigint, s text, at timestamptz, d date, m numeric(12,2), tags jsonb, o jsonb, mp jsonb, x bytea, _streamsem_version bigint)"
+    )
+    (tmp_path / "in").mkdir()
+    lines = [
+        {"id": n, "s": "" if n else None, "at": "2020-02-29T23:59:59.999999Z", "tags": [n, None]} for n in range(1_000)
+    ]
+    (tmp_path / "in" / "a.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    pipeline = Pipeline(
+        name="spark",
+        log=str(tmp_path / "log"),
+        source=FilesSource(path=str(tmp_path / "in"), format="json", schema="id long, s string, at timestamp, tags array<int>"),
+        sinks={"t": db.sink(tmp_path, "replace_version")},
+        transform=lambda frame: frame.selectExpr(
+            "id", "s", "at", "date'2020-01-02' AS d", "CAST(id / 4 AS decimal(12,2)) AS m", "tags",
+            "named_struct('a', id, 'at', at) AS o", "map('k', id) AS mp", "X'00FF' AS x",
+        ),
+    )  # fmt: skip
+    with looked_up_by(lambda conn_id: {"db": known}[conn_id]):
+        run_batch(pipeline, run_key="a", drain=True, engine=SparkEngine())
+        verdict = verify(pipeline)
+    assert verdict.findings == []
+    found = db.run("SELECT id, s, at AT TIME ZONE 'UTC', d, m, tags, o, mp, x, _streamsem_version FROM t ORDER BY id")
+    at = datetime.datetime(2020, 2, 29, 23, 59, 59, 999_999)
+    assert found[0][:2] == (0, None)
+    assert found[3] == (3, "", at, datetime.date(2020, 1, 2), Decimal("0.75"), [3, None], {"a": 3, "at": at.isoformat() + "+00:00"}, {"k": 3}, b"\x00\xff", 0)  # fmt: skip
+    assert [row[0] for row in found] == [*range(1_000)]

@@ -1,0 +1,524 @@
+"""Rows of a database's table, on SQLite: what each mode keeps through deaths, lost replies, other publishers and wrong tables."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json
+from airflow_provider_streamsem.batch.publish import skip
+from airflow_provider_streamsem.batch.redo import redo
+from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import Receipt
+from airflow_provider_streamsem.sinks import database
+from airflow_provider_streamsem.sinks.jdbc import JdbcSink
+from airflow_provider_streamsem.testing.clock import ManualClock
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.sinks.batches import UUID, decided, schema_of, staged
+from tests.worlds import World
+
+MODES: dict[str, dict[str, Any]] = {
+    "append": {"mode": "append"},
+    "upsert": {"mode": "upsert", "keys": ["id"]},
+    "replace_version": {"mode": "replace_version"},
+}
+TABLE = 'CREATE TABLE "t" (id BIGINT PRIMARY KEY, _streamsem_version BIGINT)'
+# Without a key nothing but the marker keeps a row from being there twice.
+OPEN_TABLE = 'CREATE TABLE "t" (id BIGINT NOT NULL, _streamsem_version BIGINT)'
+IDS = schema_of(id="long")
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_provider_streamsem.sinks.jdbc.SYSTEM_CLOCK", ManualClock())
+
+
+@dataclass
+class Database:
+    """A SQLite file, known as the connection ``db``."""
+
+    path: Path
+
+    def run(self, statement: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.Connection(self.path)) as connection:
+            found = connection.execute(statement).fetchall()
+            connection.commit()
+            return found
+
+    def ids(self) -> Counter[int]:
+        return Counter(row[0] for row in self.run('SELECT id FROM "t"'))
+
+    def markers(self) -> list[tuple[int, str]]:
+        return [(row[0], row[1]) for row in self.run("SELECT version, state FROM streamsem_markers")]
+
+
+@pytest.fixture
+def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
+    return database_at(tmp_path / "db.sqlite", monkeypatch)
+
+
+def database_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
+    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps({"conn_type": "sqlite", "host": str(path)}))
+    return Database(path)
+
+
+def sink(place: Path, mode: str = "append", **changes: Any) -> JdbcSink:
+    return JdbcSink(**{"conn_id": "db", "table": "t", "staging": str(place / "staging"), **MODES[mode], **changes})
+
+
+@dataclass
+class Steps:
+    """Every call that a process makes on its DBAPI connections, numbered; one of them goes wrong."""
+
+    at: int = -1
+    fault: str = ""
+    names: list[str] = field(default_factory=list)
+    dead: bool = False
+
+    def take(self, name: str, call: Callable[[], Any], die: Callable[[], None]) -> Any:
+        if self.dead:
+            return None  # what is dead does nothing, whatever SQLAlchemy would have it do
+        here = len(self.names) == self.at
+        self.names.append(name)
+        answer = call()
+        if here and self.fault == "after":
+            self.dead = True
+            die()
+            raise Crash
+        if here and self.fault == "lost":
+            raise sqlite3.OperationalError("disk I/O error")
+        return answer
+
+
+@pytest.fixture
+def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
+    """Put what SQLAlchemy connects by under the steps."""
+
+    def use(steps: Steps) -> None:
+        class Cursor(sqlite3.Cursor):
+            def execute(self, *arguments: Any) -> Any:
+                return steps.take("execute", lambda: super(Cursor, self).execute(*arguments), self.die)
+
+            def executemany(self, *arguments: Any) -> Any:
+                return steps.take("executemany", lambda: super(Cursor, self).executemany(*arguments), self.die)
+
+            def die(self) -> None:
+                self.close()  # or the file stays locked until the cursor is collected
+                self.connection.die()
+
+        class Connection(sqlite3.Connection):
+            def die(self) -> None:
+                super().close()  # SQLite rolls back what is open, as it does for a process that is gone
+
+            def cursor(self, *arguments: Any) -> Any:
+                return super().cursor(Cursor)
+
+            def commit(self) -> None:
+                steps.take("commit", super().commit, self.die)
+
+            def rollback(self) -> None:
+                steps.take("rollback", super().rollback, self.die)
+
+            def close(self) -> None:
+                steps.take("close", super().close, self.die)
+
+        def connect(*arguments: Any, **named: Any) -> Any:
+            made = steps.take("connect", lambda: Connection(*arguments, **named), lambda: None)
+            assert made is not None
+            return made
+
+        monkeypatch.setattr("sqlite3.dbapi2.connect", connect)
+
+    return use
+
+
+SCENARIOS = [
+    ("append", "batch"),
+    ("upsert", "batch"),
+    ("replace_version", "batch"),
+    ("replace_version", "redo"),
+    ("append", "skip"),
+]
+
+
+@pytest.mark.parametrize(("mode", "what"), SCENARIOS)
+def test_death_or_lost_reply_at_any_call_leaves_every_row_once(
+    mode: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepping: Callable[[Steps], None]
+) -> None:
+    def scenario(steps: Steps, place: Path) -> None:
+        place.mkdir()
+        stepping(Steps())
+        db = database_at(place / "db.sqlite", monkeypatch)
+        db.run(TABLE if mode == "upsert" else OPEN_TABLE)
+        world = World(place)
+        world.arrive(2)
+        pipeline = world.pipeline(sinks={"t": sink(place, mode)})
+        world.run("first", pipeline=pipeline)
+        world.arrive(1)
+        if what == "skip":
+            decide(world, pipeline, "second")
+
+        def work() -> None:
+            if what == "redo":
+                world.run("again", pipeline=pipeline, redone=0)
+            elif what == "skip":
+                skip(pipeline, 1, sink="t", reason="test", log=world.log())
+            else:
+                world.run("second", pipeline=pipeline)
+
+        stepping(steps)
+        with suppress(Crash, StreamsemError):
+            work()
+        stepping(Steps())
+        head = world.opened().log.find_head(world.opened().record.genesis)
+        if what != "skip" or head.owes:
+            work()
+        if what == "redo":
+            world.run("second", pipeline=pipeline)
+        expected = Counter(range(6)) if what == "skip" else world.expected
+        assert db.ids() == expected, (steps.at, steps.fault, steps.names)
+        verdict = world.verdict()
+        assert verdict.findings == [], (steps.at, steps.fault, steps.names)
+        assert db.markers() == [(1 + (what == "redo"), "skipped" if what == "skip" else "applied")]
+
+    whole = Steps()
+    scenario(whole, tmp_path / "whole")
+    assert whole.names.count("commit") >= 2
+    if what != "skip":
+        assert "executemany" in whole.names
+    for at in range(len(whole.names)):
+        for fault in ("after", "lost"):  # dead before a call is dead after the one before
+            steps = Steps(at, fault)
+            scenario(steps, tmp_path / f"{at}-{fault}")
+            assert len(steps.names) > at, "the step was not reached"
+
+
+def decide(world: World, pipeline: Pipeline, run_key: str) -> None:
+    """Run, and die between the decision and the publishing."""
+
+    def die(*_: Any) -> Receipt:
+        raise Crash
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(JdbcSink, "publish", die)
+        with suppress(Crash):
+            world.run(run_key, pipeline=pipeline)
+            raise AssertionError("it did not die")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_publishers_at_once_and_one_late_apply_a_version_once(mode: str, db: Database, tmp_path: Path) -> None:
+    db.run(TABLE if mode == "upsert" else OPEN_TABLE)
+    world = World(tmp_path)
+    pipeline = world.pipeline(sinks={"t": sink(tmp_path, mode)})
+    for version in range(10):
+        world.arrive(1)
+        decide(world, pipeline, f"r{version}")
+        batch = decided(world, pipeline, "t", version)
+        start = threading.Barrier(2)
+        answers: list[Receipt | None] = []
+
+        def publish(batch: Any = batch, start: Any = start, answers: Any = answers) -> None:
+            start.wait()
+            answers.append(sink(tmp_path, mode).publish(batch, None))  # type: ignore[arg-type]
+
+        threads = [threading.Thread(target=publish) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert answers == [Receipt(result="applied", rows=3)] * 2
+        assert db.ids() == world.expected
+        world.run(f"r{version}", pipeline=pipeline)
+    late = decided(world, pipeline, "t", 3)
+    assert sink(tmp_path, mode).publish(late, None) is None  # type: ignore[arg-type]
+    assert sink(tmp_path, mode).skip(late, None) is None  # type: ignore[arg-type]
+    assert db.ids() == world.expected
+    assert db.markers() == [(9, "applied")]
+    assert world.verdict().findings == []
+
+
+def test_late_publisher_of_a_skipped_version_finds_it_skipped(db: Database, tmp_path: Path) -> None:
+    db.run(OPEN_TABLE)
+    world = World(tmp_path)
+    pipeline = world.pipeline(sinks={"t": sink(tmp_path)})
+    world.arrive(1)
+    decide(world, pipeline, "r")
+    batch = decided(world, pipeline, "t", 0)
+    assert skip(pipeline, 0, sink="t", reason="why", log=world.log()).sinks["t"].result == "skipped"
+    assert sink(tmp_path).publish(batch, None) == Receipt(result="skipped", rows=0)  # type: ignore[arg-type]
+    assert db.ids() == Counter()
+    assert world.verdict().findings == []
+
+
+def test_redo_replaces_the_rows_of_its_whole_chain_and_no_others(db: Database, tmp_path: Path) -> None:
+    db.run(OPEN_TABLE)
+    world = World(tmp_path)
+    world.arrive(4)
+    pipeline = world.pipeline(sinks={"t": sink(tmp_path, "replace_version")})
+    world.run("a", pipeline=pipeline, drain=True)
+    for attempt, tens in (("b", 10), ("c", 20)):
+        changed = pipeline.replace(transform=lambda rows, n=tens: [{"id": row["id"] + n} for row in rows])
+        world.run(attempt, pipeline=changed, redone=0)
+    assert db.ids() == Counter([20, 21, 22, 23, 24, 25, 6, 7, 8, 9, 10, 11])
+    assert set(db.run("SELECT id / 20, _streamsem_version FROM t")) == {(1, 0), (0, 1)}
+    assert world.verdict().findings == []
+
+
+def test_redo_that_would_delete_rows_of_others_is_refused_and_deletes_none(db: Database, tmp_path: Path) -> None:
+    db.run(OPEN_TABLE)
+    world = World(tmp_path)
+    world.arrive(1)
+    pipeline = world.pipeline(sinks={"t": sink(tmp_path, "replace_version")})
+    world.run("a", pipeline=pipeline)
+    db.run("INSERT INTO t VALUES (100, 0)")
+    with pytest.raises(PublishError, match="others write the column"):
+        world.run("b", pipeline=pipeline, redone=0)
+    assert db.ids() == world.expected + Counter([100])
+    assert skip(pipeline, 1, sink="t", reason="leave it", log=world.log()).sinks["t"].result == "skipped"
+    assert db.ids() == world.expected + Counter([100])
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_redo_of_a_mode_that_cannot_replace_is_refused_before_anything_is_written(
+    mode: str, db: Database, tmp_path: Path
+) -> None:
+    db.run(TABLE)
+    world = World(tmp_path)
+    world.arrive(1)
+    pipeline = world.pipeline(sinks={"t": sink(tmp_path, mode)})
+    world.run("a", pipeline=pipeline)
+    with pytest.raises(InvalidError, match="cannot replace"):
+        redo(pipeline, 0, run_key="b", log=world.log())
+    assert world.opened().log.plan(1) is None
+
+
+def test_upsert_keeps_the_last_row_of_a_key_of_a_batch_and_of_later_batches(db: Database, tmp_path: Path) -> None:
+    db.run('CREATE TABLE t (id BIGINT PRIMARY KEY, "na""me %s" TEXT, mine TEXT DEFAULT \'kept\')')
+    to, schema = sink(tmp_path, "upsert"), schema_of(**{"id": "long", 'na"me %s': "string"})
+    rows = pyarrow.table({"id": [1, 2, 1], 'na"me %s': ["a", "b", "c"]})
+    to.publish(staged(to, rows, 0, schema=schema), None)  # type: ignore[arg-type]
+    db.run("UPDATE t SET mine = 'changed'")
+    later = pyarrow.table({"id": [2, 3], 'na"me %s': ["d", ""]})
+    to.publish(staged(to, later, 1, schema=schema), None)  # type: ignore[arg-type]
+    assert db.run("SELECT * FROM t ORDER BY id") == [(1, "c", "changed"), (2, "d", "changed"), (3, "", "kept")]
+
+
+def test_values_arrive_as_they_were(db: Database, tmp_path: Path) -> None:
+    db.run(
+        "CREATE TABLE t (b BOOLEAN, i BIGINT, f DOUBLE, s TEXT, x BLOB, d DATE, u DATETIME, n DATETIME, m NUMERIC(12,2), a TEXT, j JSON)"
+    )
+    to = sink(tmp_path)
+    array = {"type": "array", "elementType": "long", "containsNull": True}
+    schema = schema_of(b="boolean", i="long", f="double", s="string", x="binary", d="date", u="timestamp", n="timestamp_ntz", m="decimal(12,2)", a=array, j=array)  # fmt: skip
+    at = datetime.datetime(2020, 2, 29, 23, 59, 59, 999_999)
+    values: dict[str, list[Any]] = {
+        "b": [True, None], "i": [-(2**63), None], "f": [float("inf"), None], "s": ["", None], "x": [b"\x00\xff", None], "d": [at.date(), None],
+        "u": [at.replace(tzinfo=datetime.timezone.utc), None], "n": [at, None], "m": [Decimal("-1234567890.12"), None], "a": [[1, None], None], "j": [[1], None],
+    }  # fmt: skip
+    to.publish(staged(to, pyarrow.table(values), schema=schema), None)  # type: ignore[arg-type]
+    first, second = db.run("SELECT * FROM t")
+    assert first == (1, -(2**63), float("inf"), "", b"\x00\xff", "2020-02-29", "2020-02-29 23:59:59.999999", "2020-02-29 23:59:59.999999", -1234567890.12, "[1,null]", "[1]")  # fmt: skip
+    assert second == (None,) * 11
+
+
+def test_number_that_sqlite_would_turn_into_null_is_refused(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (f DOUBLE)")
+    to = sink(tmp_path)
+    batch = staged(to, pyarrow.table({"f": [float("nan")]}), schema=schema_of(f="double"))
+    with pytest.raises(PublishError):
+        to.publish(batch, None)  # type: ignore[arg-type]
+    assert db.run("SELECT * FROM t") == []
+
+
+REFUSED = {
+    "no such table": ("append", "CREATE TABLE other (id BIGINT)", {"id": "long"}),
+    "a view": ("append", "CREATE VIEW t AS SELECT 1 AS id", {"id": "long"}),
+    "no such column": ("append", "CREATE TABLE t (id BIGINT)", {"id": "long", "more": "long"}),
+    "another case": ("append", "CREATE TABLE t (ID BIGINT)", {"id": "long"}),
+    "another type": ("append", "CREATE TABLE t (id TEXT)", {"id": "long"}),
+    "a decimal that a float cannot hold": ("append", "CREATE TABLE t (id NUMERIC(30,2))", {"id": "decimal(30,2)"}),
+    "a type that no column has": ("append", "CREATE TABLE t (id TEXT)", {"id": "interval day to second"}),
+    "a column that must have a value": ("append", "CREATE TABLE t (id BIGINT, must TEXT NOT NULL)", {"id": "long"}),
+    "a column that the database makes": ("append", "CREATE TABLE t (id BIGINT, twice BIGINT AS (id * 2) STORED)", {"id": "long", "twice": "long"}),
+    "no unique index": ("upsert", "CREATE TABLE t (id BIGINT NOT NULL)", {"id": "long"}),
+    "a unique index of other columns": ("upsert", "CREATE TABLE t (id BIGINT NOT NULL, a BIGINT, UNIQUE (id, a))", {"id": "long"}),
+    "a unique index of some rows": ("upsert", "CREATE TABLE t (id BIGINT NOT NULL); CREATE UNIQUE INDEX i ON t (id) WHERE id > 0", {"id": "long"}),
+    "a key that may be null": ("upsert", "CREATE TABLE t (id BIGINT UNIQUE)", {"id": "long"}),
+    "rows without the key": ("upsert", "CREATE TABLE t (id BIGINT PRIMARY KEY, a BIGINT)", {"a": "long"}),
+    "no column of versions": ("replace_version", "CREATE TABLE t (id BIGINT)", {"id": "long"}),
+    "rows with a column of versions": ("replace_version", TABLE, {"id": "long", "_streamsem_version": "long"}),
+    "markers that are not unique": ("append", "CREATE TABLE t (id BIGINT); CREATE TABLE streamsem_markers (pipeline_uuid TEXT, sink TEXT, version BIGINT, state TEXT)", {"id": "long"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_is_refused_before_the_decision(what: str, db: Database, tmp_path: Path) -> None:
+    mode, statements, kinds = REFUSED[what]
+    for statement in statements.split("; "):
+        db.run(statement)
+    with pytest.raises(DataError, match="nothing became visible"):
+        sink(tmp_path, mode).accept(schema_of(**kinds))
+
+
+def test_columns_that_fit_are_accepted_and_nothing_is_left_in_the_table(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (id INTEGER PRIMARY KEY, s TEXT DEFAULT 'x' NOT NULL, _streamsem_version BIGINT)")
+    for mode in MODES:
+        sink(tmp_path, mode).accept(IDS)
+    assert db.run("SELECT * FROM t") == []
+    assert db.markers() == []
+
+
+def test_nulls_where_the_table_takes_none_are_refused_before_the_decision(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (id BIGINT, s TEXT NOT NULL)")
+    world = World(tmp_path)
+    world.arrive(1)
+    pipeline = world.pipeline(
+        sinks={"t": sink(tmp_path)},
+        transform=lambda rows: [{**r, "s": "x" if i == 0 else None} for i, r in enumerate(rows)],
+    )
+    with pytest.raises(DataError, match=r"takes none.*'s'"):
+        world.run("a", pipeline=pipeline)
+    assert world.opened().log.outcome(0) is None
+    assert db.run("SELECT * FROM t") == []
+
+
+def test_row_that_breaks_a_constraint_is_named_by_the_constraint_and_published_once_it_is_mended(
+    db: Database, tmp_path: Path
+) -> None:
+    db.run('CREATE TABLE "t" (id BIGINT, CONSTRAINT small CHECK (id < 3))')
+    world = World(tmp_path)
+    world.arrive(2)
+    pipeline = world.pipeline(sinks={"t": sink(tmp_path)})
+    with pytest.raises(PublishError, match="small") as caught:
+        world.run("a", pipeline=pipeline)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    assert caught.value.fields["sqlstate"] == "SQLITE_CONSTRAINT_CHECK" or caught.value.fields["constraint"] == "small"
+    assert db.ids() == Counter()
+    assert db.markers() == []
+    assert world.opened().log.receipts(0) is None
+    db.run('ALTER TABLE "t" RENAME TO "old"')
+    db.run(OPEN_TABLE)
+    world.run("a", pipeline=pipeline)
+    assert db.ids() == world.expected
+    assert world.verdict().findings == []
+
+
+def test_table_of_markers_that_somebody_dropped_stops_publishing_and_is_not_made_anew(
+    db: Database, tmp_path: Path
+) -> None:
+    db.run(OPEN_TABLE)
+    world = World(tmp_path)
+    pipeline = world.pipeline(sinks={"t": sink(tmp_path)})
+    world.arrive(1)
+    world.run("a", pipeline=pipeline)
+    world.arrive(1)
+    decide(world, pipeline, "b")
+    kept = db.run("SELECT * FROM streamsem_markers")
+    db.run("DROP TABLE streamsem_markers")
+    with pytest.raises(PublishError):
+        world.run("b", pipeline=pipeline)
+    assert db.ids() == Counter(range(3))
+    assert [finding.invariant for finding in world.verdict().findings] == ["I15"]
+    sink(tmp_path).accept(IDS)
+    db.run(f"INSERT INTO streamsem_markers VALUES {kept[0]}")
+    world.run("b", pipeline=pipeline)
+    assert db.ids() == world.expected
+    assert world.verdict().findings == []
+
+
+def test_nothing_says_the_password_or_a_value_of_a_row(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.run("CREATE TABLE t (s TEXT PRIMARY KEY)")
+    to, schema = sink(tmp_path), schema_of(s="string")
+    batch = staged(to, pyarrow.table({"s": ["hunter2", "hunter2"]}), schema=schema)
+    said = []
+    for call in (lambda: to.publish(batch, None), lambda: to.accept(schema)):  # type: ignore[arg-type]
+        with pytest.raises(StreamsemError) as caught:
+            call()
+        error: BaseException | None = caught.value
+        while error is not None:
+            said.append(f"{error!s} {error!r}")
+            error = error.__cause__ or error.__context__
+        unreachable = {"conn_type": "postgres", "host": "127.0.0.1", "port": 1, "login": "me", "password": "hunter2"}
+        monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(unreachable))
+    assert isinstance(caught.value, UnavailableError)
+    world = World(tmp_path)
+    said += [repr(to), json.dumps(world.pipeline(sinks={"t": to}).to_json()), caplog.text]
+    assert "hunter2" not in "".join(said)
+
+
+def test_spec_is_the_same_from_json_and_guards_what_finds_the_rows(tmp_path: Path) -> None:
+    pipeline = World(tmp_path).pipeline(sinks={"t": sink(tmp_path, "upsert", table="s.t", markers="s.m")})
+    again = from_json(pipeline.without_transform())
+    assert again.sinks == pipeline.sinks
+    assert pipeline.guarded()["sinks"]["t"] == {
+        "type": "jdbc", "conn_id": "db", "table": "s.t", "markers": "s.m", "staging": f"{tmp_path}/staging", "mode": "upsert", "version_column": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"mode": "merge"}, {"keys": ["id"]}, {"mode": "upsert"}, {"mode": "upsert", "keys": "id"}, {"table": "a.b.c"}, {"table": ""}, {"markers": "t"}, {"conn_id": ""}, {"staging": "memory://x"}],
+)  # fmt: skip
+def test_arguments_that_contradict_each_other_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InvalidError):
+        JdbcSink(**{"conn_id": "db", "table": "t", "staging": str(tmp_path), **wrong})
+
+
+@pytest.mark.parametrize(
+    "connection",
+    ['{"conn_type": "sqlite"}', '{"conn_type": "http", "host": "x"}', '{"conn_type": "generic", "host": "x"}', '{"conn_type": "generic", "extra": {"sqlalchemy_scheme": "no+such"}}'],
+)  # fmt: skip
+def test_connection_that_names_no_database_is_refused(
+    connection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_DB", connection)
+    with pytest.raises(InvalidError):
+        sink(tmp_path).accept(IDS)
+
+
+def test_sqlite_file_is_found_by_a_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    db = database_at(tmp_path / "db.sqlite", monkeypatch)
+    db.run(OPEN_TABLE)
+    monkeypatch.setenv("AIRFLOW_CONN_DB", f"sqlite:///{tmp_path}/db.sqlite")
+    assert sink(tmp_path).marker(UUID, "t") is None
+    sink(tmp_path).accept(IDS)
+    assert db.markers() == []
+    with database.connected("db") as connection:
+        assert connection.engine.url.database == str(tmp_path / "db.sqlite")
+
+
+@pytest.fixture
+def published(db: Database, tmp_path: Path) -> World:
+    db.run(OPEN_TABLE)
+    world = World(tmp_path)
+    world.arrive(1)
+    world.run("a", pipeline=world.pipeline(sinks={"t": sink(tmp_path)}))
+    return world
+
+
+def test_staged_rows_are_spent_once_their_receipts_are_there(published: World, tmp_path: Path, db: Database) -> None:
+    from airflow_provider_streamsem.batch.maintenance import vacuum
+
+    pipeline = published.pipeline(sinks={"t": sink(tmp_path)})
+    done = vacuum(published.log(), published.opened().record, pipeline)
+    assert [attempt[:2] for attempt in done.attempts] == [("t", 0)]
+    late = decided(published, pipeline, "t", 0)
+    assert sink(tmp_path).publish(late, None) == Receipt(result="applied", rows=3)  # type: ignore[arg-type]
+    assert db.ids() == published.expected
+    assert published.verdict().findings == []
