@@ -81,6 +81,8 @@ class TableSink(StagedSink):
             return row
 
     def _transact(self, batch: Batch, word: str) -> Receipt | None:
+        if batch.is_nothing:
+            return Receipt(result="applied", rows=0)
         type(self).step(f"before publish {batch.sink}")
         with closing(self._connected()) as db, db:
             db.execute("BEGIN IMMEDIATE")

@@ -75,7 +75,7 @@ def _roll_forward(
         for name in outcome.publish:
             sink = publishing(opened.pipeline, name)
             step = take(sink) if not only or name == only else sink.publish
-            effects = LoggedEffects(log, version, name, may_close=may_close)
+            effects = LoggedEffects(log, version, name, may_close=may_close and name == (only or name))
             receipt = step(batch_of(opened, outcome, name), effects)
             if receipt is None:
                 return head.published(_stored(log, version, name))

@@ -120,8 +120,13 @@ def redo_run(
 
 
 def _is_answered(log: CommitLog, run_key: str) -> bool:
+    """Whether the run has its answer, whatever other runs have left open or unpublished since."""
     record = log.read_pipeline()
-    return record is not None and isinstance(log.locate(run_key, log.find_head(record.genesis)), Answered)
+    if record is None:
+        return False
+    head = log.find_head(record.genesis)
+    closed = Head(genesis=head.genesis, outcome=head.outcome, outcome_sha=head.outcome_sha)
+    return isinstance(log.locate(run_key, closed), Answered)
 
 
 def _plan_redo(opened: Opened, version: int, run_key: str, ready: Ready) -> Plan:

@@ -181,7 +181,7 @@ class Run:
         started_ms = log.clock.now_ms()
         recorded = {} if head.outcome is None else head.outcome.schemas
         pipeline.source.check_pins(plan.pins, was_read=False)
-        produced = self._produce(plan, attempt_id, recorded, self._remembered(head, plan))
+        produced = self._produce(plan, attempt_id, recorded, *self._remembered(head, plan))
         pipeline.source.check_pins(plan.pins, was_read=True)
         invariants.check_i14_staged(produced.counts, produced.sinks, handed=produced.handed, rows=pipeline.rows)
         schemas = schema.evolve(recorded, produced.schemas)
@@ -210,15 +210,18 @@ class Run:
         self.planner.follow(head.outcome)
         return self.planner.hint(plan, counts)
 
-    def _remembered(self, head: Head, plan: Plan) -> Json:
-        """What was remembered before the batch; of a redo, before the first commit of its chain."""
+    def _remembered(self, head: Head, plan: Plan) -> tuple[Json, int]:
+        """What was remembered before the batch, and when that was asked; of a redo, before the first commit of its chain, and when that was planned."""
         if plan.replaces is None:
-            return None if head.outcome is None else head.outcome.state
+            return (None if head.outcome is None else head.outcome.state), plan.planned_at_ms
         root = self.opened.log.find_root(plan.replaces.version)
         before = None if root == 0 else self.opened.log.outcome(root - 1)
-        return None if before is None else before[0].state
+        first = self.opened.log.plan(root)
+        return (None if before is None else before[0].state), (first[0] if first else plan).planned_at_ms
 
-    def _produce(self, plan: Plan, attempt_id: str, recorded: Mapping[str, str], state: Json) -> Produced:
+    def _produce(
+        self, plan: Plan, attempt_id: str, recorded: Mapping[str, str], state: Json, seen_at_ms: int
+    ) -> Produced:
         pipeline = self.opened.pipeline
         if not plan.pins:  # every offset of the plan is a gap: there is nothing to read
             return nothing_produced(pipeline.sinks, state)
@@ -234,6 +237,7 @@ class Run:
             attempt_id=attempt_id,
             dedup=pipeline.dedup,
             state=state,
+            seen_at_ms=seen_at_ms,
         )
         return self.engine.stage(job, self.opened.log)
 

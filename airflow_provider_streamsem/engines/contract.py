@@ -22,7 +22,7 @@ class Job:
     :param where: SQL predicate applied before the transform, or ``None``
     :param max_quarantined: the most records that may be bad
     :param schemas: sink → the columns that the log has recorded, as schema JSON
-    :param dedup: what is dropped because it was seen; ``state`` is what was remembered before the batch
+    :param dedup: what is dropped because it was seen; ``state`` is what was remembered before the batch, and ``seen_at_ms`` when that was asked
     """
 
     source: Source
@@ -36,6 +36,7 @@ class Job:
     attempt_id: str
     dedup: Dedup | None = None
     state: Json = None
+    seen_at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

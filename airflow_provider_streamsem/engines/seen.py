@@ -54,7 +54,9 @@ class Seen:
             last = seen.groupBy(F.col(ID).alias(_ID)).agg(F.max(AT).alias(_SEEN))
             once = once.join(last, _ID, "left").where(F.col(_SEEN).isNull() | (F.col(_SEEN) < cutoff))
         nameless = marked.where(F.col(_ID).isNull()).withColumn(_SEEN, F.lit(None).cast("long"))
-        passed = self._passed = self.keep(once.select(*marked.columns, _SEEN).unionByName(nameless))
+        passed = self._passed = self.keep(
+            once.select(*[quoted(name) for name in marked.columns], _SEEN).unionByName(nameless)
+        )
         row = passed.agg(
             F.count(F.lit(1)).alias("passed"), F.count(_SEEN).alias("late_duplicates"), F.count(_ID).alias("ids")
         ).first()
@@ -89,7 +91,8 @@ class Seen:
             ids.repartition(BUCKETS if bucketed else 1, BUCKET).sortWithinPartitions(BUCKET, ID), version, attempt_id
         )
         written = place.collect(version, attempt_id)
-        layer = Layer(newest_ms=self.now_ms, rows=written.rows, files=written.files)
+        newest_ms = max([self.now_ms, *(layer.newest_ms for layer in older)])  # a clock may go back
+        layer = Layer(newest_ms=newest_ms, rows=written.rows, files=written.files)
         return layers_.state_of([*layers[: len(layers) - count], layer])
 
     def _seen(self, records: DataFrame) -> DataFrame | None:

@@ -63,7 +63,7 @@ class Staging:
         records = marked.observe(watched, *asked)
         if self.job.dedup is not None:
             self._seen = Seen(
-                session=self.session, dedup=self.job.dedup, place=self.log.store.url, now_ms=self.job.plan.planned_at_ms,
+                session=self.session, dedup=self.job.dedup, place=self.log.store.url, now_ms=self.job.seen_at_ms,
                 state=self.job.state, keep=self._keep,
             )  # fmt: skip
         try:

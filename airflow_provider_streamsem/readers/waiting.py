@@ -111,7 +111,8 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     cut = dry.planner.cut(taken, end, limits, on_data_loss=pipeline.on_data_loss)
     rows = 0 if cut is None else dry.planner.rows(cut)
     now_ms = clock.now_ms()
-    is_left = taken != dict(head.next) and not may_wait(limits, 0, since_ms=since_ms, now_ms=now_ms)
+    is_open = head.plan is not None or taken != dict(head.next)
+    is_left = is_open and not may_wait(limits, 0, since_ms=since_ms, now_ms=now_ms)
     is_ready = cut is not None and not may_wait(limits, rows, since_ms=since_ms, now_ms=now_ms)
     left = offsets.between(head.next, taken) if is_left else {}
     return Waiting(

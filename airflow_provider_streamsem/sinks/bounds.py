@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -34,8 +33,11 @@ def delta_stats(parquet: Any, *, without: frozenset[str]) -> str:
         if not bounded or any(not chunk.has_min_max and chunk.num_values > 0 for chunk in chunks):
             continue
         is_utc = "isAdjustedToUTC=true" in str(parquet.schema.column(index).logical_type)
-        least = _text(min(chunk.min for chunk in bounded), is_utc, up=False)
-        most = _text(max(chunk.max for chunk in bounded), is_utc, up=True)
+        try:
+            least = _text(min(chunk.min for chunk in bounded), is_utc, up=False)
+            most = _text(max(chunk.max for chunk in bounded), is_utc, up=True)
+        except (OverflowError, ValueError):  # a year that Python does not have
+            continue
         if least is not None and most is not None:
             _put(found["minValues"], path, least)
             _put(found["maxValues"], path, most)
@@ -76,7 +78,7 @@ def _text(value: Any, is_utc: bool, *, up: bool) -> Any:
     if isinstance(value, str):
         return value if len(value) <= _LONGEST else None
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return None  # NaN is above all numbers for some readers, and writers leave it out of a footer or not
     if isinstance(value, Decimal):
         return float(value) if Decimal(repr(float(value))) == value else None
     if isinstance(value, datetime):

@@ -200,8 +200,10 @@ def advance_marker(
     done = connection.execute(
         sa.update(table).where(this, table.c.version < version).values(version=version, state=state)
     )
-    if done.rowcount:
+    if done.rowcount == 1:
         return True
+    if done.rowcount:
+        raise UnavailableError("the database's driver does not count the rows that an update changed", sink=marker[1])
     if connection.execute(sa.select(table.c.version).where(this)).first() is not None:
         return False
     row = {"pipeline_uuid": marker[0], "sink": marker[1], "version": version, "state": state}

@@ -39,6 +39,19 @@ _PRIMITIVES = frozenset(
         "timestamp_ntz",
     ]
 )
+# Writer features that an entry of added and removed files keeps by itself; constraints and computed columns are looked for one by one.
+_FEATURES = frozenset(
+    [
+        "appendOnly",
+        "invariants",
+        "checkConstraints",
+        "changeDataFeed",
+        "generatedColumns",
+        "timestampNtz",
+        "v2Checkpoint",
+    ]
+)
+_COMPUTED = ("delta.invariants", "delta.generationExpression", "delta.identity.")
 _TRIES = 12
 _LONGEST_WAIT_S = 2.0
 
@@ -89,6 +102,13 @@ class DeltaSink(StagedSink):
         fields = _fields(schema)
         table = self._table()
         if table is not None:
+            problems = _unwritable(table)
+            if problems:
+                raise DataError(
+                    "the Delta table asks more of its writers than is kept here; nothing became visible",
+                    table=self.path,
+                    asks=problems,
+                )
             self._check_partitions(table)
             _new_fields(table, fields)
 
@@ -164,6 +184,13 @@ class DeltaSink(StagedSink):
             marks.append(Transaction(f"{app}#skipped", batch.version))
         else:
             self._check_partitions(table)
+            if problems := _unwritable(table):
+                raise PublishError(
+                    "the Delta table has come to ask more of its writers than is kept here",
+                    table=self.path,
+                    version=batch.version,
+                    asks=problems,
+                )
             if self._evolved(table, batch):
                 return False
             actions = [self._added(file) for file in batch.committable.files]
@@ -281,6 +308,18 @@ class DeltaSink(StagedSink):
             "aws_allow_http": "true" if (access.endpoint_url or "").startswith("http://") else None,
         }
         return {name: value for name, value in options.items() if value is not None}
+
+
+def _unwritable(table: Any) -> list[str]:
+    """What a table asks of its writers that adding files does not keep: features, constraints, columns that are computed or renamed."""
+    protocol, metadata = table.protocol(), table.metadata()
+    asked = set(protocol.writer_features or ()) - _FEATURES
+    asked |= {name for name in metadata.configuration if name.startswith("delta.constraints.")}
+    if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
+        asked.add("delta.columnMapping.mode")
+    for field in json.loads(table.schema().to_json())["fields"]:
+        asked |= {f"{field['name']}: {name}" for name in field["metadata"] if name.startswith(_COMPUTED)}
+    return sorted(asked)
 
 
 def _marker(table: Any, app: str) -> tuple[int, str] | None:

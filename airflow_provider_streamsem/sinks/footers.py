@@ -146,7 +146,10 @@ def partition_values(
         elif token[0] == "v":
             values[column] = bytes.fromhex(token[1:]).decode(errors="surrogateescape").encode(errors="replace").decode()
         elif token[0] == "t":
-            at = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=int(token[1:]))
+            try:
+                at = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=int(token[1:]))
+            except OverflowError as error:
+                raise DataError("a partition value is out of the years 1 to 9999", column=column) from error
             values[column] = at.isoformat(timespec="microseconds").replace("+00:00", "Z")
         else:
             with dataset.open(stat) as file:

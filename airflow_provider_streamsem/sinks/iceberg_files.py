@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timezone
 from decimal import Context, Decimal
@@ -103,7 +102,7 @@ def _noted(value: Any, *, up: bool) -> Any:
     if isinstance(value, int):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return None  # NaN is above all numbers for some readers, and writers leave it out of a footer or not
     if isinstance(value, str):
         return value if len(value) <= _LONGEST else _raised(value[:_LONGEST]) if up else value[:_LONGEST]
     if isinstance(value, Decimal):

@@ -159,12 +159,32 @@ class JdbcSink(StagedSink):
         markers = database.markers_table(connection, self.markers)
         with connection.begin() as transaction:
             self._settle(connection)
-            database.advance_marker(connection, markers, (SYSTEM_CLOCK.new_id(), "rehearsal"), 0, "applied")
+            self._rehearse_marker(connection, markers)
             if self.redoes:
                 connection.execute(sa.delete(target.table([self.version_column])).where(sa.false()))
             if sql_columns.fields_of(schema):
                 self._bring(connection, target, schema, (), 0)
             transaction.rollback()
+
+    def _rehearse_marker(self, connection: sa.Connection, markers: sa.Table) -> None:
+        """A marker that is set is not set again: some drivers do not count what an update changed, and some databases only declare a primary key."""
+        import sqlalchemy as sa
+
+        marker = (SYSTEM_CLOCK.new_id(), "rehearsal")
+        set_twice = [database.advance_marker(connection, markers, marker, 0, "applied") for _ in range(2)]
+        row = {"pipeline_uuid": marker[0], "sink": marker[1], "version": 0, "state": "applied"}
+        is_unique = False
+        try:
+            with connection.begin_nested():
+                connection.execute(sa.insert(markers).values(row))
+        except sa.exc.IntegrityError:
+            is_unique = True
+        if set_twice != [True, False] or not is_unique:
+            raise DataError(
+                "this database does not keep what a marker needs: a count of the rows that an update changed, and an enforced primary key; "
+                "nothing became visible",
+                table=self.markers,
+            )
 
     def stats(self, parquet: Any) -> str:
         """The columns that hold nulls, as JSON; ``""`` where the footer names none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -105,15 +106,21 @@ class RowsEngine:
         wanted = job.dedup
         if wanted is None:
             return rows, job.state
-        now_ms = job.plan.planned_at_ms
+        now_ms = job.seen_at_ms
         layers = dedup.layers_of(job.state, wanted, now_ms)
         seen = _read_layers(log, layers, wanted.cutoff_ms(now_ms))
+        lacking = sorted({key for row in rows for key in wanted.keys if key not in row})
+        if lacking:
+            raise DataError("the records lack columns that dedup asks for", missing=lacking)
+        nameless = [row for row in rows if any(row[key] is None for key in wanted.keys)]
         passed: dict[bytes, dict[str, Any]] = {}
         for row in rows:
-            passed.setdefault(canonical([row[key] for key in wanted.keys]), row)
+            if all(row[key] is not None for key in wanted.keys):
+                passed.setdefault(_id(row, wanted.keys), row)
         fresh = {key: row for key, row in passed.items() if key not in seen}
+        passing = [*fresh.values(), *nameless]
         if not fresh or not wanted.remembers or job.plan.kind == "redo":
-            return list(fresh.values()), dedup.state_of(layers) if job.plan.kind != "redo" else job.state
+            return passing, dedup.state_of(layers) if job.plan.kind != "redo" else job.state
         self._step("remember")
         count = dedup.absorbed(layers, len(fresh))
         old = _read_layers(log, layers[len(layers) - count :], wanted.cutoff_ms(now_ms))
@@ -122,8 +129,9 @@ class RowsEngine:
         table = [{dedup.ID: key, dedup.AT: at} for key, at in ids.items()]
         self._write(place.attempt_place(job.plan.version, job.attempt_id), table, "parquet")
         written = place.collect(job.plan.version, job.attempt_id)
-        layer = dedup.Layer(newest_ms=now_ms, rows=written.rows, files=written.files)
-        return list(fresh.values()), dedup.state_of([*layers[: len(layers) - count], layer])
+        newest_ms = max([now_ms, *(layer.newest_ms for layer in layers[len(layers) - count :])])
+        layer = dedup.Layer(newest_ms=newest_ms, rows=written.rows, files=written.files)
+        return passing, dedup.state_of([*layers[: len(layers) - count], layer])
 
     def _write(self, place: str, rows: list[dict[str, Any]], format: str) -> None:
         directory = split_url(place)[1]
@@ -147,6 +155,13 @@ class RowsEngine:
             key, b"".join(canonical({"path": p, "raw": raw, "error": "not a JSON object"}) + b"\n" for p, raw in bad)
         )
         return Quarantine(rows=len(bad), keys=(key,))
+
+
+def _id(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
+    odd = [name for name in names if isinstance(row[name], (float, list, dict))]
+    if odd:
+        raise DataError("columns of this type cannot be an id: they have no one form", columns=odd)
+    return hashlib.sha256(canonical([row[name] for name in names])).digest()[:16]
 
 
 def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) -> dict[bytes, int]:

@@ -134,6 +134,33 @@ def test_a_redo_lets_pass_what_passed_and_later_batches_remember_it(world: Repea
     world.check()
 
 
+def test_a_redo_after_the_time_of_the_ids_is_over_lets_pass_what_passed(world: RepeatingWorld) -> None:
+    world.arrive(4)
+    world.run("all", drain=True)
+    world.at_s = 5000
+    assert world.run("redo", redone=1).counts["duplicates"] == 6
+    world.check()
+
+
+def test_a_clock_that_goes_back_forgets_nothing_early(world: RepeatingWorld) -> None:
+    world.at_s = 900
+    world.arrive(2)
+    world.run("first")
+    world.at_s = 0
+    world.arrive(2)
+    world.run("second")
+    world.at_s = 1700  # of the first batch's ids, and not of the second's, less than 1000 s have gone
+    (world.root / "in" / "again.json").write_text("".join(json.dumps({"id": n}) + "\n" for n in range(3)))
+    assert world.run("third").counts["duplicates"] == 3
+    world.check()
+
+
+def test_a_record_without_a_key_always_passes(world: RepeatingWorld) -> None:
+    (world.root / "in" / "null.json").write_text('{"id": null}\n{"id": null}\n{"id": 1}\n{"id": 1}\n')
+    result = world.run("first")
+    assert (result.counts["written.out"], result.counts["duplicates"]) == (3, 1)
+
+
 def test_layers_are_few_and_each_id_is_written_a_logarithmic_number_of_times(world: RepeatingWorld) -> None:
     world.arrive(64)
     world.run("all", drain=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,16 @@ from airflow_provider_streamsem.batch.run import plan_run
 from airflow_provider_streamsem.errors import InvalidError, PublishError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.readers.waiting import waiting
+from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.outside import PublishingWorld, TableSink
+
+_NAMES = count()
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> PublishingWorld:
-    made = PublishingWorld(tmp_path)
+    made = PublishingWorld(tmp_path, store=open_memory_store(f"publish-{next(_NAMES)}"))
     made.arrive(4)
     return made
 
@@ -139,6 +143,33 @@ def test_redo_is_refused_before_its_plan_where_a_sink_cannot_replace_rows(
     with pytest.raises(InvalidError, match="cannot replace what they have published"):
         world.run("redo", redone=0)
     assert world.opened().log.plan(1) is None
+
+
+def test_clear_with_redo_makes_rows_anew_though_another_run_has_left_its_version_open(world: PublishingWorld) -> None:
+    from airflow_provider_streamsem.batch.redo import redo_run
+
+    world.run("old")
+    world.dies("other")
+    result = redo_run(world.pipeline(), run_key="old", request="clear", engine=RowsEngine(), log=world.log())
+    redone = world.opened().log.plan(result.version)
+    assert redone is not None
+    assert (redone[0].kind, redone[0].replaces and redone[0].replaces.version) == ("redo", 0)
+    world.run("rest", drain=True)
+    world.check()
+
+
+def test_redo_whose_process_died_is_due(world: PublishingWorld) -> None:
+    world.run("all", drain=True)
+    assert not waiting(world.pipeline()).is_due
+    world.dies("redo", redone=0)
+    assert waiting(world.pipeline()).is_due
+
+
+def test_verify_finds_nothing_where_an_empty_batch_was_redone(world: PublishingWorld) -> None:
+    nothing = world.pipeline(transform=lambda rows: [])
+    world.run("first", pipeline=nothing)
+    world.run("redo", redone=0, pipeline=nothing)
+    assert world.verdict().findings == []
 
 
 def test_vacuum_deletes_staged_rows_after_the_receipts_and_not_before(world: PublishingWorld) -> None:

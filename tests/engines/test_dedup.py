@@ -18,7 +18,7 @@ from airflow_provider_streamsem.readers.files import open_log
 
 pytestmark = pytest.mark.spark
 
-SCHEMA = "shop string, id long, day date, n long"
+SCHEMA = "shop string, id long, day date, n long, `odd.name` string"
 
 
 def write(root: Path, name: str, rows: list[dict[str, Any]]) -> None:

@@ -293,7 +293,7 @@ def test_log_records_have_the_facts_as_attributes(world: World, caplog: pytest.L
     world.arrive(1)
     with caplog.at_level(logging.INFO, logger="airflow_provider_streamsem"):
         world.run("a")
-    planned, committed = caplog.records
+    _, planned, committed = caplog.records
     assert (planned.pipeline, planned.version) == ("world", 0)  # type: ignore[attr-defined]
     assert committed.attempt_id == world.log().outcome(0)[0].attempt_id  # type: ignore[attr-defined, index]
     assert not hasattr(planned, "attempt_id")

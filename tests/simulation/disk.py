@@ -68,8 +68,8 @@ class Directory(LocalDataset):
 class TurningEngine(RowsEngine):
     """Writes each file in two halves, and takes a turn at every step."""
 
-    def _write(self, place: str, rows: list[dict[str, Any]]) -> None:
-        super()._write(place, rows)
+    def _write(self, place: str, rows: list[dict[str, Any]], format: str) -> None:
+        super()._write(place, rows, format)
         path = os.path.join(split_url(place)[1], "part-00000.json")
         with open(path, "rb") as file:
             whole = file.read()

@@ -271,6 +271,33 @@ def test_table_that_is_there_is_taken_if_its_partitions_are_the_sinks(tmp_path: 
     assert other.opened().head == -1
 
 
+def test_table_that_asks_more_of_its_writers_is_refused_before_the_decision(world: DeltaWorld) -> None:
+    world.run("first")
+    DeltaTable(world.table).alter.add_constraint({"small": "id < 1000"})
+    with pytest.raises(DataError, match="asks more of its writers"):
+        world.run("second")
+    assert world.opened().head == 0
+
+
+def test_bounds_that_have_no_exact_form_are_left_out(tmp_path: Path) -> None:
+    import datetime
+
+    import pyarrow
+    import pyarrow.parquet
+
+    far = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=datetime.timezone.utc)
+    table = pyarrow.table(
+        {
+            "x": [1.0, float("nan"), 5.0, 7.0],
+            "at": pyarrow.array([far] * 4, pyarrow.timestamp("us", "UTC")),
+            "n": [1, 2, 3, 4],
+        }
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "f.parquet", row_group_size=2)
+    stats = json.loads(DeltaSink(str(tmp_path)).stats(pyarrow.parquet.read_metadata(tmp_path / "f.parquet")))
+    assert (stats["minValues"], stats["maxValues"]) == ({"n": 1}, {"n": 4})
+
+
 def test_marker_outlives_checkpoints_and_clean_up_of_the_tables_log(world: DeltaWorld) -> None:
     world.run("first")
     table = DeltaTable(world.table)
