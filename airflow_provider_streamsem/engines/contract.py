@@ -57,7 +57,7 @@ class Produced:
     state: Json = None
 
 
-def nothing_produced(sinks: Mapping[str, Sink], state: Json) -> Produced:
+def nothing_produced(sinks: Mapping[str, Sink], state: Json = None) -> Produced:
     """An attempt at a plan without records."""
     counts = {"read": 0, "parsed": 0, "quarantined": 0, "filtered": 0, **{f"written.{name}": 0 for name in sinks}}
     empty = {name: Committable(format=sink.format, rows=0) for name, sink in sinks.items()}

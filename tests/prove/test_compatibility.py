@@ -41,7 +41,7 @@ def test_provider_keeps_its_promises_on_other_releases(python: str, airflow: str
     wanted = [
         f"apache-airflow=={airflow}",
         "--editable",
-        f"{ROOT}[kafka,testing]",
+        f"{ROOT}[kafka,openlineage,testing]",
         "fastavro",
         "pytest-timeout",
         "duckdb",
