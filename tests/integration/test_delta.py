@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 import textwrap
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow
+import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -18,7 +22,10 @@ from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import FilesSource, Limits, Pipeline, redo, run_batch, verify
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
+from airflow_provider_streamsem.testing.steps import Steps
+from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts.s3 import S3Server
 
 pytestmark = pytest.mark.integration
@@ -191,3 +198,58 @@ def test_two_processes_that_publish_at_once_put_each_version_into_the_table_once
         assert process.wait(30) == 0
     counted = Counter(row["id"] for row in spark_rows(spark, table))
     assert counted == Counter({n: 51 for n in range(5)})
+
+
+def test_publisher_that_dies_around_any_write_to_the_table_on_s3_is_followed_by_one_that_puts_it_there_once(
+    s3_server: S3Server, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two versions and a redo of the first; each write to the table's log on the real server is a step."""
+    steps = Steps()
+    for name in ("create", "create_write_transaction"):
+        monkeypatch.setattr(DeltaTable, name, _stepped(getattr(DeltaTable, name), name, lambda step: steps(step)))
+
+    def batches(sink: DeltaSink) -> list[Batch]:
+        made: list[Batch] = []
+        for version, ids in enumerate(([1, 2], [3], [10, 20])):
+            sink_file = io.BytesIO()
+            pyarrow.parquet.write_table(pyarrow.table({"id": ids}), sink_file)
+            assert sink.dataset().create(f"data/{version}/a/part-0.parquet", sink_file.getvalue())
+            replaced = made[0].committable if version == 2 else None
+            made.append(
+                Batch(pipeline_uuid="u", sink="t", version=version, committable=sink.collect(version, "a"), root=version % 2,
+                      schema='{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}', replaced=replaced)
+            )  # fmt: skip
+        return made
+
+    def play(number: int, at: int | None) -> list[str]:
+        nonlocal steps
+        taken: list[str] = []
+        sink = DeltaSink(f"{lake}/table-{number}")
+        steps = Steps(at)
+        for batch in batches(sink):
+            with suppress(Crash):
+                sink.publish(batch, None)  # type: ignore[arg-type]
+            watched, steps = steps, Steps()
+            answered = sink.publish(batch, None)  # type: ignore[arg-type]
+            assert answered is not None
+            assert answered.result == "applied"
+            steps = Steps() if watched.died else watched
+            taken += watched.taken if watched.died or batch.version == 2 else []
+        read = DeltaTable(f"{lake}/table-{number}", storage_options=options(s3_server)).to_pyarrow_table()
+        assert sorted(read["id"].to_pylist()) == [3, 10, 20]
+        return taken
+
+    alone = play(0, None)
+    assert len(alone) == 8
+    for at in range(len(alone)):
+        assert play(at + 1, at)[: at + 1] == alone[: at + 1]
+
+
+def _stepped(call: Any, name: str, step: Any) -> Any:
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        step(f"before {name}")
+        answer = call(*args, **kwargs)
+        step(f"after {name}")
+        return answer
+
+    return stepped
