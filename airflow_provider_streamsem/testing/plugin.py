@@ -45,11 +45,12 @@ def streamsem_log(streamsem_s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -
 
     While the test runs, boto3 finds this server and no other: all ``AWS_*`` variables and configuration files are replaced.
     """
-    from airflow_provider_streamsem.testing.s3 import environment
+    from airflow_provider_streamsem.testing.s3 import environment, make_bucket
 
     _forget_aws(monkeypatch)
     for name, value in environment(streamsem_s3_endpoint).items():
         monkeypatch.setenv(name, value)
+    make_bucket(streamsem_s3_endpoint, _BUCKET)  # a test with mock_aws empties moto's servers, too
     return f"s3://{_BUCKET}/test-{next(_PLACES)}"
 
 

@@ -24,8 +24,6 @@ def s3_server(*, bucket: str, port: int = 0) -> Iterator[str]:
     :param port: 0: any free one
     :raises InvalidError: moto is not installed
     """
-    import boto3
-
     try:
         from moto.server import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import WSGIRequestHandler, make_server
@@ -44,12 +42,19 @@ def s3_server(*, bucket: str, port: int = 0) -> Iterator[str]:
     thread.start()
     endpoint = f"http://127.0.0.1:{server.server_port}"
     try:
-        boto3.client("s3", endpoint_url=endpoint, **credentials()).create_bucket(Bucket=bucket)
+        make_bucket(endpoint, bucket)
         yield endpoint
     finally:
         server.shutdown()
         thread.join(10)
         server.server_close()
+
+
+def make_bucket(endpoint: str, bucket: str) -> None:
+    """Make a bucket on this server; nothing happens where it is there (moto answers as S3 does in us-east-1)."""
+    import boto3
+
+    boto3.client("s3", endpoint_url=endpoint, **credentials()).create_bucket(Bucket=bucket)
 
 
 def credentials() -> dict[str, str]:

@@ -82,6 +82,33 @@ def test_log_on_s3_is_each_tests_own_and_the_environment_is_put_back(tmp_path: P
     assert "3 passed" in said, said
 
 
+def test_log_on_s3_is_there_after_a_test_of_others_has_emptied_moto(tmp_path: Path) -> None:
+    said = run_tests(
+        tmp_path,
+        """
+        import pytest
+        from moto import mock_aws
+
+        from airflow_provider_streamsem.commitlog.log import open_commit_log
+
+
+        @pytest.mark.parametrize("n", range(2))
+        def test_log(streamsem_log, n):
+            assert open_commit_log(streamsem_log).store.create("key", b"data")
+
+
+        @mock_aws
+        def test_of_others():
+            pass
+
+
+        def test_log_after_it(streamsem_log):
+            assert open_commit_log(streamsem_log).store.create("key", b"data")
+        """,
+    )
+    assert "4 passed" in said, said
+
+
 @pytest.mark.parametrize(
     ("fixture", "setup", "message"),
     [
