@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,11 @@ from airflow_provider_streamsem.batch.maintenance import abort, vacuum
 from airflow_provider_streamsem.batch.opening import open_pipeline
 from airflow_provider_streamsem.batch.publish import batch_of, skip
 from airflow_provider_streamsem.batch.run import plan_run
-from airflow_provider_streamsem.errors import InvalidError, PublishError
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, PublishError
 from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.entries import Receipt, Receipts
+from airflow_provider_streamsem.protocol.procedures import Owing
+from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.readers.waiting import waiting
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.rows import RowsEngine
@@ -213,3 +218,41 @@ def test_verify_finds_a_marker_that_went_back_one_that_is_ahead_and_receipts_tha
 def test_a_log_with_sinks_outside_says_so_to_older_writers(world: PublishingWorld) -> None:
     world.run("first")
     assert world.opened().record.writer_features == ("publish",)
+
+
+def test_no_plan_follows_a_commit_whose_receipts_are_not_there(world: PublishingWorld) -> None:
+    refused(world)
+    log, genesis = world.log(), world.opened().record.genesis
+    head, stored = log.find_head(genesis), log.plan(0)
+    assert stored is not None
+    assert head.owes
+    with pytest.raises(LogDamagedError, match="I2"):
+        log.put_plan(head, replace(stored[0], version=1, previous=head.outcome_sha))
+    assert log.plan(1) is None
+
+
+def test_run_whose_own_commit_owes_is_found_from_a_head_that_is_older(world: PublishingWorld) -> None:
+    refused(world)
+    found = world.log().locate("first", Head(genesis=world.opened().record.genesis))
+    assert isinstance(found, Owing)
+    assert found.head.closed == 0
+
+
+@pytest.mark.parametrize("change", [{"version": 7}, {"outcome": "0" * 64}, {"sinks": {}}], ids=str)
+def test_receipts_that_are_not_of_the_commit_are_not_written(world: PublishingWorld, change: dict[str, Any]) -> None:
+    refused(world)
+    log = world.log()
+    head = log.find_head(world.opened().record.genesis)
+    applied = {name: Receipt(result="applied", rows=6) for name in ("audit", "table")}
+    receipts = Receipts(version=0, outcome=head.outcome_sha, sinks=applied, published_at_ms=0, nonce="n")
+    with pytest.raises(LogDamagedError, match="I18"):
+        log.put_receipts(head, replace(receipts, **change))
+    assert log.receipts(0) is None
+
+
+def test_chain_of_a_version_that_is_not_there_is_damage(world: PublishingWorld) -> None:
+    world.run("first")
+    world.run("redo", redone=0)
+    assert [world.log().find_root(version) for version in (0, 1)] == [0, 0]
+    with pytest.raises(LogDamagedError, match="I20"):
+        world.log().find_root(9)
