@@ -49,18 +49,15 @@ class LoggedEffects:
         return self._log.put_effects(effects)
 
 
-def publish(opened: Opened, head: Head, *, run_key: str) -> Head:
+def publish(opened: Opened, head: Head, *, is_own: bool) -> Head:
     """
     Bring the head's commit to its receipts.
 
-    :param run_key: of the run that publishes: only the commit's own run may close claims that others made (P5)
+    :param is_own: whether the commit is of the run that publishes: only then may claims that others made be closed (P5)
     :returns: the head that owes nothing
     :raises UnavailableError: a sink gave no clear answer, or the effects are claimed by an entry of another run; the batch stays decided
     :raises PublishError: a sink refuses the batch; it stays decided, and later runs wait for it
     """
-    assert head.outcome is not None
-    plan = opened.log.plan(head.outcome.version)
-    is_own = plan is not None and plan[0].run_key == run_key
     return _roll_forward(opened, head, may_close=is_own, take=lambda sink: sink.publish)
 
 

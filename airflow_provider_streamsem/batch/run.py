@@ -96,7 +96,9 @@ class Run:
             if isinstance(position, Open):
                 position = self.close(position.head, fresh=fresh)
             elif isinstance(position, Owing):
-                head = publish(self.opened, position.head, run_key=self.run_key)
+                found = self.opened.log.plan(position.head.closed)
+                is_own = found is not None and found[0].run_key == self.run_key
+                head = publish(self.opened, position.head, is_own=is_own)
                 position = self.opened.log.locate(self.run_key, head)
         return answer(self.opened, position, self.run_key)
 
@@ -146,7 +148,7 @@ class Run:
             telemetry.tell(telemetry.Decided.by, plan, offered, decided.outcome)
         outcome = decided.outcome
         if decided.owes:
-            decided = publish(self.opened, decided, run_key=self.run_key)
+            decided = publish(self.opened, decided, is_own=plan.run_key == self.run_key)
         log.write_segments(plan.version, [(outcome, decided.outcome_sha)])
         if plan.run_key != self.run_key:
             return log.locate(self.run_key, decided)

@@ -184,9 +184,10 @@ class _Verification:
 
     def _markers(self, pipeline: Pipeline, outcomes: list[Outcome]) -> None:
         """Each transactional sink's marker stands at the newest version that it got (I15, I18)."""
+        by_version = {outcome.version: outcome for outcome in outcomes}
         for name in pipeline.publishes:
             sink = publishing(pipeline, name)
-            owed = [o.version for o in outcomes if name in o.publish and self._needs_marker(outcomes, o, name)]
+            owed = [o.version for o in outcomes if name in o.publish and self._needs_marker(by_version, o, name)]
             got = [version for version in owed if version in self._published]
             found = self._try(partial(sink.marker, self.opened.record.pipeline_uuid, name))
             at = -1 if found is None else found[0]
@@ -196,11 +197,10 @@ class _Verification:
                 what = f"the marker of sink {name} is below a version whose receipts say that it was published"
                 self._found("I15", what, version=max(got))
 
-    def _needs_marker(self, outcomes: list[Outcome], outcome: Outcome, name: str) -> bool:
+    def _needs_marker(self, by_version: Mapping[int, Outcome], outcome: Outcome, name: str) -> bool:
         """Whether a version brings rows to a sink, or takes out what stands there of its chain (P2, P3)."""
         if outcome.sinks[name].files:
             return True
-        by_version = {o.version: o for o in outcomes}
         while outcome.replaces is not None:
             receipts = self._published.get(outcome.replaces.version)
             outcome = by_version[outcome.replaces.version]

@@ -255,7 +255,7 @@ class DeltaSink(StagedSink):
         schema = Schema.from_json(json.dumps({"type": "struct", "fields": _fields(batch.schema)}))
         try:
             return DeltaTable.create(
-                self._url(),
+                normalised(self.path),
                 schema,
                 mode="error",
                 partition_by=list(self.partition_by),
@@ -275,7 +275,7 @@ class DeltaSink(StagedSink):
                 "the deltalake library is not installed", accepted="pip install 'airflow-provider-streamsem[delta]'"
             ) from error
         try:
-            return DeltaTable(self._url(), storage_options=self._options())
+            return DeltaTable(normalised(self.path), storage_options=self._options())
         except TableNotFoundError:
             return None
         except Exception as error:
@@ -290,10 +290,6 @@ class DeltaSink(StagedSink):
                 partition_by=list(self.partition_by),
                 found=found,
             )
-
-    def _url(self) -> str:
-        scheme, rest = split_url(self.path)
-        return rest if scheme == "file" else f"{scheme}://{rest}"
 
     def _options(self) -> dict[str, str] | None:
         if split_url(self.path)[0] != "s3":

@@ -120,9 +120,8 @@ def test_publisher_that_wakes_after_a_skip_applies_nothing(world: PublishingWorl
 @pytest.mark.parametrize("version", [0, 2])
 def test_only_the_commit_that_waits_can_be_skipped(world: PublishingWorld, version: int) -> None:
     world.run("first")
-    refused_version = [version]
     with pytest.raises(InvalidError, match="only a commit that waits"):
-        skip(world.pipeline(), refused_version[0], sink="table", reason="no", log=world.log())
+        skip(world.pipeline(), version, sink="table", reason="no", log=world.log())
     with pytest.raises(InvalidError, match="no such sink outside the log"):
         skip(world.pipeline(), version, sink="out", reason="no", log=world.log())
 
