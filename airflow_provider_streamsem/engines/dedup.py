@@ -139,6 +139,18 @@ def absorbed(layers: Sequence[Layer], rows: int) -> int:
     return count
 
 
+def split(layers: Sequence[Layer], rows: int) -> tuple[Sequence[Layer], Sequence[Layer]]:
+    """The layers that stay as they are, and those that a new one of ``rows`` ids takes in."""
+    at = len(layers) - absorbed(layers, rows)
+    return layers[:at], layers[at:]
+
+
+def state_after(kept: Sequence[Layer], older: Sequence[Layer], written: Committable, now_ms: int) -> Json:
+    """The state with a new layer in place of ``older``. No id of it passed later than its ``newest_ms``, though a clock may have gone back."""
+    newest_ms = max([now_ms, *(layer.newest_ms for layer in older)])
+    return state_of([*kept, Layer(newest_ms=newest_ms, rows=written.rows, files=written.files)])
+
+
 def state_of(layers: Sequence[Layer]) -> Json:
     """What an outcome says of its layers, oldest first."""
     return {"dedup": [_told(layer) for layer in layers]}

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, BooleanType, DataType, DateType, DecimalType, IntegralType, StringType
 
 from airflow_provider_streamsem.engines import dedup as layers_
-from airflow_provider_streamsem.engines.dedup import AT, BUCKET, BUCKETS, ID, Dedup, Layer
+from airflow_provider_streamsem.engines.dedup import AT, BUCKET, BUCKETS, ID, Dedup
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.sinks.write import quoted
@@ -78,11 +78,10 @@ class Seen:
         rows = ids.count()
         if rows == 0:
             return layers_.state_of(layers)
-        count = layers_.absorbed(layers, rows)
-        older = layers[len(layers) - count :]
+        kept, older = layers_.split(layers, rows)
         if older:
-            kept = self._read([key for layer in older for key in layer.files_of(None)])
-            ids = ids.unionByName(kept.where(F.col(AT) >= self.dedup.cutoff_ms(self.now_ms)))
+            before = self._read([key for layer in older for key in layer.files_of(None)])
+            ids = ids.unionByName(before.where(F.col(AT) >= self.dedup.cutoff_ms(self.now_ms)))
             rows += sum(layer.rows for layer in older)
         bucketed = rows >= layers_.BUCKETED_ROWS
         place = layers_.state_files(self.place, bucketed=bucketed)
@@ -91,9 +90,7 @@ class Seen:
             ids.repartition(BUCKETS if bucketed else 1, BUCKET).sortWithinPartitions(BUCKET, ID), version, attempt_id
         )
         written = place.collect(version, attempt_id)
-        newest_ms = max([self.now_ms, *(layer.newest_ms for layer in older)])  # a clock may go back
-        layer = Layer(newest_ms=newest_ms, rows=written.rows, files=written.files)
-        return layers_.state_of([*layers[: len(layers) - count], layer])
+        return layers_.state_after(kept, older, written, self.now_ms)
 
     def _seen(self, records: DataFrame) -> DataFrame | None:
         """Ids that may be those of the records; ``None`` where nothing is remembered."""

@@ -122,16 +122,14 @@ class RowsEngine:
         if not fresh or not wanted.remembers or job.plan.kind == "redo":
             return passing, dedup.state_of(layers) if job.plan.kind != "redo" else job.state
         self._step("remember")
-        count = dedup.absorbed(layers, len(fresh))
-        old = _read_layers(log, layers[len(layers) - count :], wanted.cutoff_ms(now_ms))
+        kept, older = dedup.split(layers, len(fresh))
+        old = _read_layers(log, older, wanted.cutoff_ms(now_ms))
         ids = {**old, **dict.fromkeys(fresh, now_ms)}
         place = dedup.state_files(log.store.url)
         table = [{dedup.ID: key, dedup.AT: at} for key, at in ids.items()]
         self._write(place.attempt_place(job.plan.version, job.attempt_id), table, "parquet")
         written = place.collect(job.plan.version, job.attempt_id)
-        newest_ms = max([now_ms, *(layer.newest_ms for layer in layers[len(layers) - count :])])
-        layer = dedup.Layer(newest_ms=newest_ms, rows=written.rows, files=written.files)
-        return passing, dedup.state_of([*layers[: len(layers) - count], layer])
+        return passing, dedup.state_after(kept, older, written, now_ms)
 
     def _write(self, place: str, rows: list[dict[str, Any]], format: str) -> None:
         directory = split_url(place)[1]

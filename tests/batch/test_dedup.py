@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -91,10 +92,7 @@ def test_repeats_pass_nowhere_after_a_death_at_every_step(tmp_path: Path) -> Non
             world.run(other, drain=True)
             world.run("run", drain=True)
             world.check()
-            for left in (tmp_path / f"{at}",):
-                import shutil
-
-                shutil.rmtree(left)
+            shutil.rmtree(tmp_path / f"{at}")
 
 
 def test_an_id_is_forgotten_after_its_time_and_not_before(world: RepeatingWorld) -> None:
