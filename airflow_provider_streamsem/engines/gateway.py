@@ -1,11 +1,12 @@
 """
 The JVM behind a classic Spark session: whether it lives, how to let go of a dead one, and a clone of a session. Imports pyspark.
 
-This is the one place that touches names of pyspark that are not public; written against 4.1.
+Names of pyspark that are not public are touched here and in :mod:`airflow_provider_streamsem.sinks.direct`; written against 4.1.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -100,7 +101,7 @@ def observed(observation: Observation, session: SparkSession) -> dict[str, int] 
     row = found.get()
     if row.length() == 0:
         return None
-    return {name: int(row.get(i)) for i, name in enumerate(row.schema().fieldNames())}
+    return {name: int(count) for name, count in json.loads(row.json()).items()}
 
 
 def may_have_run(observation: Observation, session: SparkSession) -> bool:

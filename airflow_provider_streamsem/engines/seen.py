@@ -86,10 +86,10 @@ class Seen:
         bucketed = rows >= layers_.BUCKETED_ROWS
         place = layers_.state_files(self.place, bucketed=bucketed)
         ids = ids.withColumn(BUCKET, _bucket(F.col(ID)))
-        place.stage(
+        accepted = place.stage(
             ids.repartition(BUCKETS if bucketed else 1, BUCKET).sortWithinPartitions(BUCKET, ID), version, attempt_id
         )
-        written = place.collect(version, attempt_id)
+        written = place.collect(version, attempt_id, accepted)
         return layers_.state_after(kept, older, written, self.now_ms)
 
     def _seen(self, records: DataFrame) -> DataFrame | None:

@@ -207,7 +207,7 @@ def engine_of(found: Connection, conf: Mapping[str, str] | None = None) -> Spark
 
 def _s3a_settings() -> dict[str, str]:
     """Where boto3 is told by variables to find S3, Spark is told the same; credentials are left to S3A's own chain, which reads the same variables."""
-    settings = {"spark.hadoop.fs.s3a.committer.magic.track.commits.in.memory.enabled": "true"}
+    settings: dict[str, str] = {}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
         settings |= {"spark.hadoop.fs.s3a.endpoint": endpoint, "spark.hadoop.fs.s3a.path.style.access": "true"}

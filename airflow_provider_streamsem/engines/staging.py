@@ -52,6 +52,7 @@ class Staging:
     job: Job
     log: CommitLog
     _kept: list[DataFrame] = field(default_factory=list)
+    _accepted: dict[str, frozenset[str] | None] = field(default_factory=dict)
     _seen: Seen | None = None
 
     def run(self) -> Produced:
@@ -83,20 +84,22 @@ class Staging:
             counted = self._count(marked, asked)
         with telemetry.phase("collect"):
             sinks = {
-                name: sink.collect(self.job.plan.version, self.job.attempt_id) for name, sink in self.job.sinks.items()
+                name: sink.collect(self.job.plan.version, self.job.attempt_id, self._accepted[name])
+                for name, sink in self.job.sinks.items()
             }
+        bad = counted.get("bad", 0)
         counts = {
             "read": counted["read"],
-            "parsed": counted["read"] - counted["bad"],
-            "quarantined": counted["bad"],
-            "filtered": counted["filtered"],
+            "parsed": counted["read"] - bad,
+            "quarantined": bad,
+            "filtered": counted.get("filtered", 0),
         }
         counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
         counts |= {} if self._seen is None else self._seen.counts
         return Produced(
             sinks=sinks,
             schemas={name: frame.schema.json() for name, frame in outputs.items()},
-            quarantine=self._quarantine(loaded, counted["bad"]),
+            quarantine=self._quarantine(loaded, bad),
             counts=counts,
             handed=handed,
             state=state,
@@ -110,22 +113,25 @@ class Staging:
 
     def _asked(self, loaded: Loaded) -> list[Column]:
         """What is counted of the records. Every column is asked for: what is not asked for is not parsed, and then cannot be found bad."""
-        bad = F.lit(False) if loaded.bad is None else loaded.bad
-        asked = [F.count(F.lit(1)).alias("read"), F.count_if(bad).alias("bad")]
-        asked.append(F.count_if(~bad & ~F.col(_KEPT)).alias("filtered"))
-        if loaded.bad is None:
-            return asked
-        return asked + [F.count(quoted(name)).alias(f"c{i}") for i, name in enumerate(loaded.frame.columns)]
+        asked = [F.expr("count(1) AS read")]
+        if loaded.bad is not None:
+            columns = ", ".join("`" + name.replace("`", "``") + "`" for name in loaded.frame.columns)
+            asked += [F.count_if(loaded.bad).alias("bad"), F.expr(f"count({columns}) AS parsed")]
+        if self.job.where is not None:
+            dropped = ~F.col(_KEPT)
+            asked.append(F.count_if(dropped if loaded.bad is None else ~loaded.bad & dropped).alias("filtered"))
+        return asked
 
     def _marked(self, loaded: Loaded) -> DataFrame:
         """The records with the predicate's answer as a column: asked once, so that counting and filtering see the same answer."""
-        kept = F.lit(True) if self.job.where is None else F.coalesce(F.expr(self.job.where), F.lit(False))
-        return loaded.frame.withColumn(_KEPT, kept)
+        if self.job.where is None:
+            return loaded.frame
+        return loaded.frame.withColumn(_KEPT, F.coalesce(F.expr(self.job.where), F.lit(False)))
 
     def _good(self, loaded: Loaded, records: DataFrame) -> DataFrame:
         good = records if loaded.bad is None else records.where(~loaded.bad)
-        good = good if self.job.where is None else good.where(F.col(_KEPT))
-        good = good.drop(_KEPT, *loaded.drop)
+        good = good if self.job.where is None else good.where(F.col(_KEPT)).drop(_KEPT)
+        good = good.drop(*loaded.drop) if loaded.drop else good
         return good if self._seen is None else self._seen.passing(good)
 
     def _outputs(self, good: DataFrame) -> dict[str, DataFrame]:
@@ -167,7 +173,7 @@ class Staging:
         """Stage one sink; returns the rows that Spark handed to its writer."""
         handed = Observation()
         self.job.sinks[name].accept(frame.schema.json())
-        self.job.sinks[name].stage(
+        self._accepted[name] = self.job.sinks[name].stage(
             frame.observe(handed, F.count(F.lit(1)).alias("rows")), self.job.plan.version, self.job.attempt_id
         )
         counted = self.inspect.observed(handed, self.session)
@@ -176,7 +182,7 @@ class Staging:
     def _count(self, marked: DataFrame, asked: list[Column]) -> dict[str, int]:
         """Count the records in a pass of their own, where the transform may not have read each of them once."""
         row = marked.agg(*asked).first()
-        return {} if row is None else {name: int(row[name]) for name in ("read", "bad", "filtered")}
+        return {} if row is None else row.asDict()
 
     def _quarantine(self, loaded: Loaded, bad: int) -> Quarantine:
         """Store the bad records beside the log, in parts; a second pass over the same pins, made only where there are any."""

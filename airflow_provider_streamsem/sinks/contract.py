@@ -77,12 +77,21 @@ class Sink(Protocol):
         """
         ...
 
-    def stage(self, frame: DataFrame, version: int, attempt_id: str) -> None:
-        """Write a DataFrame into the attempt's own place. Returns after the last byte."""
+    def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
+        """
+        Write a DataFrame into the attempt's own place. Returns after the last byte.
+
+        :returns: for :meth:`collect`: names below the place of the files that the engine accepted, or ``None`` where nothing else can lie there
+        """
         ...
 
-    def collect(self, version: int, attempt_id: str) -> Committable:
-        """What lies in the attempt's place, each file counted by reading its footer (formats without one: by reading it)."""
+    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
+        """
+        What was staged, each file counted by reading its footer (formats without one: by reading it).
+
+        :param accepted: what :meth:`stage` answered; ``None``: all that lies in the attempt's place
+        :raises StageError: an accepted file is not there
+        """
         ...
 
     def attempts(self, version: int | None = None) -> set[tuple[int, str]]:

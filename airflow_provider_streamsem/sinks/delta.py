@@ -112,9 +112,9 @@ class DeltaSink(StagedSink):
             self._check_partitions(table)
             _new_fields(table, fields)
 
-    def collect(self, version: int, attempt_id: str) -> Committable:
+    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """As every staged sink; refuses an empty text as a partition value, for which Delta has no form: some readers give null."""
-        found = StagedSink.collect(self, version, attempt_id)
+        found = StagedSink.collect(self, version, attempt_id, accepted)
         empty = sorted({name for file in found.files for name, value in file.partition.items() if value == ""})
         if empty:
             raise DataError(

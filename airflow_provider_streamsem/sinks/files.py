@@ -15,6 +15,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import (
     ConflictError,
     LogDamagedError,
+    StageError,
     UnavailableError,
 )
 from airflow_provider_streamsem.protocol import keys
@@ -134,17 +135,23 @@ class FilesSink:
     def accept(self, schema: str) -> None:
         """Every column that the format can hold."""
 
-    def stage(self, frame: DataFrame, version: int, attempt_id: str) -> None:
+    def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
         """Write with Spark's own writer."""
         from airflow_provider_streamsem.sinks import write
 
-        write.write_files(frame, self, self.attempt_place(version, attempt_id))
+        return write.write_files(frame, self, self.attempt_place(version, attempt_id))
 
-    def collect(self, version: int, attempt_id: str) -> Committable:
-        """Sync and count each file of the attempt. Spark's job commit has moved only files of accepted tasks there."""
-        return self.collected(version, attempt_id)
+    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
+        """Sync and count each file of the attempt."""
+        return self.collected(version, attempt_id, accepted)
 
-    def collected(self, version: int, attempt_id: str, stats: Callable[[Any], str] = lambda parquet: "") -> Committable:
+    def collected(
+        self,
+        version: int,
+        attempt_id: str,
+        accepted: frozenset[str] | None,
+        stats: Callable[[Any], str] = lambda parquet: "",
+    ) -> Committable:
         """
         As :meth:`collect`.
 
@@ -152,7 +159,12 @@ class FilesSink:
         """
         prefix = keys.data_prefix(version, attempt_id)
         dataset = self._dataset()
-        staged = [stat for stat in dataset.list(prefix) if _is_data(stat.key[len(prefix) :])]
+        found = {stat.key[len(prefix) :]: stat for stat in dataset.list(prefix) if _is_data(stat.key[len(prefix) :])}
+        missing = (accepted or frozenset()) - found.keys()
+        if missing:
+            what = "files that Spark wrote are not at the attempt's place; nothing became visible"
+            raise StageError(what, place=self.path, version=version, missing=sorted(missing)[:3])
+        staged = [stat for name, stat in found.items() if accepted is None or name in accepted]
         dataset.make_durable([stat.key for stat in staged], prefix)
         files = []
         for stat in staged:

@@ -190,9 +190,9 @@ class JdbcSink(StagedSink):
         """The columns that hold nulls, as JSON; ``""`` where the footer names none."""
         return sql_columns.columns_with_nulls(parquet)
 
-    def collect(self, version: int, attempt_id: str) -> Committable:
+    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """Count each file of the attempt; nulls that the table would refuse are refused here, before the decision."""
-        staged = StagedSink.collect(self, version, attempt_id)
+        staged = StagedSink.collect(self, version, attempt_id, accepted)
         holding = {name for file in staged.files for name in json.loads(file.stats or "[]")}
         if holding:
             with self._connected() as connection:

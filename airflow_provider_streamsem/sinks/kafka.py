@@ -116,13 +116,13 @@ class KafkaSink(StagedSink):
         check_columns(schema, self.topic)
         self._control().ensure()
 
-    def collect(self, version: int, attempt_id: str) -> Committable:
+    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """
         Count the staged files, and look whether one transaction can carry them.
 
         :raises DataError: it cannot, or a row names a place that is not there
         """
-        committable = StagedSink.collect(self, version, attempt_id)
+        committable = StagedSink.collect(self, version, attempt_id, accepted)
         if committable.files:
             self._check(self._measured(committable, version))
         return committable

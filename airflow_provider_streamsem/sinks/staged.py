@@ -58,13 +58,13 @@ class StagedSink:
     def accept(self, schema: str) -> None:
         """Every column that Parquet can hold."""
 
-    def stage(self, frame: DataFrame, version: int, attempt_id: str) -> None:
+    def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
         """Write with Spark's own writer."""
-        self._staging.stage(frame, version, attempt_id)
+        return self._staging.stage(frame, version, attempt_id)
 
-    def collect(self, version: int, attempt_id: str) -> Committable:
+    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """Count each file of the attempt, and note the bounds that :meth:`stats` makes."""
-        return self._staging.collected(version, attempt_id, self.stats)
+        return self._staging.collected(version, attempt_id, accepted, self.stats)
 
     def stats(self, parquet: Any) -> str:
         """The bounds of a file's columns in this sink's own form, from pyarrow's metadata; ``""`` where it needs none."""

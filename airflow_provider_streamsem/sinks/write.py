@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -19,6 +19,7 @@ from pyspark.sql.types import (
 )
 
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.sinks import direct
 from airflow_provider_streamsem.sinks.footers import PARTITION
 
 if TYPE_CHECKING:
@@ -34,17 +35,6 @@ _OPTIONS = {
 _LOCAL_OPTIONS = {
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
-}
-# On S3 a rename is a copy. The magic committer writes under the final names in uploads that only the job's commit completes: a task attempt that
-# failed, or that wakes up late, shows no file.
-_MAGIC_SETTINGS = {
-    "spark.sql.sources.commitProtocolClass": "org.apache.spark.internal.io.cloud.PathOutputCommitProtocol",
-    "spark.sql.parquet.output.committer.class": "org.apache.spark.internal.io.cloud.BindingParquetOutputCommitter",
-}
-_MAGIC_OPTIONS = {
-    "mapreduce.outputcommitter.factory.scheme.s3a": "org.apache.hadoop.fs.s3a.commit.S3ACommitterFactory",
-    "fs.s3a.committer.name": "magic",
-    "fs.s3a.committer.abort.pending.uploads": "false",  # nobody else writes below an attempt's prefix; vacuum ends what a dead one left
 }
 _TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",  # old offsets have seconds
@@ -66,11 +56,13 @@ TEXT_OPTIONS: dict[str, dict[str, str]] = {
 """Options by which rows of a text format are written, and read back as they were"""
 
 
-def write_files(frame: DataFrame, sink: FilesSink, place: str) -> None:
+def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str] | None:
     """
     Write a DataFrame into an attempt's own directory.
 
     Partition columns are written twice: as they are, and encoded under a name of ours, by which Spark partitions and which it then leaves out.
+
+    :returns: names below ``place`` of the files that count; ``None``: all that lie there, since Spark's committer moved only accepted ones to it
     """
     by_name = {field.name: field.dataType for field in frame.schema.fields}
     missing = [name for name in sink.partition_by if name not in by_name]
@@ -96,24 +88,14 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> None:
     options = {**_OPTIONS, **TEXT_OPTIONS.get(sink.format, {}), "compression": codec}
     if not place.startswith("s3a://"):
         options |= _LOCAL_OPTIONS
-    elif _has_magic_committer(frame):
-        options |= _MAGIC_OPTIONS
-        for name, value in _MAGIC_SETTINGS.items():
-            frame.sparkSession.conf.set(name, value)
+    elif direct.is_possible(
+        frame.sparkSession
+    ):  # on S3 a rename is a copy, and each step of a committer asks the store
+        return direct.write(frame, place, sink.format, partition_by=copies, options=options)
     # Nothing can be there: the place holds the attempt's own random id. Any other mode asks the store whether there is.
     writer = frame.write.format(sink.format).mode("append").options(**options)
     (writer.partitionBy(*copies) if copies else writer).save(place)
-
-
-def _has_magic_committer(frame: DataFrame) -> bool:
-    """Whether Spark's cloud module is on the class path of this session; without it Hadoop's own committer renames, which is slower and as safe."""
-    session: Any = frame.sparkSession
-    try:
-        loader = session._jvm.java.lang.Thread.currentThread().getContextClassLoader()
-        loader.loadClass(_MAGIC_SETTINGS["spark.sql.sources.commitProtocolClass"])
-    except Exception:  # no such class, or no JVM of ours (Spark Connect)
-        return False
-    return True
+    return None
 
 
 def encoded(value: Column, kind: DataType) -> Column:

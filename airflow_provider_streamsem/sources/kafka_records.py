@@ -106,7 +106,7 @@ def read_ranges(spark: SparkSession, source: KafkaSource, settings: Mapping[str,
         failOnDataLoss="true",  # a record that is gone fails the task: nothing is read from elsewhere in its stead
         includeHeaders="true",
     )
-    return reader.load().select(*_OWN, "value")
+    return reader.load().selectExpr(*_OWN, "value")
 
 
 class _Decoded:

@@ -125,10 +125,10 @@ class _SteppedSink:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sink, name)
 
-    def stage(self, frame: Any, version: int, attempt_id: str) -> None:
+    def stage(self, frame: Any, version: int, attempt_id: str) -> Any:
         self._step(f"write {self._name}")
-        self._sink.stage(frame, version, attempt_id)
+        return self._sink.stage(frame, version, attempt_id)
 
-    def collect(self, version: int, attempt_id: str) -> Any:
+    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Any:
         self._step(f"collect {self._name}")
-        return self._sink.collect(version, attempt_id)
+        return self._sink.collect(version, attempt_id, accepted)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import boto3
 import duckdb
 import psutil
 import pytest
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.integration
 
 PROGRAM = """
 import json, os, sys
-place, connection, drain = sys.argv[1], sys.argv[2], len(sys.argv) > 3
+place, connection, out, drain = sys.argv[1], sys.argv[2], sys.argv[3], len(sys.argv) > 4
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, run_batch
 from airflow_provider_streamsem.connections import connection as look_up
 from airflow_provider_streamsem.engines.spark import engine_of
@@ -34,7 +35,7 @@ from jobs import transform
 
 pipeline = Pipeline(
     name="p", log=f"{place}/log", source=FilesSource(path=f"{place}/in", format="json", schema="id long, day string"),
-    sinks={"out": FilesSink(path=f"{place}/out", partition_by=["day"])}, transform=transform, limits=Limits(max_files=4),
+    sinks={"out": FilesSink(path=out, partition_by=["day"])}, transform=transform, limits=Limits(max_files=4),
 )
 engine = engine_of(look_up(connection), json.loads(os.environ["CONF"]))
 print(json.dumps(run_batch(pipeline, run_key="run", drain=drain, engine=engine).to_json()), flush=True)
@@ -46,26 +47,29 @@ from pyspark.sql import functions as F
 from helper_of_jobs import doubled
 
 def transform(frame):
-    slow = float(os.environ.get("SLOW", "0"))
+    slow, running = float(os.environ.get("SLOW", "0")), os.environ["RUNNING"]
     @F.udf("long")
     def twice(value):
         time.sleep(slow)
+        if value % 10 == 5:
+            open(running, "a").close()
         return doubled(value)
     return frame.withColumn("twice", twice("id"))
 """
 
 
 class Place:
-    """Input files, and a program whose transform lies in modules that only the driver can import."""
+    """Input files, and a program whose transform lies in modules that only the driver can import. ``out`` is where the dataset lies."""
 
     def __init__(self, root: Path, connection: str, conf: dict[str, str]) -> None:
         self.root = root
+        self.out = str(root / "out")
         (root / "in").mkdir()
         (root / "driver").mkdir()
         (root / "driver" / "jobs.py").write_text(JOBS)
         (root / "driver" / "helper_of_jobs.py").write_text("def doubled(value):\n    return value * 2\n")
         self.environment = {
-            **os.environ, "AIRFLOW_CONN_SPARK_UNDER_TEST": connection, "CONF": json.dumps(conf),
+            **os.environ, "AIRFLOW_CONN_SPARK_UNDER_TEST": connection, "CONF": json.dumps(conf), "RUNNING": str(root / "running"),
             "PYTHONPATH": f"{root / 'driver'}:{Path(__file__).parents[2]}",
         }  # fmt: skip
 
@@ -81,6 +85,7 @@ class Place:
             textwrap.dedent(PROGRAM),
             str(self.root),
             "spark_under_test",
+            self.out,
             *(["drain"] if drain else []),
         ]
         return subprocess.Popen(
@@ -98,9 +103,19 @@ class Place:
         assert process.returncode == 0, err[-3000:]
         return json.loads(out.splitlines()[-1])
 
+    def local(self, path: str) -> str:
+        """A file of the dataset, on disk."""
+        if not path.startswith("s3://"):
+            return path
+        bucket, _, key = path.removeprefix("s3://").partition("/")
+        copy = self.root / "copies" / key
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        boto3.client("s3").download_file(bucket, key, str(copy))
+        return str(copy)
+
     def check(self, rows: int) -> None:
         """Every id once with its double, read by another engine, and a clean log."""
-        files = [file.path for file in open_log(str(self.root / "log")).files()]
+        files = [self.local(file.path) for file in open_log(str(self.root / "log")).files()]
         (found,) = duckdb.sql(
             f"select count(*), count(distinct id), sum(id), sum(twice) from read_parquet({files})"
         ).fetchall()
@@ -122,11 +137,14 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]
         yield server
 
 
-@pytest.fixture
-def on_cluster(cluster: Cluster, tmp_path: Path) -> Place:
+@pytest.fixture(params=["disk", "s3"])
+def on_cluster(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    lake = request.getfixturevalue("lake") if request.param == "s3" else ""
     host, _, port = cluster.url.removeprefix("spark://").partition(":")
     conf = {**session_conf(), "spark.executor.memory": "512m", "spark.cores.max": "2"}
-    return Place(tmp_path, json.dumps({"conn_type": "spark", "host": f"spark://{host}", "port": int(port)}), conf)
+    place = Place(tmp_path, json.dumps({"conn_type": "spark", "host": f"spark://{host}", "port": int(port)}), conf)
+    place.out = f"{lake}/out" if lake else place.out
+    return place
 
 
 @pytest.fixture
@@ -154,11 +172,8 @@ def until(true: Callable[[], Any], seconds: float = 90) -> None:
 
 
 def is_writing(place: Place) -> bool:
-    return (
-        any((place.root / "out" / "data").rglob("_temporary/**/*.parquet"))
-        if (place.root / "out" / "data").exists()
-        else False
-    )
+    """Whether a task has come to its sixth row."""
+    return (place.root / "running").exists()
 
 
 def test_drain_on_a_cluster_with_a_transform_that_only_the_driver_can_import(on_cluster: Place) -> None:

@@ -1,0 +1,132 @@
+"""
+Files written straight under their final names, by the writer and the commit protocol of Spark's streaming file sink.
+
+Every task attempt writes under random names of its own, and Spark's driver lists the files of those task attempts that it accepted. A manifest made of that
+list needs nothing renamed and nothing completed later: a file of a task attempt that failed, was slower or woke up late is never named.
+
+The names of the JVM that this module reaches for are not public; written against Spark 4.0 and 4.1. Where one is missing, :func:`is_possible` says so.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from py4j.java_gateway import JavaClass
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_BATCH = 0
+_FORMATS = {
+    "csv": "csv.CSVFileFormat",
+    "json": "json.JsonFileFormat",
+    "orc": "orc.OrcFileFormat",
+    "parquet": "parquet.ParquetFileFormat",
+}
+
+
+def is_possible(session: SparkSession) -> bool:
+    """Whether this session's JVM is ours to call, and has the classes."""
+    inner: Any = session
+    try:
+        _classes(inner._sc._gateway)
+    except Exception:  # a class is missing, or Spark is behind Spark Connect
+        return False
+    return True
+
+
+def write(
+    frame: DataFrame, place: str, format: str, *, partition_by: Sequence[str], options: Mapping[str, str]
+) -> frozenset[str]:
+    """
+    Write a DataFrame below a place that nobody else writes to.
+
+    :param partition_by: columns that become directories ``name=value`` and leave the files; their values need no escaping
+    :returns: the files that count, by their names below ``place``; others may lie there
+    """
+    inner: Any = frame
+    session: Any = frame.sparkSession
+    java_session = session._jsparkSession
+    spark = _classes(session._sc._gateway)
+    # Spark keeps this list beside a streaming query's checkpoint; here it is read back at once. A manager of checkpoints that knows one kind of store
+    # only would refuse a local directory.
+    session.conf.unset("spark.sql.streaming.checkpointFileManagerClass")
+    query = inner._jdf.queryExecution()
+    output = query.analyzed().output()
+    columns = {c.name(): c for c in (output.apply(i) for i in range(output.length()))} if partition_by else {}
+    given = spark.map(options)
+    with tempfile.TemporaryDirectory(prefix="streamsem-") as directory:
+        listed = Path(directory) / "files"
+        job = spark.committer("streamsem", place)
+        job.setupManifestOptions(spark.list_of_files(1, java_session, listed.as_uri(), spark.nothing), _BATCH)
+        # As a Spark SQL execution, which listeners are told of and the UI shows: streaming has one around its writer.
+        spark.execute(
+            query, java_session, query.executedPlan(), spark.formats[format](), job, spark.output(place, spark.map({}), output),
+            java_session.sessionState().newHadoopConfWithOptions(given),
+            spark.sequence([columns[name] for name in partition_by]), spark.nothing, spark.sequence([]), given, 0,
+        )  # fmt: skip
+        _, *lines = (listed / str(_BATCH)).read_text().splitlines()
+    depth = len(partition_by) + 1
+    return frozenset("/".join(str(json.loads(line)["path"]).split("/")[-depth:]) for line in lines)
+
+
+class _Classes:
+    """
+    The classes of one JVM, found once.
+
+    :raises LookupError: one is missing
+    """
+
+    def __init__(self, gateway: Any) -> None:
+        jvm = gateway.jvm
+        execution = jvm.org.apache.spark.sql.execution
+        self.committer = _found(execution.streaming.ManifestFileCommitProtocol)
+        try:
+            self.list_of_files = _found(execution.streaming.sinks.FileStreamSinkLog)
+        except LookupError:
+            self.list_of_files = _found(execution.streaming.FileStreamSinkLog)  # before 4.1
+        writer = _found(execution.datasources.FileFormatWriter)
+        self.output = writer.OutputSpec
+        self.formats = {name: _found(_below(execution.datasources, path)) for name, path in _FORMATS.items()}
+        self.nothing = jvm.scala.Option.empty()
+        self.map = jvm.PythonUtils.toScalaMap
+        self.sequence = jvm.PythonUtils.toSeq
+        # py4j passes no functions: one is made of the writer's method and its arguments.
+        load = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass
+        (write,) = [m for m in load(writer._fqn).getMethods() if m.getName() == "write"]
+        self._write = jvm.java.lang.invoke.MethodHandles.publicLookup().unreflect(write)
+        self._bind = jvm.java.lang.invoke.MethodHandles.insertArguments
+        self._implement = jvm.java.lang.invoke.MethodHandleProxies.asInterfaceInstance
+        self._function = load("scala.Function0")
+        self._execution = execution.SQLExecution.withNewExecutionId
+        self._name = jvm.scala.Option.apply("save")
+        self._array_of = gateway.new_array
+        self._object = jvm.java.lang.Object
+
+    def execute(self, query: Any, *given: Any) -> None:
+        """Call the writer with all its arguments, inside one execution."""
+        arguments = self._array_of(self._object, len(given))
+        for at, value in enumerate(given):
+            arguments[at] = value
+        write = self._bind(self._write, 0, arguments)
+        self._execution(query, self._name, self._implement(self._function, write))
+
+
+def _found(given: Any) -> Any:
+    if not isinstance(given, JavaClass):  # py4j takes an unknown name for a package
+        raise LookupError(str(given))
+    return given
+
+
+def _below(package: Any, path: str) -> Any:
+    for name in path.split("."):
+        package = getattr(package, name)
+    return package
+
+
+_classes = lru_cache(maxsize=1)(_Classes)
