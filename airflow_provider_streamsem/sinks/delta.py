@@ -14,13 +14,14 @@ from typing import Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import ConflictError, DataError, PublishError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Receipt
 from airflow_provider_streamsem.sinks.bounds import delta_stats
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
+from airflow_provider_streamsem.sinks.delta_table import HeldTable, store_options, take
 from airflow_provider_streamsem.sinks.staged import StagedSink
 from airflow_provider_streamsem.stores import s3
-from airflow_provider_streamsem.stores.contract import normalised, split_url
+from airflow_provider_streamsem.stores.contract import normalised
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 _PRIMITIVES = frozenset(
@@ -100,8 +101,9 @@ class DeltaSink(StagedSink):
     def accept(self, schema: str) -> None:
         """The columns must be of types that Delta has, and fit the table where it is there already."""
         fields = _fields(schema)
-        table = self._table()
-        if table is not None:
+        held = self._held()
+        if held is not None:
+            table = held.table
             problems = _unwritable(table)
             if problems:
                 raise DataError(
@@ -111,6 +113,7 @@ class DeltaSink(StagedSink):
                 )
             self._check_partitions(table)
             _new_fields(table, fields)
+            held.keep()
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """As every staged sink; refuses an empty text as a partition value, for which Delta has no form: some readers give null."""
@@ -138,8 +141,10 @@ class DeltaSink(StagedSink):
 
     def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
         """The table's transaction number."""
-        table = self._table()
-        return None if table is None else _marker(table, f"{pipeline_uuid}/{sink}")
+        held = self._held()
+        app = f"{pipeline_uuid}/{sink}"
+        version = None if held is None else held.transaction(app)
+        return None if held is None or version is None else (version, _word(held, app, version))
 
     def _until_marked(self, batch: Batch, *, skipped: bool) -> Receipt | None:
         """Commit until that is answered well, or the table says that the version is marked. Of all answers only that it landed is believed."""
@@ -150,17 +155,19 @@ class DeltaSink(StagedSink):
         for attempt in range(_TRIES):
             if cause is not None:
                 SYSTEM_CLOCK.sleep(min(0.02 * 2**attempt, _LONGEST_WAIT_S))
-            table = self._table() or self._created(batch)
-            found = None if table is None else _marker(table, app)
-            if found is not None and found[0] > batch.version:
-                return None
-            if found is not None and found[0] == batch.version:
-                return _receipt(batch, found[1], table.version())
-            if table is None:
+            held = self._held() or self._created(batch)
+            if held is None:
                 continue
-            entry = table.version() + 1  # without retries of its own it commits this one, or none
+            found = held.transaction(app)
+            if found is not None and found > batch.version:
+                return None
+            if found == batch.version:
+                return _receipt(batch, _word(held, app, found), held.table.version())
+            entry = held.table.version() + 1  # without retries of its own it commits this one, or none
             try:
-                if self._commit(table, batch, app, skipped=skipped):
+                if self._commit(held.table, batch, app, skipped=skipped):
+                    held.committed(app, batch.version, entry)
+                    held.keep()
                     return _receipt(batch, "skipped" if skipped else "applied", entry)
             except (ConflictError, PublishError):
                 raise
@@ -248,38 +255,28 @@ class DeltaSink(StagedSink):
             )
         return bool(new)
 
-    def _created(self, batch: Batch) -> Any:
+    def _created(self, batch: Batch) -> HeldTable | None:
         """The new table, empty; ``None`` where another process made one meanwhile."""
         from deltalake import CommitProperties, DeltaTable, Schema
 
         schema = Schema.from_json(json.dumps({"type": "struct", "fields": _fields(batch.schema)}))
+        options = store_options(self.path, s3.resolved())
         try:
-            return DeltaTable.create(
+            table = DeltaTable.create(
                 normalised(self.path),
                 schema,
                 mode="error",
                 partition_by=list(self.partition_by),
-                storage_options=self._options(),
+                storage_options=options or None,
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
         except Exception:
             return None
+        return HeldTable(self.path, options, table)
 
-    def _table(self) -> Any:
+    def _held(self) -> HeldTable | None:
         """The table as it is now, or ``None`` where there is none."""
-        try:
-            from deltalake import DeltaTable
-            from deltalake.exceptions import TableNotFoundError
-        except ImportError as error:
-            raise InvalidError(
-                "the deltalake library is not installed", accepted="pip install 'airflow-provider-streamsem[delta]'"
-            ) from error
-        try:
-            return DeltaTable(normalised(self.path), storage_options=self._options())
-        except TableNotFoundError:
-            return None
-        except Exception as error:
-            raise UnavailableError("the Delta table cannot be opened", table=self.path) from error
+        return take(self.path, store_options(self.path, s3.resolved()))
 
     def _check_partitions(self, table: Any) -> None:
         found = list(table.metadata().partition_columns)
@@ -290,20 +287,6 @@ class DeltaSink(StagedSink):
                 partition_by=list(self.partition_by),
                 found=found,
             )
-
-    def _options(self) -> dict[str, str] | None:
-        if split_url(self.path)[0] != "s3":
-            return None
-        access = s3.resolved()
-        options = {
-            "aws_endpoint_url": access.endpoint_url,
-            "aws_region": access.region_name,
-            "aws_access_key_id": access.access_key_id,
-            "aws_secret_access_key": access.secret_access_key,
-            "aws_session_token": access.session_token,
-            "aws_allow_http": "true" if (access.endpoint_url or "").startswith("http://") else None,
-        }
-        return {name: value for name, value in options.items() if value is not None}
 
 
 def _unwritable(table: Any) -> list[str]:
@@ -318,11 +301,8 @@ def _unwritable(table: Any) -> list[str]:
     return sorted(asked)
 
 
-def _marker(table: Any, app: str) -> tuple[int, str] | None:
-    version = table.transaction_version(app)
-    if version is None:
-        return None
-    return version, "skipped" if table.transaction_version(f"{app}#skipped") == version else "applied"
+def _word(held: HeldTable, app: str, version: int) -> str:
+    return "skipped" if held.transaction(f"{app}#skipped") == version else "applied"
 
 
 def _receipt(batch: Batch, word: str, at: int) -> Receipt:

@@ -75,11 +75,15 @@ def write(
     return frozenset("/".join(str(json.loads(line)["path"]).split("/")[-depth:]) for line in lines)
 
 
+class _MissingError(Exception):
+    """A class is not there. Stays in this module."""
+
+
 class _Classes:
     """
     The classes of one JVM, found once.
 
-    :raises LookupError: one is missing
+    :raises _MissingError: one is not there
     """
 
     def __init__(self, gateway: Any) -> None:
@@ -88,7 +92,7 @@ class _Classes:
         self.committer = _found(execution.streaming.ManifestFileCommitProtocol)
         try:
             self.list_of_files = _found(execution.streaming.sinks.FileStreamSinkLog)
-        except LookupError:
+        except _MissingError:
             self.list_of_files = _found(execution.streaming.FileStreamSinkLog)  # before 4.1
         writer = _found(execution.datasources.FileFormatWriter)
         self.output = writer.OutputSpec
@@ -119,7 +123,7 @@ class _Classes:
 
 def _found(given: Any) -> Any:
     if not isinstance(given, JavaClass):  # py4j takes an unknown name for a package
-        raise LookupError(str(given))
+        raise _MissingError(str(given))
     return given
 
 

@@ -1,0 +1,105 @@
+"""
+Delta tables as they are opened, and kept from one batch of a process to its next (extra ``delta``).
+
+Opening reads each entry of the table's log since its last checkpoint, and so does the question for a transaction number. A table that this process has
+written is brought up to date instead, by the entries that came since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.stores.contract import ObjectStat, normalised, split_url
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+_MOST_KEPT = 8
+_kept: dict[tuple[str, frozenset[tuple[str, str]]], HeldTable] = {}
+
+
+class HeldTable:
+    """
+    A table at one version, in the hands of one caller.
+
+    :param table: a ``deltalake.DeltaTable``
+    """
+
+    def __init__(self, path: str, options: Mapping[str, str], table: Any) -> None:
+        self.table = table
+        self._path, self._options = path, options
+        self._entry: ObjectStat | None = None
+        self._markers: dict[str, tuple[int, int | None]] = {}
+
+    def transaction(self, app: str) -> int | None:
+        """The transaction number of an application at this version; ``None`` where it has none."""
+        at: int = self.table.version()
+        known = self._markers.get(app)
+        if known is None or known[0] != at:
+            known = self._markers[app] = at, self.table.transaction_version(app)
+        return known[1]
+
+    def committed(self, app: str, number: int, entry: int) -> None:
+        """Note the transaction number that this caller's own entry has set: it is the number at that version of the table."""
+        self._markers[app] = entry, number
+
+    def keep(self) -> None:
+        """Give it back, for the next who asks in this process. Not after a failure: what it says is then not known."""
+        self._entry = self._newest_entry()
+        if self._entry is not None:
+            while len(_kept) >= _MOST_KEPT:
+                _kept.pop(next(iter(_kept)), None)
+            _kept[self._path, frozenset(self._options.items())] = self
+
+    def is_current(self) -> bool:
+        """Whether it could be brought up to date: no, where the newest entry that it has read is not the one there, as of a table that was made anew."""
+        if self._newest_entry() != self._entry:
+            return False
+        try:
+            self.table.update_incremental()
+        except Exception:
+            return False
+        return True
+
+    def _newest_entry(self) -> ObjectStat | None:
+        return open_dataset(self._path).stat(f"_delta_log/{self.table.version():020d}.json")
+
+
+def take(path: str, options: Mapping[str, str]) -> HeldTable | None:
+    """
+    The table as it is now; ``None`` where there is none.
+
+    :param options: of the store, as deltalake takes them
+    :raises UnavailableError: it cannot be opened
+    """
+    held = _kept.pop((path, frozenset(options.items())), None)
+    if held is not None and held.is_current():
+        return held
+    try:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+    except ImportError as error:
+        raise InvalidError(
+            "the deltalake library is not installed", accepted="pip install 'airflow-provider-streamsem[delta]'"
+        ) from error
+    try:
+        return HeldTable(path, options, DeltaTable(normalised(path), storage_options=dict(options) or None))
+    except TableNotFoundError:
+        return None
+    except Exception as error:
+        raise UnavailableError("the Delta table cannot be opened", table=path) from error
+
+
+def store_options(path: str, given: Any) -> dict[str, str]:
+    """The access that is in force (:class:`airflow_provider_streamsem.stores.s3.S3Access`), as deltalake takes it; empty where the table is on disk."""
+    if split_url(path)[0] != "s3":
+        return {}
+    options = {
+        "aws_endpoint_url": given.endpoint_url,
+        "aws_region": given.region_name,
+        "aws_access_key_id": given.access_key_id,
+        "aws_secret_access_key": given.secret_access_key,
+        "aws_session_token": given.session_token,
+        "aws_allow_http": "true" if (given.endpoint_url or "").startswith("http://") else None,
+    }
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,133 @@
+"""A Delta table that a process keeps between batches: it says what the table is now, or it is opened anew."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from airflow_provider_streamsem.sinks import delta_table
+from airflow_provider_streamsem.sinks.contract import Batch
+from airflow_provider_streamsem.sinks.delta import DeltaSink
+
+SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
+
+
+@pytest.fixture
+def sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaSink:
+    monkeypatch.setattr(delta_table, "_kept", {})
+    return DeltaSink(str(tmp_path / "table"))
+
+
+def batch(sink: DeltaSink, version: int) -> Batch:
+    place = Path(sink.attempt_place(version, "a"))
+    place.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table({"id": [version]}), place / "part-0.parquet")
+    files = sink.collect(version, "a")
+    return Batch(pipeline_uuid="u", sink="t", version=version, committable=files, schema=SCHEMA, root=version)
+
+
+def publish(sink: DeltaSink, given: Batch) -> Any:
+    return sink.publish(given, None)  # type: ignore[arg-type]
+
+
+def rows(sink: DeltaSink) -> Counter[int]:
+    return Counter(DeltaTable(sink.path).to_pyarrow_table()["id"].to_pylist())
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[object]:
+    calls: list[object] = []
+    real = getattr(DeltaTable, name)
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(DeltaTable, name, counting)
+    return calls
+
+
+def test_tables_log_is_read_whole_once_however_many_batches_follow(
+    sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(sink, batch(sink, 0))
+    opened, asked = counted(monkeypatch, "__init__"), counted(monkeypatch, "transaction_version")
+    for version in range(1, 6):
+        sink.accept(SCHEMA)
+        publish(sink, batch(sink, version))
+    assert (opened, asked) == ([], [])
+    assert rows(sink) == Counter(range(6))
+
+
+def test_version_that_another_process_published_is_not_published_again_by_a_kept_table(sink: DeltaSink) -> None:
+    publish(sink, batch(sink, 0))
+    mine, delta_table._kept = delta_table._kept, {}
+    second = batch(sink, 1)
+    publish(sink, second)
+    delta_table._kept = mine
+    assert publish(sink, second).result == "applied"
+    assert rows(sink) == Counter([0, 1])
+    assert publish(sink, batch(sink, 0)) is None
+
+
+def test_entries_of_others_are_read_before_the_next_batch(sink: DeltaSink) -> None:
+    publish(sink, batch(sink, 0))
+    write_deltalake(sink.path, pyarrow.table({"id": [-1]}), mode="append")
+    publish(sink, batch(sink, 1))
+    assert rows(sink) == Counter([-1, 0, 1])
+    assert DeltaTable(sink.path).version() == 3
+
+
+def test_skipped_version_is_known_as_skipped_by_the_table_that_skipped_it(sink: DeltaSink) -> None:
+    publish(sink, batch(sink, 0))
+    second = batch(sink, 1)
+    assert sink.skip(second, None).result == "skipped"  # type: ignore[arg-type, union-attr]
+    assert publish(sink, second).result == "skipped"
+    assert rows(sink) == Counter([0])
+
+
+@pytest.mark.parametrize("versions", [1, 3])
+def test_table_that_was_dropped_and_made_again_is_opened_anew(sink: DeltaSink, versions: int) -> None:
+    """With as many entries as the kept one has, or fewer."""
+    first, second = batch(sink, 0), batch(sink, 1)
+    publish(sink, first)
+    publish(sink, second)
+    shutil.rmtree(Path(sink.path) / "_delta_log")
+    for _ in range(versions):
+        write_deltalake(sink.path, pyarrow.table({"id": [-1]}), mode="append")
+    assert sink.marker("u", "t") is None
+    publish(sink, second)
+    assert rows(sink) == Counter({-1: versions, 1: 1})
+
+
+def test_table_is_not_kept_after_a_commit_that_failed(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(sink, batch(sink, 0))
+    real = DeltaTable.create_write_transaction
+
+    def landed_and_lost(*args: Any, **kwargs: Any) -> None:
+        monkeypatch.setattr(DeltaTable, "create_write_transaction", real)
+        real(*args, **kwargs)
+        raise OSError("the answer was lost")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", landed_and_lost)
+    opened = counted(monkeypatch, "__init__")
+    assert publish(sink, batch(sink, 1)).result == "applied"
+    assert len(opened) == 1
+    assert rows(sink) == Counter([0, 1])
+
+
+def test_few_tables_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_table, "_kept", {})
+    sinks = [DeltaSink(str(tmp_path / f"table-{n}")) for n in range(10)]
+    for sink in sinks:
+        publish(sink, batch(sink, 0))
+    assert len(delta_table._kept) == delta_table._MOST_KEPT
+    for sink in sinks:
+        publish(sink, batch(sink, 1))
+        assert rows(sink) == Counter([0, 1])
