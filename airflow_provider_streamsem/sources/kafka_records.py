@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import secrets
 import urllib.request
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -98,8 +100,10 @@ def read_ranges(spark: SparkSession, source: KafkaSource, settings: Mapping[str,
         starts.setdefault(topic, {})[str(number)] = start
         ends.setdefault(topic, {})[str(number)] = end
     options = {"kafka.max.partition.fetch.bytes": str(_FETCH_BYTES), **source.options, **settings}
+    options["kafka.isolation.level"] = source.isolation
     reader = spark.read.format("kafka").options(
-        **{**options, "kafka.isolation.level": source.isolation},
+        **options,
+        **_group(options, pins),
         assign=json.dumps(assigned),
         startingOffsets=json.dumps(starts),
         endingOffsets=json.dumps(ends),
@@ -107,6 +111,25 @@ def read_ranges(spark: SparkSession, source: KafkaSource, settings: Mapping[str,
         includeHeaders="true",
     )
     return reader.load().selectExpr(*_OWN, "value")
+
+
+def _group(options: Mapping[str, str], pins: JsonValue) -> dict[str, str]:
+    """
+    A consumer group that the next batch has, too: an executor then goes on with the consumer of the batch before, and with the records that it fetched ahead.
+
+    What was fetched ahead is of one history of the log. A log is cut short, or made again, only under another epoch of its leader or another topic id, so
+    those are part of what a group is of. Consumers are assigned and never commit: the group is a name, and new in each process.
+    """
+    histories = sorted([topic, topic_id, number, epoch] for topic, topic_id, number, _, _, epoch in pins)
+    if any(epoch < 0 for *_, epoch in histories):  # a broker that does not tell
+        return {}
+    of = json.dumps([sorted(options.items()), histories])
+    return {"kafka.group.id": _named_group(hashlib.sha256(of.encode()).hexdigest())}
+
+
+@lru_cache(maxsize=1024)
+def _named_group(of: str) -> str:
+    return f"spark-kafka-relation-{secrets.token_hex(16)}"
 
 
 class _Decoded:
