@@ -8,6 +8,7 @@ from functools import cache
 
 from airflow_provider_streamsem.arguments import text, whole
 from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.batch.publish import publishing
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engines.dedup import STATE, state_files
 from airflow_provider_streamsem.errors import InvalidError
@@ -86,8 +87,11 @@ def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_ru
     attempts, stale = [], []
     size = 0
     for name, sink in sorted(sinks.items()):
+        is_spent = (
+            sink.publishes and not publishing(pipeline, name).keeps_staged
+        )  # staged files serve only until they are published
         for version, attempt_id in sorted(sink.attempts()):
-            if has_lost(version, attempt_id) or (_is_spent(sink) and has_receipts(version)):
+            if has_lost(version, attempt_id) or (is_spent and has_receipts(version)):
                 attempts.append((name, version, attempt_id))
                 size += sink.discard(version, attempt_id, dry_run=dry_run)
     if pipeline.dedup is not None:
@@ -105,11 +109,6 @@ def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_ru
                 if not dry_run:
                     log.store.delete(stat.key)
     return Vacuumed(attempts=tuple(attempts), keys=tuple(stale), bytes=size)
-
-
-def _is_spent(sink: Sink) -> bool:
-    """Whether staged files serve only until they are published (V4)."""
-    return sink.publishes and not getattr(sink, "keeps_staged", True)
 
 
 def _attempt_of(key: str) -> tuple[int, str]:

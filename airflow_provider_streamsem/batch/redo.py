@@ -11,6 +11,7 @@ from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.maintenance import abort
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.batch.publish import publishing
 from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.batch.run import Run, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
@@ -62,7 +63,7 @@ def redo(
 
 def _refuse_sinks(pipeline: Pipeline) -> None:
     """Before anything is written: what a sink cannot take back, no redo can replace."""
-    unable = [name for name in pipeline.publishes if not getattr(pipeline.sinks[name], "redoes", False)]
+    unable = [name for name in pipeline.publishes if not publishing(pipeline, name).redoes]
     if unable:
         raise InvalidError(
             "a redo replaces rows, and these sinks cannot replace what they have published", sinks=unable
