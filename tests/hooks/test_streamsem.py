@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from airflow_provider_streamsem.stores import s3
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.s3 import environment, s3_server
+from tests.releases import since
 from tests.worlds import World
 
 pytestmark = pytest.mark.airflow
@@ -109,13 +113,40 @@ def test_connection_is_tested_by_the_doctor(endpoint: str, monkeypatch: pytest.M
     assert SECRET not in said
 
 
-def test_airflow_finds_the_connection_type_with_its_fields() -> None:
+def test_connection_of_the_metadata_database_is_found_where_no_task_runs() -> None:
+    """As in the API server, whose *Test connection* looks up what a connection names."""
+    from airflow.models.connection import Connection as Kept
+    from airflow.utils.session import create_session
+
+    from airflow_provider_streamsem.testing.dag_runs import initialise_airflow
+
+    initialise_airflow()
+    with create_session() as session:
+        session.add(Kept(conn_id="kept", conn_type="streamsem", host="/logs"))
+    code = (
+        "from airflow_provider_streamsem.hooks.lookup import airflow_connection; print(airflow_connection('kept').host)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "_AIRFLOW_PROCESS_CONTEXT": "server"}, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["/logs"], done.stderr[-2000:]
+
+
+def test_airflow_finds_the_connection_type() -> None:
     from airflow.providers_manager import ProvidersManager
 
     manager = ProvidersManager()
     hook = manager.hooks["streamsem"]
     assert hook is not None
     assert (hook.hook_name, hook.connection_id_attribute_name) == ("Streamsem", "log_conn_id")
+
+
+@since("3.2", "connection forms of the fields that a provider names")
+def test_airflow_shows_the_fields_of_the_connection_type() -> None:
+    from airflow.providers_manager import ProvidersManager
+
+    manager = ProvidersManager()
     widgets = [name for name in manager.connection_form_widgets if "streamsem" in name]
     assert {name.rpartition("__")[2] for name in widgets} >= {"aws_conn_id", "endpoint_url", "region_name"}
 

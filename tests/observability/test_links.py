@@ -12,6 +12,7 @@ from airflow_provider_streamsem import MicroBatchOperator
 from airflow_provider_streamsem.get_provider_info import get_provider_info
 from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLink
 from tests.observability.conftest import Ti
+from tests.releases import serialization
 from tests.worlds import World
 
 pytestmark = pytest.mark.airflow
@@ -78,16 +79,12 @@ def test_task_that_cannot_push_its_link_runs_all_the_same(
 
 def test_links_and_settings_are_registered_under_the_names_that_the_code_uses() -> None:
     from airflow.sdk import DAG
-    from airflow.serialization import serialized_objects
 
-    serialization: Any = (
-        getattr(serialized_objects, "DagSerialization", None) or serialized_objects.SerializedDAG
-    )  # 3.1
     info = get_provider_info()
     assert info["extra-links"] == [f"{cls.__module__}.{cls.__qualname__}" for cls in (BatchLink, SparkUiLink)]
     assert {"batch_url", "spark_history_url"} <= set(info["config"]["streamsem"]["options"])
     with DAG("d", schedule=None) as dag:
         MicroBatchOperator(task_id="plain", pipeline="p.toml")
         MicroBatchOperator.partial(task_id="mapped").expand(pipeline=["p.toml", "q.toml"])
-    for task in serialization.to_dict(dag)["dag"]["tasks"]:
+    for task in serialization().to_dict(dag)["dag"]["tasks"]:
         assert task["__var"]["_operator_extra_links"] == {"Batch": "_link_BatchLink", "Spark UI": "_link_SparkUiLink"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import json
+import os
 import re
 import subprocess
 import sys
@@ -49,8 +50,10 @@ def emitted() -> Iterator[Emitted]:
         from airflow.sdk.observability.stats import Stats
     except ImportError:  # Airflow 3.1
         from airflow.stats import Stats
-
-        Stats.instance, Stats._instance_pid = Backend(), __import__("os").getpid()
+    if (
+        type(Stats) is not type
+    ):  # before Airflow 3.3 a class whose metaclass makes the backend once a process, and keeps it
+        Stats.instance, Stats._instance_pid = Backend(), os.getpid()
         yield got
         Stats.instance = None
         return

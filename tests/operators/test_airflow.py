@@ -17,9 +17,11 @@ from airflow_provider_streamsem import FilesSource, Pipeline, open_log
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.get_provider_info import get_provider_info
 from airflow_provider_streamsem.hooks.failures import airflow_exception
+from tests.releases import since
 from tests.worlds import World
 
 pytestmark = pytest.mark.airflow
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -46,12 +48,12 @@ def rows_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def context(run_id: str = "r", try_number: int = 1, map_index: int = -1, max_tries: int = 0) -> dict[str, Any]:
-    from collections import defaultdict
+    from airflow.sdk.execution_time.context import OutletEventAccessors
 
     ti = SimpleNamespace(
         dag_id="d", task_id="t", run_id=run_id, map_index=map_index, try_number=try_number, max_tries=max_tries
     )
-    return {"ti": ti, "run_id": run_id, "ds": "2024-01-01", "outlet_events": defaultdict(SimpleNamespace)}
+    return {"ti": ti, "run_id": run_id, "ds": "2024-01-01", "outlet_events": OutletEventAccessors()}
 
 
 @pytest.fixture
@@ -105,19 +107,16 @@ def test_operator_answers_small_json_and_tells_its_assets(world: World, rows_eng
     assert given["outlet_events"][asset].extra == {**answer, "rows": 6, "manifest": answer["outcome"]}
 
 
+@since("3.3", "partition keys of events")
 def test_partition_key_is_rendered_from_the_result_and_only_where_something_was_committed(
     world: World, rows_engine: list[str]
 ) -> None:
-    import airflow.sdk
     from airflow.sdk import Asset
-    from airflow.sdk.execution_time.context import OutletEventAccessors
 
-    if "PartitionedAtRuntime" not in airflow.sdk.__all__:
-        pytest.skip("Airflow has partition keys of events since 3.3")
     asset = Asset("orders")
     made = operator(world, outlets=[asset], partition_key="{{ pipeline }}-{{ version }}", drain=True)
     for run_id, keys in (("first", {"world-1"}), ("second", set())):
-        given = {**context(run_id), "outlet_events": OutletEventAccessors()}
+        given = context(run_id)
         made.execute(given)
         assert given["outlet_events"][asset].partition_keys == keys
 
@@ -300,10 +299,10 @@ def test_serialized_dag_is_the_same_in_every_process(dag_file: str) -> None:
     code = textwrap.dedent(f"""
         import json, sys
         from {dag_file} import {dag_file}
-        from airflow.serialization.serialized_objects import DagSerialization
-        print("DAG:" + json.dumps(DagSerialization.to_dict({dag_file}()), sort_keys=True, default=str))
+        from tests.releases import serialization
+        print("DAG:" + json.dumps(serialization().to_dict({dag_file}()), sort_keys=True, default=str))
     """)
-    environment = {**os.environ, "PYTHONPATH": os.environ["AIRFLOW__CORE__DAGS_FOLDER"]}
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ['AIRFLOW__CORE__DAGS_FOLDER']}:{ROOT}"}
 
     def serialized() -> str:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)

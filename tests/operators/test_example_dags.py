@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from airflow_provider_streamsem import open_log, verify
+from tests.releases import dag_files
 from tests.sinks.endpoints import Recorder, serving
 
 pytestmark = pytest.mark.airflow
@@ -117,9 +118,7 @@ def test_metrics_are_pushed_once_and_what_nobody_knows_is_told_and_never_pushed_
 
 
 def test_airflow_takes_in_every_example() -> None:
-    from airflow.dag_processing.dagbag import DagBag
-
-    bag = DagBag(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    bag = dag_files().DagBag(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
     assert bag.import_errors == {}
     assert {name.removesuffix("_report") for name in bag.dag_ids} >= set(EXAMPLES)
 

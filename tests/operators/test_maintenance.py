@@ -16,6 +16,7 @@ from airflow_provider_streamsem import RedoOperator, VacuumOperator, VerifyOpera
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from tests.operators.test_airflow import context, operator, rows_engine, world  # noqa: F401
+from tests.releases import since
 from tests.worlds import World
 
 pytestmark = pytest.mark.airflow
@@ -142,6 +143,7 @@ def test_killed_task_cancels_its_spark_jobs_and_decides_nothing(
     assert at - killed < 20  # far from the minutes that the jobs would take
 
 
+@since("3.2", "commands of providers")
 def test_airflows_command_group_does_what_the_command_does(
     world: World,  # noqa: F811
     rows_engine: list[str],  # noqa: F811
@@ -160,6 +162,7 @@ def test_airflows_command_group_does_what_the_command_does(
     assert (refused.returncode, "no such version" in refused.stderr) == (2, True)
 
 
+@since("3.2", "commands of providers")
 def test_airflows_command_group_finds_connections_of_the_metadata_database(
     world: World,  # noqa: F811
     rows_engine: list[str],  # noqa: F811

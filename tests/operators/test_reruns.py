@@ -15,6 +15,7 @@ import pytest
 
 from airflow_provider_streamsem import MicroBatchOperator
 from airflow_provider_streamsem.stores.local import LocalStore
+from tests.releases import dag_files
 from tests.worlds import World
 
 pytestmark = pytest.mark.airflow
@@ -48,7 +49,6 @@ class Runs:
 
     def dag(self, **arguments: Any) -> Any:
         from airflow.dag_processing.bundles.manager import DagBundlesManager
-        from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
         from airflow.sdk import DAG
 
         with DAG(self.name, schedule=None) as made:
@@ -56,9 +56,9 @@ class Runs:
             MicroBatchOperator(task_id="t", pipeline=self.world.pipeline(), **given)
         made.fileloc = __file__
         DagBundlesManager().sync_bundles_to_db()
-        bag = DagBag(dag_folder=os.devnull, bundle_path=None)
+        bag = dag_files().DagBag(dag_folder=os.devnull, bundle_path=None)
         bag.bag_dag(made)
-        sync_bag_to_db(bag, "dags-folder", None)
+        dag_files().sync_bag_to_db(bag, "dags-folder", None)
         return made
 
     def run(self, run_id: str, *, clear: bool = False, **arguments: Any) -> str:
