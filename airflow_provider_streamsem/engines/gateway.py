@@ -1,12 +1,11 @@
 """
 The JVM behind a classic Spark session: whether it lives, how to let go of a dead one, and a clone of a session. Imports pyspark.
 
-Names of pyspark that are not public are touched here and in :mod:`airflow_provider_streamsem.sinks.direct`; written against 4.1.
+This is the one place that touches names of pyspark that are not public; written against 4.1.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -95,13 +94,10 @@ def observed(observation: Observation, session: SparkSession) -> dict[str, int] 
     if inner._jo is None:
         return None
     _empty_bus(session)
-    found = inner._jo.getRowOrEmpty()
-    if found.isEmpty():
+    if not inner._jo.future().isCompleted():
         return None
-    row = found.get()
-    if row.length() == 0:
-        return None
-    return {name: int(count) for name, count in json.loads(row.json()).items()}
+    # No row: Spark 4.0 has only the map of its values.
+    return {str(name): int(count) for name, count in inner._jo.getAsJava().items()} or None
 
 
 def may_have_run(observation: Observation, session: SparkSession) -> bool:
