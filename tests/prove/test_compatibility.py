@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # The lowest and the newest release of each line; the newest line on the newest Python.
 COMBINATIONS = [("3.10", "3.1.0"), ("3.11", "3.1.*"), ("3.12", "3.2.*"), ("3.13", "3.3.*")]
 # Packages as they were a week after the newest release of a line, or the day after the lowest. Airflow holds them there by its constraints, but not by what its
-# package requires: with the newest of everything 3.2 does not run a task (pydantic 2.14) and 3.1.0 writes no log (structlog 25.5). The newest line has the newest.
+# package requires: with the newest of everything 3.2 does not run a task (pydantic 2.14) and 3.1.0 cannot be imported (structlog 25.5). The newest line has the newest.
 PACKAGES_OF = {"3.1.0": "2025-09-27", "3.1.*": "2026-03-18", "3.2.*": "2026-06-05"}
 TESTS = ["tests/operators", "tests/hooks", "tests/sensors", "tests/triggers", "tests/observability", "tests/test_assets.py", "tests/golden"]  # fmt: skip
 
