@@ -31,7 +31,7 @@ class RowsEngine:
 
     The transform is called with a list of dicts and returns one, or one for each sink. A line that is not a JSON object is quarantined. It keeps the contract
     of an engine and nothing else: a pipeline with partitions, other formats or an SQL predicate is refused. Columns of a sink that publishes are those of the
-    first row: whole numbers, numbers, text and truth values.
+    first row, or without any those of earlier batches: whole numbers, numbers, text and truth values.
 
     :param step: called with the name of each step, before it, so that a test can stop there
     """
@@ -71,7 +71,7 @@ class RowsEngine:
         self._step("staged")
         return Produced(
             sinks=sinks,
-            schemas={name: _schema(out[name]) if job.sinks[name].publishes else SCHEMA for name in sinks},
+            schemas={name: _columns(job, name, out[name]) for name in sinks},
             quarantine=self._quarantine(job, bad, log),
             counts=counts,
             handed={name: len(out[name]) for name in sinks},
@@ -176,6 +176,12 @@ def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) 
             if row[dedup.AT] >= cutoff_ms:
                 found[row[dedup.ID]] = row[dedup.AT]
     return found
+
+
+def _columns(job: Job, name: str, rows: list[dict[str, Any]]) -> str:
+    if not job.sinks[name].publishes:
+        return SCHEMA
+    return _schema(rows) if rows else job.schemas.get(name) or SCHEMA
 
 
 def _schema(rows: list[dict[str, Any]]) -> str:

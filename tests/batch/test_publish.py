@@ -176,6 +176,16 @@ def test_verify_finds_nothing_where_an_empty_batch_was_redone(world: PublishingW
     assert world.verdict().findings == []
 
 
+def test_a_batch_without_rows_keeps_the_columns_of_earlier_batches(world: PublishingWorld) -> None:
+    world.run("first")
+    world.run("second", pipeline=world.pipeline(transform=lambda rows: []))
+    outcomes = [world.log().outcome(version) for version in (0, 1)]
+    columns = [found[0].schemas["table"] for found in outcomes if found is not None]
+    assert [found[0].sinks["table"].rows for found in outcomes if found is not None] == [6, 0]
+    assert columns[0] == columns[1]
+    assert '"id"' in columns[0]
+
+
 def test_vacuum_deletes_staged_rows_after_the_receipts_and_not_before(world: PublishingWorld) -> None:
     world.run("first")
     with refusing("table"), pytest.raises(PublishError):
