@@ -13,7 +13,9 @@ from typing import Any
 from airflow_provider_streamsem import RunResult
 from tests.simulation.scheduler import Violation
 
-_ENTRY = re.compile(r"log/\d{8}/\d{12}-(\d+)\.([pc])\.json")
+_ENTRY = re.compile(r"log/\d{8}/\d{12}-(\d+)\.([pcd])\.json")
+_PART = re.compile(r"(claims|effects)/(\d+)/([^/]+)/(\d+)\.json")
+Part = tuple[int, str, int]
 
 
 def require(holds: object, what: str, *facts: object) -> None:
@@ -23,10 +25,17 @@ def require(holds: object, what: str, *facts: object) -> None:
 
 @dataclass
 class RawLog:
-    """Plans and outcomes by version, and which files are visible at each version."""
+    """
+    Plans, outcomes and receipts by version, and which files are visible at each version.
+
+    :attr claims: by version, sink and part; so are ``effects``
+    """
 
     plans: dict[int, dict[str, Any]] = field(default_factory=dict)
     outcomes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    receipts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    claims: dict[Part, dict[str, Any]] = field(default_factory=dict)
+    effects: dict[Part, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def open(self) -> int | None:
@@ -37,11 +46,20 @@ class RawLog:
     def committed(self) -> list[int]:
         return sorted(v for v, outcome in self.outcomes.items() if outcome["result"] == "commit")
 
+    @property
+    def owing(self) -> int | None:
+        """The newest commit, while it waits for its receipts."""
+        return next((v for v in self.committed if self.outcomes[v].get("publish") and v not in self.receipts), None)
+
     def of_run(self, run_key: str) -> list[int]:
         return sorted(v for v, plan in self.plans.items() if plan["run_key"] == run_key)
 
+    def files(self, version: int, sink: str = "out") -> list[str]:
+        """Keys of the files of one commit."""
+        return [file["key"] for file in self.outcomes[version]["sinks"][sink]["files"]]
+
     def visible(self, at: int) -> list[str]:
-        """Keys of the files that are visible at a version, in order of versions."""
+        """Keys of the files that are visible in the dataset at a version, in order of versions."""
         files: dict[int, list[str]] = {}
         for version in range(at + 1):
             outcome = self.outcomes[version]
@@ -51,7 +69,7 @@ class RawLog:
             if replaced is not None:
                 gone = files.pop(replaced["version"], None)
                 require(gone is not None, "a redo replaced what was not visible", version, replaced)
-            files[version] = [file["key"] for sink in outcome["sinks"].values() for file in sink["files"]]
+            files[version] = self.files(version)
         return [key for version in sorted(files) for key in files[version]]
 
     def newest_of_chain(self, version: int) -> int:
@@ -62,29 +80,43 @@ class RawLog:
                 version = later
         return version
 
+    def root(self, version: int) -> int:
+        """The commit with which a redo's chain began; of a batch its own."""
+        while (replaced := self.outcomes[version].get("replaces")) is not None:
+            version = replaced["version"]
+        return version
+
 
 def raw_log(objects: Mapping[str, bytes]) -> RawLog:
     log = RawLog()
     for key, data in objects.items():
-        match = _ENTRY.fullmatch(key)
-        if match is not None:
-            (log.plans if match[2] == "p" else log.outcomes)[int(match[1])] = json.loads(data)
+        if (entry := _ENTRY.fullmatch(key)) is not None:
+            {"p": log.plans, "c": log.outcomes, "d": log.receipts}[entry[2]][int(entry[1])] = json.loads(data)
+        elif (part := _PART.fullmatch(key)) is not None:
+            {"claims": log.claims, "effects": log.effects}[part[1]][int(part[2]), part[3], int(part[4])] = json.loads(
+                data
+            )
     require(sorted(log.plans) == list(range(len(log.plans))), "versions are missing", sorted(log.plans))
     require(sorted(log.outcomes) == list(range(len(log.outcomes))), "outcomes are missing", sorted(log.outcomes))
     require(len(log.plans) - len(log.outcomes) in (0, 1), "more than one version is open")
     return log
 
 
-def ids(dataset: Path, files: list[str]) -> Counter[int]:
-    """The ids in some files of a dataset, by plain JSON."""
-    found: Counter[int] = Counter()
+def rows(dataset: Path, files: list[str]) -> list[dict[str, int]]:
+    """The rows in some files of a dataset, by plain JSON."""
+    found: list[dict[str, int]] = []
     for key in files:
         try:
             text = (dataset / key).read_text()
         except FileNotFoundError:
             raise Violation(f"a visible file is gone: {key}") from None
-        found.update(json.loads(line)["id"] for line in text.splitlines())
+        found += map(json.loads, text.splitlines())
     return found
+
+
+def ids(dataset: Path, files: list[str]) -> Counter[int]:
+    """The ids in some files of a dataset."""
+    return Counter(row["id"] for row in rows(dataset, files))
 
 
 def check_answer(log: RawLog, result: RunResult, run_key: str) -> None:
@@ -107,6 +139,12 @@ def check_answer(log: RawLog, result: RunResult, run_key: str) -> None:
         start, end = first["ranges"]["files"][0], log.outcomes[versions[-1]]["next"]["files"]
     expected = {} if end <= start else {"files": (start, end)}
     require({p: tuple(r) for p, r in result.ranges.items()} == expected, "the answer's ranges", result, expected)
+
+
+def check_published(log: RawLog, upto: int) -> None:
+    """Who is answered finds all that was decided brought to every sink outside the log (P1)."""
+    owing = [v for v in log.committed if v <= upto and log.outcomes[v].get("publish") and v not in log.receipts]
+    require(not owing, "a run was answered before the receipts", owing)
 
 
 def check_runs(log: RawLog) -> None:

@@ -14,10 +14,16 @@ from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.simulation.faults import Fate
 from tests.simulation.scheduler import Scheduler
+from tests.simulation.store import URL
 
 _OPENERS = [
     f"airflow_provider_streamsem.{name}"
-    for name in ("sinks.files.open_dataset", "sources.files.open_store", "testing.rows.open_store")
+    for name in (
+        "sinks.files.open_dataset",
+        "sinks.staged.open_dataset",
+        "sources.files.open_store",
+        "testing.rows.open_store",
+    )
 ]
 
 
@@ -38,7 +44,7 @@ class Directory(LocalDataset):
         return super().read(key)
 
     def stat(self, key: str) -> ObjectStat | None:
-        if self._scheduler.current is not None and self._name != "in":
+        if self._name != "in":
             self._turn("stat", key)
         return super().stat(key)
 
@@ -53,7 +59,7 @@ class Directory(LocalDataset):
 
     def _turn(self, method: str, key: str, *, listing: bool = False) -> Fate:
         process = self._scheduler.current
-        if process is None:
+        if process is None or process.holds_locks:
             return Fate.GOOD
         what = f"{self._name}: {method} {key}"
         fate = process.sends(what, listing=listing, on_disk=True)
@@ -70,7 +76,9 @@ class TurningEngine(RowsEngine):
 
     def _write(self, place: str, rows: list[dict[str, Any]], format: str) -> None:
         super()._write(place, rows, format)
-        path = os.path.join(split_url(place)[1], "part-00000.json")
+        path = os.path.join(split_url(place)[1], f"part-00000.{format}")
+        if not os.path.exists(path):  # of no rows no Parquet is written
+            return
         with open(path, "rb") as file:
             whole = file.read()
         for part in (whole[: len(whole) // 2], whole):
@@ -80,11 +88,20 @@ class TurningEngine(RowsEngine):
 
 
 @contextmanager
-def turning_directories(scheduler: Scheduler) -> Iterator[None]:
-    """While the block runs, the product opens directories of this simulation."""
+def turning_directories(scheduler: Scheduler, beside_log: str) -> Iterator[None]:
+    """
+    While the block runs, the product opens directories of this simulation.
+
+    :param beside_log: the directory in which data files lie that the product puts below its log, which is in memory
+    """
+
+    def opened(url: str) -> Directory:
+        root = url.replace(URL, beside_log, 1) if url.startswith(URL) else split_url(url)[1]
+        return Directory(root, scheduler)
+
     with ExitStack() as stack:
         for name in _OPENERS:
-            stack.enter_context(patch(name, lambda url: Directory(split_url(url)[1], scheduler)))
+            stack.enter_context(patch(name, opened))
         # Its probes use threads, and say nothing about the protocol.
         stack.enter_context(patch("airflow_provider_streamsem.commitlog.doctor.require_safe", lambda log: None))
         yield

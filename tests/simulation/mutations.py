@@ -11,11 +11,13 @@ import pytest
 from airflow_provider_streamsem.batch import maintenance, run
 from airflow_provider_streamsem.batch.plan import plan_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.engines import dedup
 from airflow_provider_streamsem.errors import UnavailableError
 from airflow_provider_streamsem.protocol import codec, discovery, keys, machine, procedures
-from airflow_provider_streamsem.protocol.entries import Discovery, Outcome, RunPointer
+from airflow_provider_streamsem.protocol.entries import Discovery, Outcome, RunPointer, StagedManifest
 from airflow_provider_streamsem.sinks.files import FilesSink
 from airflow_provider_streamsem.sources.ledger import Ledger
+from tests.simulation.scenario import world_of
 from tests.simulation.store import Truth
 
 
@@ -24,10 +26,19 @@ class Mutation:
     """
     :param apply: makes the product wrong until the test ends
     :param seen: what the violation says, so that a mutation that merely breaks down does not count as caught
+    :param world: the kind of world that must see it
+    :param first: a seed that is tried first, where few see it
     """
 
     apply: Callable[[pytest.MonkeyPatch], None]
     seen: str
+    world: str = "files"
+    first: int | None = None
+
+    def seeds(self, seeds: int) -> list[int]:
+        """Those of its kind of world, in the order in which they are tried."""
+        found = [seed for seed in range(seeds) if world_of(seed).name == self.world]
+        return sorted(found, key=lambda seed: seed != self.first)
 
 
 def outcome_before_its_pointer(patch: pytest.MonkeyPatch) -> None:
@@ -204,24 +215,80 @@ def lost_discovery_is_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "_create", create)
 
 
+def abort_forgets(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(maintenance, "Outcome", lambda **named: Outcome(**{**named, "state": None}))
+
+
+def redo_is_held_against_what_is_remembered_now(patch: pytest.MonkeyPatch) -> None:
+    def remembered(self: run.Run, head: Any, plan: Any) -> Any:
+        return (None if head.outcome is None else head.outcome.state), plan.planned_at_ms
+
+    patch.setattr(run.Run, "_remembered", remembered)
+
+
+def redo_forgets_what_came_after_its_root(patch: pytest.MonkeyPatch) -> None:
+    def manifest(**named: Any) -> StagedManifest:
+        return StagedManifest(**{**named, "state": produced[-1].state})
+
+    produced: list[Any] = []
+    real = run.Run._produce
+
+    def produce(self: run.Run, *given: Any) -> Any:
+        produced.append(real(self, *given))
+        return produced[-1]
+
+    patch.setattr(run.Run, "_produce", produce)
+    patch.setattr(run, "StagedManifest", manifest)
+
+
+def adoption_looks_at_no_remembered_id(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(run.dedup, "is_complete", lambda log, state: True)
+
+
+def time_of_ids_is_asked_anew_by_each_attempt(patch: pytest.MonkeyPatch) -> None:
+    real = run.Run._remembered
+
+    def remembered(self: run.Run, head: Any, plan: Any) -> Any:
+        return real(self, head, plan)[0], self.opened.log.clock.now_ms()
+
+    patch.setattr(run.Run, "_remembered", remembered)
+
+
+def layers_are_dropped_by_their_oldest_id(patch: pytest.MonkeyPatch) -> None:
+    real = dedup.state_after
+
+    def state_after(kept: Any, older: Any, written: Any, now_ms: int) -> Any:
+        state = real(kept, older, written, now_ms)
+        state["dedup"][-1]["newest_ms"] = min([now_ms, *(layer.newest_ms for layer in older)])
+        return state
+
+    patch.setattr(dedup, "state_after", state_after)
+
+
 MUTATIONS = (
     Mutation(outcome_before_its_pointer, "I16|answer|more than once|miscounted|no run pointer"),
     Mutation(outcome_is_its_own_even_where_it_lost, "answer"),
     Mutation(plans_are_overwritten, "I3|I4|another plan"),
     Mutation(outcomes_are_overwritten, "I3|answer|doubled|I7"),
     Mutation(unknown_is_taken_for_created, "."),
-    Mutation(writer_deletes_its_files_after_an_unknown_answer, "I6|gone"),
+    Mutation(writer_deletes_its_files_after_an_unknown_answer, "I6|gone", first=71),
     Mutation(adoption_looks_at_no_file, "I6|gone"),
     Mutation(lost_plan_is_run_anyway, "I3"),
     Mutation(drain_target_is_drawn_anew_for_each_batch, "target"),
     Mutation(redo_replaces_the_first_commit, "I20|not visible"),
     Mutation(redo_trusts_the_listed_head, "made nothing anew|only a committed version"),
-    Mutation(pointers_are_read_before_the_head, "I16|answer|more than once|miscounted"),
+    Mutation(pointers_are_read_before_the_head, "I16|answer|more than once|miscounted", first=92),
     Mutation(pointers_are_taken_from_a_listing, "I16|answer|more than once|miscounted"),
     Mutation(newest_pointer_is_not_confirmed, "I16|answer|more than once|miscounted"),
     Mutation(drain_looks_at_its_own_last_outcome_only, "a drain is below its target but"),
-    Mutation(vacuum_deletes_attempts_of_open_versions, "I6|gone"),
+    Mutation(vacuum_deletes_attempts_of_open_versions, "I6|gone", first=94),
     Mutation(vacuum_deletes_what_redos_replaced, "I6|gone"),
     Mutation(files_that_a_listing_missed_are_forgotten, "D1|doubled"),
-    Mutation(lost_discovery_is_kept, "."),
+    Mutation(lost_discovery_is_kept, ".", first=122),
+    Mutation(abort_forgets, "repeat|lost or doubled|id twice", "dedup", first=597),
+    Mutation(redo_is_held_against_what_is_remembered_now, "other ids|lost or doubled", "dedup"),
+    Mutation(redo_forgets_what_came_after_its_root, "repeat|lost or doubled|id twice", "dedup"),
+    Mutation(adoption_looks_at_no_remembered_id, "remembered ids is gone|magic bytes", "dedup", first=637),
+    Mutation(time_of_ids_is_asked_anew_by_each_attempt, "repeat|other ids", "dedup"),
+    Mutation(layers_are_dropped_by_their_oldest_id, "repeat|other ids", "dedup"),
 )

@@ -14,11 +14,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, RunResult, redo, run_batch
+from airflow_provider_streamsem import Limits, RunResult, redo, run_batch
 from airflow_provider_streamsem.batch import maintenance
+from airflow_provider_streamsem.batch.publish import skip
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.errors import PublishError
 from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.readers.verify import verify
 from airflow_provider_streamsem.testing.clock import ManualClock
@@ -26,24 +28,21 @@ from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
 from tests.simulation.disk import TurningEngine, turning_directories
+from tests.simulation.effects import Effects
 from tests.simulation.scheduler import Process, Scheduler, Violation
-from tests.simulation.store import URL
+from tests.simulation.tables import Tables
+from tests.simulation.worlds import Repeats, World
 
 SINGLES, DRAINS, REDOS = ("single-a", "single-b"), ("drain-a", "drain-b"), ("redo-a", "redo-b")
-KINDS = (
-    "single",
-    "single",
-    "drain",
-    "drain",
-    "redo",
-    "redo",
-    "named redo",
-    "abort",
-    "vacuum",
-    "reader",
-    "reader",
-    "arrival",
+WORLDS: tuple[type[World], ...] = (
+    *(World, Tables, World, Effects, World, Repeats, World, World),
+    *(World, World, World, Effects, World, Repeats, World, World),
 )
+"""The kinds of world, seed by seed, over and over: the costly ones come more seldom"""
+
+
+def world_of(seed: int) -> type[World]:
+    return WORLDS[seed % len(WORLDS)]
 
 
 @dataclass
@@ -60,24 +59,16 @@ class Simulation:
     answers: list[tuple[str, RunResult]] = field(default_factory=list)
     readings: dict[int, tuple[list[str], Counter[int]]] = field(default_factory=dict)
     redone: dict[str, int] = field(default_factory=dict)
-    made: int = 0
 
     def __post_init__(self) -> None:
         self.rng = Random(self.seed)
         self.scheduler = Scheduler(self.rng)
         self.truth = self.scheduler.truth
         self.count = self.scheduler.count
-        (self.root / "in").mkdir()
-        plain = Pipeline(
-            name="simulation",
-            log=URL,
-            source=FilesSource(path=str(self.root / "in"), format="json", schema="id long"),
-            sinks={"out": FilesSink(path=str(self.root / "out"), format="json")},
-            limits=Limits(max_files=2),
-            rows="filter",
-        )
-        self.pipelines = (plain, plain.replace(limits=Limits(max_files=1)))
-        self.waiting = [self.rng.choice(KINDS) for _ in range(self.rng.randrange(5, 10))]
+        self.world = world_of(self.seed)(self.root, self.scheduler)
+        wide = self.world.pipeline()
+        self.pipelines = (wide, wide.replace(limits=Limits(max_files=1)))
+        self.waiting = [self.rng.choice(self.world.kinds) for _ in range(self.rng.randrange(5, 10))]
         self.waiting[0] = self.rng.choice(("single", "drain"))
         self.restarts: list[tuple[str, str]] = []
 
@@ -85,14 +76,14 @@ class Simulation:
 
     def arrive(self) -> None:
         """One more file, mostly newer than all others; sometimes it was written earlier than it shows; sometimes with a bad line."""
-        name = f"{self.made:03d}.json"
+        n = self.world.made
+        name = f"{n:03d}.json"
         bad = "{not json\n" if self.rng.random() < 0.2 else ""
         path = self.root / "in" / name
-        path.write_text(json.dumps({"id": self.made}) + "\n" + bad)
+        path.write_text("".join(json.dumps({"id": i}) + "\n" for i in self.world.next_ids()) + bad)
         back = self.rng.choice((0, 0, 0, 3))
-        stamp = 1_700_000_000_000_000_000 + (self.made - back) * 1_000_000
+        stamp = 1_700_000_000_000_000_000 + (n - back) * 1_000_000
         os.utime(path, ns=(stamp, stamp))
-        self.made += 1
         self.count["files arrived"] += 1
         self.scheduler.says("(world)", f"{name} arrives" + (" with a bad line" if bad else ""))
 
@@ -135,6 +126,7 @@ class Simulation:
                 "abort": self.abort,
                 "vacuum": self.vacuum,
                 "reader": self.read,
+                "skip": self.skip,
             }[kind]
             self.scheduler.start(kind, body)
 
@@ -152,6 +144,7 @@ class Simulation:
 
     def run(self, process: Process, run_key: str) -> str:
         process.retry = ("run", run_key)
+        self.world.run_keys[process.name] = run_key
         drain = run_key in DRAINS
         result = run_batch(
             self.rng.choice(self.pipelines), run_key=run_key, drain=drain, engine=self.engine(process), log=process.log
@@ -204,6 +197,19 @@ class Simulation:
             self.count["attempts vacuumed"] += len(done.attempts)
             self.scheduler.says(process.name, f"vacuumed {[attempt for _, *attempt in done.attempts]}")
 
+    def skip(self, process: Process) -> None:
+        """A person gives up what waits for one of the sinks."""
+        for _ in range(60):  # and comes when something waits
+            if self.truth.closed > self.truth.published and (version := self.raw().owing) is not None:
+                break
+            process.turn()
+        else:
+            return
+        sink = self.rng.choice(self.world.outside)
+        receipts = skip(self.pipelines[0], version, sink=sink, reason="asked for", log=process.log)
+        stored = self.raw().receipts[version]
+        require(plain(receipts)["sinks"] == stored["sinks"], "a skip was answered by what is not stored", version)
+
     def read(self, process: Process) -> None:
         """The head, then a version that is fixed: it reads as it did to everybody before."""
         closed = self.truth.closed
@@ -213,7 +219,7 @@ class Simulation:
         view = opened.view()
         within = view.version <= self.truth.closed and (process.saw_stale or closed <= view.version)
         require(within, "a reader saw a head that is not there", view.version, closed, self.truth.closed)
-        self.reading(view.version, [file.file.key for file in view.files])
+        self.reading(view.version, [file.file.key for file in view.sink("out")])
         version = self.rng.choice([view.version, *self.readings])
         for _ in range(2):
             files = opened.files(version=version)
@@ -221,8 +227,9 @@ class Simulation:
             self.count["readings"] += 1
 
     def reading(self, version: int, files: list[str]) -> None:
-        seen = (files, checks.ids(self.root / "out", files))
-        require(not seen[1] or max(seen[1].values()) == 1, "a reader saw an id twice", version)
+        seen = (files, self.world.ids(files))
+        twice = seen[1] and max(seen[1].values()) > 1
+        require(not (twice and self.world.once), "a reader saw an id twice", version)
         require(self.readings.setdefault(version, seen) == seen, "a version reads in another way (I7)", version)
 
     def answered(self, process: Process, result: RunResult, run_key: str) -> None:
@@ -230,10 +237,12 @@ class Simulation:
         log = self.raw()
         if result.batches:
             checks.check_answer(log, result, run_key)
+            checks.check_published(log, result.version)
             self.answers.append((run_key, result))
         else:  # another process of the same run may have found something since this one looked, but not before it began
             known = [v for v in log.of_run(run_key) if v <= process.began_at and v in log.committed]
             require(result.status == "empty" and not known, "an empty answer of a run that committed", result, known)
+        self.world.check(log)
 
     # --- how processes end
 
@@ -248,14 +257,10 @@ class Simulation:
     def excuse(self, process: Process) -> None:
         """A process may fail for want of an answer, or because what a person asked for is not so (any more); for nothing else."""
         error = process.error
-        if isinstance(error, StreamsemError) and error.retryable and process.disturbed:
-            self.count["gave up: no answer"] += 1
-        elif isinstance(error, InvalidError) and (
-            process.kind == "abort" or (process.kind == "reader" and process.saw_stale)
-        ):
-            self.count["refused: what it was asked for was not as it saw the log"] += 1
-        else:
+        if not self.world.excuses(process, error, self.raw()):
             raise Violation(f"{process.name} failed: {type(error).__name__}: {error}") from error
+        if isinstance(error, PublishError) and self.rng.random() < 0.5:
+            self.waiting.insert(0, "skip")
 
     def lose_files(self, process: Process) -> None:
         """A machine died, and a file of its undecided attempt with it, if nobody who lives has seen the manifest."""
@@ -266,8 +271,9 @@ class Simulation:
         seen = {key for other in self.scheduler.live for key in other.manifests}
         mine = [s.key for s in self.truth.list(prefix) if s.key not in seen]
         for key in mine:
-            place = self.root / "out" / keys.data_prefix(version, key.split("/")[-1].removesuffix(".json"))
-            for path in sorted(place.glob("*")):
+            prefix = keys.data_prefix(version, key.split("/")[-1].removesuffix(".json"))
+            staged = [path for place in self.world.places() for path in sorted((place / prefix).glob("*"))]
+            for path in self.rng.sample(staged, self.rng.randrange(1, len(staged))) if len(staged) > 1 else staged:
                 if self.rng.random() < 0.5:
                     path.unlink()
                 else:
@@ -279,7 +285,7 @@ class Simulation:
 
     def play(self) -> None:
         """The whole simulation, and all that must be true afterwards."""
-        with turning_directories(self.scheduler):
+        with turning_directories(self.scheduler, str(self.root / "log")), self.world.turning():
             for _ in range(self.rng.randrange(1, 4)):
                 self.arrive()
             self.scheduler.run(self.tick, self.ended, self.more)
@@ -309,13 +315,14 @@ class Simulation:
         require((engine.staged, len(self.truth.history)) == (0, stored), "an answered run did work again", run_key)
 
     def by_hand(self, name: str) -> CommitLog:
-        return CommitLog(self.truth, ManualClock(name=name))
+        return CommitLog(self.truth, ManualClock(self.scheduler.now_ms, name))
 
     def check(self) -> None:
         log = self.by_hand("check")
         raw = self.raw()
         require(raw.open is None, "a version stayed open")
         checks.check_runs(raw)
+        checks.check_published(raw, len(raw.outcomes))
         for run_key, result in self.answers:
             checks.check_answer(raw, result, run_key)
         opened = open_log(log)
@@ -324,8 +331,8 @@ class Simulation:
         require(verdict.clean, "verify", *verdict.findings)
         require(verdict.orphans == 0, "vacuum left orphans", verdict.orphans)
         head = len(raw.outcomes) - 1
-        everything = Counter(range(self.made))
-        require(checks.ids(self.root / "out", raw.visible(head)) == everything, "ids were lost or doubled")
+        self.world.check(raw)
+        self.world.check_end(raw)
         for version in sorted({*self.readings, head}):
             files = [os.path.relpath(file.path, self.root / "out") for file in opened.files(version=version)]
             require(files == raw.visible(version), "the reader and the raw log differ", version)

@@ -18,6 +18,8 @@ from tests.simulation.store import Truth, View, shown
 
 CALM_AFTER = 2_500
 MOST_TURNS = 8_000
+_BEGAN_MS = 1_700_000_000_000
+_TURN_MS = 50
 
 
 class Violation(AssertionError):
@@ -27,21 +29,37 @@ class Violation(AssertionError):
 
 
 class TurningClock(ManualClock):
-    """A process's own clock: it is off by some seconds, and to sleep is to give up one's turn."""
+    """A process's own clock: it goes on with the turns, is off by some seconds, and to sleep is to give up one's turn."""
 
     def __init__(self, process: Process, off_ms: int) -> None:
-        super().__init__(1_700_000_000_000 + off_ms, process.name)
+        super().__init__(off_ms, process.name)
         self._process = process
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._process.scheduler.now_ms
 
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds)
         self._process.turn()
 
 
+class WaitingClock:
+    """The clock by which sinks wait before they ask again: whoever sleeps gives up its turn."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def sleep(self, seconds: float) -> None:
+        if self._scheduler.current is not None:
+            self._scheduler.current.turn()
+
+
 class Process:
     """
     One process: it dies, waits and is answered as its fate has it. Dead, it can do nothing more, whatever it tries while it unwinds.
 
+    :attr holds_locks: whether others would wait for it for ever: what it does to files meanwhile is no turn
+    :attr refused: whether a sink outside the log refused it something
     :attr manifests: keys of staged manifests that it read or made, and could decide
     :attr began_at: the newest closed version when it began
     :attr retry: what is to be started again where it ends without an answer
@@ -57,6 +75,8 @@ class Process:
         self.cut_off = 0
         self.saw_stale = False
         self.disturbed = False
+        self.refused = False
+        self.holds_locks = False
         self.began_at = scheduler.truth.closed
         self.manifests: set[str] = set()
         self.retry: tuple[str, str] | None = None
@@ -155,6 +175,11 @@ class Scheduler:
         self.trace: list[str] = []
         self._late: list[tuple[int, str, Callable[[], Any]]] = []
         self._born = 0
+
+    @property
+    def now_ms(self) -> int:
+        """The true time."""
+        return _BEGAN_MS + self.turns * _TURN_MS
 
     def says(self, who: str, what: str) -> None:
         self.trace.append(f"{self.turns:04d} {who:12} {what}")

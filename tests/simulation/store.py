@@ -15,19 +15,20 @@ if TYPE_CHECKING:
     from tests.simulation.scheduler import Process
 
 URL = "memory://simulation"
+_ENTRIES = {"p": "plan", "c": "outcome", "d": "receipt"}
 
 
 class Truth(MemoryStore):
     """
     What is stored, and in which order it came and went, so that a listing can show any earlier state.
 
-    :attr closed: the newest version with an outcome; ``planned`` the newest with a plan
+    :attr closed: the newest version with an outcome; ``planned`` the newest with a plan, ``published`` the newest with receipts
     """
 
     def __init__(self) -> None:
         super().__init__(URL)
         self.history: list[tuple[str, bytes | None]] = []
-        self.closed = self.planned = -1
+        self.closed = self.planned = self.published = -1
 
     def overwrites(self, key: str) -> bool:
         """Whether a create of this key replaces what is there: never. Mutations change this."""
@@ -42,8 +43,10 @@ class Truth(MemoryStore):
             parsed = keys.parse_entry(key)
             if parsed is not None and parsed[1] == "c":
                 self.closed = max(self.closed, parsed[0])
-            elif parsed is not None:
+            elif parsed is not None and parsed[1] == "p":
                 self.planned = max(self.planned, parsed[0])
+            elif parsed is not None:
+                self.published = max(self.published, parsed[0])
         return created
 
     def delete(self, key: str) -> None:
@@ -135,7 +138,7 @@ class View:
     def _count(self, letter: str, data: bytes, *, created: bool) -> None:
         count = self._process.scheduler.count
         if not created:
-            count["lost creates of plans" if letter == "p" else "lost creates of outcomes"] += 1
+            count[f"lost creates of {_ENTRIES[letter]}s"] += 1
         elif letter == "c":
             entry = json.loads(data)
             count[f"outcomes: {entry['result']}"] += 1
@@ -149,7 +152,7 @@ def shown(key: str) -> str:
     """A key in the trace: without what depends on where the files lie (a spec's sha256), and short."""
     parsed = keys.parse_entry(key)
     if parsed is not None:
-        return f"{'plan' if parsed[1] == 'p' else 'outcome'}({parsed[0]})"
+        return f"{_ENTRIES[parsed[1]]}({parsed[0]})"
     if key.startswith("specs/"):
         return "specs/…"
     return "/".join(part[:6] + "…" if len(part) == 64 else part for part in key.split("/"))

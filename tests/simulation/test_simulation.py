@@ -20,18 +20,20 @@ import pytest
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.simulation.faults import Fate
 from tests.simulation.mutations import MUTATIONS, Mutation
-from tests.simulation.scenario import KINDS, Simulation, scratch, simulate
+from tests.simulation.mutations_publish import PUBLISH_MUTATIONS
+from tests.simulation.scenario import WORLDS, Simulation, scratch, simulate
 from tests.simulation.scheduler import Process, Violation
 
 SEEDS = int(os.environ.get("STREAMSEM_SIMULATION_SEEDS", "2000"))
 FRESH_SEEDS = 20_000
 ROOT = Path(__file__).parents[2]
 
+KINDS = {kind for world in WORLDS for kind in world.kinds if kind != "arrival"}
 ENOUGH = {
     **{fate.name: 500 for fate in Fate if fate is not Fate.GOOD},
-    **{f"started: {kind}": 300 for kind in KINDS if kind != "arrival"},
-    **{f"answered: {kind}": 200 for kind in KINDS if kind != "arrival"},
-    **{f"died: {kind}": 20 for kind in KINDS if kind != "arrival"},
+    **{f"started: {kind}": 300 for kind in KINDS},
+    **{f"answered: {kind}": 200 for kind in KINDS},
+    **{f"died: {kind}": 20 for kind in KINDS},
     "KILLED": 500,
     "adoptions": 100,
     "outcomes: commit": 2_000,
@@ -46,6 +48,21 @@ ENOUGH = {
     "gave up: no answer": 500,
     "readings": 1_000,
     "files arrived": 5_000,
+    "transactions applied": 500,
+    "transactions refused": 100,
+    "transactions that came too late": 30,
+    "late transactions applied": 3,
+    "tables: skipped": 10,
+    "tables: nothing to apply": 50,
+    "calls performed: once": 500,
+    "calls performed: keyed": 500,
+    "calls refused": 100,
+    "calls whose key was known": 100,
+    "effects: skipped": 3,
+    "effects: unknown": 50,
+    "gave up: claimed by another run": 20,
+    "repeats dropped": 500,
+    "ids forgotten after their time": 100,
 }
 """What must have happened at least so often over the 2,000 default seeds, or they show little"""
 
@@ -81,10 +98,10 @@ def test_no_fresh_seed_shows_what_the_protocol_excludes(root: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.apply.__name__)
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *PUBLISH_MUTATIONS], ids=lambda mutation: mutation.apply.__name__)
 def test_simulation_catches(root: Path, monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> None:
     mutation.apply(monkeypatch)
-    assert any(sees(seed, root, mutation) for seed in range(SEEDS)), "no seed saw it"
+    assert any(sees(seed, root, mutation) for seed in mutation.seeds(SEEDS)), "no seed saw it"
 
 
 def sees(seed: int, root: Path, mutation: Mutation) -> bool:

@@ -1,0 +1,191 @@
+"""Two endpoints outside the log: one is called at most once, with claims; one keeps the keys of its calls, and is called until it answers."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from airflow_provider_streamsem import FilesSink, Limits, Pipeline
+from airflow_provider_streamsem.errors import PublishError, UnavailableError
+from airflow_provider_streamsem.sinks.endpoint import Address, Answer
+from airflow_provider_streamsem.sinks.http import VERSION_HEADER, HttpSink
+from airflow_provider_streamsem.stores.contract import UnknownAnswerError
+from tests.simulation import checks
+from tests.simulation.checks import RawLog, require
+from tests.simulation.faults import Fate
+from tests.simulation.scheduler import Process, Scheduler, WaitingClock
+from tests.simulation.worlds import World
+
+PART_ROWS = 2
+KEY = "Idempotency-Key"
+_UNHEARD = (Fate.LATE, Fate.NEVER, Fate.CONFLICT, Fate.LOST_REPLY)
+_SINK = "airflow_provider_streamsem.sinks.http"
+
+
+class Effects(World):
+    """Files into files and two endpoints. No redo: what was called cannot be called back."""
+
+    name = "effects"
+    kinds = (*(kind for kind in World.kinds if "redo" not in kind), "skip", "skip")
+    outside = ("once", "keyed")
+
+    def __init__(self, root: Path, scheduler: Scheduler) -> None:
+        super().__init__(root, scheduler)
+        self.calls: dict[tuple[str, int, str], list[str]] = defaultdict(list)
+        self.performed: Counter[tuple[str, int, str]] = Counter()
+        self._keys: set[str] = set()
+        self._refusing: dict[str, tuple[int, int]] = {}
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        once, keyed = (
+            HttpSink(staging=str(self.root / name), url=f"http://outside/{name}", part_rows=PART_ROWS, **how)
+            for name, how in (("once", {"delivery": "at_most_once"}), ("keyed", {"idempotent": True}))
+        )
+        out = FilesSink(path=str(self.root / "out"), format="json")
+        sinks = {"out": out, "once": once, "keyed": keyed}
+        return super().pipeline(**{"sinks": sinks, "limits": Limits(max_files=4), **changes})
+
+    @contextmanager
+    def turning(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(patch(f"{_SINK}.Endpoint", lambda at, method, timeout_s: TurningEndpoint(self, at)))
+            stack.enter_context(patch(f"{_SINK}.SYSTEM_CLOCK", WaitingClock(self.scheduler)))
+            yield
+
+    def perform(self, name: str, version: int, key: str, body: str) -> None:
+        """What the endpoint does with a call that reaches it."""
+        if name == "keyed" and key in self._keys:
+            self.scheduler.count["calls whose key was known"] += 1
+            return
+        self._keys.add(key)
+        self.performed[name, version, body] += 1
+        self.scheduler.count[f"calls performed: {name}"] += 1
+
+    def refusal(self, name: str, body: str) -> int:
+        """The status by which some records are refused for a time, or 0."""
+        if self.scheduler.weather.calm:
+            return 0
+        if name + body not in self._refusing:
+            long = self.rng.choice((20, 60, 300)) if self.rng.random() < 0.1 else 0
+            self._refusing[name + body] = self.rng.choice((422, 401)), self.scheduler.turns + long
+        status, until = self._refusing[name + body]
+        return status if self.scheduler.turns < until else 0
+
+    # --- what must be true
+
+    def excuses(self, process: Process, error: Exception | None, log: RawLog) -> bool:
+        count = self.scheduler.count
+        if isinstance(error, PublishError) and process.refused:
+            count["gave up: a sink refused"] += 1
+            return True
+        if isinstance(error, UnavailableError):
+            part = (error.fields.get("version"), error.fields.get("sink"), error.fields.get("part"))
+            if "has claimed" in str(error) and part in log.claims:
+                count["gave up: claimed by another run"] += 1
+                return True
+            if error.fields.get("version") in log.receipts:
+                count["gave up: staged files were spent"] += 1
+                return True
+        return super().excuses(process, error, log)
+
+    def check(self, log: RawLog) -> None:
+        """No call is made twice where none may be, and what is noted of the effects is true (I17, I18)."""
+        for (name, version, body), callers in self.calls.items():
+            require(name != "once" or len(callers) == 1, "a call was made twice (I17)", version, body, callers)
+        for (name, version, body), times in self.performed.items():
+            require(times == 1, "an effect was performed twice", name, version, body)
+        for version in log.receipts:
+            for name in self.outside:
+                self._check_receipt(log, version, name)
+
+    def _check_receipt(self, log: RawLog, version: int, name: str) -> None:
+        bodies = [f'{{"id": {row["id"]}}}' for row in checks.rows(self.root / "out", log.files(version))]
+        total: Counter[str] = Counter()
+        for part in range(-(-len(bodies) // PART_ROWS)):
+            mine = bodies[part * PART_ROWS : (part + 1) * PART_ROWS]
+            noted = log.effects.get((version, name, part))
+            require(noted is not None, "receipts without effects of a part", version, name, part)
+            assert noted is not None
+            counts = {word: noted[word] for word in ("done", "refused", "unknown", "skipped")}
+            performed = sum(self.performed[name, version, body] for body in mine)
+            facts = (version, name, part, counts, performed)
+            require(sum(counts.values()) == len(mine), "effects of other records than the part's", *facts)
+            require(
+                counts["done"] <= performed <= counts["done"] + counts["unknown"], "effects that are not so", *facts
+            )
+            callers = {by for body in mine for by in self.calls.get((name, version, body), ())}
+            require(name != "once" or len(callers) < 2, "two entries performed a part (I17)", *facts, callers)
+            self._check_closed(log, version, name, part)
+            total.update(counts)
+        receipt = log.receipts[version]["sinks"][name]
+        nothing = total["skipped"] and not total["done"]
+        told = "unknown" if total["unknown"] else "skipped" if nothing else "applied"
+        facts = (version, name, receipt, total)
+        require((receipt["result"], receipt["rows"]) == (told, total["done"]), "receipts that are not so", *facts)
+
+    def _check_closed(self, log: RawLog, version: int, name: str, part: int) -> None:
+        """Only a retry of the commit's own run, or a person, calls another's claim unknown (P5)."""
+        claim, noted = log.claims.get((version, name, part)), log.effects[version, name, part]
+        if claim is None or claim["nonce"] == noted["nonce"]:
+            return
+        by = noted["nonce"].rpartition("-")[0]
+        may = by.endswith(".skip") or self.run_keys.get(by) == log.plans[version]["run_key"]
+        require(may, "another run closed a claim (P5)", version, name, part, by)
+
+    def check_end(self, log: RawLog) -> None:
+        super().check_end(log)
+        for receipts in log.receipts.values():
+            for receipt in receipts["sinks"].values():
+                self.scheduler.count[f"effects: {receipt['result']}"] += 1
+
+
+class TurningEndpoint:
+    """An endpoint as one process sees it: every call is a turn of the scheduler."""
+
+    def __init__(self, world: Effects, at: Address) -> None:
+        self._world = world
+        self._scheduler = world.scheduler
+        self._name = at.url.rpartition("/")[2]
+
+    def __enter__(self) -> TurningEndpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def reach(self) -> None:
+        process = self._scheduler.current
+        if process is None:
+            return
+        fate = process.sends(f"{self._name}: reach")
+        if fate in _UNHEARD:
+            raise UnavailableError("nobody listens at the endpoint; no call was made")
+        process.answered(fate, self._name, f"{self._name}: reached")
+
+    def call(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        world, process = self._world, self._scheduler.current
+        name, version, record = self._name, int(headers[VERSION_HEADER]), body.decode()
+        by = process.name if process is not None else "by hand"
+        what = f"{name}: call {version} {record}"
+        fate = process.sends(what) if process is not None else Fate.GOOD
+        world.calls[name, version, record].append(by)
+        if fate is Fate.LATE:
+            self._scheduler.later(what, lambda: world.perform(name, version, headers[KEY], record))
+        if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
+            return Answer("unclear", 503 if fate is Fate.CONFLICT else 0, "no answer")
+        status = world.refusal(name, record)
+        if not status:
+            world.perform(name, version, headers[KEY], record)
+        elif process is not None:
+            process.refused = True
+            self._scheduler.count["calls refused"] += 1
+        try:
+            if process is not None:
+                process.answered(fate, what, f"{what}: {status or 200}")
+        except UnknownAnswerError:
+            return Answer("unclear", 0, "no answer")
+        return Answer("refused", status) if status else Answer("done", 200)

@@ -1,0 +1,216 @@
+"""Wrong versions of the publish stage, and of the sinks that it brings rows and effects to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem.batch import maintenance, publish, run
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.protocol import procedures
+from airflow_provider_streamsem.protocol.entries import Receipt, Receipts
+from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.sinks import database, http, jdbc
+from airflow_provider_streamsem.sinks.contract import Batch
+from airflow_provider_streamsem.sinks.http import HttpSink
+from airflow_provider_streamsem.sinks.jdbc import JdbcSink
+from tests.simulation.mutations import Mutation
+
+
+def publisher_does_not_ask_the_marker(patch: pytest.MonkeyPatch) -> None:
+    real = database.advance_marker
+
+    def advance_marker(connection: Any, table: Any, marker: tuple[str, str], version: int, state: str) -> bool:
+        real(connection, table, marker, version, state)
+        return True
+
+    patch.setattr(database, "advance_marker", advance_marker)
+
+
+def marker_may_go_back(patch: pytest.MonkeyPatch) -> None:
+    def advance_marker(connection: Any, table: Any, marker: tuple[str, str], version: int, state: str) -> bool:
+        this = (table.c.pipeline_uuid == marker[0]) & (table.c.sink == marker[1]) & (table.c.version != version)
+        row = {"pipeline_uuid": marker[0], "sink": marker[1], "version": version, "state": state}
+        added = table.insert().prefix_with("OR IGNORE").values(row)
+        return any(connection.execute(what).rowcount for what in (table.update().where(this).values(row), added))
+
+    patch.setattr(database, "advance_marker", advance_marker)
+
+
+def marker_and_rows_are_two_transactions(patch: pytest.MonkeyPatch) -> None:
+    real, advance = JdbcSink._commit, database.advance_marker
+
+    def commit(self: JdbcSink, connection: Any, markers: Any, batch: Batch, state: str) -> bool:
+        marker = (batch.pipeline_uuid, batch.sink)
+        with connection.begin():
+            if not advance(connection, markers, marker, batch.version, state):
+                return False
+        database.read_marker(connection, markers, *marker)
+        return real(self, connection, markers, batch, state)
+
+    patch.setattr(JdbcSink, "_commit", commit)
+    patch.setattr(database, "advance_marker", lambda *given: True)
+
+
+def skip_moves_no_marker(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JdbcSink, "skip", lambda self, batch, effects: Receipt(result="skipped", rows=0))
+
+
+def publisher_believes_itself_and_not_the_marker(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(jdbc, "_receipt", lambda batch, state: Receipt(result="applied", rows=batch.committable.rows))
+
+
+def redo_does_not_replace(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JdbcSink, "_take_out", lambda self, connection, target, batch: None)
+
+
+def redo_replaces_the_rows_of_the_version_it_names(patch: pytest.MonkeyPatch) -> None:
+    real = publish.batch_of
+
+    def batch_of(opened: Any, outcome: Any, name: str) -> Batch:
+        batch = real(opened, outcome, name)
+        return batch if outcome.replaces is None else replace(batch, root=outcome.replaces.version)
+
+    patch.setattr(publish, "batch_of", batch_of)
+
+
+def empty_redo_leaves_what_stands(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Batch, "is_nothing", property(lambda self: not self.committable.files))
+
+
+def receipts_are_written_before_publishing(patch: pytest.MonkeyPatch) -> None:
+    real = publish._roll_forward
+
+    def roll_forward(opened: Any, head: Head, **named: Any) -> Head:
+        outcome = head.outcome
+        assert outcome is not None
+        sinks = {name: Receipt(result="applied", rows=outcome.sinks[name].rows) for name in outcome.publish}
+        receipts = Receipts(
+            version=outcome.version, outcome=head.outcome_sha, sinks=sinks, published_at_ms=0, nonce=opened.log.clock.new_id()
+        )  # fmt: skip
+        opened.log.put_receipts(head, receipts)
+        return real(opened, head, **named)
+
+    patch.setattr(publish, "_roll_forward", roll_forward)
+
+
+def receipts_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    real = procedures.read_head
+
+    def read_head(genesis: Any, version: int) -> Any:
+        head = yield from real(genesis, version)
+        return None if head is None else replace(head, owes=False)
+
+    patch.setattr(procedures, "read_head", read_head)
+
+
+def last_sink_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    real = publish.publishing
+
+    def publishing(pipeline: Any, name: str) -> Any:
+        sink = real(pipeline, name)
+        if name != pipeline.publishes[-1]:
+            return sink
+        return Unmoved()
+
+    class Unmoved:
+        def publish(self, batch: Batch, effects: Any) -> Receipt:
+            return Receipt(result="applied", rows=batch.committable.rows)
+
+        skip = publish
+
+    patch.setattr(publish, "publishing", publishing)
+
+
+def staged_rows_are_deleted_before_the_receipts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(maintenance, "cache", lambda asked: lambda version: True)
+
+
+def claim_is_not_checked(patch: pytest.MonkeyPatch) -> None:
+    real = CommitLog.claim
+
+    def claim(self: CommitLog, wanted: Any) -> bool:
+        real(self, wanted)
+        return True
+
+    patch.setattr(CommitLog, "claim", claim)
+
+
+def claim_is_the_runs_and_not_the_entrys(patch: pytest.MonkeyPatch) -> None:
+    def claim(self: publish.LoggedEffects, part: int) -> bool:
+        plan = self._log.plan(self._version)
+        assert plan is not None
+        nonce = plan[0].run_key
+        return self._log.claim(publish.Claim(version=self._version, sink=self._sink, part=part, nonce=nonce))
+
+    patch.setattr(publish.LoggedEffects, "claim", claim)
+
+
+def unknown_is_called_done(patch: pytest.MonkeyPatch) -> None:
+    real = publish.LoggedEffects.record
+
+    def record(self: publish.LoggedEffects, part: int, *, done: int, unknown: int = 0, **named: int) -> Any:
+        return real(self, part, done=done + unknown, **named)
+
+    patch.setattr(publish.LoggedEffects, "record", record)
+
+
+def effects_are_noted_before_the_calls(patch: pytest.MonkeyPatch) -> None:
+    real = http._Parts._performed
+
+    def performed(self: http._Parts, endpoint: Any, part: int) -> Any:
+        self._effects.record(part, done=self._rows_of(part))
+        return real(self, endpoint, part)
+
+    patch.setattr(http._Parts, "_performed", performed)
+
+
+def skip_claims_nothing(patch: pytest.MonkeyPatch) -> None:
+    def given_up(self: http._Parts, part: int) -> Any:
+        return self._effects.record(part, done=0, skipped=self._rows_of(part))
+
+    patch.setattr(http._Parts, "_given_up", given_up)
+
+
+def other_runs_close_claims(patch: pytest.MonkeyPatch) -> None:
+    real = run.publish
+    patch.setattr(run, "publish", lambda opened, head, *, is_own: real(opened, head, is_own=True))
+
+
+def key_of_a_call_is_of_its_try(patch: pytest.MonkeyPatch) -> None:
+    real = HttpSink.key
+    tries = iter(range(10**9))
+    patch.setattr(HttpSink, "key", lambda self, *given: f"{real(self, *given)}-{next(tries)}")
+
+
+def at_most_once_calls_again(patch: pytest.MonkeyPatch) -> None:
+    def performed_once(self: http._Parts, endpoint: Any, part: int) -> Any:
+        return self._performed(endpoint, part) if self._effects.claim(part) else (self._of_another(part), None)
+
+    patch.setattr(http._Parts, "_performed_once", performed_once)
+
+
+PUBLISH_MUTATIONS = (
+    Mutation(publisher_does_not_ask_the_marker, "I18", "tables"),
+    Mutation(marker_may_go_back, "I15|I18", "tables", first=369),
+    Mutation(marker_and_rows_are_two_transactions, "I18", "tables"),
+    Mutation(skip_moves_no_marker, "I15|I18|marker", "tables"),
+    Mutation(publisher_believes_itself_and_not_the_marker, "receipts", "tables"),
+    Mutation(redo_does_not_replace, "I18", "tables"),
+    Mutation(redo_replaces_the_rows_of_the_version_it_names, "I18|failed", "tables", first=321),
+    Mutation(empty_redo_leaves_what_stands, "I18", "tables", first=193),
+    Mutation(receipts_are_written_before_publishing, "I15|I18|receipts", "tables"),
+    Mutation(receipts_are_not_waited_for, "before the receipts|I2", "tables"),
+    Mutation(last_sink_is_forgotten, "I15|I18", "tables"),
+    Mutation(staged_rows_are_deleted_before_the_receipts, "staged file", "effects"),
+    Mutation(claim_is_not_checked, "I17", "effects"),
+    Mutation(claim_is_the_runs_and_not_the_entrys, "I17", "effects"),
+    Mutation(unknown_is_called_done, "not so", "effects"),
+    Mutation(effects_are_noted_before_the_calls, "not so", "effects"),
+    Mutation(skip_claims_nothing, "not so", "effects"),
+    Mutation(other_runs_close_claims, "P5", "effects"),
+    Mutation(key_of_a_call_is_of_its_try, "performed twice", "effects"),
+    Mutation(at_most_once_calls_again, "I17", "effects"),
+)
