@@ -7,7 +7,7 @@ Names of pyspark that are not public are touched here and in :mod:`airflow_provi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -84,7 +84,7 @@ def interrupt(session: SparkSession, tag: str) -> None:
     session.sparkContext.cancelJobsWithTag(tag)
 
 
-def observed(observation: Observation, session: SparkSession) -> dict[str, int] | None:
+def observed(observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
     """
     What an observation counted, or ``None`` where it never ran.
 
@@ -96,8 +96,8 @@ def observed(observation: Observation, session: SparkSession) -> dict[str, int] 
     _empty_bus(session)
     if not inner._jo.future().isCompleted():
         return None
-    # No row: Spark 4.0 has only the map of its values.
-    return {str(name): int(count) for name, count in inner._jo.getAsJava().items()} or None
+    counts = inner._jo.getAsJava()  # no row: Spark 4.0 has only the map of its values
+    return {name: int(count) for name in names if (count := counts[name]) is not None} or None
 
 
 def may_have_run(observation: Observation, session: SparkSession) -> bool:

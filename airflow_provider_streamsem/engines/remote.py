@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -47,10 +47,10 @@ def may_have_run(observation: Observation, session: SparkSession) -> bool:
     return bool(inner._result)
 
 
-def observed(observation: Observation, session: SparkSession) -> dict[str, int] | None:
+def observed(observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
     """What an observation counted, or ``None`` where it never ran."""
     inner: Any = observation
-    return {name: int(value) for name, value in inner._result.items()} if inner._result else None
+    return {name: int(inner._result[name]) for name in names if name in inner._result} or None
 
 
 def reads_input_once(frame: DataFrame) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,7 +30,7 @@ class Inspection(Protocol):
         """Whether some action may have completed an observation already."""
         ...
 
-    def observed(self, observation: Observation, session: SparkSession) -> dict[str, int] | None:
+    def observed(self, observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
         """What an observation counted, or ``None`` where it never ran."""
         ...
 
@@ -40,6 +40,7 @@ class Inspection(Protocol):
 
 
 _RECORDS_PER_PART = 5_000
+_COUNTS = ("read", "bad", "filtered")
 _KEPT = "__streamsem_kept"
 
 
@@ -79,7 +80,7 @@ class Staging:
         finally:
             for frame in self._kept:
                 frame.unpersist()
-        counted = None if reread else self.inspect.observed(watched, self.session)
+        counted = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
         if counted is None:
             counted = self._count(marked, asked)
         with telemetry.phase("collect"):
@@ -176,7 +177,7 @@ class Staging:
         self._accepted[name] = self.job.sinks[name].stage(
             frame.observe(handed, F.count(F.lit(1)).alias("rows")), self.job.plan.version, self.job.attempt_id
         )
-        counted = self.inspect.observed(handed, self.session)
+        counted = self.inspect.observed(handed, self.session, ("rows",))
         return None if counted is None else counted["rows"]
 
     def _count(self, marked: DataFrame, asked: list[Column]) -> dict[str, int]:

@@ -8,6 +8,7 @@ A dataset lies on local or mounted disk, or in an S3 bucket, which Spark writes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,12 +23,13 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
 from airflow_provider_streamsem.sinks import footers
-from airflow_provider_streamsem.stores.contract import UnknownAnswerError, normalised
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, normalised
 from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_FOOTERS_AT_ONCE = 8
 FORMATS = ("csv", "json", "orc", "parquet")
 CODECS = {
     "parquet": ("zstd", "snappy", "gzip", "lz4", "none"),
@@ -166,21 +168,22 @@ class FilesSink:
             raise StageError(what, place=self.path, version=version, missing=sorted(missing)[:3])
         staged = [stat for name, stat in found.items() if accepted is None or name in accepted]
         dataset.make_durable([stat.key for stat in staged], prefix)
-        files = []
-        for stat in staged:
+
+        def counted(stat: ObjectStat) -> DataFile:
             described = footers.describe(dataset, stat, self.format)
             values = footers.partition_values(stat.key[len(prefix) :], dataset, stat, self.format, self.partition_by)
-            files.append(
-                DataFile(
-                    key=stat.key,
-                    bytes=stat.bytes,
-                    rows=described.rows,
-                    checksum=described.checksum,
-                    partition=values,
-                    stats="" if described.parquet is None else stats(described.parquet),
-                )
+            return DataFile(
+                key=stat.key,
+                bytes=stat.bytes,
+                rows=described.rows,
+                checksum=described.checksum,
+                partition=values,
+                stats="" if described.parquet is None else stats(described.parquet),
             )
-        return Committable(format=self.format, rows=sum(f.rows for f in files), files=tuple(files))
+
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+            files = tuple(pool.map(counted, staged))
+        return Committable(format=self.format, rows=sum(f.rows for f in files), files=files)
 
     def attempts(self, version: int | None = None) -> set[tuple[int, str]]:
         """The attempts' directories."""
