@@ -244,7 +244,7 @@ def main() -> None:
                     columns = ["", "a batch (median)", "ours / this (median of rounds)"]
                     show(title, columns, measure(spark, broker.bootstrap, place, rows))
             columns = ["batches", "JVM heap in use", "resident memory of the Python process"]
-            show("A drain of 200 batches", columns, memory(spark, broker.bootstrap, str(home / "memory")))
+            show("A drain of 200 batches to s3a", columns, memory(spark, broker.bootstrap, "s3://lake/memory"))
             spark.stop()
 
 
