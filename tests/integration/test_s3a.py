@@ -136,8 +136,10 @@ def test_manifest_names_exactly_the_files_of_the_attempt_that_won(
 
 
 def test_vacuum_removes_files_and_unfinished_uploads_of_dead_attempts_only(
-    lake: str, arrivals: Path, spark: SparkSession
+    s3_server: S3Server, lake: str, arrivals: Path, spark: SparkSession
 ) -> None:
+    """MinIO lists the uploads of a whole key only, so that nobody finds them by a prefix; it ends them itself after a day."""
+    tells_uploads = s3_server.name != "minio"
     put(arrivals, "a.json", [{"id": 1, "s": "x"}])
     spec = pipeline(lake, arrivals)
     run_batch(spec, run_key="a")
@@ -154,11 +156,12 @@ def test_vacuum_removes_files_and_unfinished_uploads_of_dead_attempts_only(
         Body=b"x",
     )
     open_version = client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/data/1/running/part-0.parquet")
-    assert {"dead-attempt", "dead-upload"} < set(dead.directories("data/0/"))
+    found = {"dead-attempt", "dead-upload"} if tells_uploads else {"dead-attempt"}
+    assert found < set(dead.directories("data/0/"))
     opened = open_log(f"{lake}/log")
     done = maintenance.vacuum(opened.log, opened.record, spec)
-    assert {attempt for _, _, attempt in done.attempts} == {"dead-attempt", "dead-upload"}
-    assert [u["UploadId"] for u in uploads(f"{lake}/out")] == [open_version["UploadId"]]
+    assert {attempt for _, _, attempt in done.attempts} == found
+    assert [u["UploadId"] for u in uploads(f"{lake}/out")] == ([open_version["UploadId"]] if tells_uploads else [])
     assert not [key for key in keys(f"{lake}/out") if "dead" in key]
     assert verify(f"{lake}/log").findings == []
 
