@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -123,9 +124,9 @@ class SparkEngine:
     def stage(self, job: Job, log: CommitLog) -> Produced:
         """Stage one attempt in a clone of the session."""
         user_session = self.session()
-        from airflow_provider_streamsem.engines import gateway, remote, shipping, staging
+        from airflow_provider_streamsem.engines import shipping, staging
 
-        inspect: Any = gateway if self._remote is None else remote
+        inspect: Any = import_module(f"{__package__}.{'gateway' if self._remote is None else 'remote'}")
         if self._remote is None:  # a Connect server does not tell where its pages are
             telemetry.tell(self._found, user_session)
         # A Connect server has credentials of its own; what is set in its session, it may log.

@@ -40,6 +40,7 @@ class Inspection(Protocol):
 
 
 _RECORDS_PER_PART = 5_000
+_COLUMNS_A_COUNT = 100  # a count of many columns is a condition that is nested as deep
 _COUNTS = ("read", "bad", "filtered")
 _KEPT = "__streamsem_kept"
 
@@ -116,8 +117,12 @@ class Staging:
         """What is counted of the records. Every column is asked for: what is not asked for is not parsed, and then cannot be found bad."""
         asked = [F.expr("count(1) AS read")]
         if loaded.bad is not None:
-            columns = ", ".join("`" + name.replace("`", "``") + "`" for name in loaded.frame.columns)
-            asked += [F.count_if(loaded.bad).alias("bad"), F.expr(f"count({columns}) AS parsed")]
+            columns = [quoted(name) for name in loaded.frame.columns]
+            asked.append(F.count_if(loaded.bad).alias("bad"))
+            asked += [
+                F.call_function("count", *columns[i : i + _COLUMNS_A_COUNT]).alias(f"c{i}")
+                for i in range(0, len(columns), _COLUMNS_A_COUNT)
+            ]
         if self.job.where is not None:
             dropped = ~F.col(_KEPT)
             asked.append(F.count_if(dropped if loaded.bad is None else ~loaded.bad & dropped).alias("filtered"))

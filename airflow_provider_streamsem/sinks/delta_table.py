@@ -8,6 +8,7 @@ written is brought up to date instead, by the entries that came since.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Lock
 from typing import Any
 
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
@@ -15,7 +16,8 @@ from airflow_provider_streamsem.stores.contract import ObjectStat, normalised, s
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 _MOST_KEPT = 8
-_kept: dict[tuple[str, frozenset[tuple[str, str]]], HeldTable] = {}
+_kept: dict[str, HeldTable] = {}
+_lock = Lock()
 
 
 class HeldTable:
@@ -28,7 +30,8 @@ class HeldTable:
     def __init__(self, path: str, options: Mapping[str, str], table: Any) -> None:
         self.table = table
         self._path, self._options = path, options
-        self._entry: ObjectStat | None = None
+        self._own_entry = -1
+        self._newest: ObjectStat | None = None
         self._markers: dict[str, tuple[int, int | None]] = {}
 
     def transaction(self, app: str) -> int | None:
@@ -42,18 +45,21 @@ class HeldTable:
     def committed(self, app: str, number: int, entry: int) -> None:
         """Note the transaction number that this caller's own entry has set: it is the number at that version of the table."""
         self._markers[app] = entry, number
+        self._own_entry = entry
 
     def keep(self) -> None:
         """Give it back, for the next who asks in this process. Not after a failure: what it says is then not known."""
-        self._entry = self._newest_entry()
-        if self._entry is not None:
-            while len(_kept) >= _MOST_KEPT:
-                _kept.pop(next(iter(_kept)), None)
-            _kept[self._path, frozenset(self._options.items())] = self
+        self._newest = self._newest_known()
+        with _lock:
+            _kept.pop(self._path, None)
+            if self._newest is not None:
+                _kept[self._path] = self
+            for path in list(_kept)[:-_MOST_KEPT]:
+                del _kept[path]
 
-    def is_current(self) -> bool:
-        """Whether it could be brought up to date: no, where the newest entry that it has read is not the one there, as of a table that was made anew."""
-        if self._newest_entry() != self._entry:
+    def is_current(self, options: Mapping[str, str]) -> bool:
+        """Whether it could be brought up to date: no, where the newest entry that it knows is not the one there, as of a table that was made anew."""
+        if options != self._options or self._newest_known() != self._newest:
             return False
         try:
             self.table.update_incremental()
@@ -61,8 +67,9 @@ class HeldTable:
             return False
         return True
 
-    def _newest_entry(self) -> ObjectStat | None:
-        return open_dataset(self._path).stat(f"_delta_log/{self.table.version():020d}.json")
+    def _newest_known(self) -> ObjectStat | None:
+        number = max(self.table.version(), self._own_entry)  # a commit does not advance the table's own version
+        return open_dataset(self._path).stat(f"_delta_log/{number:020d}.json")
 
 
 def take(path: str, options: Mapping[str, str]) -> HeldTable | None:
@@ -72,8 +79,9 @@ def take(path: str, options: Mapping[str, str]) -> HeldTable | None:
     :param options: of the store, as deltalake takes them
     :raises UnavailableError: it cannot be opened
     """
-    held = _kept.pop((path, frozenset(options.items())), None)
-    if held is not None and held.is_current():
+    with _lock:
+        held = _kept.pop(path, None)
+    if held is not None and held.is_current(options):
         return held
     try:
         from deltalake import DeltaTable

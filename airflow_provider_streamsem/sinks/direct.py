@@ -16,8 +16,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from py4j.java_gateway import JavaClass
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -63,14 +61,15 @@ def write(
     with tempfile.TemporaryDirectory(prefix="streamsem-") as directory:
         listed = Path(directory) / "files"
         job = spark.committer("streamsem", place)
-        job.setupManifestOptions(spark.list_of_files(1, java_session, listed.as_uri(), spark.nothing), _BATCH)
+        job.setupManifestOptions(spark.list_of_files(1, java_session, f"file://{listed}", spark.nothing), _BATCH)
         # As a Spark SQL execution, which listeners are told of and the UI shows: streaming has one around its writer.
         spark.execute(
             query, java_session, query.executedPlan(), spark.formats[format](), job, spark.output(place, spark.map({}), output),
             java_session.sessionState().newHadoopConfWithOptions(given),
             spark.sequence([columns[name] for name in partition_by]), spark.nothing, spark.sequence([]), given, 0,
         )  # fmt: skip
-        _, *lines = (listed / str(_BATCH)).read_text().splitlines()
+        (list_of_files,) = [path for path in listed.iterdir() if not path.name.startswith(".")]  # beside its checksum
+        _, *lines = list_of_files.read_text(encoding="utf-8").strip("\n").split("\n")
     depth = len(partition_by) + 1
     return frozenset("/".join(str(json.loads(line)["path"]).split("/")[-depth:]) for line in lines)
 
@@ -118,10 +117,21 @@ class _Classes:
         for at, value in enumerate(given):
             arguments[at] = value
         write = self._bind(self._write, 0, arguments)
-        self._execution(query, self._name, self._implement(self._function, write))
+        try:
+            self._execution(query, self._name, self._implement(self._function, write))
+        except Exception as error:
+            # Java cannot pass a checked exception through an interface that names none, and wraps it; for pyspark it is then of no known kind.
+            thrown: Any = getattr(error, "java_exception", None)
+            if thrown is None or thrown.getClass().getSimpleName() != "UndeclaredThrowableException":
+                raise
+            from pyspark.errors.exceptions.captured import convert_exception
+
+            raise convert_exception(thrown.getCause()) from None
 
 
 def _found(given: Any) -> Any:
+    from py4j.java_gateway import JavaClass  # Spark Connect's client comes without py4j
+
     if not isinstance(given, JavaClass):  # py4j takes an unknown name for a package
         raise _MissingError(str(given))
     return given

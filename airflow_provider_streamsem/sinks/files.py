@@ -181,7 +181,9 @@ class FilesSink:
                 stats="" if described.parquet is None else stats(described.parquet),
             )
 
-        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+        with ThreadPoolExecutor(
+            1 if self.format == "csv" else _FOOTERS_AT_ONCE
+        ) as pool:  # a CSV file is counted in memory
             files = tuple(pool.map(counted, staged))
         return Committable(format=self.format, rows=sum(f.rows for f in files), files=files)
 

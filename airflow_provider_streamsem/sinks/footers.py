@@ -108,7 +108,7 @@ def _csv_table(file: BinaryIO, name: str) -> Any:
     with _stream(file, name) as stream:
         data = stream.read()
     header = csv.read_csv(
-        pyarrow.BufferReader(data.split(b"\n", 1)[0] + b"\n"), parse_options=_csv_dialect()
+        pyarrow.BufferReader(data[: data.find(b"\n") + 1] or data), parse_options=_csv_dialect()
     ).column_names
     return csv.read_csv(
         pyarrow.BufferReader(data),

@@ -65,6 +65,7 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
     :returns: names below ``place`` of the files that count; ``None``: all that lie there, since Spark's committer moved only accepted ones to it
     """
     by_name = {field.name: field.dataType for field in frame.schema.fields}
+    _refuse_twins(frame, sink)
     missing = [name for name in sink.partition_by if name not in by_name]
     if missing:
         raise DataError(
@@ -86,7 +87,7 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
         frame = frame.hint("rebalance", *copies)
     codec = sink.codec or ("zstd" if sink.format in ("parquet", "orc") else "none")
     options = {**_OPTIONS, **TEXT_OPTIONS.get(sink.format, {}), "compression": codec}
-    if not place.startswith("s3a://"):
+    if not _is_on_s3(place):
         options |= _LOCAL_OPTIONS
     elif direct.is_possible(
         frame.sparkSession
@@ -96,6 +97,19 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
     writer = frame.write.format(sink.format).mode("append").options(**options)
     (writer.partitionBy(*copies) if copies else writer).save(place)
     return None
+
+
+def _is_on_s3(place: str) -> bool:
+    return place.startswith("s3a://")
+
+
+def _refuse_twins(frame: DataFrame, sink: FilesSink) -> None:
+    """Names that Spark's readers take for one: Spark's writer refuses them on one of its two ways only."""
+    names = frame.columns
+    twins = sorted({name for name in names if [other.lower() for other in names].count(name.lower()) > 1})
+    if twins and (len(set(names)) < len(names) or frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true"):
+        what = "columns have the same name, or names that differ only in upper and lower case; nothing became visible"
+        raise DataError(what, sink=sink.path, columns=twins)
 
 
 def encoded(value: Column, kind: DataType) -> Column:

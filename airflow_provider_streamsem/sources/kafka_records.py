@@ -110,7 +110,7 @@ def read_ranges(spark: SparkSession, source: KafkaSource, settings: Mapping[str,
         failOnDataLoss="true",  # a record that is gone fails the task: nothing is read from elsewhere in its stead
         includeHeaders="true",
     )
-    return reader.load().selectExpr(*_OWN, "value")
+    return reader.load().selectExpr(*(f"`{name}`" for name in (*_OWN, "value")))
 
 
 def _group(options: Mapping[str, str], pins: JsonValue) -> dict[str, str]:
@@ -121,7 +121,7 @@ def _group(options: Mapping[str, str], pins: JsonValue) -> dict[str, str]:
     those are part of what a group is of. Consumers are assigned and never commit: the group is a name, and new in each process.
     """
     histories = sorted([topic, topic_id, number, epoch] for topic, topic_id, number, _, _, epoch in pins)
-    if any(epoch < 0 for *_, epoch in histories):  # a broker that does not tell
+    if any(epoch < 0 or not topic_id for _, topic_id, _, epoch in histories):  # a broker that does not tell
         return {}
     of = json.dumps([sorted(options.items()), histories])
     return {"kafka.group.id": _named_group(hashlib.sha256(of.encode()).hexdigest())}

@@ -11,8 +11,9 @@ from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import FilesSink
 from airflow_provider_streamsem.engines import spark as spark_engine
-from airflow_provider_streamsem.errors import StageError
+from airflow_provider_streamsem.errors import DataError, StageError
 from airflow_provider_streamsem.sinks import direct, write
+from tests.engines.places import Place
 
 pytestmark = pytest.mark.spark
 
@@ -40,6 +41,49 @@ def test_columns_become_directories_in_the_order_that_was_asked_for(spark: Spark
     rows = spark.range(4).selectExpr("id", "id % 2 AS a", "concat('v', id % 2) AS b")
     found = direct.write(rows, str(tmp_path / "p"), "parquet", partition_by=["b", "a"], options={})
     assert {name.rpartition("/")[0] for name in found} == {"b=v0/a=0", "b=v1/a=1"}
+
+
+def test_temporary_directory_of_any_name_will_do(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / "run_id=manual__2026-01-01T00:00:00+00:00 100% ü"
+    odd.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(odd))
+    found = direct.write(spark.range(3), str(tmp_path / "p"), "parquet", partition_by=[], options={})
+    assert found == names(tmp_path / "p")
+    assert list(odd.iterdir()) == []
+
+
+def test_settings_of_streaming_queries_do_not_matter(spark: SparkSession, tmp_path: Path) -> None:
+    inner: Any = spark
+    session = SparkSession(inner._sc, inner._jsparkSession.cloneSession())
+    session.conf.set("spark.sql.streaming.fileSink.log.compactInterval", "1")
+    session.conf.set("spark.sql.streaming.checkpointFileManagerClass", "no.such.Manager")
+    found = direct.write(session.range(3), str(tmp_path / "p"), "parquet", partition_by=[], options={})
+    assert found == names(tmp_path / "p")
+
+
+@pytest.mark.parametrize("directly", [True, False])
+@pytest.mark.parametrize(
+    ("columns", "format", "error"),
+    [
+        (["id", "id AS ID"], "parquet", "upper and lower case"),
+        (["id", "id + 1 AS id"], "json", "upper and lower case"),
+        (["id", "array(id) AS a"], "csv", "nothing became visible"),
+    ],
+    ids=["case", "twice", "no such type"],
+)
+def test_columns_that_a_format_cannot_hold_are_an_error_of_the_data(
+    place: Place, monkeypatch: pytest.MonkeyPatch, directly: bool, columns: list[str], format: str, error: str
+) -> None:
+    if directly:
+        monkeypatch.setattr(write, "_is_on_s3", lambda place: True)
+    place.put("a.txt", "x")
+    spec = place.pipeline(
+        source={"format": "text"}, sink={"format": format}, transform=lambda f: f.sparkSession.range(3).selectExpr(*columns)
+    )  # fmt: skip
+    with pytest.raises(DataError, match=error):
+        place.run(spec)
 
 
 def test_no_rows_are_no_rows(spark: SparkSession, tmp_path: Path) -> None:

@@ -245,3 +245,16 @@ def test_columnar_files_are_read_with_their_own_types(place: Place, spark: Spark
         path.rename(place.root / "in" / path.name)
     result = place.run(place.pipeline(source={"format": "parquet"}, transform=lambda frame: frame.select("id")))
     assert (result.counts["read"], result.counts["parsed"]) == (20, 20)
+
+
+def test_file_of_many_columns_is_read_and_its_bad_lines_are_told_apart(place: Place) -> None:
+    columns = 2_000
+    header = ",".join(f"c{i}" for i in range(columns))
+    lines = [",".join(str(i) for i in range(columns)), ",".join(["x"] + ["1"] * (columns - 1))]
+    place.put("a.csv", "\n".join([header, *lines]) + "\n")
+    schema = ", ".join(f"c{i} int" for i in range(columns))
+    result = place.run(
+        place.pipeline(source={"format": "csv", "schema": schema, "options": {"header": "true"}},
+                       transform=lambda frame: frame.select("c7"))
+    )  # fmt: skip
+    assert (result.counts["read"], result.counts["quarantined"], result.counts["written.out"]) == (2, 1, 1)

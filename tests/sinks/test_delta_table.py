@@ -106,6 +106,26 @@ def test_table_that_was_dropped_and_made_again_is_opened_anew(sink: DeltaSink, v
     assert rows(sink) == Counter({-1: versions, 1: 1})
 
 
+def test_own_entry_that_was_lost_and_replaced_by_another_is_no_marker(sink: DeltaSink) -> None:
+    """A table that was put back to an earlier state, to which somebody else then wrote."""
+    publish(sink, batch(sink, 0))
+    second = batch(sink, 1)
+    publish(sink, second)
+    newest = DeltaTable(sink.path).version()
+    (Path(sink.path) / "_delta_log" / f"{newest:020d}.json").unlink()
+    write_deltalake(sink.path, pyarrow.table({"id": [-1]}), mode="append")
+    assert sink.marker("u", "t") == (0, "applied")
+    publish(sink, second)
+    assert rows(sink) == Counter([-1, 0, 1])
+
+
+def test_other_credentials_open_a_table_anew(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(sink, batch(sink, 0))
+    opened = counted(monkeypatch, "__init__")
+    assert delta_table.take(sink.path, {"aws_region": "elsewhere"}) is not None
+    assert len(opened) == 1
+
+
 def test_table_is_not_kept_after_a_commit_that_failed(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(sink, batch(sink, 0))
     real = DeltaTable.create_write_transaction

@@ -33,6 +33,7 @@ def test_other_settings_are_another_group() -> None:
     assert _group(OPTIONS, [pin()]) != _group({**OPTIONS, "kafka.isolation.level": "read_committed"}, [pin()])
 
 
-def test_broker_that_tells_no_epoch_is_read_anew_each_time() -> None:
+def test_broker_that_tells_no_epoch_or_no_topic_id_is_read_anew_each_time() -> None:
     assert _group(OPTIONS, [pin(epoch=-1)]) == {}
+    assert _group(OPTIONS, [pin(topic_id="")]) == {}
     assert _group(OPTIONS, [pin(), pin(number=1, epoch=-1)]) == {}
