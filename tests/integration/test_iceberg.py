@@ -16,9 +16,11 @@ from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import FilesSource, Limits, Pipeline, redo, run_batch, verify
 from airflow_provider_streamsem.errors import PublishError
+from airflow_provider_streamsem.sinks import iceberg
 from airflow_provider_streamsem.sinks.iceberg import IcebergSink
 from tests.integration.parts.iceberg import RestCatalog, read_by_duckdb, read_by_spark
 from tests.integration.parts.server import running
+from tests.sinks.iceberg.kills import SCENARIOS, Later, kill_at_every_step
 from tests.sinks.iceberg.lake import Lake
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
@@ -187,3 +189,11 @@ def test_a_table_on_s3_is_reached_as_the_process_reaches_s3(
         table = catalog.load_table("lake.wide")
         assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(24))
         assert {task.file.file_path.split("/data/")[0] for task in table.scan().plan_files()} == {f"{lake}/table"}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_publisher_that_is_killed_at_every_step_on_s3_is_followed_by_one_that_puts_it_there_once(
+    lake: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg, "SYSTEM_CLOCK", Later())
+    kill_at_every_step(tmp_path, name, lake)

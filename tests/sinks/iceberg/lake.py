@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 
+from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Committable, Receipt
+from airflow_provider_streamsem.sinks import iceberg_catalog
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.iceberg import IcebergSink
 
@@ -98,11 +101,12 @@ class _Stream:
 
 @dataclass
 class Lake:
-    """A sink below ``root``; ``changes`` are arguments of it."""
+    """A sink; its catalog lies below ``root``, its files at ``place`` or there, too; ``changes`` are arguments of it."""
 
     root: Path
     changes: dict[str, Any] = field(default_factory=dict)
     stepped: bool = False
+    place: str = ""
 
     @property
     def properties(self) -> dict[str, str]:
@@ -113,11 +117,16 @@ class Lake:
 
     @property
     def sink(self) -> IcebergSink:
-        given: dict[str, Any] = {"path": str(self.root / "table"), "table": "lake.rows", "properties": self.properties}
+        given: dict[str, Any] = {
+            "path": self.place or str(self.root / "table"),
+            "table": "lake.rows",
+            "properties": self.properties,
+        }
         return IcebergSink(**{**given, **self.changes})
 
     def catalog(self) -> Catalog:
-        return load_catalog("default", type="sql", uri=f"sqlite:///{self.root}/catalog.db")
+        reached = iceberg_catalog._s3_properties(self.sink.path)
+        return load_catalog("default", type="sql", uri=f"sqlite:///{self.root}/catalog.db", **reached)
 
     def table(self) -> Table:
         with self.catalog() as catalog:
@@ -129,14 +138,15 @@ class Lake:
     def staged(self, name: str, rows: Sequence[Any], *, attempt: str = "a") -> Committable:
         """A file with these ids, or these pyarrow tables under their directories, as an engine leaves them."""
         version = int(name) if name.isdecimal() else 0
-        place = Path(self.sink.attempt_place(version, attempt))
-        place.mkdir(parents=True, exist_ok=True)
+        sink = self.sink
         are_tables = bool(rows) and isinstance(rows[0], tuple)
         tables = rows if are_tables else [("", pyarrow.table({"id": pyarrow.array(rows, pyarrow.int64())}))]
         for at, (directory, table) in enumerate(tables):
-            (place / directory).mkdir(parents=True, exist_ok=True)
             if table.num_rows:
-                pyarrow.parquet.write_table(table, place / directory / f"part-{at}.parquet")
+                written = io.BytesIO()
+                pyarrow.parquet.write_table(table, written)
+                key = "/".join(part for part in (directory, f"part-{at}.parquet") if part)
+                sink.dataset().create(f"{keys.data_prefix(version, attempt)}{key}", written.getvalue())
         return self.sink.collect(version, attempt)
 
     def batch(

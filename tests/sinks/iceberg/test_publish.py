@@ -14,10 +14,9 @@ from pyiceberg.expressions import EqualTo
 
 from airflow_provider_streamsem import FilesSink
 from airflow_provider_streamsem.batch.publish import skip
-from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import PublishError, UnavailableError
 from airflow_provider_streamsem.sinks import iceberg
-from airflow_provider_streamsem.testing.stores import Crash
+from tests.sinks.iceberg.kills import SCENARIOS, Later, kill_at_every_step
 from tests.sinks.iceberg.lake import ID, Lake, Steps, spark_schema
 from tests.worlds import World
 
@@ -281,80 +280,12 @@ def test_old_snapshots_of_the_sink_expire_and_those_of_others_stay(tmp_path: Pat
     assert len(lake.rows()) == 5
 
 
-class Later:
-    """A clock two minutes ahead."""
-
-    def now_ms(self) -> int:
-        return SYSTEM_CLOCK.now_ms() + 120_000
-
-    def sleep(self, seconds: float) -> None:
-        """Not at all."""
-
-
-SCENARIOS = ("first", "next", "column", "redo", "skip", "expire")
-
-
-def scenario(root: Path, name: str) -> tuple[Lake, Any, list[int], str]:
-    """A lake, what is to be done on it, the ids that are to be there afterwards, and the newest marker."""
-    lake = Lake(root, stepped=True)
-    if name == "first":
-        batch = lake.batch(0, [0])
-        return lake, lambda: lake.publish(batch), [0], "0 applied"
-    first = lake.batch(0, [0])
-    lake.publish(first)
-    if name == "skip":
-        batch = lake.batch(1, [1])
-        return lake, lambda: lake.skip(batch), [0], "1 skipped"
-    if name == "redo":
-        batch = lake.batch(1, [1], redoes=first)
-        return lake, lambda: lake.publish(batch), [1], "1 applied"
-    if name == "expire":
-        lake.publish(lake.batch(1, [1]))
-        last = lake.with_(expire_after_s=1)
-        batch = lake.batch(2, [2])
-        return lake, lambda: last.publish(batch), [0, 1, 2], "2 applied"
-    columns = [*ID, ("more", "string")] if name == "column" else ID
-    import pyarrow
-
-    rows = [("", pyarrow.table({"id": [1], "more": ["x"]}))] if name == "column" else [1]
-    batch = lake.batch(1, rows, columns=columns)
-    return lake, lambda: lake.publish(batch), [0, 1], "1 applied"
-
-
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_killed_at_every_step_and_run_again_it_is_there_once(tmp_path: Path, name: str, monkeypatch: Any) -> None:
-    """Every call on the catalog and every file, before and after: the publisher dies there, another one comes, and then the first one's twin."""
+def test_killed_at_every_step_and_run_again_it_is_there_once(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(iceberg, "SYSTEM_CLOCK", Later())
-    count, seen, lock = 0, [], threading.Lock()
-    while True:
-        root = tmp_path / str(count)
-        root.mkdir()
-        lake, act, expected, mark = scenario(root, name)
-        steps: list[str] = []
-
-        def die(step: str, steps: list[str] = steps, count: int = count, lock: Any = lock) -> None:
-            with lock:  # pyiceberg writes from several threads
-                steps.append(step)
-                dies = len(steps) > count
-            if dies:
-                raise Crash
-
-        Steps.hook = die
-        try:
-            act()
-        except Crash:
-            Steps.hook = None
-            assert act() is not None, steps[-1]
-        Steps.hook = None
-        assert act() is not None
-        assert lake.rows() == expected, (name, steps[-1])
-        assert lake.marked().count(mark) == 1, (name, steps[-1])
-        if len(steps) <= count:
-            break
-        seen.append(steps[count])
-        count += 1
-    assert {"before commit_table", "after commit_table", "after write"} <= set(seen)
-    assert count > 10
+    kill_at_every_step(tmp_path, name)
 
 
 def test_a_batch_without_rows_makes_no_table(tmp_path: Path) -> None:
