@@ -87,12 +87,11 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
         frame = frame.hint("rebalance", *copies)
     codec = sink.codec or ("zstd" if sink.format in ("parquet", "orc") else "none")
     options = {**_OPTIONS, **TEXT_OPTIONS.get(sink.format, {}), "compression": codec}
+    # On S3 a rename is a copy, and each step of a committer asks the store.
+    if _is_on_s3(place) and direct.is_possible(frame.sparkSession):
+        return direct.write(frame, place, sink.format, partition_by=copies, options=options)
     if not _is_on_s3(place):
         options |= _LOCAL_OPTIONS
-    elif direct.is_possible(
-        frame.sparkSession
-    ):  # on S3 a rename is a copy, and each step of a committer asks the store
-        return direct.write(frame, place, sink.format, partition_by=copies, options=options)
     # Nothing can be there: the place holds the attempt's own random id. Any other mode asks the store whether there is.
     writer = frame.write.format(sink.format).mode("append").options(**options)
     (writer.partitionBy(*copies) if copies else writer).save(place)
