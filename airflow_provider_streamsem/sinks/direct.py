@@ -126,7 +126,8 @@ class _Classes:
                 raise
             from pyspark.errors.exceptions.captured import convert_exception
 
-            raise convert_exception(thrown.getCause()) from None
+            as_on_the_other_path = convert_exception(thrown.getCause())
+            raise as_on_the_other_path from None
 
 
 def _found(given: Any) -> Any:
