@@ -87,9 +87,8 @@ def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_ru
     attempts, stale = [], []
     size = 0
     for name, sink in sorted(sinks.items()):
-        is_spent = (
-            sink.publishes and not publishing(pipeline, name).keeps_staged
-        )  # staged files serve only until they are published
+        # Staged files that are not the published ones serve only until the receipts are there.
+        is_spent = sink.publishes and not publishing(pipeline, name).keeps_staged
         for version, attempt_id in sorted(sink.attempts()):
             if has_lost(version, attempt_id) or (is_spent and has_receipts(version)):
                 attempts.append((name, version, attempt_id))

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib import import_module
 from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -126,11 +125,18 @@ class SparkEngine:
         user_session = self.session()
         from airflow_provider_streamsem.engines import shipping, staging
 
-        inspect: Any = import_module(f"{__package__}.{'gateway' if self._remote is None else 'remote'}")
-        if self._remote is None:  # a Connect server does not tell where its pages are
+        inspect: Any
+        settings = dict(SETTINGS)
+        if self._remote is None:
+            from airflow_provider_streamsem.engines import gateway
+
+            inspect = gateway
+            settings |= _access_settings(s3.access())
             telemetry.tell(self._found, user_session)
-        # A Connect server has credentials of its own; what is set in its session, it may log.
-        settings = {**SETTINGS, **(_access_settings(s3.access()) if self._remote is None else {})}
+        else:  # a Connect server has credentials of its own, may log what is set in its session, and does not tell where its pages are
+            from airflow_provider_streamsem.engines import remote
+
+            inspect = remote
         try:
             with shipping.by_value(), inspect.cloned(user_session, settings) as session:
                 with self._interruptible(inspect, session, f"streamsem-{job.attempt_id}"):

@@ -31,7 +31,7 @@ class Inspection(Protocol):
         ...
 
     def observed(self, observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
-        """What an observation counted, or ``None`` where it never ran."""
+        """What an observation counted under these names, as far as it was asked for them, or ``None`` where it never ran."""
         ...
 
     def reads_input_once(self, frame: DataFrame) -> bool:

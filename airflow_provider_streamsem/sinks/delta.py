@@ -17,10 +17,10 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import ConflictError, DataError, PublishError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Receipt
 from airflow_provider_streamsem.sinks.bounds import delta_stats
+from airflow_provider_streamsem.sinks.column_names import more_than_once
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
-from airflow_provider_streamsem.sinks.delta_table import HeldTable, store_options, take
+from airflow_provider_streamsem.sinks.delta_table import HeldTable, create, take
 from airflow_provider_streamsem.sinks.staged import StagedSink
-from airflow_provider_streamsem.stores import s3
 from airflow_provider_streamsem.stores.contract import normalised
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
@@ -101,7 +101,7 @@ class DeltaSink(StagedSink):
     def accept(self, schema: str) -> None:
         """The columns must be of types that Delta has, and fit the table where it is there already."""
         fields = _fields(schema)
-        held = self._held()
+        held = take(self.path)
         if held is not None:
             table = held.table
             problems = _unwritable(table)
@@ -141,7 +141,7 @@ class DeltaSink(StagedSink):
 
     def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
         """The table's transaction number."""
-        held = self._held()
+        held = take(self.path)
         app = f"{pipeline_uuid}/{sink}"
         version = None if held is None else held.transaction(app)
         return None if held is None or version is None else (version, _word(held, app, version))
@@ -155,7 +155,7 @@ class DeltaSink(StagedSink):
         for attempt in range(_TRIES):
             if cause is not None:
                 SYSTEM_CLOCK.sleep(min(0.02 * 2**attempt, _LONGEST_WAIT_S))
-            held = self._held() or self._created(batch)
+            held = take(self.path) or create(self.path, _fields(batch.schema), self.partition_by)
             if held is None:
                 continue
             found = held.transaction(app)
@@ -255,29 +255,6 @@ class DeltaSink(StagedSink):
             )
         return bool(new)
 
-    def _created(self, batch: Batch) -> HeldTable | None:
-        """The new table, empty; ``None`` where another process made one meanwhile."""
-        from deltalake import CommitProperties, DeltaTable, Schema
-
-        schema = Schema.from_json(json.dumps({"type": "struct", "fields": _fields(batch.schema)}))
-        options = store_options(self.path, s3.resolved())
-        try:
-            table = DeltaTable.create(
-                normalised(self.path),
-                schema,
-                mode="error",
-                partition_by=list(self.partition_by),
-                storage_options=options or None,
-                commit_properties=CommitProperties(max_commit_retries=0),
-            )
-        except Exception:
-            return None
-        return HeldTable(self.path, options, table)
-
-    def _held(self) -> HeldTable | None:
-        """The table as it is now, or ``None`` where there is none."""
-        return take(self.path, store_options(self.path, s3.resolved()))
-
     def _check_partitions(self, table: Any) -> None:
         found = list(table.metadata().partition_columns)
         if found != list(self.partition_by):
@@ -321,8 +298,7 @@ def _fields(schema: str) -> list[dict[str, Any]]:
     odd = [field["name"] for field in fields if not _is_known(field["type"])]
     if odd:
         raise DataError("columns are of types that Delta does not have; nothing became visible", columns=odd)
-    names = [field["name"].lower() for field in fields]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = more_than_once(field["name"] for field in fields)
     if twice:
         raise DataError("columns differ only in upper and lower case; nothing became visible", columns=twice)
     return fields

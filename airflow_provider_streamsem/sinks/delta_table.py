@@ -7,11 +7,13 @@ written is brought up to date instead, by the entries that came since.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
 
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.stores import s3
 from airflow_provider_streamsem.stores.contract import ObjectStat, normalised, split_url
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
@@ -72,13 +74,13 @@ class HeldTable:
         return open_dataset(self._path).stat(f"_delta_log/{number:020d}.json")
 
 
-def take(path: str, options: Mapping[str, str]) -> HeldTable | None:
+def take(path: str) -> HeldTable | None:
     """
     The table as it is now; ``None`` where there is none.
 
-    :param options: of the store, as deltalake takes them
     :raises UnavailableError: it cannot be opened
     """
+    options = _store_options(path)
     with _lock:
         held = _kept.pop(path, None)
     if held is not None and held.is_current(options):
@@ -91,23 +93,48 @@ def take(path: str, options: Mapping[str, str]) -> HeldTable | None:
             "the deltalake library is not installed", accepted="pip install 'airflow-provider-streamsem[delta]'"
         ) from error
     try:
-        return HeldTable(path, options, DeltaTable(normalised(path), storage_options=dict(options) or None))
+        return HeldTable(path, options, DeltaTable(normalised(path), storage_options=options or None))
     except TableNotFoundError:
         return None
     except Exception as error:
         raise UnavailableError("the Delta table cannot be opened", table=path) from error
 
 
-def store_options(path: str, given: Any) -> dict[str, str]:
-    """The access that is in force (:class:`airflow_provider_streamsem.stores.s3.S3Access`), as deltalake takes it; empty where the table is on disk."""
+def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str]) -> HeldTable | None:
+    """
+    The new table, empty; ``None`` where another process made one meanwhile.
+
+    :param fields: its columns, in Delta's form
+    """
+    from deltalake import CommitProperties, DeltaTable, Schema
+
+    schema = Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+    options = _store_options(path)
+    try:
+        table = DeltaTable.create(
+            normalised(path),
+            schema,
+            mode="error",
+            partition_by=list(partition_by),
+            storage_options=options or None,
+            commit_properties=CommitProperties(max_commit_retries=0),
+        )
+    except Exception:
+        return None
+    return HeldTable(path, options, table)
+
+
+def _store_options(path: str) -> dict[str, str]:
+    """How this process reaches S3, as deltalake takes it. A table on disk needs nothing, and no credentials are looked up for it."""
     if split_url(path)[0] != "s3":
         return {}
+    access = s3.resolved()
     options = {
-        "aws_endpoint_url": given.endpoint_url,
-        "aws_region": given.region_name,
-        "aws_access_key_id": given.access_key_id,
-        "aws_secret_access_key": given.secret_access_key,
-        "aws_session_token": given.session_token,
-        "aws_allow_http": "true" if (given.endpoint_url or "").startswith("http://") else None,
+        "aws_endpoint_url": access.endpoint_url,
+        "aws_region": access.region_name,
+        "aws_access_key_id": access.access_key_id,
+        "aws_secret_access_key": access.secret_access_key,
+        "aws_session_token": access.session_token,
+        "aws_allow_http": "true" if (access.endpoint_url or "").startswith("http://") else None,
     }
     return {name: value for name, value in options.items() if value is not None}

@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_BATCH = 0
-_FORMATS = {
-    "csv": "csv.CSVFileFormat",
-    "json": "json.JsonFileFormat",
-    "orc": "orc.OrcFileFormat",
-    "parquet": "parquet.ParquetFileFormat",
-}
+_FORMATS = {"csv": "CSVFileFormat", "json": "JsonFileFormat", "orc": "OrcFileFormat", "parquet": "ParquetFileFormat"}
 
 
 def is_possible(session: SparkSession) -> bool:
@@ -61,7 +55,7 @@ def write(
     with tempfile.TemporaryDirectory(prefix="streamsem-") as directory:
         listed = Path(directory) / "files"
         job = spark.committer("streamsem", place)
-        job.setupManifestOptions(spark.list_of_files(1, java_session, f"file://{listed}", spark.nothing), _BATCH)
+        job.setupManifestOptions(spark.list_of_files(1, java_session, f"file://{listed}", spark.nothing), 0)
         # As a Spark SQL execution, which listeners are told of and the UI shows: streaming has one around its writer.
         spark.execute(
             query, java_session, query.executedPlan(), spark.formats[format](), job, spark.output(place, spark.map({}), output),
@@ -95,7 +89,8 @@ class _Classes:
             self.list_of_files = _found(execution.streaming.FileStreamSinkLog)  # before 4.1
         writer = _found(execution.datasources.FileFormatWriter)
         self.output = writer.OutputSpec
-        self.formats = {name: _found(_below(execution.datasources, path)) for name, path in _FORMATS.items()}
+        packages = execution.datasources
+        self.formats = {name: _found(getattr(getattr(packages, name), kind)) for name, kind in _FORMATS.items()}
         self.nothing = jvm.scala.Option.empty()
         self.map = jvm.PythonUtils.toScalaMap
         self.sequence = jvm.PythonUtils.toSeq
@@ -136,12 +131,6 @@ def _found(given: Any) -> Any:
     if not isinstance(given, JavaClass):  # py4j takes an unknown name for a package
         raise _MissingError(str(given))
     return given
-
-
-def _below(package: Any, path: str) -> Any:
-    for name in path.split("."):
-        package = getattr(package, name)
-    return package
 
 
 _classes = lru_cache(maxsize=1)(_Classes)

@@ -29,7 +29,7 @@ from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_FOOTERS_AT_ONCE = 8
+_FILES_AT_ONCE = 8
 FORMATS = ("csv", "json", "orc", "parquet")
 CODECS = {
     "parquet": ("zstd", "snappy", "gzip", "lz4", "none"),
@@ -181,9 +181,8 @@ class FilesSink:
                 stats="" if described.parquet is None else stats(described.parquet),
             )
 
-        with ThreadPoolExecutor(
-            1 if self.format == "csv" else _FOOTERS_AT_ONCE
-        ) as pool:  # a CSV file is counted in memory
+        at_once = 1 if self.format == "csv" else _FILES_AT_ONCE  # a CSV file is counted in memory
+        with ThreadPoolExecutor(at_once) as pool:
             files = tuple(pool.map(counted, staged))
         return Committable(format=self.format, rows=sum(f.rows for f in files), files=files)
 

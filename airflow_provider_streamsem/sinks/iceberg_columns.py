@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.sinks.column_names import more_than_once
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -45,8 +46,7 @@ def iceberg_schema(schema: str, partition_by: Sequence[str]) -> Schema:
     ids = count(1)
     given = json.loads(schema)["fields"] if schema else []
     fields = _fields(given, ids)
-    names = [field.name.lower() for field in fields]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = more_than_once(field.name for field in fields)
     if twice:
         raise DataError("columns differ only in upper and lower case; nothing became visible", columns=twice)
     types = {field.name: field.field_type for field in fields}

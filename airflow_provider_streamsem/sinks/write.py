@@ -20,6 +20,7 @@ from pyspark.sql.types import (
 
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.sinks import direct
+from airflow_provider_streamsem.sinks.column_names import more_than_once
 from airflow_provider_streamsem.sinks.footers import PARTITION
 
 if TYPE_CHECKING:
@@ -87,11 +88,11 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
         frame = frame.hint("rebalance", *copies)
     codec = sink.codec or ("zstd" if sink.format in ("parquet", "orc") else "none")
     options = {**_OPTIONS, **TEXT_OPTIONS.get(sink.format, {}), "compression": codec}
-    # On S3 a rename is a copy, and each step of a committer asks the store.
-    if _is_on_s3(place) and direct.is_possible(frame.sparkSession):
-        return direct.write(frame, place, sink.format, partition_by=copies, options=options)
     if not _is_on_s3(place):
         options |= _LOCAL_OPTIONS
+    elif direct.is_possible(frame.sparkSession):
+        # A committer renames, which is a copy there, or asks the store at each of many steps.
+        return direct.write(frame, place, sink.format, partition_by=copies, options=options)
     # Nothing can be there: the place holds the attempt's own random id. Any other mode asks the store whether there is.
     writer = frame.write.format(sink.format).mode("append").options(**options)
     (writer.partitionBy(*copies) if copies else writer).save(place)
@@ -105,7 +106,7 @@ def _is_on_s3(place: str) -> bool:
 def _refuse_twins(frame: DataFrame, sink: FilesSink) -> None:
     """Names that Spark's readers take for one: Spark's writer refuses them on one of its two ways only."""
     names = frame.columns
-    twins = sorted({name for name in names if [other.lower() for other in names].count(name.lower()) > 1})
+    twins = more_than_once(names)
     if twins and (len(set(names)) < len(names) or frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true"):
         what = "columns have the same name, or names that differ only in upper and lower case; nothing became visible"
         raise DataError(what, sink=sink.path, columns=twins)

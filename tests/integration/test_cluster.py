@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import boto3
 import duckdb
 import psutil
 import pytest
 
 from airflow_provider_streamsem import open_log, verify
+from tests.integration.parts.s3 import downloaded
 from tests.integration.parts.server import running
 from tests.integration.parts.spark import Cluster, ConnectServer, session_conf
 
@@ -103,19 +103,10 @@ class Place:
         assert process.returncode == 0, err[-3000:]
         return json.loads(out.splitlines()[-1])
 
-    def local(self, path: str) -> str:
-        """A file of the dataset, on disk."""
-        if not path.startswith("s3://"):
-            return path
-        bucket, _, key = path.removeprefix("s3://").partition("/")
-        copy = self.root / "copies" / key
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        boto3.client("s3").download_file(bucket, key, str(copy))
-        return str(copy)
-
     def check(self, rows: int) -> None:
         """Every id once with its double, read by another engine, and a clean log."""
-        files = [self.local(file.path) for file in open_log(str(self.root / "log")).files()]
+        paths = [file.path for file in open_log(str(self.root / "log")).files()]
+        files = [downloaded(path, self.root / "copies") if path.startswith("s3://") else path for path in paths]
         (found,) = duckdb.sql(
             f"select count(*), count(distinct id), sum(id), sum(twice) from read_parquet({files})"
         ).fetchall()

@@ -8,13 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import boto3
 import duckdb
 import pytest
 
 from airflow_provider_streamsem import open_log, verify
 from tests.integration.parts.kafka import PASSWORD, USER, Broker
-from tests.integration.parts.s3 import S3Server
+from tests.integration.parts.s3 import S3Server, downloaded
 from tests.integration.parts.server import running
 from tests.integration.parts.spark import Cluster, session_conf
 from tests.integration.topics import Topics
@@ -33,11 +32,7 @@ print("STATE", run.state)
 
 
 def rows(lake: str, tmp_path: Path) -> list[tuple[int, str, int]]:
-    copies = []
-    for n, file in enumerate(open_log(f"{lake}/_streamsem/orders").files()):
-        bucket, _, key = file.path.removeprefix("s3://").partition("/")
-        copies.append(str(tmp_path / f"copy-{n}.parquet"))
-        boto3.client("s3").download_file(bucket, key, copies[-1])
+    copies = [downloaded(file.path, tmp_path / "copies") for file in open_log(f"{lake}/_streamsem/orders").files()]
     return sorted(duckdb.sql(f"select id, initials, cents from read_parquet({copies})").fetchall())
 
 

@@ -26,7 +26,7 @@ from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.errors import ConflictError
 from airflow_provider_streamsem.stores.dataset import open_dataset
-from tests.integration.parts.s3 import S3Server
+from tests.integration.parts.s3 import S3Server, downloaded
 
 pytestmark = pytest.mark.integration
 
@@ -97,11 +97,7 @@ def test_odd_partition_values_read_back_equal(lake: str, arrivals: Path, spark: 
 def test_other_engine_reads_what_the_log_names(lake: str, arrivals: Path, spark: SparkSession, tmp_path: Path) -> None:
     put(arrivals, "a.json", [{"id": n, "s": str(n)} for n in range(1_000)])
     run_batch(pipeline(lake, arrivals), run_key="a")
-    copies = []
-    for n, file in enumerate(open_log(f"{lake}/log").files()):
-        bucket, _, key = file.path.removeprefix("s3://").partition("/")
-        copies.append(str(tmp_path / f"{n}.parquet"))
-        boto3.client("s3").download_file(bucket, key, copies[-1])
+    copies = [downloaded(file.path, tmp_path) for file in open_log(f"{lake}/log").files()]
     assert duckdb.sql(f"select count(*), sum(id) from read_parquet({copies})").fetchall() == [(1_000, 499_500)]
 
 

@@ -70,8 +70,8 @@ class Effects(World):
         if self.scheduler.weather.calm:
             return 0
         if name + body not in self._refusing:
-            long = self.rng.choice((20, 60, 300)) if self.rng.random() < 0.1 else 0
-            self._refusing[name + body] = self.rng.choice((422, 401)), self.scheduler.turns + long
+            until = self.refused_until()
+            self._refusing[name + body] = self.rng.choice((422, 401)), until
         status, until = self._refusing[name + body]
         return status if self.scheduler.turns < until else 0
 
@@ -86,9 +86,6 @@ class Effects(World):
             part = (error.fields.get("version"), error.fields.get("sink"), error.fields.get("part"))
             if "has claimed" in str(error) and part in log.claims:
                 count["gave up: claimed by another run"] += 1
-                return True
-            if error.fields.get("version") in log.receipts:
-                count["gave up: staged files were spent"] += 1
                 return True
         return super().excuses(process, error, log)
 

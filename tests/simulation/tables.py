@@ -14,7 +14,7 @@ from unittest.mock import patch
 import sqlalchemy as sa
 
 from airflow_provider_streamsem import FilesSink, Pipeline
-from airflow_provider_streamsem.errors import PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.errors import PublishError, StreamsemError
 from airflow_provider_streamsem.sinks import database
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.jdbc import JdbcSink
@@ -144,8 +144,7 @@ class Tables(World):
             return False
         key = (batch.sink, batch.version)
         if key not in self._refusing:
-            long = self.rng.choice((20, 60, 300)) if self.rng.random() < 0.1 else 0
-            self._refusing[key] = self.scheduler.turns + long
+            self._refusing[key] = self.refused_until()
         return self.scheduler.turns < self._refusing[key]
 
     # --- what must be true
@@ -153,9 +152,6 @@ class Tables(World):
     def excuses(self, process: Process, error: Exception | None, log: RawLog) -> bool:
         if isinstance(error, PublishError) and (process.refused or process.disturbed):
             self.scheduler.count["gave up: a sink refused"] += 1
-            return True
-        if isinstance(error, UnavailableError) and error.fields.get("version") in log.receipts:
-            self.scheduler.count["gave up: staged files were spent"] += 1
             return True
         return super().excuses(process, error, log)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline
 from airflow_provider_streamsem.engines.dedup import Dedup
-from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.errors import InvalidError, StreamsemError, UnavailableError
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
 from tests.simulation.scheduler import Process, Scheduler
@@ -77,6 +77,11 @@ class World:
         self.made += 1
         return [self.made - 1]
 
+    def refused_until(self) -> int:
+        """The turn up to which something outside the log is refused: for most things this one."""
+        long = self.rng.choice((20, 60, 300)) if self.rng.random() < 0.1 else 0
+        return self.scheduler.turns + long
+
     def places(self) -> list[Path]:
         """Directories in which an attempt leaves files."""
         return [self.root / "out", *(self.root / name for name in self.outside)]
@@ -87,6 +92,9 @@ class World:
 
     def excuses(self, process: Process, error: Exception | None, log: RawLog) -> bool:
         """Whether a process may end with this error, for want of an answer, or because what a person asked for is not so (any more)."""
+        if isinstance(error, UnavailableError) and error.fields.get("version") in log.receipts:
+            self.scheduler.count["gave up: staged files were spent"] += 1
+            return True
         if isinstance(error, StreamsemError) and error.retryable and process.disturbed:
             self.scheduler.count["gave up: no answer"] += 1
             return True

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_streamsem.sinks import delta_table
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
+from tests.sinks.batches import UUID, schema_of, staged
 
-SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
+SCHEMA = schema_of(id="long")
 
 
 @pytest.fixture
@@ -26,11 +26,7 @@ def sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaSink:
 
 
 def batch(sink: DeltaSink, version: int) -> Batch:
-    place = Path(sink.attempt_place(version, "a"))
-    place.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.table({"id": [version]}), place / "part-0.parquet")
-    files = sink.collect(version, "a")
-    return Batch(pipeline_uuid="u", sink="t", version=version, committable=files, schema=SCHEMA, root=version)
+    return staged(sink, pyarrow.table({"id": [version]}), version, schema=SCHEMA)
 
 
 def publish(sink: DeltaSink, given: Batch) -> Any:
@@ -59,21 +55,21 @@ def test_tables_log_is_read_whole_once_however_many_batches_follow(
     publish(sink, batch(sink, 0))
     opened, asked = counted(monkeypatch, "__init__"), counted(monkeypatch, "transaction_version")
     for version in range(1, 6):
-        sink.accept(SCHEMA)
         publish(sink, batch(sink, version))
     assert (opened, asked) == ([], [])
     assert rows(sink) == Counter(range(6))
 
 
 def test_version_that_another_process_published_is_not_published_again_by_a_kept_table(sink: DeltaSink) -> None:
-    publish(sink, batch(sink, 0))
+    first = batch(sink, 0)
+    publish(sink, first)
     mine, delta_table._kept = delta_table._kept, {}
     second = batch(sink, 1)
     publish(sink, second)
     delta_table._kept = mine
     assert publish(sink, second).result == "applied"
     assert rows(sink) == Counter([0, 1])
-    assert publish(sink, batch(sink, 0)) is None
+    assert publish(sink, first) is None
 
 
 def test_entries_of_others_are_read_before_the_next_batch(sink: DeltaSink) -> None:
@@ -101,7 +97,7 @@ def test_table_that_was_dropped_and_made_again_is_opened_anew(sink: DeltaSink, v
     shutil.rmtree(Path(sink.path) / "_delta_log")
     for _ in range(versions):
         write_deltalake(sink.path, pyarrow.table({"id": [-1]}), mode="append")
-    assert sink.marker("u", "t") is None
+    assert sink.marker(UUID, "t") is None
     publish(sink, second)
     assert rows(sink) == Counter({-1: versions, 1: 1})
 
@@ -114,7 +110,7 @@ def test_own_entry_that_was_lost_and_replaced_by_another_is_no_marker(sink: Delt
     newest = DeltaTable(sink.path).version()
     (Path(sink.path) / "_delta_log" / f"{newest:020d}.json").unlink()
     write_deltalake(sink.path, pyarrow.table({"id": [-1]}), mode="append")
-    assert sink.marker("u", "t") == (0, "applied")
+    assert sink.marker(UUID, "t") == (0, "applied")
     publish(sink, second)
     assert rows(sink) == Counter([-1, 0, 1])
 
@@ -122,7 +118,8 @@ def test_own_entry_that_was_lost_and_replaced_by_another_is_no_marker(sink: Delt
 def test_other_credentials_open_a_table_anew(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(sink, batch(sink, 0))
     opened = counted(monkeypatch, "__init__")
-    assert delta_table.take(sink.path, {"aws_region": "elsewhere"}) is not None
+    monkeypatch.setattr(delta_table, "_store_options", lambda path: {"aws_region": "elsewhere"})
+    assert delta_table.take(sink.path) is not None
     assert len(opened) == 1
 
 
@@ -139,6 +136,18 @@ def test_table_is_not_kept_after_a_commit_that_failed(sink: DeltaSink, monkeypat
     opened = counted(monkeypatch, "__init__")
     assert publish(sink, batch(sink, 1)).result == "applied"
     assert len(opened) == 1
+    assert rows(sink) == Counter([0, 1])
+
+
+def test_table_on_disk_looks_up_no_credentials(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are none, to look for them takes seconds."""
+
+    def looked_up() -> None:
+        raise AssertionError("the table is on disk")
+
+    monkeypatch.setattr("airflow_provider_streamsem.stores.s3.resolved", looked_up)
+    publish(sink, batch(sink, 0))
+    publish(sink, batch(sink, 1))
     assert rows(sink) == Counter([0, 1])
 
 

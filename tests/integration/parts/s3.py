@@ -10,6 +10,17 @@ from tests.integration.parts.server import Server, free_port
 ACCESS_KEY, SECRET_KEY = "streamsem-tests", "secret-of-the-s3-server"
 
 
+def downloaded(path: str, directory: Path) -> str:
+    """A copy of ``s3://bucket/key`` below a directory, for engines that read disks."""
+    import boto3
+
+    bucket, _, key = path.removeprefix("s3://").partition("/")
+    copy = directory / key
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    boto3.client("s3").download_file(bucket, key, str(copy))
+    return str(copy)
+
+
 class S3Server(Server):
     """
     versitygw over a directory, or MinIO.
