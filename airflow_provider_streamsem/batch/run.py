@@ -131,7 +131,7 @@ class Run:
         telemetry.tell(telemetry.Planned.by, plan)
         staged = None if fresh else self._adopt(head)
         try:
-            staged = staged or self._stage(head)
+            staged = staged or self._stage(head, fresh=fresh)
         except UnavailableError:
             raise
         except Exception:
@@ -168,11 +168,13 @@ class Run:
                 return manifest
         return None
 
-    def _stage(self, head: Head) -> StagedManifest:
+    def _stage(self, head: Head, *, fresh: bool) -> StagedManifest:
         """A fresh attempt."""
         assert head.plan is not None
         attempt_id = self.opened.log.clock.new_id()
         with telemetry.phase("stage", version=head.plan.version, attempt_id=attempt_id):
+            if not fresh:  # else the planner looked a moment ago
+                self.opened.pipeline.source.check_pins(head.plan.pins, was_read=False)
             manifest = self._attempt(head, head.plan, attempt_id)
             telemetry.tell(telemetry.Staged.by, manifest)
         return manifest
@@ -182,7 +184,6 @@ class Run:
         log, pipeline = self.opened.log, self.opened.pipeline
         started_ms = log.clock.now_ms()
         recorded = {} if head.outcome is None else head.outcome.schemas
-        pipeline.source.check_pins(plan.pins, was_read=False)
         produced = self._produce(plan, attempt_id, recorded, *self._remembered(head, plan))
         pipeline.source.check_pins(plan.pins, was_read=True)
         invariants.check_i14_staged(produced.counts, produced.sinks, handed=produced.handed, rows=pipeline.rows)

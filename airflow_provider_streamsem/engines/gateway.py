@@ -64,7 +64,8 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
 
 def _activate(session: SparkSession) -> None:
     inner: Any = session
-    inner._jvm.SparkSession.setActiveSession(inner._jsparkSession)
+    # By its whole name: a short one is looked for in every package that pyspark imports, and in every jar.
+    getattr(inner._jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(inner._jsparkSession)
     SparkSession._activeSession = session
 
 

@@ -180,7 +180,7 @@ class Staging:
         handed = Observation()
         self.job.sinks[name].accept(frame.schema.json())
         self._accepted[name] = self.job.sinks[name].stage(
-            frame.observe(handed, F.count(F.lit(1)).alias("rows")), self.job.plan.version, self.job.attempt_id
+            frame.observe(handed, F.expr("count(1) AS rows")), self.job.plan.version, self.job.attempt_id
         )
         counted = self.inspect.observed(handed, self.session, ("rows",))
         return None if counted is None else counted["rows"]

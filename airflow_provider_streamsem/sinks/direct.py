@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# How Spark keeps its list of files, which it has beside a streaming query's checkpoint and which is read back here at once: as one plain file. Hadoop
+# starts a shell for each file whose mode it sets and each link that it looks for, and a checksum is a file more.
+_LOCAL = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
 _FORMATS = {"csv": "CSVFileFormat", "json": "JsonFileFormat", "orc": "OrcFileFormat", "parquet": "ParquetFileFormat"}
 
 
@@ -45,27 +49,41 @@ def write(
     session: Any = frame.sparkSession
     java_session = session._jsparkSession
     spark = _classes(session._sc._gateway)
-    # Spark keeps this list beside a streaming query's checkpoint; here it is read back at once. A manager of checkpoints that knows one kind of store
-    # only would refuse a local directory.
-    session.conf.unset("spark.sql.streaming.checkpointFileManagerClass")
     query = inner._jdf.queryExecution()
     output = query.analyzed().output()
     columns = {c.name(): c for c in (output.apply(i) for i in range(output.length()))} if partition_by else {}
     given = spark.map(options)
     with tempfile.TemporaryDirectory(prefix="streamsem-") as directory:
-        listed = Path(directory) / "files"
         job = spark.committer("streamsem", place)
-        job.setupManifestOptions(spark.list_of_files(1, java_session, f"file://{listed}", spark.nothing), 0)
+        with _settings(session, {**_LOCAL, "spark.sql.streaming.checkpointFileManagerClass": spark.list_manager}):
+            listing = spark.list_of_files(1, java_session, f"file://{directory}", spark.nothing)
+        job.setupManifestOptions(listing, 0)
         # As a Spark SQL execution, which listeners are told of and the UI shows: streaming has one around its writer.
         spark.execute(
-            query, java_session, query.executedPlan(), spark.formats[format](), job, spark.output(place, spark.map({}), output),
+            query, java_session, query.executedPlan(), spark.formats[format](), job, spark.output(place, spark.no_locations, output),
             java_session.sessionState().newHadoopConfWithOptions(given),
-            spark.sequence([columns[name] for name in partition_by]), spark.nothing, spark.sequence([]), given, 0,
+            spark.sequence([columns[name] for name in partition_by]) if columns else spark.empty, spark.nothing, spark.empty, given,
         )  # fmt: skip
-        (list_of_files,) = [path for path in listed.iterdir() if not path.name.startswith(".")]  # beside its checksum
+        (list_of_files,) = Path(directory).iterdir()
         _, *lines = list_of_files.read_text(encoding="utf-8").strip("\n").split("\n")
     depth = len(partition_by) + 1
     return frozenset("/".join(str(json.loads(line)["path"]).split("/")[-depth:]) for line in lines)
+
+
+@contextmanager
+def _settings(session: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """A session's settings for the time of a block."""
+    before = {name: session.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, given in before.items():
+            if given is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, given)
 
 
 class _MissingError(Exception):
@@ -85,33 +103,35 @@ class _Classes:
         self.committer = _found(execution.streaming.ManifestFileCommitProtocol)
         try:
             self.list_of_files = _found(execution.streaming.sinks.FileStreamSinkLog)
-        except _MissingError:
-            self.list_of_files = _found(execution.streaming.FileStreamSinkLog)  # before 4.1
+            manager = _found(execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager)
+        except _MissingError:  # before 4.1
+            self.list_of_files = _found(execution.streaming.FileStreamSinkLog)
+            manager = _found(execution.streaming.FileSystemBasedCheckpointFileManager)
+        self.list_manager = manager._fqn
         writer = _found(execution.datasources.FileFormatWriter)
         self.output = writer.OutputSpec
         packages = execution.datasources
         self.formats = {name: _found(getattr(getattr(packages, name), kind)) for name, kind in _FORMATS.items()}
         self.nothing = jvm.scala.Option.empty()
+        self.empty = jvm.PythonUtils.toSeq([])
+        self.no_locations = jvm.PythonUtils.toScalaMap({})
         self.map = jvm.PythonUtils.toScalaMap
         self.sequence = jvm.PythonUtils.toSeq
         # py4j passes no functions: one is made of the writer's method and its arguments.
         load = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass
         (write,) = [m for m in load(writer._fqn).getMethods() if m.getName() == "write"]
-        self._write = jvm.java.lang.invoke.MethodHandles.publicLookup().unreflect(write)
-        self._bind = jvm.java.lang.invoke.MethodHandles.insertArguments
+        handles = jvm.java.lang.invoke.MethodHandles
+        no_static_partitions = gateway.new_array(jvm.java.lang.Object, 1)
+        no_static_partitions[0] = 0
+        self._write = handles.insertArguments(handles.publicLookup().unreflect(write), 10, no_static_partitions)
         self._implement = jvm.java.lang.invoke.MethodHandleProxies.asInterfaceInstance
         self._function = load("scala.Function0")
         self._execution = execution.SQLExecution.withNewExecutionId
         self._name = jvm.scala.Option.apply("save")
-        self._array_of = gateway.new_array
-        self._object = jvm.java.lang.Object
 
     def execute(self, query: Any, *given: Any) -> None:
         """Call the writer with all its arguments, inside one execution."""
-        arguments = self._array_of(self._object, len(given))
-        for at, value in enumerate(given):
-            arguments[at] = value
-        write = self._bind(self._write, 0, arguments)
+        write = reduce(lambda handle, argument: handle.bindTo(argument), given, self._write)
         try:
             self._execution(query, self._name, self._implement(self._function, write))
         except Exception as error:
