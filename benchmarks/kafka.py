@@ -91,9 +91,9 @@ def pipeline_of(work: Work) -> Pipeline:
     )  # fmt: skip
 
 
-def ours(work: Work) -> None:
+def ours(work: Work, engine: SparkEngine | None = None) -> None:
     """A drain of this package."""
-    result = run_batch(pipeline_of(work), run_key="all", drain=True)
+    result = run_batch(pipeline_of(work), run_key="all", drain=True, engine=engine)
     assert (result.batches, result.counts["read"]) == (BATCHES, BATCHES * work.rows)
 
 

@@ -41,7 +41,7 @@ from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore
 
 console = Console(width=120)
-ON_REAL_PARTS = ("delta", "iceberg_publish", "kafka", "postgres")
+ON_REAL_PARTS = ("connect", "delta", "iceberg_publish", "kafka", "postgres")
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:

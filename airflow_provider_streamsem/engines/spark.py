@@ -35,8 +35,6 @@ SETTINGS = {
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
     # Above 32 paths Spark starts a job only to list them; the plan has listed them already.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
-    # Without kafka in it: the source of the second kind, as streaming has it, hands rows on as they are; the first makes objects of each row and back.
-    "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
     # Spark 4.1: a shuffle whose rows come out differently when it is repeated is repeated whole, instead of mixing two answers.
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
@@ -88,13 +86,12 @@ class SparkEngine:
         from airflow_provider_streamsem.engines import gateway
 
         gateway.forget_dead_jvm()
-        active = SparkSession.getActiveSession()
-        if active is not None:
-            return active
-        builder = SparkSession.builder.appName("streamsem").master(self._master)
-        quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-        for key, value in {**quiet, **_s3a_settings(), **self._conf}.items():
-            builder = builder.config(key, value)
+        builder = SparkSession.builder
+        if SparkSession.getActiveSession() is None:
+            builder = builder.appName("streamsem").master(self._master)
+            quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+            for key, value in {**quiet, **_s3a_settings(), **self._conf}.items():
+                builder = builder.config(key, value)
         try:
             return builder.getOrCreate()
         except Exception as error:

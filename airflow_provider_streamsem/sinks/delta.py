@@ -156,8 +156,6 @@ class DeltaSink(StagedSink):
             if cause is not None:
                 SYSTEM_CLOCK.sleep(min(0.02 * 2**attempt, _LONGEST_WAIT_S))
             held = take(self.path) or create(self.path, _fields(batch.schema), self.partition_by)
-            if held is None:
-                continue
             found = held.transaction(app)
             if found is not None and found > batch.version:
                 return None

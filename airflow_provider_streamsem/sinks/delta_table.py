@@ -100,11 +100,12 @@ def take(path: str) -> HeldTable | None:
         raise UnavailableError("the Delta table cannot be opened", table=path) from error
 
 
-def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str]) -> HeldTable | None:
+def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str]) -> HeldTable:
     """
-    The new table, empty; ``None`` where another process made one meanwhile.
+    The new table, empty; or the one that another process made meanwhile.
 
     :param fields: its columns, in Delta's form
+    :raises UnavailableError: it cannot be made
     """
     from deltalake import CommitProperties, DeltaTable, Schema
 
@@ -119,8 +120,13 @@ def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequenc
             storage_options=options or None,
             commit_properties=CommitProperties(max_commit_retries=0),
         )
-    except Exception:
-        return None
+    except Exception as error:
+        held = take(path)
+        if held is None:
+            raise UnavailableError(
+                "the Delta table cannot be made; nothing of the batch is in it", table=path
+            ) from error
+        return held
     return HeldTable(path, options, table)
 
 

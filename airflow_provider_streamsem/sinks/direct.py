@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# How Spark keeps its list of files, which it has beside a streaming query's checkpoint and which is read back here at once: as one plain file. Hadoop
-# starts a shell for each file whose mode it sets and each link that it looks for, and a checksum is a file more.
-_LOCAL = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
+# Hadoop starts a shell for each file whose mode it sets and each link that it looks for; a checksum is a file more.
+_PLAIN_FILES = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
 _FORMATS = {"csv": "CSVFileFormat", "json": "JsonFileFormat", "orc": "OrcFileFormat", "parquet": "ParquetFileFormat"}
 
 
@@ -55,35 +53,17 @@ def write(
     given = spark.map(options)
     with tempfile.TemporaryDirectory(prefix="streamsem-") as directory:
         job = spark.committer("streamsem", place)
-        with _settings(session, {**_LOCAL, "spark.sql.streaming.checkpointFileManagerClass": spark.list_manager}):
-            listing = spark.list_of_files(1, java_session, f"file://{directory}", spark.nothing)
-        job.setupManifestOptions(listing, 0)
+        job.setupManifestOptions(spark.list_in(directory, java_session), 0)
         # As a Spark SQL execution, which listeners are told of and the UI shows: streaming has one around its writer.
         spark.execute(
             query, java_session, query.executedPlan(), spark.formats[format](), job, spark.output(place, spark.no_locations, output),
             java_session.sessionState().newHadoopConfWithOptions(given),
             spark.sequence([columns[name] for name in partition_by]) if columns else spark.empty, spark.nothing, spark.empty, given,
         )  # fmt: skip
-        (list_of_files,) = Path(directory).iterdir()
+        (list_of_files,) = [path for path in Path(directory).iterdir() if not path.name.startswith(".")]
         _, *lines = list_of_files.read_text(encoding="utf-8").strip("\n").split("\n")
     depth = len(partition_by) + 1
     return frozenset("/".join(str(json.loads(line)["path"]).split("/")[-depth:]) for line in lines)
-
-
-@contextmanager
-def _settings(session: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """A session's settings for the time of a block."""
-    before = {name: session.conf.get(name, None) for name in wanted}
-    for name, value in wanted.items():
-        session.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, given in before.items():
-            if given is None:
-                session.conf.unset(name)
-            else:
-                session.conf.set(name, given)
 
 
 class _MissingError(Exception):
@@ -102,12 +82,12 @@ class _Classes:
         execution = jvm.org.apache.spark.sql.execution
         self.committer = _found(execution.streaming.ManifestFileCommitProtocol)
         try:
-            self.list_of_files = _found(execution.streaming.sinks.FileStreamSinkLog)
+            self._list = _found(execution.streaming.sinks.FileStreamSinkLog)
             manager = _found(execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager)
         except _MissingError:  # before 4.1
-            self.list_of_files = _found(execution.streaming.FileStreamSinkLog)
+            self._list = _found(execution.streaming.FileStreamSinkLog)
             manager = _found(execution.streaming.FileSystemBasedCheckpointFileManager)
-        self.list_manager = manager._fqn
+        self._list_settings = {**_PLAIN_FILES, "spark.sql.streaming.checkpointFileManagerClass": manager._fqn}
         writer = _found(execution.datasources.FileFormatWriter)
         self.output = writer.OutputSpec
         packages = execution.datasources
@@ -128,6 +108,14 @@ class _Classes:
         self._function = load("scala.Function0")
         self._execution = execution.SQLExecution.withNewExecutionId
         self._name = jvm.scala.Option.apply("save")
+
+    def list_in(self, directory: str, java_session: Any) -> Any:
+        """Spark's list of files, which it keeps beside a streaming query's checkpoint, in a local directory; it is made in a session of its own."""
+        session = java_session.cloneSession()
+        conf = session.sessionState().conf()
+        for name, value in self._list_settings.items():
+            conf.setConfString(name, value)
+        return self._list(1, session, f"file://{directory}", self.nothing)
 
     def execute(self, query: Any, *given: Any) -> None:
         """Call the writer with all its arguments, inside one execution."""

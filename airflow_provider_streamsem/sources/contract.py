@@ -220,7 +220,9 @@ class Source(Protocol):
         """
         Compare what lies in the source with what the plan pinned (D5).
 
-        :param was_read: called before the reading, and again after it: what the engine itself would have failed on while reading is then no longer asked for
+        Called before the reading of a plan that was made before this attempt (one that was cut a moment ago has just been looked at), and always after it.
+
+        :param was_read: it is after the reading: what the engine itself would have failed on while reading is no longer asked for
         :raises SourceChangedError: names the first item that changed or vanished
         """
         ...

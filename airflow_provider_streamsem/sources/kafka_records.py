@@ -8,12 +8,14 @@ import json
 import secrets
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.utils import is_remote
 
 from airflow_provider_streamsem.errors import DataError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Json as JsonValue
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 _OWN = ("topic", "partition", "offset", "timestamp", "headers", "key")
 _BAD, _PLACE, _DECODED = "__streamsem_bad", "__streamsem_place", "__streamsem_decoded_"
+_OLDER = "spark.sql.sources.useV1SourceList"
 _REGISTRY_TIMEOUT_S = 30
 # Kafka's default of 1 MiB makes a task wait for a fetch every few thousand records: a fifth of the time of a batch of 50,000.
 _FETCH_BYTES = 16 << 20
@@ -110,7 +113,27 @@ def read_ranges(spark: SparkSession, source: KafkaSource, settings: Mapping[str,
         failOnDataLoss="true",  # a record that is gone fails the task: nothing is read from elsewhere in its stead
         includeHeaders="true",
     )
-    return reader.load().selectExpr(*(f"`{name}`" for name in (*_OWN, "value")))
+    with _newer_source(spark):
+        read = reader.load()
+    return read.selectExpr(*(f"`{name}`" for name in (*_OWN, "value")))
+
+
+@contextmanager
+def _newer_source(spark: SparkSession) -> Iterator[None]:
+    """
+    Spark's older Kafka source makes objects of each row, and rows of them again; streaming queries have the newer one, too (ADR 0014).
+
+    Which one it is, is settled when a classic session makes the DataFrame. Behind Spark Connect that is when the plan runs, and the older one stays.
+    """
+    if is_remote():
+        yield
+        return
+    before = spark.conf.get(_OLDER)
+    spark.conf.set(_OLDER, ",".join(name for name in before.split(",") if name.strip().lower() != "kafka"))
+    try:
+        yield
+    finally:
+        spark.conf.set(_OLDER, before)
 
 
 def _group(options: Mapping[str, str], pins: JsonValue) -> dict[str, str]:

@@ -59,8 +59,14 @@ def test_settings_of_streaming_queries_do_not_matter(spark: SparkSession, tmp_pa
     session = SparkSession(inner._sc, inner._jsparkSession.cloneSession())
     session.conf.set("spark.sql.streaming.fileSink.log.compactInterval", "1")
     session.conf.set("spark.sql.streaming.checkpointFileManagerClass", "no.such.Manager")
+    before = settings(session)
     found = direct.write(session.range(3), str(tmp_path / "p"), "parquet", partition_by=[], options={})
     assert found == names(tmp_path / "p")
+    assert settings(session) == before
+
+
+def settings(session: SparkSession) -> dict[str, str]:
+    return dict(tuple(row)[:2] for row in session.sql("SET").collect())
 
 
 @pytest.mark.parametrize("directly", [True, False])

@@ -16,6 +16,8 @@ from airflow_provider_streamsem import (
     Limits,
     open_log,
 )
+from airflow_provider_streamsem.engines import gateway
+from airflow_provider_streamsem.engines.spark import SparkEngine
 from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError, StageError
 from tests.engines.places import BAD_JSON, CSV, GOOD_JSON, JSON, Place
 
@@ -271,6 +273,13 @@ def test_file_that_grows_while_it_is_read_voids_the_attempt(place: Place) -> Non
 
     with pytest.raises(SourceChangedError, match=r"a\.json"):
         place.run(place.pipeline(source=JSON, transform=appends))
+
+
+def test_session_of_an_attempt_is_not_taken_for_the_users(spark: SparkSession) -> None:
+    """pyspark keeps the active session for the whole process: the one that an attempt in another thread made active, too."""
+    with gateway.cloned(spark, {"spark.sql.session.timeZone": "Asia/Kathmandu"}) as attempt:
+        assert SparkSession.getActiveSession() is attempt
+        assert SparkEngine().session() is spark
 
 
 def test_users_session_keeps_its_settings_and_ours_bind_the_batch(place: Place, spark: SparkSession) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -239,8 +240,25 @@ def test_executors_do_not_read_from_elsewhere_what_is_gone(topics: Topics, spark
     topic_id = partition.partition("@")[2]
     topics.forget_below("a", 0, 30)
     loaded = source.load(spark, [[topics.name("a"), topic_id, 0, 0, 50, 0]])
-    with pytest.raises(Exception, match=r"(?i)offset|data"):
+    with pytest.raises(Exception, match=r"Could not read records in offset \[0, 50\)"):
         loaded.frame.count()
+
+
+def test_newer_kafka_source_is_for_the_source_alone(topics: Topics, spark: SparkSession) -> None:
+    """ADR 0014."""
+    key = "spark.sql.sources.useV1SourceList"
+    before = spark.conf.get(key)
+    assert {"kafka", "parquet"} <= {*str(before).split(",")}
+    topics.create("a", 1)
+    topics.put("a", numbers(0, 3))
+    source = topics.pipeline("a").source
+    (partition,) = source.genesis()
+    loaded = source.load(spark, [[topics.name("a"), partition.partition("@")[2], 0, 0, 3, 0]])
+    inner: Any = loaded.frame
+    leaf = inner._jdf.queryExecution().analyzed().collectLeaves().head()
+    assert leaf.getClass().getSimpleName() == "DataSourceV2Relation"
+    assert spark.conf.get(key) == before
+    assert loaded.frame.count() == 3
 
 
 def test_several_topics_and_a_pattern_with_a_topic_that_appears_later(topics: Topics) -> None:
