@@ -27,7 +27,8 @@ def main() -> None:
 
             boto3.client("s3").create_bucket(Bucket="lake")
             endpoint = {
-                "spark.hadoop.fs.s3a.endpoint": s3.environment()["AWS_ENDPOINT_URL"],
+                "spark.hadoop.fs.s3a.endpoint": s3.endpoint,
+                "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
                 "spark.hadoop.fs.s3a.path.style.access": "true",
             }
             server = ConnectServer(home / "connect", endpoint)
