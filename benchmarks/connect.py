@@ -26,12 +26,7 @@ def main() -> None:
             import boto3
 
             boto3.client("s3").create_bucket(Bucket="lake")
-            endpoint = {
-                "spark.hadoop.fs.s3a.endpoint": s3.endpoint,
-                "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
-                "spark.hadoop.fs.s3a.path.style.access": "true",
-            }
-            server = ConnectServer(home / "connect", endpoint)
+            server = ConnectServer(home / "connect", s3.s3a_conf())
             with running(server):
                 engine = SparkEngine(remote=server.url)
                 subjects = {

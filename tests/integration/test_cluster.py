@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from airflow_provider_streamsem import open_log, verify
-from tests.integration.parts.s3 import downloaded
+from tests.integration.parts.s3 import S3Server, downloaded
 from tests.integration.parts.server import running
 from tests.integration.parts.spark import Cluster, ConnectServer, session_conf
 
@@ -47,13 +47,18 @@ from pyspark.sql import functions as F
 from helper_of_jobs import doubled
 
 def transform(frame):
-    slow, running = float(os.environ.get("SLOW", "0")), os.environ["RUNNING"]
+    slow, running, fails = float(os.environ.get("SLOW", "0")), os.environ["RUNNING"], os.environ.get("FAILS", "")
     @F.udf("long")
     def twice(value):
         time.sleep(slow)
+        if fails and value == 7 and not os.path.exists(fails):
+            open(fails, "a").close()
+            raise RuntimeError("once")
         if value % 10 == 5:
             open(running, "a").close()
         return doubled(value)
+    if os.environ.get("SHUFFLE"):
+        frame = frame.repartition(4, F.rand())
     return frame.withColumn("twice", twice("id"))
 """
 
@@ -122,8 +127,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
-    server = ConnectServer(tmp_path_factory.mktemp("connect"))
+def connect(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[ConnectServer]:
+    server = ConnectServer(tmp_path_factory.mktemp("connect"), s3_server.s3a_conf())
     with running(server):
         yield server
 
@@ -138,10 +143,13 @@ def on_cluster(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest)
     return place
 
 
-@pytest.fixture
-def on_connect(connect: ConnectServer, tmp_path: Path) -> Place:
+@pytest.fixture(params=["disk", "s3"])
+def on_connect(connect: ConnectServer, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    lake = request.getfixturevalue("lake") if request.param == "s3" else ""
     host, _, port = connect.url.removeprefix("sc://").partition(":")
-    return Place(tmp_path, json.dumps({"conn_type": "spark_connect", "host": host, "port": int(port)}), {})
+    place = Place(tmp_path, json.dumps({"conn_type": "spark_connect", "host": host, "port": int(port)}), {})
+    place.out = f"{lake}/out" if lake else place.out
+    return place
 
 
 def executors(cluster: Cluster) -> list[psutil.Process]:
@@ -193,6 +201,33 @@ def test_driver_that_is_killed_on_a_cluster_is_started_again_and_commits_once(on
     os.killpg(driver.pid, signal.SIGKILL)
     driver.communicate()
     assert on_cluster.run()["counts"]["read"] == 240
+    on_cluster.check(240)
+
+
+def test_task_that_fails_once_is_repeated_by_spark_and_doubles_nothing(on_cluster: Place) -> None:
+    on_cluster.put(4, 40)
+    failed = on_cluster.root / "failed"
+    assert on_cluster.run(FAILS=str(failed))["counts"]["read"] == 160
+    assert failed.exists()
+    on_cluster.check(160)
+    assert len(open_log(str(on_cluster.root / "log")).log.list_keys("attempts/")) == 1
+
+
+def test_shuffle_that_comes_out_differently_when_it_is_repeated_doubles_and_loses_nothing(
+    on_cluster: Place, cluster: Cluster
+) -> None:
+    """An executor is lost with its part of a random shuffle, of which some tasks have written already. Spark repeats all of it, or gives the attempt up."""
+    on_cluster.put(4, 60)
+    driver = on_cluster.start(SHUFFLE="yes", SLOW="0.05")
+    until(lambda: is_writing(on_cluster))
+    time.sleep(4)  # two of four tasks take three seconds
+    executors(cluster)[0].send_signal(signal.SIGKILL)
+    out, err = driver.communicate(timeout=240)
+    if driver.returncode == 0:
+        assert json.loads(out.splitlines()[-1])["counts"]["read"] == 240
+    else:
+        assert "nothing became visible" in err
+        assert on_cluster.run(SHUFFLE="yes")["counts"]["read"] == 240
     on_cluster.check(240)
 
 

@@ -202,6 +202,19 @@ def test_planned_topic_that_was_made_again_voids_the_attempt(topics: Topics) -> 
     assert topics.values() == Counter()
 
 
+def test_retry_reads_the_range_that_was_planned_though_more_has_come(topics: Topics) -> None:
+    topics.create("a", 2)
+    topics.put("a", numbers(0, 50), partition=0)
+    spec = topics.pipeline("a")
+    dies_after_its_plan(topics, spec, "r")
+    topics.put("a", numbers(50, 80), partition=0)
+    topics.put("a", numbers(80, 90), partition=1)
+    assert topics.run(spec, "r", drain=False).counts["read"] == 50
+    topics.check(counted(0, 50))
+    topics.run(spec, "r2")
+    topics.check(counted(0, 90))
+
+
 def test_retention_that_passed_what_was_not_yet_planned_fails_or_is_a_recorded_gap(topics: Topics) -> None:
     topics.create("a", 2)
     topics.put("a", numbers(0, 50), partition=0)
@@ -365,6 +378,28 @@ def test_log_that_was_cut_short_and_has_grown_again_is_noticed(
     topics.put("a", numbers(100, 150))
     with pytest.raises(SourceChangedError, match="cut short"):
         topics.run(spec, "r3")
+
+
+def test_log_that_was_cut_short_below_what_is_planned_is_noticed_though_it_has_grown_again(
+    own_broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    topics = Topics(own_broker, tmp_path)
+    topics.create("a", 1)
+    topics.put("a", numbers(0, 10))
+    spec = topics.pipeline("a")
+    topics.run(spec, "r1")
+    log = own_broker.data / f"{topics.name('a')}-0" / "00000000000000000000.log"
+    kept = log.stat().st_size
+    topics.put("a", numbers(10, 20))
+    dies_after_its_plan(topics, spec, "r2")
+    own_broker.kill()
+    os.truncate(log, kept)
+    own_broker.start()
+    topics.until(lambda: topics.admin.list_topics(timeout=30).topics[topics.name("a")].partitions[0].leader == 1)
+    topics.put("a", numbers(100, 150))
+    with pytest.raises(SourceChangedError, match="cut short below what was planned"):
+        topics.run(spec, "r2", drain=False)
+    assert topics.values() == counted(0, 10)
 
 
 def test_change_of_leader_alone_stops_nothing(own_broker: Broker, spark: SparkSession, tmp_path: Path) -> None:

@@ -53,3 +53,11 @@ class S3Server(Server):
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+
+    def s3a_conf(self) -> dict[str, str]:
+        """Settings by which a Spark server that this package did not start finds the server; credentials come from the variables."""
+        return {
+            "spark.hadoop.fs.s3a.endpoint": self.endpoint,
+            "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+            "spark.hadoop.fs.s3a.path.style.access": "true",
+        }
