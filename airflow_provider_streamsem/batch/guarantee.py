@@ -98,7 +98,11 @@ def _of_dedup(dedup: Dedup) -> str:
 def _of_transform(pipeline: Pipeline) -> str:
     if pipeline.transform is None:
         return "transform: none, rows pass as they are"
-    return "transform: evaluated once in each attempt, and one attempt's output is decided whole: a random or clock value in it repeats and loses nothing"
+    said = "transform: one attempt's output is decided whole: a random or clock value in it repeats and loses nothing"
+    if len(pipeline.sinks) == 1:
+        return said
+    shared = "What sinks share is evaluated once and cached; where an executor is lost, a part is evaluated again, and random values may then differ"
+    return f"{said}. {shared} between sinks"
 
 
 def _of_sinks(pipeline: Pipeline) -> str:

@@ -42,7 +42,7 @@ print(json.dumps(run_batch(pipeline, run_key="run", drain=drain, engine=engine).
 """
 
 JOBS = """
-import os, time
+import os, random, time
 from pyspark.sql import functions as F
 from helper_of_jobs import doubled
 
@@ -58,7 +58,8 @@ def transform(frame):
             open(running, "a").close()
         return doubled(value)
     if os.environ.get("SHUFFLE"):
-        frame = frame.repartition(4, F.rand())
+        anywhere = F.udf(lambda _: random.SystemRandom().randrange(1000), "int").asNondeterministic()
+        frame = frame.repartition(4, anywhere("id"))
     return frame.withColumn("twice", twice("id"))
 """
 
@@ -216,7 +217,10 @@ def test_task_that_fails_once_is_repeated_by_spark_and_doubles_nothing(on_cluste
 def test_shuffle_that_comes_out_differently_when_it_is_repeated_doubles_and_loses_nothing(
     on_cluster: Place, cluster: Cluster
 ) -> None:
-    """An executor is lost with its part of a random shuffle, of which some tasks have written already. Spark repeats all of it, or gives the attempt up."""
+    """
+    An executor is lost with its part of a random shuffle, when some tasks have written what they got of it. Spark notices by checksums, and repeats all of it,
+    or gives the attempt up; without them rows are lost and doubled (ADR 0015).
+    """
     on_cluster.put(4, 60)
     driver = on_cluster.start(SHUFFLE="yes", SLOW="0.05")
     until(lambda: is_writing(on_cluster))
