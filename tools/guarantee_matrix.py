@@ -112,7 +112,7 @@ every run logs it, and `require="exactly_once"` refuses a pipeline that keeps le
 | at-most-once | its effect is there once or not at all; what may be missing is counted |
 | none | one sink may lose and another may repeat: look at each |
 
-A transform changes no label: of all attempts one is decided whole. Rows are counted where they are read and where they are written, and a shuffle that comes out
+A transform changes no label: of all attempts one is decided whole. Rows are counted where they are read and where they are written. A shuffle that comes out
 differently when Spark repeats a part of it voids the attempt (Spark 4.1 and newer; ADR 0015).
 """
 

@@ -53,10 +53,11 @@ def guarantee(pipeline: Pipeline) -> Guarantee:
     if pipeline.dedup is not None:
         reasons.append(_of_dedup(pipeline.dedup))
     reasons.append(_of_transform(pipeline))
+    read = pipeline.source.delivery if pipeline.dedup is None else _weaker(pipeline.source.delivery, "effectively_once")
     labels = {}
     for name, sink in sorted(pipeline.sinks.items()):
         reasons += [f"sink {name}: {reason}" for reason in sink.reasons]
-        labels[name] = _read_and_written(pipeline.source.delivery, sink.delivery)
+        labels[name] = _read_and_written(read, sink.delivery)
     if len(pipeline.sinks) > 1:
         reasons.append(_of_sinks(pipeline))
     label = "exactly_once"
@@ -68,7 +69,7 @@ def guarantee(pipeline: Pipeline) -> Guarantee:
 
 
 def _read_and_written(source: str, sink: str) -> str:
-    """What a sink keeps of what a source gives. A source that drops repeats gives each record once, on its terms, so a sink that never repeats keeps that."""
+    """What a sink keeps of what it is given. Where repeats are dropped each id is given once, on the terms of that, so a sink that never repeats keeps that."""
     if source == "effectively_once":
         return source if sink == "exactly_once" else sink
     return _weaker(source, sink)

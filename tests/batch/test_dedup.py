@@ -229,9 +229,12 @@ def test_bad_arguments_are_named(arguments: dict[str, Any]) -> None:
 
 def test_label_names_what_it_depends_on(world: RepeatingWorld) -> None:
     assert str(guarantee(world.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400)))).startswith(
-        "exactly-once (dedup 24 h)"
+        "effectively-once (dedup 24 h)"
     )
     assert guarantee(world.pipeline(dedup=Dedup(keys=["id"], scope="batch"))).terms == "dedup in each batch"
+    with pytest.raises(InvalidError, match="keeps less"):
+        world.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400), require="exactly_once")
+    assert world.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400), require="effectively_once")
 
 
 def test_pure_rules_of_layers() -> None:

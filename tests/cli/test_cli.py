@@ -117,6 +117,21 @@ def test_every_command_speaks_to_people(world: World, capsys: pytest.CaptureFixt
     assert out.strip()
 
 
+def test_explain_tells_label_reasons_and_what_each_sink_keeps(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "explain", str(world.root / "p.toml"))
+    first, *rest = out.splitlines()
+    assert (code, err, first, rest[-1]) == (0, "", "exactly-once", "sink out: exactly-once")
+    assert any("plan before the first row is read" in line for line in rest)
+    assert any(line.startswith("  - sink out: ") for line in rest)
+    (world.root / "weak.toml").write_text(
+        (world.root / "p.toml").read_text().replace("[limits]", '[dedup]\nkeys = ["id"]\nttl_s = 86400\n[limits]')
+    )
+    code, out, _ = run(capsys, "explain", str(world.root / "weak.toml"), "--json")
+    found = json.loads(out)
+    assert (code, found["label"], found["terms"]) == (0, "effectively_once", "dedup 24 h")
+    assert found["sinks"] == {"out": "effectively_once"}
+
+
 def test_files_prints_one_path_a_line_for_other_engines(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "files", str(world.root / "log"))
     assert [
@@ -231,5 +246,5 @@ def test_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         main(["--help"])
     out = capsys.readouterr().out
-    for word in ("run", "log", "show", "files", "verify", "doctor", "lag", "abort", "vacuum", "exit codes"):
+    for word in ("run", "explain", "log", "show", "files", "verify", "doctor", "lag", "abort", "vacuum", "exit codes"):
         assert word in out

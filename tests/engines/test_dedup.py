@@ -11,10 +11,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, read_committed, redo, run_batch, verify
+from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.engines import dedup as rules
 from airflow_provider_streamsem.engines.dedup import Dedup
+from airflow_provider_streamsem.engines.seen import Seen
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.testing.clock import ManualClock
 
 pytestmark = pytest.mark.spark
 
@@ -55,8 +58,43 @@ def test_each_id_passes_once_over_many_batches(
     assert outcome is not None
     layers = outcome[0].state["dedup"]
     assert sum(layer["rows"] for layer in layers) == 60
-    cut = {len(layer["files"]) > 1 for layer in layers if layer["rows"] >= bucketed_rows}
-    assert cut <= {True}
+    assert {len(layer["files"]) > 1 for layer in layers} == {bucketed_rows == 20}
+
+
+def test_small_batch_reads_the_buckets_of_its_own_ids_alone(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "BUCKETED_ROWS", 1000)
+    read: list[int] = []
+    reads = Seen._read
+    monkeypatch.setattr(Seen, "_read", lambda seen, keys: read.append(len(keys)) or reads(seen, keys))
+    write(tmp_path, "0", [{"shop": "a", "id": n} for n in range(2000)])
+    run_batch(pipeline_in(tmp_path), run_key="r0")
+    outcome = open_log(str(tmp_path / "log")).log.outcome(0)
+    assert outcome is not None
+    (layer,) = outcome[0].state["dedup"]
+    assert (read, len(layer["files"])) == ([], rules.BUCKETS)
+    write(tmp_path, "1", [{"shop": "a", "id": n} for n in (7, 8, 5000)])
+    assert run_batch(pipeline_in(tmp_path), run_key="r1").counts["duplicates"] == 2
+    assert len(read) == 1
+    assert 1 <= read[0] <= 3
+
+
+def test_repeat_after_its_time_passes_and_is_counted_where_its_id_is_known_still(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    clock = ManualClock()
+    log = open_commit_log(str(tmp_path / "log"), clock=clock)
+    late = []
+    for batch, (id, seconds) in enumerate([(1, 0), (2, 50), (1, 20), (1, 30)]):
+        clock.sleep(seconds)
+        write(tmp_path, f"{batch}", [{"shop": "a", "id": id}])
+        counts = run_batch(
+            pipeline_in(tmp_path, dedup=Dedup(keys=["id"], ttl_s=60)), run_key=f"{batch}", log=log
+        ).counts
+        late.append((counts["late_duplicates"], counts["duplicates"]))
+    assert late == [(0, 0), (0, 0), (1, 0), (0, 1)]
+    assert ids(spark, tmp_path) == Counter({("a", 1): 2, ("a", 2): 1})
 
 
 def test_record_without_a_key_always_passes_and_is_counted(spark: SparkSession, tmp_path: Path) -> None:
