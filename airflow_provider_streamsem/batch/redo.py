@@ -7,6 +7,7 @@ from functools import partial
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, whole
+from airflow_provider_streamsem.batch.guarantee import guarantee
 from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.maintenance import abort
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
@@ -21,6 +22,8 @@ from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Plan, Replaced
 from airflow_provider_streamsem.protocol.procedures import Answered, Ready
 from airflow_provider_streamsem.protocol.view import Head, add_counts
+
+logger = telemetry.log_of(__name__)
 
 
 @on_its_log
@@ -54,6 +57,7 @@ def redo(
     run = Run(opened, text("run_key", run_key), engine)
     try:
         with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
+            logger.info("guarantee: %s", guarantee(pipeline))
             return run.to_answer(partial(_plan_redo, opened, version, run_key))
     except StreamsemError as error:
         if not error.retryable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,9 +32,9 @@ class HasPipeline:
 
     def take_pipeline(self, pipeline: Pipeline | str) -> None:
         """
-        Keep the argument.
+        Keep the argument. A file that is there while the DAG is parsed is checked then, ``require`` included; it is read again when the task runs.
 
-        :raises InvalidError: neither a Pipeline nor a path
+        :raises InvalidError: neither a Pipeline nor a path, or the file's pipeline is not acceptable
         """
         if not isinstance(pipeline, (Pipeline, str)):
             raise InvalidError(
@@ -43,6 +44,8 @@ class HasPipeline:
             )
         self.pipeline = pipeline if isinstance(pipeline, Pipeline) else None
         self.pipeline_file = text("pipeline", pipeline) if isinstance(pipeline, str) else None
+        if self.pipeline_file and os.path.isfile(self.pipeline_file):
+            load_pipeline(self.pipeline_file)
 
     def rendered_pipeline(self, context: Any) -> Pipeline:
         """

@@ -28,3 +28,11 @@ def test_every_part_names_tests_that_are_there(part: str) -> None:
     for proof in NAMED[part]:
         file, _, name = proof.partition("::")
         assert re.search(rf"def {name}\(", (ROOT / file).read_text()), proof
+
+
+@pytest.mark.parametrize("name", [name for name in guarantee_matrix.SINKS if name != "files"])
+def test_every_test_that_a_sink_names_is_of_that_sink(name: str) -> None:
+    kind = type(guarantee_matrix.SINKS[name]).__name__
+    for proof in guarantee_matrix.PROOFS[name]:
+        file = proof.partition("::")[0]
+        assert kind.removesuffix("Sink").lower() in file or kind in (ROOT / file).read_text(), proof

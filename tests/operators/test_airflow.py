@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -210,6 +211,43 @@ def test_pipeline_file_and_templates_inside_a_pipeline(world: World, rows_engine
         """)
     )
     assert operator(world, pipeline=str(path)).execute(context("second"))["counts"]["read"] == 3
+
+
+def test_pipeline_file_that_keeps_less_than_it_requires_is_refused_when_the_dag_is_parsed(world: World) -> None:
+    path = world.root / "p.toml"
+    path.write_text(
+        textwrap.dedent(f"""
+        name = "world"
+        log = "{world.root}/log"
+        require = "exactly_once"
+        [source]
+        type = "files"
+        path = "{world.root}/in"
+        format = "json"
+        schema = "id long"
+        [sinks.out]
+        type = "http"
+        staging = "{world.root}/staged"
+        url = "http://127.0.0.1/effects"
+        """)
+    )
+    with pytest.raises(InvalidError, match="keeps less than it requires"):
+        operator(world, pipeline=str(path))
+
+
+@pytest.mark.parametrize("rerun", ["resume", "redo"])
+def test_every_run_prints_the_guarantee_with_its_reasons(
+    world: World, rows_engine: list[str], caplog: pytest.LogCaptureFixture, rerun: str
+) -> None:
+    operator(world).execute(context())
+    caplog.clear()
+    caplog.set_level(logging.INFO)
+    operator(world, rerun=rerun).execute(context(try_number=2, max_tries=1))
+    said = [message for message in caplog.messages if message.startswith("guarantee: ")]
+    assert len(said) == {"resume": 1, "redo": 2}[rerun]
+    for message in said:
+        assert message.startswith("guarantee: exactly-once\n  - offset ranges are fixed in a durable plan")
+        assert "  - sink out: every attempt writes under a name of its own" in message
 
 
 def test_error_that_a_retry_cannot_heal_fails_the_task_at_once(world: World, rows_engine: list[str]) -> None:

@@ -145,12 +145,13 @@ def judge(choice: str, w: World, recorder: Recorder, where: str) -> None:
 def test_killed_at_every_step_and_followed(
     choice: str, who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
-    outside, lost = Outside(monkeypatch), 0
+    outside, lost, repeated = Outside(monkeypatch), 0, 0
     at, steps = 0, 1
     while at < steps:
         recorder.calls.clear()
         w = world(tmp_path / str(at))
         pipeline = pushing(w, recorder, **CHOICES[choice])
+        assert guarantee(pipeline).label == choice
         killed = At(at, die)
         with suppress(Crash):
             outside.run(w, pipeline, killed)
@@ -161,9 +162,11 @@ def test_killed_at_every_step_and_followed(
         w.run("a", pipeline=pipeline)
         judge(choice, w, recorder, f"killed at {at}, {killed.taken[-1]}")
         lost += (w.expected - recorder.ids()).total()
+        repeated += (recorder.ids() - w.expected).total()
         at += 1
     assert steps > (30 if choice == "at_most_once" else 24), "each part has a look, a note and two calls"
     assert (lost > 0) == (choice == "at_most_once"), "that it may lose is no empty warning"
+    assert (repeated > 0) == (choice != "at_most_once"), "that it may repeat is none either"
 
 
 @pytest.mark.parametrize("who", ["a", "b"])
