@@ -76,6 +76,7 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     ),
     "Delta": (
         "tests/sinks/test_delta.py::test_death_around_every_write_to_the_table_then_a_retry",
+        "tests/sinks/test_delta_late.py::test_publisher_that_sleeps_over_its_commit_changes_nothing_in_50_rounds",
         "tests/sinks/test_delta.py::test_publishers_at_once_put_a_batch_into_the_table_once_in_50_rounds",
         "tests/integration/test_delta.py::test_two_processes_that_publish_at_once_put_each_version_into_the_table_once",
     ),

@@ -13,40 +13,13 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_streamsem import Pipeline
-from airflow_provider_streamsem.batch.opening import open_pipeline
-from airflow_provider_streamsem.batch.publish import batch_of, skip
+from airflow_provider_streamsem.batch.publish import skip
 from airflow_provider_streamsem.errors import ConflictError, DataError, PublishError, UnavailableError
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.worlds import World
-
-
-class DeltaWorld(World):
-    @property
-    def table(self) -> str:
-        return str(self.root / "table")
-
-    def pipeline(self, **changes: Any) -> Pipeline:
-        return super().pipeline(**{"sinks": {"table": DeltaSink(self.table)}, **changes})
-
-    def rows(self) -> Counter[int]:
-        """The ids, read by delta-rs."""
-        if not DeltaTable.is_deltatable(self.table):
-            return Counter()
-        return Counter(DeltaTable(self.table).to_pyarrow_table()["id"].to_pylist())
-
-    def batches(self) -> list[Batch]:
-        """What was, or is to be, published of each version."""
-        opened = open_pipeline(self.pipeline(), self.log())
-        outcomes = [opened.log.outcome(version) for version in range(opened.head.closed + 1)]
-        return [batch_of(opened, found[0], "table") for found in outcomes if found is not None]
-
-    def all_is_right(self) -> None:
-        assert self.verdict().findings == []
-        assert self.rows() == self.expected
+from tests.sinks.delta_worlds import DeltaWorld
 
 
 @pytest.fixture
