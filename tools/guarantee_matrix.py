@@ -83,8 +83,8 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     "Iceberg": (
         "tests/sinks/iceberg/test_publish.py::test_killed_at_every_step_and_run_again_it_is_there_once",
         "tests/sinks/iceberg/test_publish.py::test_two_publishers_at_once_fifty_rounds",
-        "tests/sinks/iceberg/test_publish.py::test_a_publisher_that_sleeps_over_its_commit_is_refused",
-        "tests/integration/test_iceberg.py::test_two_publishers_at_once_over_rest",
+        "tests/sinks/iceberg/test_publish.py::test_a_publisher_that_sleeps_over_its_commit_is_refused_in_50_rounds",
+        "tests/integration/test_iceberg.py::test_two_publishers_at_once_and_one_late_over_rest_fifty_rounds",
     ),
     "database, append": _DATABASE,
     "database, upsert": _DATABASE,

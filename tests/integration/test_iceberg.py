@@ -135,11 +135,11 @@ def test_rows_through_a_rest_catalog_are_equal_for_pyiceberg_spark_and_duckdb(
     assert sorted(by_duckdb, key=lambda row: row[0]) == expected
 
 
-def test_two_publishers_at_once_over_rest(catalog: RestCatalog, tmp_path: Path) -> None:
+def test_two_publishers_at_once_and_one_late_over_rest_fifty_rounds(catalog: RestCatalog, tmp_path: Path) -> None:
     place = {"type": "rest", "uri": catalog.url}
     lake = Lake(tmp_path).with_(table="lake.race", properties=place)
     answers: list[Any] = []
-    for version in range(20):
+    for version in range(50):
         batch, gate = lake.batch(version, [version]), threading.Barrier(2)
 
         def enter(batch: Any = batch, gate: Any = gate) -> None:
@@ -151,9 +151,10 @@ def test_two_publishers_at_once_over_rest(catalog: RestCatalog, tmp_path: Path) 
             thread.start()
         for thread in threads:
             thread.join()
+        answers.append(lake.publish(batch))  # late
     table = load_catalog("default", **place).load_table("lake.race")
-    assert len(answers) == 40
-    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(20))
+    assert [answer.result for answer in answers] == ["applied"] * 150
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(50))
 
 
 def test_a_redo_over_rows_that_spark_deleted_is_refused(catalog: RestCatalog, tmp_path: Path) -> None:

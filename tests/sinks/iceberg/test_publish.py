@@ -113,7 +113,8 @@ def test_two_publishers_at_once_fifty_rounds(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(answers) == 100
+        answers.append(lake.publish(batch))  # late
+    assert len(answers) == 150
     assert {answer.result for answer in answers} == {"applied"}
     assert lake.rows() == list(range(51))
     assert lake.marked() == [f"{version} applied" for version in range(51)]
@@ -131,6 +132,17 @@ def test_a_publisher_that_comes_late_changes_nothing(tmp_path: Path) -> None:
     assert again is not None
     assert again.result == "applied"
     assert lake.table().metadata_location == head
+
+
+def test_a_publisher_that_sleeps_over_its_commit_is_refused_in_50_rounds(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, stepped=True)
+    lake.publish(lake.batch(0, [0]))
+    for version in range(1, 101, 2):
+        batch, after = lake.batch(version, [version]), lake.batch(version + 1, [version + 1])
+        at("before commit_table", lambda both=(batch, after): [lake.publish(each) for each in both])
+        assert lake.publish(batch) is None
+    assert lake.rows() == list(range(101))
+    assert lake.marked() == [f"{version} applied" for version in range(101)]
 
 
 @pytest.mark.parametrize("redo", [False, True])
