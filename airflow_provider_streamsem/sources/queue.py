@@ -59,7 +59,7 @@ class QueueSource:
     reasons: ClassVar[tuple[str, ...]] = (
         "a message is acknowledged only after it was landed in an immutable file: a crash in between has it delivered again",
         "a landing is written only by who has read the ids of those before it: within the dedup window a message id gets one record; a message that comes "
-        "again later than that is a second one",
+        "again later than that is a second one; dedup_hours and dedup_messages make the window longer",
         "batches are cut from landed files, whose size and ETag or time of modification are pinned: the queue is never read twice",
         "a message that cannot be parsed, or has no id, goes to the quarantine of the same commit",
     )

@@ -70,6 +70,11 @@ def spark_rows(spark: SparkSession, table: str) -> list[Any]:
     return spark.read.format("delta").load(table.replace("s3://", "s3a://")).orderBy("id").collect()
 
 
+def comparable(row: dict[str, Any]) -> dict[str, Any]:
+    """Instants as seconds: engines put them into zones of their own."""
+    return {**row, "at": row["at"].timestamp()}
+
+
 def test_rows_of_every_type_and_odd_partition_are_equal_in_spark_and_delta_rs_and_duckdb(
     spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path
 ) -> None:
@@ -79,17 +84,16 @@ def test_rows_of_every_type_and_odd_partition_are_equal_in_spark_and_delta_rs_an
     assert run_batch(pipeline, run_key="all", drain=True).batches == 3
     expected = spark.read.schema(SCHEMA).json(str(arrivals)).orderBy("id").collect()
     assert spark_rows(spark, table) == expected
+    rows = [row.asDict(recursive=True) for row in expected]
     read = DeltaTable(table, storage_options=options(s3_server)).to_pyarrow_table().sort_by("id").to_pylist()
-    assert [(row["id"], row["p"], row["day"], row["price"], row["n"]["a"]) for row in read] == [
-        (row["id"], row["p"], row["day"], row["price"], row["n"]["a"]) for row in expected
-    ]
-    assert [row["at"].timestamp() for row in read] == [row["at"].timestamp() for row in expected]
+    assert [comparable(row) for row in read] == [comparable(row) for row in rows]
     if not table.startswith("s3://"):
         from duckdb_extensions import import_extension
 
         import_extension("delta")
-        seen = duckdb.sql(f"SELECT id, p, n.a FROM delta_scan('{table}') ORDER BY id").fetchall()
-        assert seen == [(row["id"], row["p"], row["n"]["a"]) for row in expected]
+        duckdb.sql("SET TimeZone = 'UTC'")
+        seen = duckdb.sql(f"SELECT * FROM delta_scan('{table}') ORDER BY id").to_arrow_table().to_pylist()
+        assert [comparable(row) for row in seen] == [comparable(row) for row in rows]
     assert verify(f"{lake}/log").clean
 
 
@@ -113,7 +117,7 @@ def test_what_a_reader_skips_by_statistics_it_would_not_have_found(
     asked = ["count(*)", "min(id)", "max(id)", "min(at)", "max(at)", "min(day)", "max(price)"]
     assert found.selectExpr(*asked).collect() == plain.selectExpr(*asked).collect()
     files = found.where("id < 10").inputFiles(), found.inputFiles()
-    assert 0 < len(files[0]) <= len(files[1])
+    assert 0 < len(files[0]) < len(files[1])
 
 
 def test_redo_on_spark_replaces_the_rows_of_its_version(spark: SparkSession, lake: str, arrivals: Path) -> None:

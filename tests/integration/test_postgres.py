@@ -423,6 +423,31 @@ def test_deadlock_with_another_writer_is_tried_again_until_the_rows_are_there(
     assert db.run("SELECT id, v FROM t ORDER BY id") == [(1, 1), (2, 2)]
 
 
+def test_transaction_that_cannot_be_serialized_is_tried_again_until_the_rows_are_there(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.run("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)")
+    db.run("INSERT INTO t VALUES (1, 0)")
+    sink = db.sink(tmp_path, "upsert")
+    batch = staged(sink, pyarrow.table({"id": [1, 2], "v": [1, 2]}), schema=schema_of(id="long", v="long"))
+    real, tried = jdbc.record_batches, []
+
+    def meeting(*arguments: Any) -> Any:
+        tried.append(1)
+        if len(tried) == 1:  # after our snapshot was taken
+            db.run("UPDATE t SET v = 7 WHERE id = 1")
+        return real(*arguments)
+
+    monkeypatch.setattr(jdbc, "record_batches", meeting)
+    db.run("ALTER DATABASE postgres SET default_transaction_isolation = 'serializable'")
+    try:
+        assert publish(sink, batch) == Receipt(result="applied", rows=2)
+    finally:
+        db.run("ALTER DATABASE postgres RESET default_transaction_isolation")
+    assert len(tried) == 2
+    assert db.run("SELECT id, v FROM t ORDER BY id") == [(1, 1), (2, 2)]
+
+
 def test_pipeline_goes_on_after_the_server_was_killed_in_the_midst_of_publishing(
     db: Database, server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
