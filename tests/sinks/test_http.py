@@ -285,6 +285,17 @@ def test_late_publisher_calls_nobody(tmp_path: Path, recorder: Recorder) -> None
     assert recorder.ids() == seen == w.expected
 
 
+def test_pipelines_of_the_page_are_accepted_and_the_mails_label_says_what_is_true() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sinks" / "http.md").read_text()
+    made: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "http.md", "exec"), made)
+    assert guarantee(made["MAILS"]).label == "at_most_once"
+    for more in ("exactly_once", "effectively_once", "at_least_once"):
+        with pytest.raises(InvalidError, match="keeps less than it requires"):
+            made["MAILS"].replace(require=more)
+
+
 # --- what answers prove
 
 
