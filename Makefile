@@ -19,7 +19,7 @@ help:  ## say what the targets do
 demo: .venv/ready  ## run the quickstart DAG on a year of flights, kill it twice, and check every row (3 minutes)
 	@$(RUN) -m demo.quickstart
 
-test: .venv/ready check  ## lint, types, architecture, and every test but the long ones (8 minutes)
+test: .venv/ready check  ## lint, types, architecture, and every test but the long ones (half an hour on 2 cores)
 	$(RUN) -m coverage erase
 	$(RUN) -m coverage run -m pytest -m 'not prove and not integration' $(ARGS)
 	$(RUN) -m coverage combine --quiet

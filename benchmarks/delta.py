@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import time
@@ -15,13 +14,8 @@ import pyarrow
 import pyarrow.parquet
 
 from airflow_provider_streamsem import DeltaSink, Pipeline, run_batch
-from airflow_provider_streamsem.engines.spark import SparkEngine
 from airflow_provider_streamsem.sinks.contract import Batch
 from benchmarks import kafka
-from tests.integration.parts.kafka import Broker
-from tests.integration.parts.s3 import S3Server
-from tests.integration.parts.server import running
-from tests.integration.parts.spark import peers_conf, session_conf
 
 ROWS = 50_000
 SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
@@ -65,15 +59,8 @@ def main() -> None:
         home = Path(directory)
         columns = ["versions", "publish (median of ten)", "slowest of the last hundred (a checkpoint)"]
         kafka.show("Publishing one file into a Delta table on disk", columns, published(home, (10, 100, 1000)))
-        broker, s3 = Broker(home / "kafka"), S3Server(home / "s3")
-        with running(broker, s3):
-            os.environ.update(s3.environment())
-            import boto3
-
-            boto3.client("s3").create_bucket(Bucket="lake")
-            conf = {**session_conf(), **peers_conf(), "spark.driver.memory": "2g"}
-            spark = SparkEngine(master="local[2]", conf=conf).session()
-            spark.sparkContext.setLogLevel("OFF")
+        with kafka.servers(home) as (broker, _):
+            spark = kafka.local_session()
             subjects = {
                 "ours": ours,
                 "Structured Streaming to Delta": kafka.stream_to_delta,
@@ -86,12 +73,8 @@ def main() -> None:
                 return places[-1]
 
             title = f"{kafka.BATCHES} batches of {ROWS:,} records into a Delta table on s3a"
-            columns = ["", "a batch (median)", "ours / this (median of rounds)"]
-            kafka.show(
-                title,
-                columns,
-                kafka.measure(spark, broker.bootstrap, place, ROWS, subjects=subjects, pipeline=to_delta),
-            )
+            measured = kafka.measure(spark, broker.bootstrap, place, ROWS, subjects=subjects, pipeline=to_delta)
+            kafka.show(title, kafka.COLUMNS, measured)
             for each in places[-3:]:
                 table = f"{each}/out".replace("s3://", "s3a://")
                 assert spark.read.format("delta").load(table).count() == kafka.BATCHES * ROWS

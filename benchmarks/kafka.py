@@ -13,7 +13,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from tests.integration.parts.spark import peers_conf, session_conf
 BATCHES = int(os.environ.get("BATCHES", "20"))
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 PARTITIONS = 2
+COLUMNS = ["", "a batch (median)", "ours / this (median of rounds)"]
 
 
 @dataclass(frozen=True)
@@ -222,30 +224,48 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
     sys.stdout.flush()
 
 
+@contextmanager
+def servers(home: Path) -> Iterator[tuple[Broker, S3Server]]:
+    """A broker and an S3 server with the bucket ``lake``, which this process reaches by its variables."""
+    broker, s3 = Broker(home / "kafka"), S3Server(home / "s3")
+    with running(broker, s3):
+        os.environ.update(s3.environment())
+        import boto3
+
+        boto3.client("s3").create_bucket(Bucket="lake")
+        yield broker, s3
+
+
+def local_session() -> Any:
+    """A warm session for all subjects, with the jars of the peers."""
+    conf = {**session_conf(), **peers_conf(), "spark.driver.memory": "2g"}
+    spark = SparkEngine(master="local[2]", conf=conf).session()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def measure_places(
+    spark: Any, bootstrap: str, home: Path, suffix: str = "", subjects: Mapping[str, Callable[[Work], None]] = SUBJECTS
+) -> None:
+    """Both places, both sizes."""
+    places: dict[str, Callable[[], str]] = {
+        "disk": lambda: str(home / "disk" / uuid.uuid4().hex),
+        "s3a": lambda: f"s3://lake/{uuid.uuid4().hex}",
+    }
+    for where, place in places.items():
+        for rows in (50_000, 1_000):
+            title = f"{BATCHES} batches of {rows:,} records, Parquet on {where}{suffix}"
+            show(title, COLUMNS, measure(spark, bootstrap, place, rows, subjects=subjects))
+
+
 def main() -> None:
     """Both places, both sizes; then the driver's memory."""
-    with tempfile.TemporaryDirectory() as directory:
-        home = Path(directory)
-        broker, s3 = Broker(home / "kafka"), S3Server(home / "s3")
-        with running(broker, s3):
-            os.environ.update(s3.environment())
-            import boto3
-
-            boto3.client("s3").create_bucket(Bucket="lake")
-            conf = {**session_conf(), **peers_conf(), "spark.driver.memory": "2g"}
-            spark = SparkEngine(master="local[2]", conf=conf).session()
-            spark.sparkContext.setLogLevel("OFF")
-            for where, place in {
-                "disk": lambda: str(home / "disk" / uuid.uuid4().hex),
-                "s3a": lambda: f"s3://lake/{uuid.uuid4().hex}",
-            }.items():
-                for rows in (50_000, 1_000):
-                    title = f"{BATCHES} batches of {rows:,} records, Parquet on {where}"
-                    columns = ["", "a batch (median)", "ours / this (median of rounds)"]
-                    show(title, columns, measure(spark, broker.bootstrap, place, rows))
-            columns = ["batches", "JVM heap in use", "resident memory of the Python process"]
-            show("A drain of 200 batches to s3a", columns, memory(spark, broker.bootstrap, "s3://lake/memory"))
-            spark.stop()
+    with tempfile.TemporaryDirectory() as directory, servers(home := Path(directory)) as (broker, _):
+        spark = local_session()
+        measure_places(spark, broker.bootstrap, home)
+        columns = ["batches", "JVM heap in use", "resident memory of the Python process"]
+        show("A drain of 200 batches to s3a", columns, memory(spark, broker.bootstrap, "s3://lake/memory"))
+        spark.stop()
 
 
 if __name__ == "__main__":

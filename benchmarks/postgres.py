@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from decimal import Decimal
@@ -28,7 +27,7 @@ from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from airflow_provider_streamsem.sinks.staged import record_batches
 from tests.integration.parts.postgres import Postgres
-from tests.integration.parts.server import running
+from tests.integration.parts.server import home_for_others, running
 from tests.sinks.batches import schema_of, staged
 
 ROWS = int(os.environ.get("ROWS", "500000"))
@@ -137,11 +136,10 @@ def measure(server: Postgres, place: Path) -> None:
 
 def main() -> None:
     """Start a server, and measure."""
-    with tempfile.TemporaryDirectory(prefix="streamsem-postgres-") as home:
-        Path(home).chmod(0o755)
-        made = Postgres(Path(home) / "server")
+    with home_for_others() as home:
+        made = Postgres(home / "server")
         with running(made):
-            measure(made, Path(home))
+            measure(made, home)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Hadoop starts a shell for each file whose mode it sets and each link that it looks for; a checksum is a file more.
-_PLAIN_FILES = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
+# Hadoop's checksummed local file system puts a .crc file beside each file, and starts a shell to set its mode.
+PLAIN_FILES = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
 _FORMATS = {"csv": "CSVFileFormat", "json": "JsonFileFormat", "orc": "OrcFileFormat", "parquet": "ParquetFileFormat"}
 
 
@@ -58,7 +58,7 @@ def write(
         spark.execute(
             query, java_session, query.executedPlan(), spark.formats[format](), job, spark.output(place, spark.no_locations, output),
             java_session.sessionState().newHadoopConfWithOptions(given),
-            spark.sequence([columns[name] for name in partition_by]) if columns else spark.empty, spark.nothing, spark.empty, given,
+            spark.sequence([columns[name] for name in partition_by]), spark.nothing, spark.empty, given,
         )  # fmt: skip
         (list_of_files,) = [path for path in Path(directory).iterdir() if not path.name.startswith(".")]
         _, *lines = list_of_files.read_text(encoding="utf-8").strip("\n").split("\n")
@@ -87,7 +87,7 @@ class _Classes:
         except _MissingError:  # before 4.1
             self._list = _found(execution.streaming.FileStreamSinkLog)
             manager = _found(execution.streaming.FileSystemBasedCheckpointFileManager)
-        self._list_settings = {**_PLAIN_FILES, "spark.sql.streaming.checkpointFileManagerClass": manager._fqn}
+        self._list_settings = {**PLAIN_FILES, "spark.sql.streaming.checkpointFileManagerClass": manager._fqn}
         writer = _found(execution.datasources.FileFormatWriter)
         self.output = writer.OutputSpec
         packages = execution.datasources

@@ -32,11 +32,6 @@ _OPTIONS = {
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
 }
-# Hadoop's checksummed local file system would put a .crc file beside each file; the manifest has checksums of its own.
-_LOCAL_OPTIONS = {
-    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    "fs.file.impl.disable.cache": "true",
-}
 _TIMES = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",  # old offsets have seconds
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
@@ -89,7 +84,7 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
     codec = sink.codec or ("zstd" if sink.format in ("parquet", "orc") else "none")
     options = {**_OPTIONS, **TEXT_OPTIONS.get(sink.format, {}), "compression": codec}
     if not _is_on_s3(place):
-        options |= _LOCAL_OPTIONS
+        options |= direct.PLAIN_FILES  # the manifest has checksums of its own
     elif direct.is_possible(frame.sparkSession):
         # A committer renames, which is a copy there, or asks the store at each of many steps.
         return direct.write(frame, place, sink.format, partition_by=copies, options=options)

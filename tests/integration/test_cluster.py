@@ -135,21 +135,24 @@ def connect(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> It
 
 
 @pytest.fixture(params=["disk", "s3"])
-def on_cluster(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
-    lake = request.getfixturevalue("lake") if request.param == "s3" else ""
+def dataset(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    return f"{request.getfixturevalue('lake')}/out" if request.param == "s3" else str(tmp_path / "out")
+
+
+@pytest.fixture
+def on_cluster(cluster: Cluster, tmp_path: Path, dataset: str) -> Place:
     host, _, port = cluster.url.removeprefix("spark://").partition(":")
     conf = {**session_conf(), "spark.executor.memory": "512m", "spark.cores.max": "2"}
     place = Place(tmp_path, json.dumps({"conn_type": "spark", "host": f"spark://{host}", "port": int(port)}), conf)
-    place.out = f"{lake}/out" if lake else place.out
+    place.out = dataset
     return place
 
 
-@pytest.fixture(params=["disk", "s3"])
-def on_connect(connect: ConnectServer, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
-    lake = request.getfixturevalue("lake") if request.param == "s3" else ""
+@pytest.fixture
+def on_connect(connect: ConnectServer, tmp_path: Path, dataset: str) -> Place:
     host, _, port = connect.url.removeprefix("sc://").partition(":")
     place = Place(tmp_path, json.dumps({"conn_type": "spark_connect", "host": host, "port": int(port)}), {})
-    place.out = f"{lake}/out" if lake else place.out
+    place.out = dataset
     return place
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import tempfile
 import threading
 import uuid
 from collections import Counter
@@ -23,7 +22,7 @@ from airflow_provider_streamsem.errors import DataError, PublishError
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from tests.integration.parts.mariadb import MariaDB
-from tests.integration.parts.server import running
+from tests.integration.parts.server import home_for_others, running
 from tests.integration.test_postgres import CREATE, publish
 from tests.sinks.batches import schema_of, staged
 from tests.sinks.test_jdbc import MODES
@@ -35,10 +34,8 @@ IDS = schema_of(id="long")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MariaDB]:
-    # Not below pytest's own directory, which only its owner may enter: the server runs as another user.
-    with tempfile.TemporaryDirectory(prefix="streamsem-mariadb-") as home:
-        Path(home).chmod(0o755)
-        made = MariaDB(Path(home) / "server")
+    with home_for_others() as home:
+        made = MariaDB(home / "server")
         with running(made):
             yield made
 

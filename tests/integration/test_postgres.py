@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import tempfile
 import threading
 import time
 import uuid
@@ -28,10 +27,11 @@ from airflow_provider_streamsem.errors import DataError, PublishError, Streamsem
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.readers.verify import verify
 from airflow_provider_streamsem.sinks import jdbc
+from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts.postgres import Postgres
-from tests.integration.parts.server import running
+from tests.integration.parts.server import home_for_others, running
 from tests.sinks.batches import schema_of, staged
 from tests.sinks.test_jdbc import MODES
 from tests.worlds import World
@@ -48,10 +48,8 @@ CREATE = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    # Not below pytest's own directory, which only its owner may enter: the server runs as another user.
-    with tempfile.TemporaryDirectory(prefix="streamsem-postgres-") as home:
-        Path(home).chmod(0o755)
-        made = Postgres(Path(home) / "server")
+    with home_for_others() as home:
+        made = Postgres(home / "server")
         with running(made):
             yield made
 
@@ -389,13 +387,19 @@ def test_upsert_keeps_the_last_row_of_a_key_and_the_columns_that_the_rows_lack(d
     ]
 
 
-def test_deadlock_with_another_writer_is_tried_again_until_the_rows_are_there(
-    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def upserting(db: Database, tmp_path: Path) -> tuple[JdbcSink, Batch]:
+    """A batch that sets rows 1 and 2, of which row 1 is there already."""
     db.run("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)")
     db.run("INSERT INTO t VALUES (1, 0)")
     sink = db.sink(tmp_path, "upsert")
     batch = staged(sink, pyarrow.table({"id": [1, 2], "v": [1, 2]}), schema=schema_of(id="long", v="long"))
+    return sink, batch
+
+
+def test_deadlock_with_another_writer_is_tried_again_until_the_rows_are_there(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, batch = upserting(db, tmp_path)
     real, tried = jdbc.record_batches, []
 
     def meeting(*arguments: Any) -> Any:
@@ -426,10 +430,7 @@ def test_deadlock_with_another_writer_is_tried_again_until_the_rows_are_there(
 def test_transaction_that_cannot_be_serialized_is_tried_again_until_the_rows_are_there(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    db.run("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)")
-    db.run("INSERT INTO t VALUES (1, 0)")
-    sink = db.sink(tmp_path, "upsert")
-    batch = staged(sink, pyarrow.table({"id": [1, 2], "v": [1, 2]}), schema=schema_of(id="long", v="long"))
+    sink, batch = upserting(db, tmp_path)
     real, tried = jdbc.record_batches, []
 
     def meeting(*arguments: Any) -> Any:

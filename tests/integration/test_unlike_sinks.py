@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,10 +32,11 @@ from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts.kafka import Broker
 from tests.integration.parts.postgres import Postgres
-from tests.integration.parts.s3 import S3Server
-from tests.integration.parts.server import running
+from tests.integration.parts.s3 import S3Server, downloaded
+from tests.integration.parts.server import home_for_others, running
 from tests.integration.topics import Topics
 from tests.sinks.endpoints import Recorder, serving
+from tests.stepped import stepped
 from tests.worlds import World
 
 pytestmark = pytest.mark.integration
@@ -66,10 +66,8 @@ class Servers:
 
 @pytest.fixture
 def servers(s3_server: S3Server, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
-    # Not below pytest's own directory, which only its owner may enter: the server runs as another user.
-    with tempfile.TemporaryDirectory(prefix="streamsem-postgres-") as home, serving(Recorder()) as endpoint:
-        Path(home).chmod(0o755)
-        postgres = Postgres(Path(home) / "server")
+    with home_for_others() as home, serving(Recorder()) as endpoint:
+        postgres = Postgres(home / "server")
         with running(postgres):
             monkeypatch.setenv("AIRFLOW_CONN_DB", f"postgres://postgres:hunter2@127.0.0.1:{postgres.port}/postgres")
             yield Servers(s3_server, Topics(broker, tmp_path), postgres, endpoint)
@@ -110,10 +108,11 @@ class ManyWorld(World):
 
     def held(self) -> dict[str, Counter[int]]:
         """Sink → the ids that its readers find."""
-        options = {**self.servers.s3.environment(), "AWS_ALLOW_HTTP": "true"}
+        options = self.servers.s3.deltalake_options()
         table = DeltaTable(f"{self.base}/delta", storage_options=options).to_pyarrow_table()
+        files = [Path(downloaded(file.path, self.root / "copies")) for file in self.opened().files()]
         return {
-            "files": Counter(id for file in self.opened().files() for id in ids_of(file.path)),
+            "files": Counter(json.loads(line)["id"] for file in files for line in file.read_text().splitlines()),
             "delta": Counter(table["id"].to_pylist()),
             "database": Counter(id for (id,) in self.sql(f"SELECT id FROM {self.name}")),
             "topic": Counter({int(id): times for id, times in self.servers.topics.read(self.name).items()}),
@@ -126,25 +125,12 @@ def shaped(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return {name: records if name == "topic" else rows for name in ("files", "delta", "database", "topic", "calls")}
 
 
-def ids_of(path: str) -> list[int]:
-    bucket, _, key = path.removeprefix("s3://").partition("/")
-    lines = boto3.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read().decode().splitlines()
-    return [json.loads(line)["id"] for line in lines]
-
-
 @pytest.fixture
 def around(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[str], object]]:
     """The last function in the list is called before and after each sink publishes."""
     steps: list[Callable[[str], object]] = [lambda name: None]
     for kind in PUBLISHING:
-
-        def publish(sink: Any, *given: Any, _call: Any = kind.publish, _name: str = kind.__name__) -> Any:
-            steps[-1](f"before {_name}")
-            answer = _call(sink, *given)
-            steps[-1](f"after {_name}")
-            return answer
-
-        monkeypatch.setattr(kind, "publish", publish)
+        monkeypatch.setattr(kind, "publish", stepped(kind.__name__, kind.publish, lambda name: steps[-1](name)))
     return steps
 
 

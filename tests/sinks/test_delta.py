@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.sinks.delta_worlds import DeltaWorld
+from tests.stepped import stepped
 
 
 @pytest.fixture
@@ -37,27 +37,6 @@ def sink_of(world: DeltaWorld) -> DeltaSink:
 
 def publish(world: DeltaWorld, batch: Batch) -> Any:
     return sink_of(world).publish(batch, None)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def around(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], object]], None]:
-    """Calls a function before and after each write to the table."""
-
-    def install(step: Callable[[str], object]) -> None:
-        for name in ("create", "create_write_transaction"):
-            monkeypatch.setattr(DeltaTable, name, _stepped(name, getattr(DeltaTable, name), step))
-
-    return install
-
-
-def _stepped(name: str, call: Callable[..., Any], step: Callable[[str], object]) -> Callable[..., Any]:
-    def stepped(*args: Any, **kwargs: Any) -> Any:
-        step(f"before {name}")
-        answer = call(*args, **kwargs)
-        step(f"after {name}")
-        return answer
-
-    return stepped
 
 
 def test_files_that_were_staged_are_the_tables_files(world: DeltaWorld) -> None:
@@ -169,7 +148,7 @@ def test_table_that_never_answers_is_unknown_and_the_next_run_goes_on(world: Del
     world.run("first")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("airflow_provider_streamsem.sinks.delta._LONGEST_WAIT_S", 0.0)
-        patch.setattr(DeltaTable, "create_write_transaction", _stepped("x", lambda *a, **k: None, fail))
+        patch.setattr(DeltaTable, "create_write_transaction", stepped("x", lambda *a, **k: None, fail))
         with pytest.raises(UnavailableError, match="whether the batch is in it is unknown"):
             world.run("second")
     world.run("second")

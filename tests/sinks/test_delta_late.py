@@ -11,39 +11,26 @@ from typing import Any
 import pyarrow
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.table import TableAlterer
 
 from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.sinks.delta_worlds import DeltaWorld
 
-WRITES = ((DeltaTable, "create"), (DeltaTable, "create_write_transaction"), (TableAlterer, "add_columns"))
-
 
 @pytest.fixture
-def around(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[str], object]]:
-    """The last function in the list is called before and after each write to a table."""
-    steps: list[Callable[[str], object]] = []
-    for owner, name in WRITES:
-        call = getattr(owner, name)
-
-        def stepped(*args: Any, _call: Any = call, _name: str = name, **kwargs: Any) -> Any:
-            steps[-1](f"before {_name}")
-            answer = _call(*args, **kwargs)
-            steps[-1](f"after {_name}")
-            return answer
-
-        monkeypatch.setattr(owner, name, stepped)
-    return steps
+def watchers(around: Any) -> list[Callable[[str], object]]:
+    """The last of these functions is called before and after each write to a table."""
+    made: list[Callable[[str], object]] = [nothing]
+    around(lambda name: made[-1](name))
+    return made
 
 
 def nothing(step: str) -> None:
     """No step is watched."""
 
 
-def test_publisher_that_sleeps_over_its_commit_changes_nothing_in_50_rounds(tmp_path: Path, around: Any) -> None:
+def test_publisher_that_sleeps_over_its_commit_changes_nothing_in_50_rounds(tmp_path: Path, watchers: Any) -> None:
     """Meanwhile others publish its version, the next one too, redo it so that its files leave the table, or another application commits."""
-    around.append(nothing)
     world = DeltaWorld(tmp_path)
     world.arrive(2)
     world.run("first")
@@ -66,9 +53,9 @@ def test_publisher_that_sleeps_over_its_commit_changes_nothing_in_50_rounds(tmp_
             if kind == "a redo of it":  # noqa: B023
                 world.run(f"redo {turn}", redone=world.opened().log.closed_head({}))  # noqa: B023
 
-        around.append(meanwhile)
+        watchers.append(meanwhile)
         world.run(f"turn {turn}")
-        around.append(nothing)
+        watchers.append(nothing)
         assert slept, kind
         rows = world.rows()
         assert rows.pop(-1, 0) == others
@@ -77,20 +64,20 @@ def test_publisher_that_sleeps_over_its_commit_changes_nothing_in_50_rounds(tmp_
 
 
 @pytest.mark.parametrize("retry", ["second", "another"])
-def test_death_around_every_write_that_adds_columns_then_a_retry(tmp_path: Path, around: Any, retry: str) -> None:
+def test_death_around_every_write_that_adds_columns_then_a_retry(tmp_path: Path, watchers: Any, retry: str) -> None:
     def wider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{**row, "half": row["id"] // 2} for row in rows]
 
     def run_to(at: int | None, name: str) -> tuple[DeltaWorld, Steps]:
-        around.append(nothing)
+        watchers.append(nothing)
         world, steps = DeltaWorld(tmp_path / name), Steps(at)
         world.arrive(2)
         world.run("first")
         world.arrive(2)
-        around.append(steps)
+        watchers.append(steps)
         with suppress(Crash):
             world.run("second", pipeline=world.pipeline(transform=wider))
-        around.append(nothing)
+        watchers.append(nothing)
         return world, steps
 
     _, alone = run_to(None, "alone")
@@ -107,8 +94,7 @@ def test_death_around_every_write_that_adds_columns_then_a_retry(tmp_path: Path,
         assert Counter(halves) == Counter([None] * 6 + [n // 2 for n in range(6, 12)])
 
 
-def test_two_first_publishers_make_one_table(tmp_path: Path, around: Any) -> None:
-    around.append(nothing)
+def test_two_first_publishers_make_one_table(tmp_path: Path, watchers: Any) -> None:
     world = DeltaWorld(tmp_path)
     world.arrive(2)
     slept: list[str] = []
@@ -118,7 +104,7 @@ def test_two_first_publishers_make_one_table(tmp_path: Path, around: Any) -> Non
             slept.append(step)
             world.run("other")
 
-    around.append(meanwhile)
+    watchers.append(meanwhile)
     world.run("first")
     assert slept
     assert world.rows() == world.expected

@@ -263,10 +263,8 @@ def test_one_event_for_each_bounded_range(world: World) -> None:
         event = listener.next()
         assert event is not None
         assert event["ranges"] == {"files": [2, 4]}
-        assert event["version"] in (
-            -1,
-            0,
-        )  # a look may fall between the plan that takes the files before these and its outcome
+        # A look may fall between the plan that takes the files before these and its outcome.
+        assert event["version"] in (-1, 0)
         run_now(world, "second")
         assert listener.next(0.3) is None
 

@@ -54,6 +54,10 @@ class S3Server(Server):
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
+    def deltalake_options(self) -> dict[str, str]:
+        """Options by which deltalake reaches the server."""
+        return {**self.environment(), "AWS_ALLOW_HTTP": "true"}
+
     def s3a_conf(self) -> dict[str, str]:
         """Settings by which a Spark server that this package did not start finds the server; credentials come from the variables."""
         return {

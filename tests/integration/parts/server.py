@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -106,6 +107,14 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@contextmanager
+def home_for_others() -> Iterator[Path]:
+    """A temporary directory that a server which runs as another user may enter: pytest's own only its owner may."""
+    with tempfile.TemporaryDirectory(prefix="streamsem-") as home:
+        Path(home).chmod(0o755)
+        yield Path(home)
 
 
 def search_path() -> str:
