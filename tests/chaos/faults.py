@@ -121,9 +121,9 @@ def s3_server(world: World) -> Server:
 
 
 def everything_killed(world: World, chance: random.Random) -> str:
-    """Power off."""
+    """Power off: on a cluster its master, its workers and their executors, too."""
     killed = first(world).kill()
-    said = restarted(world, [s for s in world.servers if "spark" not in s.name], chance)
+    said = restarted(world, world.servers, chance)
     sure(killed, "the driver had ended by itself")
     return f"driver killed; {said}"
 

@@ -1,6 +1,8 @@
-"""A short trial in each integration run: every kind of fault of the local mode, nothing twice, nothing lost."""
+"""Short trials in each integration run: every kind of fault of the local mode, and those of a cluster; nothing twice, nothing lost."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,17 +12,26 @@ from tests.chaos.subjects import subject_class
 
 pytestmark = pytest.mark.integration
 
-NAME = "streamsem"
-
 
 @pytest.mark.timeout(900)
 def test_every_kind_of_fault_doubles_and_loses_nothing() -> None:
-    expected = kinds(subject_class(NAME).needs)
-    found = trial.run(NAME, len(expected), 11, print)
+    found = suffered("streamsem", kinds(subject_class("streamsem").needs))
+    assert found.commits >= 10, "too few versions for the faults to have met anything"
+
+
+@pytest.mark.timeout(600)
+def test_killed_executors_workers_and_a_whole_cluster_double_and_lose_nothing() -> None:
+    found = suffered("streamsem_on_a_cluster", ["executor killed", "worker killed", "everything killed"])
+    assert found.commits >= 4, "too few versions for the faults to have met anything"
+
+
+def suffered(name: str, faults: Sequence[str]) -> trial.Trial:
+    """The trial, in which each fault struck once, and that ended clean."""
+    found = trial.run(name, len(faults), 11, print, only=faults)
     assert (found.duplicates, found.losses, found.foreign, found.findings) == (0, 0, 0, []), found
     assert found.drained, found
-    assert sorted(i.kind for i in found.injections) == sorted(expected)
+    assert sorted(i.kind for i in found.injections) == sorted(faults)
     assert all(i.injected for i in found.injections), [i.done for i in found.injections if not i.injected]
-    assert found.commits >= 10, "too few versions for the faults to have met anything"
     assert found.records >= 1_000
     assert found.aborted > 0
+    return found

@@ -6,7 +6,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -76,8 +76,12 @@ class Trial:
         return self.drained and not wrong
 
 
-def run(name: str, faults: int, seed: int, say: Callable[[str], None]) -> Trial:
-    """One trial in a directory of its own, which is kept where the outcome is not clean."""
+def run(name: str, faults: int, seed: int, say: Callable[[str], None], *, only: Sequence[str] = ()) -> Trial:
+    """
+    One trial in a directory of its own, which is kept where the outcome is not clean.
+
+    :param only: kinds of faults; empty for all that can happen to the subject
+    """
     home = Path(tempfile.mkdtemp(prefix=f"chaos-{name}-"))
     cls = subject_class(name)
     trial = Trial(name, cls.title, seed)
@@ -86,7 +90,7 @@ def run(name: str, faults: int, seed: int, say: Callable[[str], None]) -> Trial:
     with world.running():
         if not world.until(lambda: world.subject.commits() > 0, 240):
             raise RuntimeError(f"{name} committed nothing in four minutes without any fault; see {home}")
-        for kind in drawn(kinds(cls.needs), faults, chance):
+        for kind in drawn(list(only) or kinds(cls.needs), faults, chance):
             trial.injections.append(inject(world, kind, FAULTS[kind], chance))
             say(f"{name} {len(trial.injections)}/{faults} {trial.injections[-1].in_words}")
         world.until(lambda: False, 3)

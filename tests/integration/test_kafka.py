@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_streamsem import Limits, open_log, run_batch
+from airflow_provider_streamsem import Limits, Pipeline, open_log, run_batch
 from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StageError, UnavailableError
 from airflow_provider_streamsem.readers.lag import lag
@@ -302,7 +302,7 @@ def test_starting_places(topics: Topics) -> None:
         (offset,) = spec.source.genesis().values()
         assert offset == first
         here.run(spec, "r")
-        assert here.values() == counted(first, 20) if first < 20 else True
+        here.check(counted(first, 20))
     (found,) = topics.pipeline("a").source.offsets_for_time(1_000_001).values()  # type: ignore[attr-defined]
     assert found == 10
     (found,) = topics.pipeline("a").source.offsets_for_time(9_000_000).values()  # type: ignore[attr-defined]
@@ -310,6 +310,10 @@ def test_starting_places(topics: Topics) -> None:
     for wrong in ({f"{topics.name('a')}-0": 21}, {f"{topics.name('a')}-5": 0}):
         with pytest.raises(InvalidError, match="starting"):
             topics.pipeline("a", source={"starting": wrong}).source.genesis()
+    topics.put("a", numbers(20, 25))
+    newest = Topics(topics.broker, topics.place / "1", topics.prefix)
+    newest.run(newest.pipeline("a", source={"starting": "latest"}), "r2")
+    newest.check(counted(20, 25))
 
 
 def test_few_rows_wait_until_the_delay_is_over(topics: Topics) -> None:
@@ -336,21 +340,45 @@ def own_broker(tmp_path: Path) -> Iterator[Broker]:
     made.stop()
 
 
-def test_broker_that_is_down_fails_the_run_and_nothing_is_lost_when_it_is_back(
-    own_broker: Broker, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("airflow_provider_streamsem.sources.kafka_cluster.TIMEOUT_S", 3.0)
+def ten_committed(own_broker: Broker, tmp_path: Path) -> tuple[Topics, Pipeline]:
+    """A topic of one partition with ten records, and a pipeline that has committed them."""
     topics = Topics(own_broker, tmp_path)
     topics.create("a", 1)
     topics.put("a", numbers(0, 10))
     spec = topics.pipeline("a")
     topics.run(spec, "r1")
+    return topics, spec
+
+
+def started_again(topics: Topics) -> None:
+    """Start the broker, until the topic is led again."""
+    topics.broker.start()
+    topics.until(lambda: topics.admin.list_topics(timeout=30).topics[topics.name("a")].partitions[0].leader == 1)
+
+
+def tail_of(topics: Topics) -> Callable[[], None]:
+    """What makes the broker die and come back without the records that came since."""
+    log = topics.broker.data / f"{topics.name('a')}-0" / "00000000000000000000.log"
+    kept = log.stat().st_size
+
+    def lose() -> None:
+        topics.broker.kill()
+        os.truncate(log, kept)
+        started_again(topics)
+
+    return lose
+
+
+def test_broker_that_is_down_fails_the_run_and_nothing_is_lost_when_it_is_back(
+    own_broker: Broker, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_streamsem.sources.kafka_cluster.TIMEOUT_S", 3.0)
+    topics, spec = ten_committed(own_broker, tmp_path)
     topics.put("a", numbers(10, 20))
     own_broker.kill()
     with pytest.raises(UnavailableError, match="nothing was written"):
         topics.run(spec, "r2")
-    own_broker.start()
-    topics.until(lambda: topics.admin.list_topics(timeout=30).topics[topics.name("a")].partitions[0].leader == 1)
+    started_again(topics)
     topics.run(spec, "r2")
     topics.check(counted(0, 20))
 
@@ -359,20 +387,12 @@ def test_log_that_was_cut_short_and_has_grown_again_is_noticed(
     own_broker: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:
     """What an unclean election does: the tail is lost, a new leader writes other records under the same offsets."""
-    topics = Topics(own_broker, tmp_path)
-    topics.create("a", 1)
-    topics.put("a", numbers(0, 10))
-    spec = topics.pipeline("a")
-    topics.run(spec, "r1")
-    log = own_broker.data / f"{topics.name('a')}-0" / "00000000000000000000.log"
-    kept = log.stat().st_size
+    topics, spec = ten_committed(own_broker, tmp_path)
+    lose_the_tail = tail_of(topics)
     topics.put("a", numbers(10, 20))
     topics.run(spec, "r2")
     assert topics.values() == counted(0, 20)
-    own_broker.kill()
-    os.truncate(log, kept)
-    own_broker.start()
-    topics.until(lambda: topics.admin.list_topics(timeout=30).topics[topics.name("a")].partitions[0].leader == 1)
+    lose_the_tail()
     with pytest.raises(SourceChangedError, match="cut short"):
         topics.run(spec, "r3")
     topics.put("a", numbers(100, 150))
@@ -383,19 +403,11 @@ def test_log_that_was_cut_short_and_has_grown_again_is_noticed(
 def test_log_that_was_cut_short_below_what_is_planned_is_noticed_though_it_has_grown_again(
     own_broker: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:
-    topics = Topics(own_broker, tmp_path)
-    topics.create("a", 1)
-    topics.put("a", numbers(0, 10))
-    spec = topics.pipeline("a")
-    topics.run(spec, "r1")
-    log = own_broker.data / f"{topics.name('a')}-0" / "00000000000000000000.log"
-    kept = log.stat().st_size
+    topics, spec = ten_committed(own_broker, tmp_path)
+    lose_the_tail = tail_of(topics)
     topics.put("a", numbers(10, 20))
     dies_after_its_plan(topics, spec, "r2")
-    own_broker.kill()
-    os.truncate(log, kept)
-    own_broker.start()
-    topics.until(lambda: topics.admin.list_topics(timeout=30).topics[topics.name("a")].partitions[0].leader == 1)
+    lose_the_tail()
     topics.put("a", numbers(100, 150))
     with pytest.raises(SourceChangedError, match="cut short below what was planned"):
         topics.run(spec, "r2", drain=False)
@@ -403,14 +415,9 @@ def test_log_that_was_cut_short_below_what_is_planned_is_noticed_though_it_has_g
 
 
 def test_change_of_leader_alone_stops_nothing(own_broker: Broker, spark: SparkSession, tmp_path: Path) -> None:
-    topics = Topics(own_broker, tmp_path)
-    topics.create("a", 1)
-    topics.put("a", numbers(0, 10))
-    spec = topics.pipeline("a")
-    topics.run(spec, "r1")
+    topics, spec = ten_committed(own_broker, tmp_path)
     own_broker.stop()
-    own_broker.start()
-    topics.until(lambda: topics.admin.list_topics(timeout=30).topics[topics.name("a")].partitions[0].leader == 1)
+    started_again(topics)
     topics.put("a", numbers(10, 20))
     topics.run(spec, "r2")
     topics.check(counted(0, 20))
