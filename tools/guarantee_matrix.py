@@ -6,7 +6,8 @@ Writes docs/guarantees.md: what each source with each sink keeps, computed by th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ SOURCES: Mapping[str, Any] = {
 SINKS: Mapping[str, Any] = {
     "files": FilesSink(path="/out"),
     "Delta": DeltaSink("/table"),
+    "Delta, upsert": DeltaSink("/table", mode="upsert", keys=["id"]),
     "Iceberg": IcebergSink("/iceberg", "lake.orders"),
+    "Iceberg, upsert": IcebergSink("/iceberg", "lake.orders", mode="upsert", keys=["id"]),
     "database, append": JdbcSink("warehouse", "orders", "/staged"),
     "database, upsert": JdbcSink("warehouse", "orders", "/staged", mode="upsert", keys=["id"]),
     "database, replace_version": JdbcSink("warehouse", "orders", "/staged", mode="replace_version"),
@@ -41,6 +44,12 @@ SINKS: Mapping[str, Any] = {
     "HTTP, an operation that may be repeated": HttpSink("/staged", url="http://api/orders", operation="upsert_newer"),
     "HTTP": HttpSink("/staged", url="http://api/orders"),
     "HTTP, at most once": HttpSink("/staged", url="http://api/orders", delivery="at_most_once"),
+}
+BETWEEN: Mapping[str, Mapping[str, Any]] = {
+    "a predicate": {"where": "id > 0"},
+    "a transform": {"transform": lambda frame: frame},
+    "dedup, ids remembered for a day": {"dedup": Dedup(keys=["id"], ttl_s=86_400)},
+    "dedup in each batch": {"dedup": Dedup(keys=["id"], scope="batch")},
 }
 _HTTP = (
     "tests/sinks/test_http.py::test_killed_at_every_step_and_followed",
@@ -80,11 +89,21 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/sinks/test_delta.py::test_publishers_at_once_put_a_batch_into_the_table_once_in_50_rounds",
         "tests/integration/test_delta.py::test_two_processes_that_publish_at_once_put_each_version_into_the_table_once",
     ),
+    "Delta, upsert": (
+        "tests/sinks/test_delta_upsert.py::test_death_around_every_write_of_a_merge_then_a_retry",
+        "tests/sinks/test_delta_upsert.py::test_publishers_at_once_and_one_that_sleeps_merge_each_version_once_in_50_rounds",
+        "tests/sinks/test_delta_upsert.py::test_batch_that_is_merged_again_any_number_of_times_brings_no_old_value_back",
+    ),
     "Iceberg": (
         "tests/sinks/iceberg/test_publish.py::test_killed_at_every_step_and_run_again_it_is_there_once",
         "tests/sinks/iceberg/test_publish.py::test_two_publishers_at_once_fifty_rounds",
         "tests/sinks/iceberg/test_publish.py::test_a_publisher_that_sleeps_over_its_commit_is_refused_in_50_rounds",
         "tests/integration/test_iceberg.py::test_two_publishers_at_once_and_one_late_over_rest_fifty_rounds",
+    ),
+    "Iceberg, upsert": (
+        "tests/sinks/iceberg/test_publish.py::test_killed_at_every_step_and_run_again_it_is_there_once",
+        "tests/sinks/iceberg/test_merge.py::test_two_publishers_at_once_and_one_that_sleeps_over_its_commit_in_50_rounds",
+        "tests/sinks/iceberg/test_merge.py::test_batch_that_comes_late_or_again_brings_no_old_value_back",
     ),
     "database, append": _DATABASE,
     "database, upsert": _DATABASE,
@@ -123,32 +142,28 @@ differently when Spark repeats a part of it voids the attempt (Spark 4.1 and new
 """
 
 
-BETWEEN: Mapping[str, Mapping[str, Any]] = {
-    "a predicate": {"where": "id > 0"},
-    "a transform": {"transform": lambda frame: frame},
-    "dedup, ids remembered for a day": {"dedup": Dedup(keys=["id"], ttl_s=86_400)},
-    "dedup in each batch": {"dedup": Dedup(keys=["id"], scope="batch")},
-}
-
-
 def label(source: Any, sink: Any, **between: Any) -> str:
     """The computed label of a pipeline, as people read it."""
     found = guarantee(Pipeline(name="p", log="/log", source=source, sinks={"out": sink}, **between))
     return str(found).split("\n")[0]
 
 
+def by_sink(corner: str, columns: Mapping[str, Callable[[Any], str]]) -> list[str]:
+    """A table with a row for each sink."""
+    lines = [f"| {corner} | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+    return lines + [
+        f"| {name} | " + " | ".join(of(sink) for of in columns.values()) + " |" for name, sink in SINKS.items()
+    ]
+
+
 def page() -> str:
     """The whole page."""
-    lines = [HEAD, "## Source by sink", "", "| sink | " + " | ".join(SOURCES) + " |", "|---|" + "---|" * len(SOURCES)]
-    for name, sink in SINKS.items():
-        lines.append(f"| {name} | " + " | ".join(label(source, sink) for source in SOURCES.values()) + " |")
+    lines = [HEAD, "## Source by sink", ""]
+    lines += by_sink("sink", {name: partial(label, source) for name, source in SOURCES.items()})
     lines += ["", "## What lies between", ""]
     for name, source in SOURCES.items():
-        lines += [f"| source {name}, sink | " + " | ".join(BETWEEN) + " |", "|---|" + "---|" * len(BETWEEN)]
-        for other, sink in SINKS.items():
-            labels = [label(source, sink, **between) for between in BETWEEN.values()]
-            lines.append(f"| {other} | " + " | ".join(labels) + " |")
-        lines.append("")
+        columns = {other: partial(label, source, **between) for other, between in BETWEEN.items()}
+        lines += [*by_sink(f"source {name}, sink", columns), ""]
     lines += ["## Why", ""]
     kinds: tuple[tuple[str, Mapping[str, Any]], ...] = (("source", SOURCES), ("sink", SINKS))
     for kind, parts in kinds:

@@ -178,8 +178,10 @@ class PublishingSink(Sink, Protocol):
       (version, applied)`` where it is below the version, in **one** transaction with the rows (P2).
     """
 
-    keeps_staged: ClassVar[bool]
-    """whether the staged files are the published ones; else vacuum deletes them after the receipts"""
+    @property
+    def keeps_staged(self) -> bool:
+        """Whether the staged files are the published ones; else vacuum deletes them after the receipts."""
+        ...
 
     @property
     def redoes(self) -> bool:

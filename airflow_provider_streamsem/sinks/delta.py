@@ -1,5 +1,6 @@
 """
-A Delta table that is made of the very files that Spark staged: publishing writes one entry of the table's log, and no data (extra ``delta``).
+A Delta table that is made of the very files that Spark staged: publishing writes one entry of the table's log, and no data (extra ``delta``). Rows that
+are merged by key are the exception (:mod:`airflow_provider_streamsem.sinks.delta_merge`).
 
 The table's own transaction number is the marker: one entry holds the files and ``(pipeline uuid/sink) → version`` (Delta protocol, *Transaction
 Identifiers*), and of two writers of one entry one wins. What a failed commit says is never believed: the table is opened anew and asked.
@@ -14,8 +15,9 @@ from typing import Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.errors import ConflictError, DataError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Receipt
+from airflow_provider_streamsem.sinks import delta_merge, keyed_rows
 from airflow_provider_streamsem.sinks.bounds import delta_stats
 from airflow_provider_streamsem.sinks.column_names import more_than_once
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
@@ -52,6 +54,7 @@ _FEATURES = frozenset(
         "v2Checkpoint",
     ]
 )
+_MODES = ("append", "upsert")
 _COMPUTED = ("delta.invariants", "delta.generationExpression", "delta.identity.")
 _TRIES = 12
 _LONGEST_WAIT_S = 2.0
@@ -65,24 +68,52 @@ class DeltaSink(StagedSink):
     The table is made with the first batch that has rows, or one that is there is taken if its columns and partitions fit. Columns that the transform adds are
     added to the table; a type never changes. A redo replaces the files of the version that it redoes.
 
-    :param path: the table: an absolute path, ``file:///path`` or ``s3://bucket/prefix``; files lie below its ``data/``
+    :param path: the table: an absolute path, ``file:///path`` or ``s3://bucket/prefix``; files are staged below its ``data/``
     :param partition_by: the table's partition columns
+    :param mode: ``append``: rows are added. ``upsert``: a row takes the place of that of its keys (MERGE); of one batch the last one in the order of the
+        staged files stays. The publisher reads the batch into memory, and redoes are refused
+    :param keys: of ``upsert``: columns that tell rows apart; none may be null
     """
 
     delivery: ClassVar[str] = "exactly_once"
-    reasons: ClassVar[tuple[str, ...]] = (
-        "each version is one entry of the table's log, which holds its files and the pipeline's transaction number; no second one of that number is made",
-        "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
-    )
-    redoes: ClassVar[bool] = True
-    keeps_staged: ClassVar[bool] = True
     path: str
     partition_by: Sequence[str] = ()
+    mode: str = "append"
+    keys: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         where = "sink delta:"
         open_dataset(arguments.text(f"{where} path", self.path))
-        object.__setattr__(self, "partition_by", arguments.words(f"{where} partition_by", self.partition_by))
+        for name in ("partition_by", "keys"):
+            object.__setattr__(self, name, arguments.words(f"{where} {name}", getattr(self, name)))
+        arguments.choice(f"{where} mode", self.mode, _MODES)
+        if bool(self.keys) != self._merges:
+            raise InvalidError("keys belong to mode upsert, which needs them", mode=self.mode, keys=list(self.keys))
+
+    @property
+    def _merges(self) -> bool:
+        return self.mode == "upsert"
+
+    @property
+    def redoes(self) -> bool:
+        """Whether the table still has the very files of a version."""
+        return not self._merges
+
+    @property
+    def keeps_staged(self) -> bool:
+        """Whether the staged files are the table's: of merged rows they are not."""
+        return not self._merges
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why each record is there once."""
+        holds = "the rows merged by key" if self._merges else "its files"
+        kept = (
+            f"each version is one entry of the table's log, which holds {holds} and the pipeline's transaction number; no second one of that number is made",
+            "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
+        )
+        last = "of rows with equal keys the table keeps the last: the later version, and within one the later in the staged files"
+        return (*kept, last) if self._merges else kept
 
     @property
     def place(self) -> str:
@@ -91,20 +122,25 @@ class DeltaSink(StagedSink):
 
     @property
     def partitions(self) -> Sequence[str]:
-        """The table's partition columns."""
-        return self.partition_by
+        """The table's partition columns. Rows that are merged are staged with all their columns in the files."""
+        return () if self._merges else self.partition_by
 
     def guarded(self) -> Json:
-        """The table and its partition columns."""
-        return {"type": "delta", "path": normalised(self.path), "partition_by": list(self.partition_by)}
+        """The table, its partition columns, and that rows are merged: of an appending sink, the staged files are the table's."""
+        mode = {"mode": self.mode} if self._merges else {}
+        return {"type": "delta", "path": normalised(self.path), "partition_by": list(self.partition_by), **mode}
 
     def accept(self, schema: str) -> None:
         """The columns must be of types that Delta has, and fit the table where it is there already."""
         fields = _fields(schema)
+        keyed_rows.check_keys(fields, self.keys)
+        lacking = sorted(set(self.partition_by) - {field["name"] for field in fields})
+        if fields and lacking:
+            raise DataError("the rows lack partition columns; nothing became visible", missing=lacking)
         held = take(self.path)
         if held is not None:
             table = held.table
-            problems = _unwritable(table)
+            problems = self._problems(table)
             if problems:
                 raise DataError(
                     "the Delta table asks more of its writers than is kept here; nothing became visible",
@@ -118,6 +154,9 @@ class DeltaSink(StagedSink):
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """As every staged sink; refuses an empty text as a partition value, for which Delta has no form: some readers give null."""
         found = StagedSink.collect(self, version, attempt_id, accepted)
+        if self._merges:
+            keyed_rows.check_values(self.path, found, self.keys)
+            delta_merge.check_partitions(self.path, found, self.partition_by)
         empty = sorted({name for file in found.files for name, value in file.partition.items() if value == ""})
         if empty:
             raise DataError(
@@ -128,11 +167,11 @@ class DeltaSink(StagedSink):
         return found
 
     def stats(self, parquet: Any) -> str:
-        """Delta's own statistics."""
-        return delta_stats(parquet, without=frozenset(self.partition_by))
+        """Delta's own statistics; delta-rs makes those of files that it writes."""
+        return "" if self._merges else delta_stats(parquet, without=frozenset(self.partition_by))
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
-        """One entry of the table's log, with the files, the marker, and the removal of what a redo replaces."""
+        """One entry of the table's log, with the files (or merged rows), the marker, and the removal of what a redo replaces."""
         return self._until_marked(batch, skipped=False)
 
     def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
@@ -189,7 +228,7 @@ class DeltaSink(StagedSink):
             marks.append(Transaction(f"{app}#skipped", batch.version))
         else:
             self._check_partitions(table)
-            if problems := _unwritable(table):
+            if problems := self._problems(table):
                 raise PublishError(
                     "the Delta table has come to ask more of its writers than is kept here",
                     table=self.path,
@@ -198,6 +237,11 @@ class DeltaSink(StagedSink):
                 )
             if self._evolved(table, batch):
                 return False
+            if self._merges:
+                delta_merge.merge(
+                    table, self.path, batch, self.keys, CommitProperties(app_transactions=marks, max_commit_retries=0)
+                )
+                return True
             actions = [self._added(file) for file in batch.committable.files]
             now_ms = SYSTEM_CLOCK.now_ms()
             actions += [
@@ -252,6 +296,11 @@ class DeltaSink(StagedSink):
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
         return bool(new)
+
+    def _problems(self, table: Any) -> list[str]:
+        """What keeps the table from being written."""
+        only_append = self._merges and table.metadata().configuration.get("delta.appendOnly", "").lower() == "true"
+        return [*_unwritable(table), *(["delta.appendOnly"] if only_append else [])]
 
     def _check_partitions(self, table: Any) -> None:
         found = list(table.metadata().partition_columns)

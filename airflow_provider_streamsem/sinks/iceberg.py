@@ -1,5 +1,6 @@
 """
-An Iceberg table that is made of the very files that Spark staged: publishing writes one snapshot of the table, and no data (extra ``iceberg``).
+An Iceberg table that is made of the very files that Spark staged: publishing writes one snapshot of the table, and no data (extra ``iceberg``). Rows that
+are merged by key are the exception (:mod:`airflow_provider_streamsem.sinks.iceberg_merge`).
 
 The marker is a property of the table, which stays when snapshots expire, and of the snapshot that holds the files. Both are set in one commit, which the
 catalog takes only while the table's branch ``main`` is where it was read: of two publishers one wins. What a failed commit says is never believed: the table
@@ -8,6 +9,7 @@ is loaded anew and asked.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -15,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.errors import ConflictError, DataError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
-from airflow_provider_streamsem.sinks import iceberg_catalog, iceberg_columns, iceberg_files
+from airflow_provider_streamsem.sinks import iceberg_catalog, iceberg_columns, iceberg_files, iceberg_merge, keyed_rows
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
 from airflow_provider_streamsem.sinks.staged import StagedSink
 from airflow_provider_streamsem.stores.contract import normalised, split_url
@@ -53,17 +55,15 @@ class IcebergSink(StagedSink):
     :param conn_id: an Airflow connection with more properties in its extra, secrets among them; its host is the ``uri``, login and password the
         ``credential`` of a REST catalog
     :param partition_by: the table's partition columns, each by its identity
+    :param mode: ``append``: rows are added. ``upsert``: a row takes the place of that of its key; of one batch the last one in the order of the staged files
+        stays. The publisher reads the batch, and each file of the table that it changes, into memory; the rows must have every column of the table; redoes
+        are refused
+    :param keys: of ``upsert``: the one column that tells rows apart; it may not be null
     :param expire_after_s: snapshots that this sink made are expired, in the commit that publishes, when they are older than this many seconds; absent: kept.
         Publishing takes longer with each snapshot of the table that is kept
     """
 
     delivery: ClassVar[str] = "exactly_once"
-    reasons: ClassVar[tuple[str, ...]] = (
-        "each version is one commit of the table, which holds its files and the pipeline's marker, and is taken only while the table is as it was read",
-        "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
-    )
-    redoes: ClassVar[bool] = True
-    keeps_staged: ClassVar[bool] = True
     path: str
     table: str
     catalog: str = "default"
@@ -71,6 +71,8 @@ class IcebergSink(StagedSink):
     conn_id: str | None = None
     partition_by: Sequence[str] = ()
     expire_after_s: int | None = None
+    mode: str = "append"
+    keys: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         where = "sink iceberg:"
@@ -84,6 +86,35 @@ class IcebergSink(StagedSink):
         object.__setattr__(self, "partition_by", arguments.words(f"{where} partition_by", self.partition_by))
         if self.expire_after_s is not None:
             arguments.whole(f"{where} expire_after_s", self.expire_after_s, least=1)
+        arguments.choice(f"{where} mode", self.mode, ("append", "upsert"))
+        object.__setattr__(self, "keys", arguments.words(f"{where} keys", self.keys))
+        if len(self.keys) != int(self._merges):
+            raise InvalidError("mode upsert needs one key, and append none", mode=self.mode, keys=list(self.keys))
+
+    @property
+    def _merges(self) -> bool:
+        return self.mode == "upsert"
+
+    @property
+    def redoes(self) -> bool:
+        """Whether the table still has the very files of a version."""
+        return not self._merges
+
+    @property
+    def keeps_staged(self) -> bool:
+        """Whether the staged files are the table's: of merged rows they are not."""
+        return not self._merges
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why each record is there once."""
+        holds = "the rows merged by key" if self._merges else "its files"
+        kept = (
+            f"each version is one commit of the table, which holds {holds} and the pipeline's marker, and is taken only while the table is as it was read",
+            "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
+        )
+        last = "of rows with equal keys the table keeps the last: the later version, and within one the later in the staged files"
+        return (*kept, last) if self._merges else kept
 
     @property
     def place(self) -> str:
@@ -92,23 +123,25 @@ class IcebergSink(StagedSink):
 
     @property
     def partitions(self) -> Sequence[str]:
-        """The table's partition columns."""
-        return self.partition_by
+        """The table's partition columns. Rows that are merged are staged with all their columns in the files."""
+        return () if self._merges else self.partition_by
 
     def guarded(self) -> Json:
-        """The table, where its files lie, and its partition columns. Properties of the catalog may change: it is known by its name."""
+        """The table, where its files lie, its partition columns, and that rows are merged. Properties of the catalog may change: it is known by its name."""
         return {
             "type": "iceberg",
             "path": normalised(self.path),
             "catalog": self.catalog,
             "table": self.table,
             "partition_by": list(self.partition_by),
+            **({"mode": self.mode} if self._merges else {}),
         }
 
     def accept(self, schema: str) -> None:
         """The columns must be of types that Iceberg has, and fit the table where it is there already."""
         with self._opened() as catalog:
             columns = iceberg_columns.iceberg_schema(schema, self.partition_by)
+            keyed_rows.check_keys(json.loads(schema)["fields"] if schema else [], self.keys)
             try:
                 table = self._loaded(catalog)
             except Exception as error:
@@ -116,10 +149,18 @@ class IcebergSink(StagedSink):
             if table is not None:
                 self._check_partitions(table)
                 iceberg_columns.new_columns(table.metadata, columns)
+                self._check_lacking(table, columns)
+
+    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
+        """As every staged sink; refuses a key that is null."""
+        found = StagedSink.collect(self, version, attempt_id, accepted)
+        if self._merges:
+            keyed_rows.check_values(self.path, found, self.keys)
+        return found
 
     def stats(self, parquet: Any) -> str:
-        """A file's metrics, by column path."""
-        return iceberg_files.metrics(parquet, partition_by=self.partition_by)
+        """A file's metrics, by column path; pyiceberg makes those of files that it writes."""
+        return "" if self._merges else iceberg_files.metrics(parquet, partition_by=self.partition_by)
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
         """One commit with the files, the marker, and the removal of what a redo replaces."""
@@ -179,6 +220,7 @@ class IcebergSink(StagedSink):
         commit = OneCommit(table)
         if word == "applied":
             self._fit(commit, table, batch)
+        if word == "applied" and not self._merges:
             metadata = commit.table_metadata
             files = [
                 iceberg_files.iceberg_file(metadata, file, self._uri(file.key)) for file in batch.committable.files
@@ -187,7 +229,10 @@ class IcebergSink(StagedSink):
         if self.expire_after_s is not None:
             commit.expire(older_than_ms=SYSTEM_CLOCK.now_ms() - self.expire_after_s * 1000, marked=key)
         commit.set_properties(mark)
-        commit.add_snapshot(files, gone, mark)
+        if word == "applied" and self._merges:
+            iceberg_merge.merge(commit, self.path, batch, self.keys[0], mark)
+        else:
+            commit.add_snapshot(files, gone, mark)
         commit.commit_transaction()
 
     def _fit(self, commit: Transaction, table: Table, batch: Batch) -> None:
@@ -195,6 +240,7 @@ class IcebergSink(StagedSink):
         try:
             self._check_partitions(table)
             new = iceberg_columns.new_columns(table.metadata, self._columns(batch))
+            self._check_lacking(table, self._columns(batch))
         except (ConflictError, DataError) as error:
             raise PublishError(
                 "the Iceberg table has changed since the batch was staged, and no longer takes its rows",
@@ -264,6 +310,17 @@ class IcebergSink(StagedSink):
                 table=self.table,
                 partition_by=list(self.partition_by),
                 found=[f"{transform}({name})" for name, transform in found],
+            )
+
+    def _check_lacking(self, table: Table, columns: Schema) -> None:
+        """A merged row takes the place of a whole one: what it lacks would be lost."""
+        given = {field.name for field in columns.fields}
+        lacking = [field.name for field in table.schema().fields if field.name not in given]
+        if self._merges and given and lacking:
+            raise DataError(
+                "the rows lack columns of the Iceberg table, whose values a merge would lose; nothing became visible",
+                table=self.table,
+                missing=lacking,
             )
 
     def _opened(self) -> AbstractContextManager[Catalog]:

@@ -27,6 +27,7 @@ from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts.s3 import S3Server
+from tests.stepped import stepped
 
 pytestmark = pytest.mark.integration
 
@@ -62,10 +63,6 @@ def table(request: pytest.FixtureRequest, lake: str, tmp_path: Path) -> str:
     return f"{lake}/table" if request.param == "s3" else str(tmp_path / "table")
 
 
-def options(server: S3Server) -> dict[str, str]:
-    return {**server.environment(), "AWS_ALLOW_HTTP": "true"}
-
-
 def spark_rows(spark: SparkSession, table: str) -> list[Any]:
     return spark.read.format("delta").load(table.replace("s3://", "s3a://")).orderBy("id").collect()
 
@@ -85,7 +82,7 @@ def test_rows_of_every_type_and_odd_partition_are_equal_in_spark_and_delta_rs_an
     expected = spark.read.schema(SCHEMA).json(str(arrivals)).orderBy("id").collect()
     assert spark_rows(spark, table) == expected
     rows = [row.asDict(recursive=True) for row in expected]
-    read = DeltaTable(table, storage_options=options(s3_server)).to_pyarrow_table().sort_by("id").to_pylist()
+    read = DeltaTable(table, storage_options=s3_server.deltalake_options()).to_pyarrow_table().sort_by("id").to_pylist()
     assert [comparable(row) for row in read] == [comparable(row) for row in rows]
     if not table.startswith("s3://"):
         from duckdb_extensions import import_extension
@@ -95,6 +92,35 @@ def test_rows_of_every_type_and_odd_partition_are_equal_in_spark_and_delta_rs_an
         seen = duckdb.sql(f"SELECT * FROM delta_scan('{table}') ORDER BY id").to_arrow_table().to_pylist()
         assert [comparable(row) for row in seen] == [comparable(row) for row in rows]
     assert verify(f"{lake}/log").clean
+
+
+def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
+    spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path
+) -> None:
+    """Rows of every type in odd partitions, a third of which comes twice, in another partition and with another price."""
+    arrive(arrivals, range(60))
+    again = [{**record(n), "p": PARTS[(n + 1) % len(PARTS)], "price": "1.0000"} for n in range(40, 80)]
+    (arrivals / "again.json").write_text("".join(json.dumps(row) + "\n" for row in again))
+    sink = DeltaSink(table, partition_by=["p", "day"], mode="upsert", keys=["id"])
+    pipeline = pipeline_to(table, f"{lake}/log", arrivals, sinks={"table": sink})
+    assert run_batch(pipeline, run_key="all", drain=True).batches == 2
+    first = spark.read.schema(SCHEMA).json(str(arrivals / "000000.json")).where("id < 40")
+    expected = first.union(spark.read.schema(SCHEMA).json(str(arrivals / "again.json"))).orderBy("id").collect()
+    assert spark_rows(spark, table) == expected
+    read = DeltaTable(table, storage_options=s3_server.deltalake_options()).to_pyarrow_table().sort_by("id").to_pylist()
+    assert [comparable(row) for row in read] == [comparable(row.asDict(recursive=True)) for row in expected]
+    assert verify(f"{lake}/log").clean
+
+
+def test_empty_text_as_a_partition_value_of_merged_rows_is_refused(
+    spark: SparkSession, lake: str, arrivals: Path
+) -> None:
+    arrive(arrivals, range(3))
+    sink = DeltaSink(f"{lake}/table", partition_by=["p"], mode="upsert", keys=["id"])
+    pipeline = pipeline_to(f"{lake}/table", f"{lake}/log", arrivals, sinks={"table": sink})
+    with pytest.raises(DataError, match="it would be null there"):
+        run_batch(pipeline.replace(transform=lambda frame: frame.selectExpr("id", "'' as p")), run_key="a")
+    assert run_batch(pipeline, run_key="a").version == 0
 
 
 CLAUSES = ["id < 31", "id >= 89", "price > 60.25", "at >= timestamp'2024-02-29 20:00:59.000059Z'", "day = date'2024-02-03'", "n.a between 29 and 30",
@@ -210,7 +236,7 @@ def test_publisher_that_dies_around_any_write_to_the_table_on_s3_is_followed_by_
     """Two versions and a redo of the first; each write to the table's log on the real server is a step."""
     steps = Steps()
     for name in ("create", "create_write_transaction"):
-        monkeypatch.setattr(DeltaTable, name, _stepped(getattr(DeltaTable, name), name, lambda step: steps(step)))
+        monkeypatch.setattr(DeltaTable, name, stepped(name, getattr(DeltaTable, name), lambda step: steps(step)))
 
     def batches(sink: DeltaSink) -> list[Batch]:
         made: list[Batch] = []
@@ -239,7 +265,7 @@ def test_publisher_that_dies_around_any_write_to_the_table_on_s3_is_followed_by_
             assert answered.result == "applied"
             steps = Steps() if watched.died else watched
             taken += watched.taken if watched.died or batch.version == 2 else []
-        read = DeltaTable(f"{lake}/table-{number}", storage_options=options(s3_server)).to_pyarrow_table()
+        read = DeltaTable(f"{lake}/table-{number}", storage_options=s3_server.deltalake_options()).to_pyarrow_table()
         assert sorted(read["id"].to_pylist()) == [3, 10, 20]
         return taken
 
@@ -247,13 +273,3 @@ def test_publisher_that_dies_around_any_write_to_the_table_on_s3_is_followed_by_
     assert len(alone) == 8
     for at in range(len(alone)):
         assert play(at + 1, at)[: at + 1] == alone[: at + 1]
-
-
-def _stepped(call: Any, name: str, step: Any) -> Any:
-    def stepped(*args: Any, **kwargs: Any) -> Any:
-        step(f"before {name}")
-        answer = call(*args, **kwargs)
-        step(f"after {name}")
-        return answer
-
-    return stepped

@@ -23,12 +23,17 @@ class Later:
         """Not at all."""
 
 
-SCENARIOS = ("first", "next", "column", "redo", "skip", "expire")
+SCENARIOS = ("first", "next", "column", "redo", "skip", "expire", "merge")
 
 
 def scenario(root: Path, name: str, place: str) -> tuple[Lake, Any, list[int], str]:
     """A lake, what is to be done on it, the ids that are to be there afterwards, and the newest marker."""
     lake = Lake(root, stepped=True, place=place)
+    if name == "merge":
+        merging = lake.with_(mode="upsert", keys=["id"])
+        merging.publish(merging.batch(0, [0, 1]))
+        batch = merging.batch(1, [1, 2])
+        return merging, lambda: merging.publish(batch), [0, 1, 2], "1 applied"
     if name == "first":
         batch = lake.batch(0, [0])
         return lake, lambda: lake.publish(batch), [0], "0 applied"
@@ -80,7 +85,8 @@ def kill_at_every_step(directory: Path, name: str, place: str = "") -> None:
         Steps.hook = None
         assert act() is not None
         assert lake.rows() == expected, (name, steps[-1])
-        assert lake.marked().count(mark) == 1, (name, steps[-1])
+        # A merge is two snapshots of one commit: what it leaves of the files that it changes, and its rows.
+        assert lake.marked().count(mark) == (2 if name == "merge" else 1), (name, steps[-1])
         if len(steps) <= count:
             break
         seen.append(steps[count])

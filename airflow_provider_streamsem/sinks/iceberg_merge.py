@@ -1,0 +1,43 @@
+"""
+Rows merged into an Iceberg table by key (extra ``iceberg``): pyiceberg rewrites the files that hold the keys, in one commit of the table.
+
+Unlike an appended batch, a merged one is read and written once more, by the publisher: whoever publishes it holds its rows in memory, and one after the
+other the files that it changes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.sinks.contract import Batch
+from airflow_provider_streamsem.sinks.keyed_rows import last_of_each
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.table import Transaction
+
+
+def merge(commit: Transaction, place: str, batch: Batch, key: str, mark: dict[str, str]) -> None:
+    """
+    Stage snapshots in which each row of a batch stands in the place of that with its key.
+
+    :param mark: properties of each of them
+    """
+    rows = last_of_each(place, batch, [key])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Delete operation did not match any records")
+        commit.overwrite(rows, _among(key, rows[key]), snapshot_properties=mark)
+
+
+def _among(key: str, values: Any) -> BooleanExpression:
+    """Whether a key is among these. The bounds are for the skipping of files, which pyiceberg does not do by more than 200 values."""
+    import pyarrow.compute as pc
+    import pyiceberg.expressions
+
+    expressions: Any = pyiceberg.expressions  # types of theirs ask for names that their code does not need
+    bounds = pc.min_max(values)
+    least = expressions.GreaterThanOrEqual(key, bounds["min"].as_py())
+    most = expressions.LessThanOrEqual(key, bounds["max"].as_py())
+    found: BooleanExpression = expressions.And(least, most, expressions.In(key, values.to_pylist()))
+    return found

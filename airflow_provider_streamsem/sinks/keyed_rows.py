@@ -1,0 +1,93 @@
+"""Staged rows that stand in the place of those with their keys: what a key may be, and which row of a batch is the last of its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_provider_streamsem.errors import DataError, PublishError
+from airflow_provider_streamsem.protocol.entries import Committable
+from airflow_provider_streamsem.sinks.contract import Batch
+from airflow_provider_streamsem.sinks.staged import record_batches
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+_KEY_TYPES = frozenset(
+    ["string", "long", "integer", "short", "byte", "boolean", "binary", "date", "timestamp", "timestamp_ntz"]
+)
+
+
+def check_keys(fields: Sequence[Any], keys: Sequence[str]) -> None:
+    """
+    Refuse keys that are no columns, and those of a type whose values are not simply equal or not.
+
+    :param fields: columns in Spark's form; of a batch without rows there may be none
+    :raises DataError: names them
+    """
+    types = {field["name"]: field["type"] for field in fields}
+    missing = [name for name in keys if types and name not in types]
+    if missing:
+        raise DataError(
+            "the rows lack keys by which they are merged; nothing became visible", missing=missing, columns=list(types)
+        )
+    odd = [name for name in keys if name in types and not _is_key(types[name])]
+    if odd:
+        raise DataError(
+            "keys must be text, whole numbers, decimals, dates, times, truth values or bytes; nothing became visible",
+            columns=odd,
+        )
+
+
+def _is_key(kind: Any) -> bool:
+    return isinstance(kind, str) and (kind in _KEY_TYPES or kind.startswith("decimal("))
+
+
+def staged_columns(place: str, staged: Committable, columns: Sequence[str]) -> Any:
+    """Some columns of the staged files, as a pyarrow table; without files, ``None``."""
+    import pyarrow
+    import pyarrow.parquet
+
+    found = []
+    dataset = open_dataset(place)
+    for file in staged.files:
+        stat = dataset.stat(file.key)
+        assert stat is not None, "it was counted a moment ago"
+        with dataset.open(stat) as opened:
+            found.append(pyarrow.parquet.ParquetFile(opened).read(columns=list(columns)))
+    return pyarrow.concat_tables(found) if found else None
+
+
+def check_values(place: str, staged: Committable, keys: Sequence[str]) -> None:
+    """
+    Refuse rows that have null in a key: nothing is equal to it, and each time one came it would be one more row.
+
+    :raises DataError: names the columns
+    """
+    read = staged_columns(place, staged, keys)
+    null = [] if read is None else [name for name in keys if read[name].null_count]
+    if null:
+        raise DataError("rows that are merged by key have null there; nothing became visible", columns=null)
+
+
+def last_of_each(place: str, batch: Batch, keys: Sequence[str]) -> Any:
+    """
+    The rows of a batch as a pyarrow table, of those with equal keys the last in the order of the staged files: the same for everyone who publishes it.
+
+    :raises PublishError: they are not those that were counted, or are to replace rows, which were merged and cannot be told apart
+    """
+    import pyarrow
+
+    if batch.replaced is not None and batch.replaced.files:
+        raise PublishError("rows that were merged by key cannot be replaced", version=batch.version)
+    rows = pyarrow.Table.from_batches(list(record_batches(place, batch)))
+    if rows.num_rows != batch.committable.rows:
+        raise PublishError(
+            "the staged files hold other rows than were counted",
+            version=batch.version,
+            counted=batch.committable.rows,
+            found=rows.num_rows,
+        )
+    names = [f"k{number}" for number in range(len(keys))]
+    numbered = pyarrow.table(
+        [*(rows[name] for name in keys), pyarrow.array(range(rows.num_rows))], names=[*names, "at"]
+    )
+    return rows.take(numbered.group_by(names).aggregate([("at", "max")])["at_max"].sort())

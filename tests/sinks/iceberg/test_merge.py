@@ -1,0 +1,180 @@
+"""Rows merged into an Iceberg table by key: each key has the row that came last, whoever merges, how often and how late."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from airflow_provider_streamsem.batch.maintenance import vacuum
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, StreamsemError
+from airflow_provider_streamsem.sinks import iceberg
+from airflow_provider_streamsem.sinks.iceberg import IcebergSink
+from tests.sinks.iceberg.lake import Lake, Steps
+from tests.worlds import World
+
+COLUMNS = [("id", "long"), ("v", "long")]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(iceberg, "_LONGEST_WAIT_S", 0.05)
+    yield
+    Steps.hook = None
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path, {"mode": "upsert", "keys": ["id"]}, stepped=True)
+
+
+def valued(lake: Lake, version: int, rows: dict[int, int] | list[tuple[int, int]]) -> Any:
+    pairs = list(rows.items()) if isinstance(rows, dict) else rows
+    table = pyarrow.table({"id": [k for k, _ in pairs], "v": [v for _, v in pairs]})
+    return lake.batch(version, [("", table)], columns=COLUMNS)
+
+
+def values(lake: Lake) -> list[tuple[int, int]]:
+    return sorted((row["id"], row["v"]) for row in lake.table().scan().to_arrow().to_pylist())
+
+
+def test_each_key_has_its_last_row_and_other_rows_stay(lake: Lake) -> None:
+    lake.publish(valued(lake, 0, {1: 10, 2: 20, 3: 30}))
+    receipt = lake.publish(valued(lake, 1, [(2, 21), (4, 40), (2, 22)]))
+    assert receipt is not None
+    assert (receipt.result, receipt.rows) == ("applied", 3)
+    assert values(lake) == [(1, 10), (2, 22), (3, 30), (4, 40)]
+    assert set(lake.marked()) == {"0 applied", "1 applied"}
+
+
+def test_batch_that_comes_late_or_again_brings_no_old_value_back(lake: Lake) -> None:
+    batches = [valued(lake, version, {1: version, 10 + version: version}) for version in range(3)]
+    for batch in batches:
+        lake.publish(batch)
+    at = lake.table().metadata_location
+    assert [lake.publish(batch) for batch in batches[:2]] == [None, None]
+    again = lake.publish(batches[2])
+    assert again is not None
+    assert again.result == "applied"
+    assert values(lake) == [(1, 2), (10, 0), (11, 1), (12, 2)]
+    assert lake.table().metadata_location == at
+
+
+def test_two_publishers_at_once_and_one_that_sleeps_over_its_commit_in_50_rounds(lake: Lake) -> None:
+    lake.publish(valued(lake, 0, {0: 0}))
+    for version in range(1, 101, 2):
+        slept, later = (
+            valued(lake, version, {0: version, version: version}),
+            valued(lake, version + 1, {0: version + 1}),
+        )
+        sleeps = [True]
+
+        def meanwhile(step: str, slept: Any = slept, later: Any = later, sleeps: list[bool] = sleeps) -> None:
+            if step == "before commit_table" and sleeps:
+                sleeps.clear()
+                assert lake.publish(slept) is not None
+                if slept.version % 4 == 1:
+                    assert lake.publish(later) is not None
+
+        Steps.hook = meanwhile
+        lake.publish(slept)
+        Steps.hook = None
+        assert not sleeps
+        gate = threading.Barrier(2)
+
+        def enter(later: Any = later, gate: Any = gate) -> None:
+            gate.wait()
+            lake.publish(later)
+
+        threads = [threading.Thread(target=enter) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert lake.marker() == (version + 1, "applied")
+        assert dict(values(lake))[0] == version + 1
+    odd = range(1, 101, 2)
+    assert values(lake) == [(0, 100), *((n, n) for n in odd)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("string", ["a", "b\'\"", ""]),
+        ("integer", [1, -2, 3]),
+        ("decimal(9,2)", [Decimal("1.10"), Decimal("-2.00"), Decimal("3.33")]),
+        ("date", [datetime.date(2024, 2, 29), datetime.date(1970, 1, 1), datetime.date(1, 1, 1)]),
+        ("boolean", [True, False]),
+        ("binary", [b"\x00", b"", b"\xff"]),
+        ("timestamp", [datetime.datetime(2024, 2, 29, 1, 2, 3, 4, datetime.timezone.utc), datetime.datetime(1969, 1, 1, tzinfo=datetime.timezone.utc)]),
+        ("timestamp_ntz", [datetime.datetime(2024, 2, 29, 1, 2, 3, 4), datetime.datetime(1969, 1, 1)]),
+    ],
+)  # fmt: skip
+def test_keys_of_every_type(lake: Lake, kind: str, keys: list[Any]) -> None:
+    columns = [("id", kind), ("v", "long")]
+    arrow = {"decimal(9,2)": pyarrow.decimal128(9, 2), "integer": pyarrow.int32()}.get(kind)
+
+    def staged(version: int, of: list[Any]) -> Any:
+        table = pyarrow.table({"id": pyarrow.array(of, arrow), "v": [version] * len(of)})
+        return lake.batch(version, [("", table)], columns=columns)
+
+    lake.publish(staged(0, keys))
+    lake.publish(staged(1, keys[:1]))
+    lake.publish(staged(2, keys[1:]))
+    read = lake.table().scan().to_arrow().to_pylist()
+    assert sorted((str(row["id"]), row["v"]) for row in read) == sorted(
+        [(str(keys[0]), 1), *((str(key), 2) for key in keys[1:])]
+    )
+
+
+def test_partitioned_table_a_key_moves_between_partitions(lake: Lake) -> None:
+    lake = lake.with_(partition_by=["v"])
+    lake.publish(valued(lake, 0, {1: 1, 2: 1, 3: 2}))
+    lake.publish(valued(lake, 1, {2: 2}))
+    assert values(lake) == [(1, 1), (2, 2), (3, 2)]
+
+
+def test_whole_pipeline_merges_is_verified_and_vacuumed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    lake = Lake(tmp_path, {"mode": "upsert", "keys": ["id"]})
+    world.arrive(4)
+    pipeline = world.pipeline(
+        sinks={"t": lake.sink}, transform=lambda rows: [{"id": row["id"] % 4, "v": row["id"]} for row in rows]
+    )
+    world.run("all", pipeline=pipeline, drain=True)
+    assert values(lake) == [(0, 8), (1, 9), (2, 10), (3, 11)]
+    assert world.verdict().findings == []
+    opened = world.opened()
+    assert len(vacuum(opened.log, opened.record, opened.pipeline()).attempts) == 2
+    assert values(lake) == [(0, 8), (1, 9), (2, 10), (3, 11)]
+    with pytest.raises(StreamsemError, match="redo"):
+        world.run("redo", redone=0, pipeline=pipeline)
+    with pytest.raises(ConflictError):
+        world.run("more", pipeline=world.pipeline(sinks={"t": Lake(tmp_path).sink}))
+    world.arrive(1)
+    world.run("more", pipeline=pipeline)
+    assert values(lake) == [(0, 12), (1, 13), (2, 14), (3, 11)]
+
+
+def test_null_keys_and_missing_columns_are_refused_and_lose_nothing(lake: Lake) -> None:
+    lake.publish(valued(lake, 0, {1: 1}))
+    with pytest.raises(DataError, match="have null there"):
+        valued(lake, 1, [(None, 1)])  # type: ignore[list-item]
+    only_ids = lake.batch(2, [1])
+    with pytest.raises(DataError, match="whose values a merge would lose"):
+        lake.sink.accept(only_ids.schema)
+    with pytest.raises(PublishError, match="no longer takes its rows"):
+        lake.publish(only_ids)
+    assert values(lake) == [(1, 1)]
+
+
+@pytest.mark.parametrize("given", [{"mode": "upsert"}, {"keys": ["k"]}, {"mode": "upsert", "keys": ["k", "l"]}])
+def test_mode_and_keys_that_do_not_fit_are_refused(given: Any) -> None:
+    with pytest.raises(InvalidError):
+        IcebergSink("/table", "lake.rows", **given)

@@ -1,0 +1,222 @@
+"""Rows merged into a Delta table by key: whatever is killed, repeated or late, each key has the row that came last."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from airflow_provider_streamsem import Pipeline
+from airflow_provider_streamsem.batch.maintenance import vacuum
+from airflow_provider_streamsem.errors import DataError, InvalidError, StreamsemError
+from airflow_provider_streamsem.sinks.delta import DeltaSink
+from airflow_provider_streamsem.testing.steps import Steps
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.sinks.delta_worlds import DeltaWorld
+
+KEYS = 4
+
+
+def keyed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Some keys come in every batch, some twice in one."""
+    return [{"k": row["id"] % KEYS, "v": row["id"]} for row in rows]
+
+
+class UpsertWorld(DeltaWorld):
+    def pipeline(self, **changes: Any) -> Pipeline:
+        sink = DeltaSink(self.table, mode="upsert", keys=["k"])
+        return super().pipeline(**{"sinks": {"table": sink}, "transform": keyed, **changes})
+
+    def values(self) -> list[tuple[int, int]]:
+        return sorted((row["k"], row["v"]) for row in DeltaTable(self.table).to_pyarrow_table().to_pylist())
+
+    @property
+    def last_values(self) -> list[tuple[int, int]]:
+        return sorted({n % KEYS: n for n in sorted(self.expected)}.items())
+
+    def is_merged(self) -> None:
+        assert self.verdict().findings == []
+        assert self.values() == self.last_values
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> UpsertWorld:
+    made = UpsertWorld(tmp_path)
+    made.arrive(4)
+    return made
+
+
+def publish(world: UpsertWorld, version: int) -> Any:
+    return world.pipeline().sinks["table"].publish(world.batches()[version], None)  # type: ignore[attr-defined]
+
+
+def test_each_key_has_its_last_row_and_other_rows_stay(world: UpsertWorld) -> None:
+    write_deltalake(world.table, pyarrow.table({"k": [100, 1], "v": [-1, -1], "note": ["theirs", "older"]}))
+    world.run("all", drain=True)
+    read = {row["k"]: (row["v"], row["note"]) for row in DeltaTable(world.table).to_pyarrow_table().to_pylist()}
+    assert read == {100: (-1, "theirs"), 1: (9, "older"), 0: (8, None), 2: (10, None), 3: (11, None)}
+    receipts = world.opened().log.receipts(1)
+    assert receipts is not None
+    assert (receipts.sinks["table"].result, receipts.sinks["table"].rows) == ("applied", 6)
+    assert world.verdict().findings == []
+
+
+@pytest.mark.parametrize("retry", ["run", "another"])
+def test_death_around_every_write_of_a_merge_then_a_retry(tmp_path: Path, around: Any, retry: str) -> None:
+    current: list[Steps] = [Steps()]
+    around(lambda name: current[-1](name))
+
+    def run_to(at: int | None, name: str) -> tuple[UpsertWorld, Steps]:
+        world, steps = UpsertWorld(tmp_path / name), Steps(at)
+        world.arrive(4)
+        current.append(steps)
+        with suppress(Crash):
+            world.run("run", drain=True)
+        current.append(Steps())
+        return world, steps
+
+    _, alone = run_to(None, "alone")
+    assert alone.taken == ["before create", "after create"] + ["before execute", "after execute"] * 2
+    for at in range(len(alone.taken)):
+        world, steps = run_to(at, f"{at}")
+        assert steps.died
+        world.run(retry, drain=True)
+        world.run("run", drain=True)
+        world.is_merged()
+        assert DeltaTable(world.table).version() == 2, "a version was merged twice"
+
+
+def test_merge_whose_answer_was_lost_is_not_made_again(world: UpsertWorld, around: Any) -> None:
+    lost: list[str] = []
+
+    def lose(name: str) -> None:
+        if name == "after execute" and not lost:
+            lost.append(name)
+            raise OSError("the connection was lost")
+
+    world.run("first")
+    around(lose)
+    world.run("second")
+    assert lost
+    assert DeltaTable(world.table).version() == 2
+    world.is_merged()
+
+
+def test_batch_that_is_merged_again_any_number_of_times_brings_no_old_value_back(world: UpsertWorld) -> None:
+    world.run("all", drain=True)
+    for _ in range(3):
+        assert publish(world, 0) is None
+        assert publish(world, 1).result == "applied"
+    world.is_merged()
+    assert DeltaTable(world.table).version() == 2
+
+
+def test_publishers_at_once_and_one_that_sleeps_merge_each_version_once_in_50_rounds(
+    tmp_path: Path, around: Any
+) -> None:
+    world = UpsertWorld(tmp_path)
+    world.arrive(2)
+    world.run("first")
+    sleeping: list[Any] = [lambda step: None]
+    around(lambda step: sleeping[-1](step))
+    for turn in range(50):
+        slept: list[str] = []
+
+        def meanwhile(step: str) -> None:
+            if step == "before execute" and not slept:  # noqa: B023
+                slept.append(step)  # noqa: B023
+                if turn % 2:  # noqa: B023
+                    world.arrive(2)
+                world.run(f"other {turn}", drain=True)  # noqa: B023
+
+        world.arrive(2)
+        sleeping.append(meanwhile)
+        world.run(f"turn {turn}")
+        sleeping.append(lambda step: None)
+        assert slept
+        with ThreadPoolExecutor(2) as pool:
+            newest = len(world.batches()) - 1
+            answers = list(pool.map(lambda version: publish(world, version), [newest, newest]))
+        assert [answer.result for answer in answers] == ["applied", "applied"]
+        world.is_merged()
+    assert DeltaTable(world.table).version() == len(world.batches())
+
+
+def test_redo_is_refused_before_anything_is_written(world: UpsertWorld) -> None:
+    world.run("all", drain=True)
+    with pytest.raises(StreamsemError, match="redo"):
+        world.run("redo", redone=0)
+    assert world.opened().head == 1
+    world.is_merged()
+
+
+def test_staged_rows_are_vacuumed_after_the_receipts_and_the_table_has_all(world: UpsertWorld) -> None:
+    world.run("all", drain=True)
+    opened = world.opened()
+    assert len(vacuum(opened.log, opened.record, opened.pipeline()).attempts) == 2
+    assert not list(Path(world.table).glob("data/**/*.parquet"))
+    world.is_merged()
+    world.arrive(1)
+    world.run("more")
+    world.is_merged()
+
+
+def test_log_that_appends_cannot_come_to_merge_or_vacuum_would_delete_the_tables_files(world: UpsertWorld) -> None:
+    appending = world.pipeline(sinks={"table": DeltaSink(world.table)})
+    world.run("first", pipeline=appending)
+    with pytest.raises(StreamsemError, match="sinks"):
+        world.run("second")
+    assert len(DeltaTable(world.table).to_pyarrow_table()) == 6
+
+
+@pytest.mark.parametrize(
+    ("transform", "says"),
+    [
+        (lambda rows: [{"k": None if row["id"] == 1 else row["id"], "v": 1} for row in rows], "have null there"),
+        (lambda rows: [{"k": row["id"] / 2, "v": 1} for row in rows], "keys must be text"),
+        (lambda rows: [{"v": row["id"]} for row in rows], "lack keys"),
+    ],
+)
+def test_rows_that_have_no_key_are_refused_before_the_decision(world: UpsertWorld, transform: Any, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        world.run("first", pipeline=world.pipeline(transform=transform))
+    assert world.opened().head == -1
+    world.run("first")
+    assert world.opened().head == 0
+
+
+def test_several_keys_with_odd_names_and_a_column_that_comes_later(tmp_path: Path) -> None:
+    odd = "the `key` \"of' it"
+    world = UpsertWorld(tmp_path)
+    world.arrive(4)
+    sink = DeltaSink(world.table, mode="upsert", keys=["K", odd])
+
+    def named(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"K": row["id"] % 2, odd: f"'{row['id'] % 3}", "v": row["id"]} for row in rows]
+
+    world.run("first", pipeline=world.pipeline(sinks={"table": sink}, transform=named))
+    later = world.pipeline(sinks={"table": sink}, transform=lambda rows: [{**row, "new": True} for row in named(rows)])
+    world.run("second", pipeline=later)
+    read = DeltaTable(world.table).to_pyarrow_table().to_pylist()
+    assert sorted((row["K"], row[odd], row["v"], row["new"]) for row in read) == sorted(
+        (n % 2, f"'{n % 3}", n, True) for n in range(6, 12)
+    )
+
+
+def test_table_that_only_takes_appends_is_refused_before_the_decision(world: UpsertWorld) -> None:
+    write_deltalake(world.table, pyarrow.table({"k": [100], "v": [-1]}), configuration={"delta.appendOnly": "true"})
+    with pytest.raises(DataError, match="asks more of its writers") as caught:
+        world.run("first")
+    assert "delta.appendOnly" in str(caught.value)
+    assert world.opened().head == -1
+
+
+@pytest.mark.parametrize("given", [{"mode": "upsert"}, {"keys": ["k"]}, {"mode": "merge", "keys": ["k"]}])
+def test_mode_and_keys_that_do_not_fit_are_refused(given: Any) -> None:
+    with pytest.raises(InvalidError):
+        DeltaSink("/table", **given)
