@@ -6,6 +6,7 @@ import io
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +17,7 @@ import fastavro
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_streamsem import Avro, Json, KafkaSource, open_log, read_committed
+from airflow_provider_streamsem import Avro, Json, KafkaSink, KafkaSource, open_log, read_committed
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import DataError, UnavailableError
 from airflow_provider_streamsem.testing.harness import PipelineHarness
@@ -126,6 +127,23 @@ def test_avro_values_become_columns_and_truncated_or_longer_ones_are_quarantined
     )
 
 
+def test_avro_key_that_does_not_fit_is_quarantined_with_its_place_and_both_of_its_parts(topics: Topics) -> None:
+    topics.create("a", 2)
+    good, value = avro(V1, {"id": 7, "user": None}), '{"total": 1}'
+    for key, data in ((good, value), (good[:-1], value), (None, value), (good, "{broken"), (b"\xff", "{broken")):
+        topics.put("a", [data], key=key, partition=1)
+    spec = topics.pipeline("a", source={"key": Avro(json.dumps(V1)), "value": Json("total long")})
+    result = topics.run(spec, "r")
+    assert (result.counts["read"], result.counts["parsed"], result.counts["quarantined"]) == (5, 2, 3)
+    assert sorted(topics.rows("kafka_key.id, total, kafka_offset"), key=str) == [(7, 1, 0), (None, 1, 2)]
+    place = {"topic": topics.name("a"), "partition": 1, "error": "key or value cannot be decoded", "encoding": "utf-8"}
+    assert quarantined(topics) == [
+        {**place, "offset": 1, "key": good[:-1].decode(), "key_encoding": "utf-8", "raw": value},
+        {**place, "offset": 3, "key": good.decode(), "key_encoding": "utf-8", "raw": "{broken"},
+        {**place, "offset": 4, "key": "/w==", "key_encoding": "base64", "raw": "{broken"},
+    ]
+
+
 class Registry(BaseHTTPRequestHandler):
     """Two of a schema registry's answers: versions of a subject, and one version."""
 
@@ -198,44 +216,77 @@ def test_value_with_fields_named_as_kafkas_own_is_refused(topics: Topics) -> Non
         topics.run(topics.pipeline("a", source={"value": Json("kafka_offset long")}), "r")
 
 
-def secured(broker: Broker, password: str) -> str:
-    return json.dumps(
-        {
-            "conn_type": "kafka",
-            "extra": {
-                "bootstrap.servers": broker.bootstrap_sasl, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": USER,
-                "sasl.password": password, "group.id": "not-used",
-            },
-        }
-    )  # fmt: skip
+def secured(broker: Broker, kind: str, password: str = PASSWORD) -> str:
+    """A connection to a listener that asks for something."""
+    user = {"sasl.username": USER, "sasl.password": password}
+    authority = {"ssl.ca.location": str(broker.certificates.authority)}
+    client = {
+        "ssl.certificate.location": str(broker.certificates.client),
+        "ssl.key.location": str(broker.certificates.client_key),
+    }
+    extra = {
+        "PLAIN": {
+            "bootstrap.servers": broker.bootstrap_sasl,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            **user,
+        },
+        "SCRAM over TLS": {
+            "bootstrap.servers": broker.bootstrap_scram,
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            **user,
+            **authority,
+        },
+        "mutual TLS": {
+            "bootstrap.servers": broker.bootstrap_mutual,
+            "security.protocol": "SSL",
+            **authority,
+            **client,
+        },
+    }[kind]
+    return json.dumps({"conn_type": "kafka", "extra": {**extra, "group.id": "not-used"}})
 
 
-def test_secured_cluster_is_read_by_a_connection_whose_secret_is_written_nowhere(
-    topics: Topics, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("kind", ["PLAIN", "SCRAM over TLS", "mutual TLS"])
+def test_secured_cluster_is_read_and_written_by_a_connection_whose_secret_is_written_nowhere(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
     topics.create("a", 1)
+    topics.create("b", 1)
     topics.put("a", ["1", "2"])
-    monkeypatch.setenv("AIRFLOW_CONN_SECURED_KAFKA", secured(topics.broker, PASSWORD))
+    monkeypatch.setenv("AIRFLOW_CONN_SECURED_KAFKA", secured(topics.broker, kind))
+    key = topics.broker.certificates.client_key.read_text().splitlines()
+    secrets = {PASSWORD, key[1], key[-2]}
     spec = topics.pipeline("a")
-    spec = spec.replace(source=KafkaSource(topics=[topics.name("a")], conn_id="secured_kafka"))
+    spec = spec.replace(
+        source=KafkaSource(topics=[topics.name("a")], conn_id="secured_kafka"),
+        sinks={
+            **spec.sinks,
+            "topic": KafkaSink(str(topics.place / "staged"), topic=topics.name("b"), conn_id="secured_kafka"),
+        },
+        transform=lambda frame: {"out": frame, "topic": frame.select("value")},
+    )
     result = topics.run(spec, "r")
     assert result.counts["read"] == 2
-    assert PASSWORD not in json.dumps(result.to_json())
+    topics.check(Counter(["1", "2"]))
+    assert topics.read("b") == Counter(["1", "2"])
     written = [
         path for directory, _, names in os.walk(topics.place) for path in (Path(directory) / name for name in names)
     ]
     assert len(written) > 5
-    assert [str(path) for path in written if PASSWORD.encode() in path.read_bytes()] == []
     out = capfd.readouterr()
-    assert PASSWORD not in out.out + out.err
-    assert PASSWORD not in repr(connection("secured_kafka")) + repr(spec)
+    told = out.out + out.err + json.dumps(result.to_json()) + repr(connection("secured_kafka")) + repr(spec)
+    for secret in secrets:
+        assert [str(path) for path in written if secret.encode() in path.read_bytes()] == []
+        assert secret not in told
 
 
 def test_wrong_password_is_an_error_that_does_not_tell_it(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
     import traceback
 
     monkeypatch.setattr("airflow_provider_streamsem.sources.kafka_cluster.TIMEOUT_S", 3.0)
-    monkeypatch.setenv("AIRFLOW_CONN_SECURED_KAFKA", secured(topics.broker, "wrong-" + PASSWORD))
+    monkeypatch.setenv("AIRFLOW_CONN_SECURED_KAFKA", secured(topics.broker, "PLAIN", "wrong-" + PASSWORD))
     topics.create("a", 1)
     spec = topics.pipeline("a").replace(source=KafkaSource(topics=[topics.name("a")], conn_id="secured_kafka"))
     with pytest.raises(Exception, match="nothing was written") as caught:

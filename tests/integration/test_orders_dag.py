@@ -1,4 +1,4 @@
-"""The example DAG of Kafka to S3, on Airflow's own machinery, a real broker, S3 server and Spark cluster: run, run again, clear."""
+"""The example DAG of Kafka to S3, on Airflow's own machinery, a real broker, S3 server and Spark: run, run again, clear."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from airflow_provider_streamsem import open_log, verify
 from tests.integration.parts.kafka import PASSWORD, USER, Broker
 from tests.integration.parts.s3 import S3Server, downloaded
-from tests.integration.parts.server import running
-from tests.integration.parts.spark import Cluster, session_conf
+from tests.integration.parts.server import Server, running
+from tests.integration.parts.spark import Cluster, ConnectServer, session_conf
 from tests.integration.topics import Topics
 
 pytestmark = pytest.mark.integration
@@ -31,21 +31,46 @@ print("STATE", run.state)
 """
 
 
+TALKATIVE = """
+rootLogger.level = info
+rootLogger.appenderRef.stderr.ref = stderr
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = info
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %p %c: %m%n%ex
+"""
+
+
+def spark_at(kind: str, home: Path, s3_server: S3Server) -> tuple[list[Server], dict[str, str | int]]:
+    """Spark's servers, and the connection by which an operator finds them."""
+    if kind == "cluster":
+        cluster = Cluster(home, workers=1)
+        host, _, port = cluster.url.removeprefix("spark://").partition(":")
+        return cluster.servers, {"conn_type": "spark", "host": f"spark://{host}", "port": int(port)}
+    server = ConnectServer(home, s3_server.s3a_conf())
+    host, _, port = server.url.removeprefix("sc://").partition(":")
+    return [server], {"conn_type": "spark_connect", "host": host, "port": int(port)}
+
+
 def rows(lake: str, tmp_path: Path) -> list[tuple[int, str, int]]:
     copies = [downloaded(file.path, tmp_path / "copies") for file in open_log(f"{lake}/_streamsem/orders").files()]
     return sorted(duckdb.sql(f"select id, initials, cents from read_parquet({copies})").fetchall())
 
 
+@pytest.mark.parametrize("kind", ["cluster", "connect"])
 def test_orders_dag_drains_a_secured_topic_onto_s3_and_a_clear_makes_its_rows_anew(
-    broker: Broker, s3_server: S3Server, lake: str, tmp_path: Path
+    broker: Broker, s3_server: S3Server, lake: str, tmp_path: Path, kind: str
 ) -> None:
+    """And no file of Airflow, its database among them, of Spark and of the pipeline has the password, with all that Spark can tell switched on."""
     topics = Topics(broker, tmp_path)
     topic = topics.create("orders", 2)
     order = lambda n: json.dumps({"id": n, "user": f"Ann {n} Lee", "cents": n - 1, "at": "2026-01-01T00:00:00Z"})  # noqa: E731
     topics.put("orders", [order(n) for n in range(50)], partition=0)
     topics.put("orders", [*[order(n) for n in range(50, 80)], "{broken"], partition=1)
-    cluster = Cluster(tmp_path / "cluster", workers=1)
-    host, _, port = cluster.url.removeprefix("spark://").partition(":")
+    servers, connection = spark_at(kind, tmp_path / "spark", s3_server)
     kafka = {
         "bootstrap.servers": broker.bootstrap_sasl,
         "security.protocol": "SASL_PLAINTEXT",
@@ -54,17 +79,23 @@ def test_orders_dag_drains_a_secured_topic_onto_s3_and_a_clear_makes_its_rows_an
         "sasl.password": PASSWORD,
     }
     # What a deployment puts into spark-defaults.conf: where the jars are.
-    (tmp_path / "spark-conf").mkdir()
-    defaults = {**session_conf(), "spark.executor.memory": "512m"}
+    for name in ("spark-conf", "events", "airflow"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "spark-conf" / "log4j2.properties").write_text(TALKATIVE)
+    defaults = {
+        **session_conf(),
+        "spark.executor.memory": "512m",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"file://{tmp_path}/events",
+    }
     (tmp_path / "spark-conf" / "spark-defaults.conf").write_text("".join(f"{k} {v}\n" for k, v in defaults.items()))
     environment = {
         **os.environ, **s3_server.environment(), "AIRFLOW_HOME": str(tmp_path / "airflow"), "STREAMSEM_LAKE": lake, "STREAMSEM_ORDERS_TOPIC": topic,
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{tmp_path}/airflow/airflow.db", "SPARK_CONF_DIR": str(tmp_path / "spark-conf"),
         "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": kafka}),
-        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": f"spark://{host}", "port": int(port)}),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection),
         "PYTHONPATH": f"{os.environ['AIRFLOW__CORE__DAGS_FOLDER']}:{Path(__file__).parents[2]}",
     }  # fmt: skip
-    (tmp_path / "airflow").mkdir()
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
@@ -78,7 +109,7 @@ def test_orders_dag_drains_a_secured_topic_onto_s3_and_a_clear_makes_its_rows_an
         assert "STATE success" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout + done.stderr
 
-    with running(*cluster.servers):
+    with running(*servers):
         told = run("first")
         expected = [(n, f"A{str(n)[0]}L", n - 1) for n in range(2, 80)]
         assert rows(lake, tmp_path) == expected
@@ -90,14 +121,18 @@ def test_orders_dag_drains_a_secured_topic_onto_s3_and_a_clear_makes_its_rows_an
             "filtered": 2,
             "written.orders": 78,
         }
-        topics.put("orders", [order(n) for n in range(80, 90)])
-        told += run("second")
-        told += run("first", "--clear")
-    assert rows(lake, tmp_path) == [(n, f"A{str(n)[0]}L", n - 1) for n in range(2, 90)]
-    assert [(v.outcome.replaces.version if v.outcome and v.outcome.replaces else None) for v in opened.versions()] == [
-        0,
-        None,
-        None,
-    ]
+        if kind == "cluster":
+            topics.put("orders", [order(n) for n in range(80, 90)])
+            told += run("second")
+            told += run("first", "--clear")
+            assert rows(lake, tmp_path) == [*expected, *((n, f"A{str(n)[0]}L", n - 1) for n in range(80, 90))]
+            replaced = [v.outcome and v.outcome.replaces and v.outcome.replaces.version for v in opened.versions()]
+            assert replaced == [0, None, None]
     assert verify(f"{lake}/_streamsem/orders").findings == []
     assert PASSWORD not in told
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and "copies" not in path.parts]
+    assert {"airflow.db"} <= {path.name for path in written}
+    if kind == "cluster":
+        assert "Submitted application" in told or "Running Spark version" in told, "the JVM told nothing"
+        assert any("events" in path.parts for path in written)
+    assert [str(path) for path in written if PASSWORD.encode() in path.read_bytes()] == []

@@ -6,7 +6,7 @@ import subprocess
 import uuid
 from pathlib import Path
 
-from tests.integration.parts import install
+from tests.integration.parts import certificates, install
 from tests.integration.parts.server import Server, free_port
 
 USER, PASSWORD = "etl", "s3cret-of-the-broker"
@@ -15,11 +15,18 @@ PROPERTIES = """
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{plain},SASL://127.0.0.1:{sasl},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL://127.0.0.1:{sasl}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:{plain},SASL://127.0.0.1:{sasl},SCRAM://127.0.0.1:{scram},MUTUAL://127.0.0.1:{mutual},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL://127.0.0.1:{sasl},SCRAM://127.0.0.1:{scram},MUTUAL://127.0.0.1:{mutual}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL:SASL_PLAINTEXT,SCRAM:SASL_SSL,MUTUAL:SSL,CONTROLLER:PLAINTEXT
 controller.listener.names=CONTROLLER
-sasl.enabled.mechanisms=PLAIN
+listener.name.sasl.sasl.enabled.mechanisms=PLAIN
+listener.name.scram.sasl.enabled.mechanisms=SCRAM-SHA-512
+listener.name.scram.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+listener.name.mutual.ssl.client.auth=required
+ssl.keystore.type=PEM
+ssl.keystore.location={certificates.server}
+ssl.truststore.type=PEM
+ssl.truststore.location={certificates.authority}
 listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}="{password}";
 log.dirs={home}/data
 num.partitions=2
@@ -37,21 +44,32 @@ auto.create.topics.enable=false
 
 
 class Broker(Server):
-    """``bootstrap`` without security, ``bootstrap_sasl`` for :data:`USER` with :data:`PASSWORD`."""
+    """
+    ``bootstrap`` without security. ``bootstrap_sasl``: :data:`USER` with :data:`PASSWORD` as they are; ``bootstrap_scram``: the same by SCRAM-SHA-512 over TLS;
+    ``bootstrap_mutual``: TLS with the client's certificate of ``certificates``.
+    """
 
     def __init__(self, home: Path) -> None:
         jars = install.classpath("kafka")
         java = install.tool("java")
         home.mkdir(parents=True, exist_ok=True)
-        ports = {name: free_port() for name in ("plain", "sasl", "controller")}
+        ports = {name: free_port() for name in ("plain", "sasl", "scram", "mutual", "controller")}
         self.bootstrap = f"127.0.0.1:{ports['plain']}"
         self.bootstrap_sasl = f"127.0.0.1:{ports['sasl']}"
+        self.bootstrap_scram = f"127.0.0.1:{ports['scram']}"
+        self.bootstrap_mutual = f"127.0.0.1:{ports['mutual']}"
         self.data = home / "data"
+        self.certificates = certificates.make(home / "certificates")
         properties = home / "server.properties"
-        properties.write_text(PROPERTIES.format(**ports, user=USER, password=PASSWORD, home=home))
+        properties.write_text(
+            PROPERTIES.format(**ports, user=USER, password=PASSWORD, home=home, certificates=self.certificates)
+        )
         if not self.data.exists():
             subprocess.run(
-                [java, "-cp", jars, "kafka.tools.StorageTool", "format", "-t", str(uuid.uuid4()), "-c", str(properties)],
+                [
+                    java, "-cp", jars, "kafka.tools.StorageTool", "format", "-t", str(uuid.uuid4()), "-c", str(properties),
+                    "--add-scram", f"SCRAM-SHA-512=[name={USER},password={PASSWORD}]",
+                ],
                 check=True, capture_output=True,
             )  # fmt: skip
         argv = [java, "-Xmx512m", "-XX:TieredStopAtLevel=1", "-cp", jars, "kafka.Kafka", str(properties)]
