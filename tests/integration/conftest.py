@@ -24,10 +24,10 @@ from tests.integration.parts.spark import peers_conf, session_conf
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A real S3 server with the bucket ``lake``; versitygw, or what the variable S3 names."""
+    """A real S3 server with the bucket ``lake``."""
     import boto3
 
-    server = S3Server(tmp_path_factory.mktemp("s3"), os.environ.get("S3", "versitygw"))
+    server = S3Server(tmp_path_factory.mktemp("s3"))
     with running(server):
         os.environ.update(server.environment())
         boto3.client("s3").create_bucket(Bucket="lake")

@@ -1,4 +1,4 @@
-"""One pipeline into files, a Delta table, Postgres, a Kafka topic and an HTTP endpoint at once, on real servers: killed at every step, then all hold the same."""
+"""One pipeline into files, a Delta table, an Iceberg table, Postgres, a Kafka topic and an HTTP endpoint at once, on real servers: killed at every step, then all hold the same."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 
 from airflow_provider_streamsem import FilesSink, Pipeline
 from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.sinks import iceberg_catalog
 from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.sinks.http import HttpSink
+from airflow_provider_streamsem.sinks.iceberg import IcebergSink
 from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from airflow_provider_streamsem.sinks.kafka import KafkaSink
 from airflow_provider_streamsem.stores.contract import Store, open_store
@@ -40,7 +43,7 @@ from tests.stepped import stepped
 from tests.worlds import World
 
 pytestmark = pytest.mark.integration
-PUBLISHING = (DeltaSink, HttpSink, JdbcSink, KafkaSink)
+PUBLISHING = (DeltaSink, HttpSink, IcebergSink, JdbcSink, KafkaSink)
 
 
 class RowsToS3(RowsEngine):
@@ -74,7 +77,7 @@ def servers(s3_server: S3Server, broker: Broker, tmp_path: Path, monkeypatch: py
 
 
 class ManyWorld(World):
-    """Five sinks in places of their own."""
+    """Six sinks in places of their own."""
 
     def __init__(self, root: Path, servers: Servers) -> None:
         self.servers, self.name = servers, f"w{uuid.uuid4().hex[:8]}"
@@ -97,6 +100,7 @@ class ManyWorld(World):
         sinks = {
             "files": FilesSink(f"{self.base}/files", format="json"),
             "delta": DeltaSink(f"{self.base}/delta"),
+            "iceberg": IcebergSink(f"{self.base}/iceberg", f"lake.{self.name}", properties=self.catalog),
             "database": JdbcSink("db", self.name, f"{self.base}/for-db", markers=f"{self.name}_markers"),
             "topic": KafkaSink(
                 f"{self.base}/for-topic", topic=topics.name(self.name), bootstrap_servers=topics.broker.bootstrap,
@@ -106,14 +110,21 @@ class ManyWorld(World):
         }  # fmt: skip
         return super().pipeline(sinks=sinks, transform=shaped, **changes)
 
+    @property
+    def catalog(self) -> dict[str, str]:
+        return {"type": "sql", "uri": f"sqlite:///{self.root}/catalog.db"}
+
     def held(self) -> dict[str, Counter[int]]:
         """Sink → the ids that its readers find."""
         options = self.servers.s3.deltalake_options()
         table = DeltaTable(f"{self.base}/delta", storage_options=options).to_pyarrow_table()
+        with load_catalog("default", **self.catalog, **iceberg_catalog._s3_properties(self.base)) as catalog:
+            scanned = catalog.load_table(f"lake.{self.name}").scan().to_arrow()
         files = [Path(downloaded(file.path, self.root / "copies")) for file in self.opened().files()]
         return {
             "files": Counter(json.loads(line)["id"] for file in files for line in file.read_text().splitlines()),
             "delta": Counter(table["id"].to_pylist()),
+            "iceberg": Counter(scanned["id"].to_pylist()),
             "database": Counter(id for (id,) in self.sql(f"SELECT id FROM {self.name}")),
             "topic": Counter({int(id): times for id, times in self.servers.topics.read(self.name).items()}),
             "calls": Counter(body["id"] for body in self.servers.endpoint.table().values()),
@@ -122,7 +133,8 @@ class ManyWorld(World):
 
 def shaped(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     records = [{"key": f"k{row['id']}", "value": str(row["id"])} for row in rows]
-    return {name: records if name == "topic" else rows for name in ("files", "delta", "database", "topic", "calls")}
+    names = ("files", "delta", "iceberg", "database", "topic", "calls")
+    return {name: records if name == "topic" else rows for name in names}
 
 
 @pytest.fixture
@@ -134,7 +146,7 @@ def around(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[str], object]]:
     return steps
 
 
-def test_pipeline_that_is_killed_at_every_step_leaves_the_same_in_five_unlike_sinks(
+def test_pipeline_that_is_killed_at_every_step_leaves_the_same_in_six_unlike_sinks(
     servers: Servers, around: list[Callable[[str], object]], tmp_path: Path
 ) -> None:
     def killed(at: int | None) -> tuple[ManyWorld, Steps]:
@@ -154,7 +166,9 @@ def test_pipeline_that_is_killed_at_every_step_leaves_the_same_in_five_unlike_si
 
     world, alone = killed(None)
     assert [name for name in alone.taken if "Sink" in name] == [
-        f"{when} {kind.__name__}" for kind in (HttpSink, JdbcSink, DeltaSink, KafkaSink) for when in ("before", "after")
+        f"{when} {kind.__name__}"
+        for kind in (HttpSink, JdbcSink, DeltaSink, IcebergSink, KafkaSink)
+        for when in ("before", "after")
     ]
     assert world.held() == dict.fromkeys(world.pipeline().sinks, world.expected)
     for at in range(len(alone.taken)):

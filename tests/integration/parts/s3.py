@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tests.integration.parts import install
@@ -22,13 +23,10 @@ def downloaded(path: str, directory: Path) -> str:
 
 
 class S3Server(Server):
-    """
-    versitygw over a directory, or MinIO.
+    """versitygw over a directory, or ``minio`` where the variable ``S3`` says so."""
 
-    :param kind: ``versitygw`` or ``minio``
-    """
-
-    def __init__(self, home: Path, kind: str = "versitygw") -> None:
+    def __init__(self, home: Path) -> None:
+        kind = os.environ.get("S3", "versitygw")
         program = install.s3_server(kind)
         home.mkdir(parents=True, exist_ok=True)
         data = home / "data"
