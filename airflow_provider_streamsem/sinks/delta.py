@@ -155,8 +155,8 @@ class DeltaSink(StagedSink):
         """As every staged sink; refuses an empty text as a partition value, for which Delta has no form: some readers give null."""
         found = StagedSink.collect(self, version, attempt_id, accepted)
         if self._merges:
-            keyed_rows.check_values(self.path, found, self.keys)
-            delta_merge.check_partitions(self.path, found, self.partition_by)
+            null_texts = delta_merge.NULL_TEXTS
+            keyed_rows.check_values(self.path, found, self.keys, self.partition_by, null_texts=null_texts)
         empty = sorted({name for file in found.files for name, value in file.partition.items() if value == ""})
         if empty:
             raise DataError(

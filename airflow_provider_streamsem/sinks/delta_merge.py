@@ -9,30 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.protocol.entries import Committable
 from airflow_provider_streamsem.sinks.contract import Batch
-from airflow_provider_streamsem.sinks.keyed_rows import last_of_each, staged_columns
+from airflow_provider_streamsem.sinks.keyed_rows import last_of_each
 
-
-def check_partitions(place: str, staged: Committable, partition_by: Sequence[str]) -> None:
-    """
-    Refuse an empty text in a partition column: Delta keeps it as null.
-
-    :raises DataError: names the columns
-    """
-    import pyarrow.compute as pc
-
-    read = staged_columns(place, staged, partition_by) if partition_by else None
-    if read is None:
-        return
-    texts = [field.name for field in read.schema if field.type in ("string", "large_string")]
-    empty = [name for name in texts if pc.any(pc.equal(read[name], "")).as_py()]
-    if empty:
-        raise DataError(
-            "an empty text cannot be a partition value of a Delta table: it would be null there; nothing became visible",
-            columns=empty,
-        )
+NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
+"""what delta-rs writes as the value of a partition that is null"""
 
 
 def merge(table: Any, place: str, batch: Batch, keys: Sequence[str], properties: Any) -> None:

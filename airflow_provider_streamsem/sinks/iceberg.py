@@ -152,10 +152,10 @@ class IcebergSink(StagedSink):
                 self._check_lacking(table, columns)
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
-        """As every staged sink; refuses a key that is null."""
+        """As every staged sink; refuses a key that is null, and a partition value that is too long for a directory."""
         found = StagedSink.collect(self, version, attempt_id, accepted)
         if self._merges:
-            keyed_rows.check_values(self.path, found, self.keys)
+            keyed_rows.check_values(self.path, found, self.keys, self.partition_by)
         return found
 
     def stats(self, parquet: Any) -> str:

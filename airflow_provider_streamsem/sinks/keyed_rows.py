@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from airflow_provider_streamsem.errors import DataError, PublishError
 from airflow_provider_streamsem.protocol.entries import Committable
@@ -11,6 +12,7 @@ from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.staged import record_batches
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
+_LONGEST_NAME = 255  # bytes, of a directory in most file systems
 _KEY_TYPES = frozenset(
     ["string", "long", "integer", "short", "byte", "boolean", "binary", "date", "timestamp", "timestamp_ntz"]
 )
@@ -41,7 +43,7 @@ def _is_key(kind: Any) -> bool:
     return isinstance(kind, str) and (kind in _KEY_TYPES or kind.startswith("decimal("))
 
 
-def staged_columns(place: str, staged: Committable, columns: Sequence[str]) -> Any:
+def _staged_columns(place: str, staged: Committable, columns: Sequence[str]) -> Any:
     """Some columns of the staged files, as a pyarrow table; without files, ``None``."""
     import pyarrow
     import pyarrow.parquet
@@ -56,16 +58,32 @@ def staged_columns(place: str, staged: Committable, columns: Sequence[str]) -> A
     return pyarrow.concat_tables(found) if found else None
 
 
-def check_values(place: str, staged: Committable, keys: Sequence[str]) -> None:
+def check_values(
+    place: str, staged: Committable, keys: Sequence[str], partition_by: Sequence[str], *, null_texts: Sequence[str] = ()
+) -> None:
     """
-    Refuse rows that have null in a key: nothing is equal to it, and each time one came it would be one more row.
+    Refuse rows that could not be merged, by what the staged files hold in their keys and partition columns.
 
+    Null in a key is equal to nothing: each time one came it would be one more row. A text in a partition column becomes the name of a directory.
+
+    :param null_texts: those that would be null as the value of a partition
     :raises DataError: names the columns
     """
-    read = staged_columns(place, staged, keys)
-    null = [] if read is None else [name for name in keys if read[name].null_count]
+    read = _staged_columns(place, staged, [*keys, *partition_by])
+    if read is None:
+        return
+    null = [name for name in keys if read[name].null_count]
     if null:
         raise DataError("rows that are merged by key have null there; nothing became visible", columns=null)
+    values = {name: read[name].unique().drop_null().to_pylist() for name in partition_by if read[name].type == "string"}
+    long = [name for name, of in values.items() if any(len(f"{name}={quote(v, safe='')}") > _LONGEST_NAME for v in of)]
+    if long:
+        what = "a text in a partition column is too long for the name of a directory; nothing became visible"
+        raise DataError(what, columns=long, longest=_LONGEST_NAME)
+    lost = {name: sorted(set(null_texts).intersection(of)) for name, of in values.items()}
+    if any(lost.values()):
+        what = "a text in a partition column would be null in the table; nothing became visible"
+        raise DataError(what, columns={name: texts for name, texts in lost.items() if texts})
 
 
 def last_of_each(place: str, batch: Batch, keys: Sequence[str]) -> Any:

@@ -98,28 +98,38 @@ def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
     spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path
 ) -> None:
     """Rows of every type in odd partitions, a third of which comes twice, in another partition and with another price."""
-    arrive(arrivals, range(60))
-    again = [{**record(n), "p": PARTS[(n + 1) % len(PARTS)], "price": "1.0000"} for n in range(40, 80)]
+    odd = [part for part in PARTS if part != "__HIVE_DEFAULT_PARTITION__"]
+    first = [{**record(n), "p": odd[n % len(odd)]} for n in range(60)]
+    (arrivals / "first.json").write_text("".join(json.dumps(row) + "\n" for row in first))
+    again = [{**record(n), "p": odd[(n + 1) % len(odd)], "price": "1.0000"} for n in range(40, 80)]
     (arrivals / "again.json").write_text("".join(json.dumps(row) + "\n" for row in again))
     sink = DeltaSink(table, partition_by=["p", "day"], mode="upsert", keys=["id"])
     pipeline = pipeline_to(table, f"{lake}/log", arrivals, sinks={"table": sink})
     assert run_batch(pipeline, run_key="all", drain=True).batches == 2
-    first = spark.read.schema(SCHEMA).json(str(arrivals / "000000.json")).where("id < 40")
-    expected = first.union(spark.read.schema(SCHEMA).json(str(arrivals / "again.json"))).orderBy("id").collect()
+    stayed = spark.read.schema(SCHEMA).json(str(arrivals / "first.json")).where("id < 40")
+    expected = stayed.union(spark.read.schema(SCHEMA).json(str(arrivals / "again.json"))).orderBy("id").collect()
     assert spark_rows(spark, table) == expected
     read = DeltaTable(table, storage_options=s3_server.deltalake_options()).to_pyarrow_table().sort_by("id").to_pylist()
     assert [comparable(row) for row in read] == [comparable(row.asDict(recursive=True)) for row in expected]
     assert verify(f"{lake}/log").clean
 
 
-def test_empty_text_as_a_partition_value_of_merged_rows_is_refused(
-    spark: SparkSession, lake: str, arrivals: Path
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("''", "would be null in the table"),
+        ("'__HIVE_DEFAULT_PARTITION__'", "would be null"),
+        ("repeat('é', 50)", "too long for"),
+    ],
+)
+def test_partition_value_that_merged_rows_cannot_have_is_refused_before_the_decision(
+    spark: SparkSession, lake: str, arrivals: Path, value: str, says: str
 ) -> None:
     arrive(arrivals, range(3))
     sink = DeltaSink(f"{lake}/table", partition_by=["p"], mode="upsert", keys=["id"])
     pipeline = pipeline_to(f"{lake}/table", f"{lake}/log", arrivals, sinks={"table": sink})
-    with pytest.raises(DataError, match="it would be null there"):
-        run_batch(pipeline.replace(transform=lambda frame: frame.selectExpr("id", "'' as p")), run_key="a")
+    with pytest.raises(DataError, match=says):
+        run_batch(pipeline.replace(transform=lambda frame: frame.selectExpr("id", f"{value} as p")), run_key="a")
     assert run_batch(pipeline, run_key="a").version == 0
 
 

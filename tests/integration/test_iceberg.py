@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import FilesSource, Limits, Pipeline, redo, run_batch, verify
-from airflow_provider_streamsem.errors import PublishError
+from airflow_provider_streamsem.errors import DataError, PublishError
 from airflow_provider_streamsem.sinks import iceberg
 from airflow_provider_streamsem.sinks.iceberg import IcebergSink
 from tests.integration.parts.iceberg import RestCatalog, read_by_duckdb, read_by_spark
@@ -197,4 +197,42 @@ def test_publisher_that_is_killed_at_every_step_on_s3_is_followed_by_one_that_pu
     lake: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(iceberg, "SYSTEM_CLOCK", Later())
-    kill_at_every_step(tmp_path, name, lake)
+    kill_at_every_step(tmp_path, name, place=lake)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_publisher_that_is_killed_at_every_step_over_rest_is_followed_by_one_that_puts_it_there_once(
+    catalog: RestCatalog, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg, "SYSTEM_CLOCK", Later())
+    kill_at_every_step(tmp_path, name, rest=catalog.url)
+
+
+def test_rows_merged_by_key_are_equal_for_pyiceberg_spark_and_duckdb(
+    catalog: RestCatalog, spark: SparkSession, arrivals: Path, tmp_path: Path
+) -> None:
+    """A third of the rows comes a second time, in another partition and with another value."""
+    place = {"type": "rest", "uri": catalog.url}
+    sink = IcebergSink(
+        str(tmp_path / "table"), "lake.merged", properties=place, partition_by=["p", "day"], mode="upsert", keys=["id"]
+    )
+    spec = pipeline(arrivals, tmp_path, sink)
+    for file in range(2):
+        arrive(arrivals, file)
+    with pytest.raises(DataError, match="too long for the name of a directory"):
+        run_batch(spec, run_key="too long")
+    spec = spec.replace(transform=lambda frame: wide(frame.withColumn("p", F.substring("p", 1, 250))))
+    run_batch(spec, run_key="d", drain=True)
+    again = [json.dumps({"id": 8 + at, "p": odd}) for at, odd in enumerate(ODD)]
+    (arrivals / "again.json").write_text("\n".join(again) + "\n")
+    run_batch(spec, run_key="again")
+    assert verify(spec.log).findings == []
+    short = [odd and odd[:250] for odd in ODD]
+    expected = sorted([n, short[n - 8] if 8 <= n < 20 else short[n % len(ODD)], n / 4] for n in range(24))
+    table = load_catalog("default", **place).load_table("lake.merged")
+    read = [[row["id"], row["p"], row["ratio"]] for row in table.scan().to_arrow().to_pylist()]
+    assert sorted(read) == expected
+    (by_spark,) = read_by_spark(catalog, "SELECT id, p, ratio FROM lake.lake.merged")
+    assert sorted(by_spark) == expected
+    by_duckdb = read_by_duckdb(table.metadata_location, "id, p, ratio")
+    assert sorted(by_duckdb) == expected

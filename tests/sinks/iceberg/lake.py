@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
@@ -50,6 +51,15 @@ def _stepped(name: str) -> Any:
 
 class SteppedCatalog(SqlCatalog):
     """A SQL catalog, with a step before and after each request."""
+
+    load_table = _stepped("load_table")
+    create_table = _stepped("create_table")
+    create_namespace_if_not_exists = _stepped("create_namespace_if_not_exists")
+    commit_table = _stepped("commit_table")
+
+
+class SteppedRestCatalog(RestCatalog):
+    """A REST catalog, with a step before and after each request."""
 
     load_table = _stepped("load_table")
     create_table = _stepped("create_table")
@@ -101,36 +111,53 @@ class _Stream:
 
 @dataclass
 class Lake:
-    """A sink; its catalog lies below ``root``, its files at ``place`` or there, too; ``changes`` are arguments of it."""
+    """
+    A sink; its catalog lies below ``root`` or is a server at ``rest``, its files at ``place`` or below ``root``, too; ``changes`` are arguments of it.
+
+    :param name: of the table; in a catalog that others have, too, a name that they do not
+    """
 
     root: Path
     changes: dict[str, Any] = field(default_factory=dict)
     stepped: bool = False
     place: str = ""
+    rest: str = ""
+    name: str = "lake.rows"
+
+    @property
+    def _catalog(self) -> dict[str, str]:
+        if self.rest:
+            return {"type": "rest", "uri": self.rest}
+        return {"type": "sql", "uri": f"sqlite:///{self.root}/catalog.db"}
 
     @property
     def properties(self) -> dict[str, str]:
-        uri = f"sqlite:///{self.root}/catalog.db"
+        given = self._catalog
         if not self.stepped:
-            return {"type": "sql", "uri": uri}
-        return {"uri": uri, "py-catalog-impl": f"{__name__}.SteppedCatalog", "py-io-impl": f"{__name__}.SteppedIO"}
+            return given
+        kind = "SteppedRestCatalog" if self.rest else "SteppedCatalog"
+        return {
+            "uri": given["uri"],
+            "py-catalog-impl": f"{__name__}.{kind}",
+            "py-io-impl": f"{__name__}.SteppedIO",
+        }
 
     @property
     def sink(self) -> IcebergSink:
         given: dict[str, Any] = {
             "path": self.place or str(self.root / "table"),
-            "table": "lake.rows",
+            "table": self.name,
             "properties": self.properties,
         }
         return IcebergSink(**{**given, **self.changes})
 
     def catalog(self) -> Catalog:
         reached = iceberg_catalog._s3_properties(self.sink.path)
-        return load_catalog("default", type="sql", uri=f"sqlite:///{self.root}/catalog.db", **reached)
+        return load_catalog("default", **self._catalog, **reached)
 
     def table(self) -> Table:
         with self.catalog() as catalog:
-            return catalog.load_table("lake.rows")
+            return catalog.load_table(self.name)
 
     def rows(self, column: str = "id") -> list[Any]:
         return sorted(self.table().scan().to_arrow()[column].to_pylist())
