@@ -13,18 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import ConflictError, DataError, PublishError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Receipt
 from airflow_provider_streamsem.sinks import delta_merge, keyed_rows
 from airflow_provider_streamsem.sinks.bounds import delta_stats
 from airflow_provider_streamsem.sinks.column_names import more_than_once
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
 from airflow_provider_streamsem.sinks.delta_table import HeldTable, create, take
-from airflow_provider_streamsem.sinks.staged import StagedSink
+from airflow_provider_streamsem.sinks.table import TableSink
 from airflow_provider_streamsem.stores.contract import normalised
-from airflow_provider_streamsem.stores.dataset import open_dataset
 
 _PRIMITIVES = frozenset(
     [
@@ -54,14 +52,13 @@ _FEATURES = frozenset(
         "v2Checkpoint",
     ]
 )
-_MODES = ("append", "upsert")
 _COMPUTED = ("delta.invariants", "delta.generationExpression", "delta.identity.")
 _TRIES = 12
 _LONGEST_WAIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaSink(StagedSink):
+class DeltaSink(TableSink):
     """
     Rows of a Delta table. Any reader of Delta reads it; others may append to it, compact it and delete from it.
 
@@ -75,60 +72,22 @@ class DeltaSink(StagedSink):
     :param keys: of ``upsert``: columns that tell rows apart; none may be null
     """
 
-    delivery: ClassVar[str] = "exactly_once"
+    once: ClassVar[str] = (
+        "each version is one entry of the table's log, which holds {holds} and the pipeline's transaction number; no second one of that number is made"
+    )
+    null_texts: ClassVar[Sequence[str]] = delta_merge.NULL_TEXTS
     path: str
     partition_by: Sequence[str] = ()
     mode: str = "append"
     keys: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        where = "sink delta:"
-        open_dataset(arguments.text(f"{where} path", self.path))
-        for name in ("partition_by", "keys"):
-            object.__setattr__(self, name, arguments.words(f"{where} {name}", getattr(self, name)))
-        arguments.choice(f"{where} mode", self.mode, _MODES)
-        if bool(self.keys) != self._merges:
-            raise InvalidError("keys belong to mode upsert, which needs them", mode=self.mode, keys=list(self.keys))
-
-    @property
-    def _merges(self) -> bool:
-        return self.mode == "upsert"
-
-    @property
-    def redoes(self) -> bool:
-        """Whether the table still has the very files of a version."""
-        return not self._merges
-
-    @property
-    def keeps_staged(self) -> bool:
-        """Whether the staged files are the table's: of merged rows they are not."""
-        return not self._merges
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why each record is there once."""
-        holds = "the rows merged by key" if self._merges else "its files"
-        kept = (
-            f"each version is one entry of the table's log, which holds {holds} and the pipeline's transaction number; no second one of that number is made",
-            "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
-        )
-        last = "of rows with equal keys the table keeps the last: the later version, and within one the later in the staged files"
-        return (*kept, last) if self._merges else kept
-
-    @property
-    def place(self) -> str:
-        """The table."""
-        return self.path
-
-    @property
-    def partitions(self) -> Sequence[str]:
-        """The table's partition columns. Rows that are merged are staged with all their columns in the files."""
-        return () if self._merges else self.partition_by
+        self.take_arguments("sink delta:")
 
     def guarded(self) -> Json:
         """The table, its partition columns, and that rows are merged: of an appending sink, the staged files are the table's."""
-        mode = {"mode": self.mode} if self._merges else {}
-        return {"type": "delta", "path": normalised(self.path), "partition_by": list(self.partition_by), **mode}
+        place = {"path": normalised(self.path), "partition_by": list(self.partition_by)}
+        return {"type": "delta", **place, **self.guarded_mode}
 
     def accept(self, schema: str) -> None:
         """The columns must be of types that Delta has, and fit the table where it is there already."""
@@ -153,10 +112,7 @@ class DeltaSink(StagedSink):
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """As every staged sink; refuses an empty text as a partition value, for which Delta has no form: some readers give null."""
-        found = StagedSink.collect(self, version, attempt_id, accepted)
-        if self._merges:
-            null_texts = delta_merge.NULL_TEXTS
-            keyed_rows.check_values(self.path, found, self.keys, self.partition_by, null_texts=null_texts)
+        found = TableSink.collect(self, version, attempt_id, accepted)
         empty = sorted({name for file in found.files for name, value in file.partition.items() if value == ""})
         if empty:
             raise DataError(
@@ -168,7 +124,7 @@ class DeltaSink(StagedSink):
 
     def stats(self, parquet: Any) -> str:
         """Delta's own statistics; delta-rs makes those of files that it writes."""
-        return "" if self._merges else delta_stats(parquet, without=frozenset(self.partition_by))
+        return "" if self.merges else delta_stats(parquet, without=frozenset(self.partition_by))
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
         """One entry of the table's log, with the files (or merged rows), the marker, and the removal of what a redo replaces."""
@@ -237,7 +193,7 @@ class DeltaSink(StagedSink):
                 )
             if self._evolved(table, batch):
                 return False
-            if self._merges:
+            if self.merges:
                 delta_merge.merge(
                     table, self.path, batch, self.keys, CommitProperties(app_transactions=marks, max_commit_retries=0)
                 )
@@ -299,7 +255,7 @@ class DeltaSink(StagedSink):
 
     def _problems(self, table: Any) -> list[str]:
         """What keeps the table from being written."""
-        only_append = self._merges and table.metadata().configuration.get("delta.appendOnly", "").lower() == "true"
+        only_append = self.merges and table.metadata().configuration.get("delta.appendOnly", "").lower() == "true"
         return [*_unwritable(table), *(["delta.appendOnly"] if only_append else [])]
 
     def _check_partitions(self, table: Any) -> None:

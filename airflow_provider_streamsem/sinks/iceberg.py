@@ -21,9 +21,8 @@ from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidE
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
 from airflow_provider_streamsem.sinks import iceberg_catalog, iceberg_columns, iceberg_files, iceberg_merge, keyed_rows
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
-from airflow_provider_streamsem.sinks.staged import StagedSink
+from airflow_provider_streamsem.sinks.table import TableSink
 from airflow_provider_streamsem.stores.contract import normalised, split_url
-from airflow_provider_streamsem.stores.dataset import open_dataset
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -41,7 +40,7 @@ _NEW_TABLE = {
 
 
 @dataclass(frozen=True, slots=True)
-class IcebergSink(StagedSink):
+class IcebergSink(TableSink):
     """
     Rows of an Iceberg table, in any catalog that pyiceberg knows. Any reader of Iceberg reads it; others may append to it, compact it and delete from it.
 
@@ -63,7 +62,9 @@ class IcebergSink(StagedSink):
         Publishing takes longer with each snapshot of the table that is kept
     """
 
-    delivery: ClassVar[str] = "exactly_once"
+    once: ClassVar[str] = (
+        "each version is one commit of the table, which holds {holds} and the pipeline's marker, and is taken only while the table is as it was read"
+    )
     path: str
     table: str
     catalog: str = "default"
@@ -76,55 +77,18 @@ class IcebergSink(StagedSink):
 
     def __post_init__(self) -> None:
         where = "sink iceberg:"
-        open_dataset(arguments.text(f"{where} path", self.path, pattern=r"[^#?]*", accepted="a place without # and ?"))
+        arguments.text(f"{where} path", self.path, pattern=r"[^#?]*", accepted="a place without # and ?")
         arguments.text(f"{where} table", self.table, pattern=r"[^.\s]+(\.[^.\s]+)+", accepted="namespace.table")
         arguments.text(f"{where} catalog", self.catalog)
         object.__setattr__(self, "properties", arguments.options(f"{where} properties", self.properties))
         iceberg_catalog.without_secrets(where, self.properties)
         if self.conn_id is not None:
             arguments.text(f"{where} conn_id", self.conn_id)
-        object.__setattr__(self, "partition_by", arguments.words(f"{where} partition_by", self.partition_by))
         if self.expire_after_s is not None:
             arguments.whole(f"{where} expire_after_s", self.expire_after_s, least=1)
-        arguments.choice(f"{where} mode", self.mode, ("append", "upsert"))
-        object.__setattr__(self, "keys", arguments.words(f"{where} keys", self.keys))
-        if len(self.keys) != int(self._merges):
-            raise InvalidError("mode upsert needs one key, and append none", mode=self.mode, keys=list(self.keys))
-
-    @property
-    def _merges(self) -> bool:
-        return self.mode == "upsert"
-
-    @property
-    def redoes(self) -> bool:
-        """Whether the table still has the very files of a version."""
-        return not self._merges
-
-    @property
-    def keeps_staged(self) -> bool:
-        """Whether the staged files are the table's: of merged rows they are not."""
-        return not self._merges
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why each record is there once."""
-        holds = "the rows merged by key" if self._merges else "its files"
-        kept = (
-            f"each version is one commit of the table, which holds {holds} and the pipeline's marker, and is taken only while the table is as it was read",
-            "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
-        )
-        last = "of rows with equal keys the table keeps the last: the later version, and within one the later in the staged files"
-        return (*kept, last) if self._merges else kept
-
-    @property
-    def place(self) -> str:
-        """Where files are staged."""
-        return self.path
-
-    @property
-    def partitions(self) -> Sequence[str]:
-        """The table's partition columns. Rows that are merged are staged with all their columns in the files."""
-        return () if self._merges else self.partition_by
+        self.take_arguments(where)
+        if len(self.keys) > 1:
+            raise InvalidError("an Iceberg table is merged by one key", given=list(self.keys))
 
     def guarded(self) -> Json:
         """The table, where its files lie, its partition columns, and that rows are merged. Properties of the catalog may change: it is known by its name."""
@@ -134,7 +98,7 @@ class IcebergSink(StagedSink):
             "catalog": self.catalog,
             "table": self.table,
             "partition_by": list(self.partition_by),
-            **({"mode": self.mode} if self._merges else {}),
+            **self.guarded_mode,
         }
 
     def accept(self, schema: str) -> None:
@@ -151,16 +115,9 @@ class IcebergSink(StagedSink):
                 iceberg_columns.new_columns(table.metadata, columns)
                 self._check_lacking(table, columns)
 
-    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
-        """As every staged sink; refuses a key that is null, and a partition value that is too long for a directory."""
-        found = StagedSink.collect(self, version, attempt_id, accepted)
-        if self._merges:
-            keyed_rows.check_values(self.path, found, self.keys, self.partition_by)
-        return found
-
     def stats(self, parquet: Any) -> str:
         """A file's metrics, by column path; pyiceberg makes those of files that it writes."""
-        return "" if self._merges else iceberg_files.metrics(parquet, partition_by=self.partition_by)
+        return "" if self.merges else iceberg_files.metrics(parquet, partition_by=self.partition_by)
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
         """One commit with the files, the marker, and the removal of what a redo replaces."""
@@ -220,7 +177,7 @@ class IcebergSink(StagedSink):
         commit = OneCommit(table)
         if word == "applied":
             self._fit(commit, table, batch)
-        if word == "applied" and not self._merges:
+        if word == "applied" and not self.merges:
             metadata = commit.table_metadata
             files = [
                 iceberg_files.iceberg_file(metadata, file, self._uri(file.key)) for file in batch.committable.files
@@ -229,7 +186,7 @@ class IcebergSink(StagedSink):
         if self.expire_after_s is not None:
             commit.expire(older_than_ms=SYSTEM_CLOCK.now_ms() - self.expire_after_s * 1000, marked=key)
         commit.set_properties(mark)
-        if word == "applied" and self._merges:
+        if word == "applied" and self.merges:
             iceberg_merge.merge(commit, self.path, batch, self.keys[0], mark)
         else:
             commit.add_snapshot(files, gone, mark)
@@ -316,7 +273,7 @@ class IcebergSink(StagedSink):
         """A merged row takes the place of a whole one: what it lacks would be lost."""
         given = {field.name for field in columns.fields}
         lacking = [field.name for field in table.schema().fields if field.name not in given]
-        if self._merges and given and lacking:
+        if self.merges and given and lacking:
             raise DataError(
                 "the rows lack columns of the Iceberg table, whose values a merge would lose; nothing became visible",
                 table=self.table,

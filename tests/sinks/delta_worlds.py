@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from deltalake import DeltaTable
@@ -12,6 +13,8 @@ from airflow_provider_streamsem.batch.opening import open_pipeline
 from airflow_provider_streamsem.batch.publish import batch_of
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
+from airflow_provider_streamsem.testing.steps import Steps
+from airflow_provider_streamsem.testing.stores import Crash
 from tests.worlds import World
 
 
@@ -38,3 +41,16 @@ class DeltaWorld(World):
     def all_is_right(self) -> None:
         assert self.verdict().findings == []
         assert self.rows() == self.expected
+
+    def dies_at(self, at: int | None, watching: list[Steps]) -> Steps:
+        """
+        A drain that dies at one of its writes to the table, or at none.
+
+        :param watching: the last of these is called at each write
+        """
+        steps = Steps(at)
+        watching.append(steps)
+        with suppress(Crash):
+            self.run("run", drain=True)
+        watching.append(Steps())
+        return steps

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from airflow_provider_streamsem.errors import ConflictError, DataError, PublishE
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.steps import Steps
-from airflow_provider_streamsem.testing.stores import Crash
 from tests.sinks.delta_worlds import DeltaWorld
 from tests.stepped import stepped
 
@@ -51,24 +49,21 @@ def test_files_that_were_staged_are_the_tables_files(world: DeltaWorld) -> None:
 
 @pytest.mark.parametrize("retry", ["run", "another"])
 def test_death_around_every_write_to_the_table_then_a_retry(tmp_path: Path, around: Any, retry: str) -> None:
-    def run_to(at: int | None, name: str) -> tuple[DeltaWorld, Steps]:
-        world, steps = DeltaWorld(tmp_path / name), Steps(at)
+    def began(name: str) -> DeltaWorld:
+        world = DeltaWorld(tmp_path / name)
         world.arrive(3)
-        current.append(steps)
-        with suppress(Crash):
-            world.run("run", drain=True)
-        current.append(Steps())
-        return world, steps
+        return world
 
     current: list[Steps] = [Steps()]
     around(lambda name: current[-1](name))
-    _, alone = run_to(None, "alone")
+    alone = began("alone").dies_at(None, current)
     assert (
         alone.taken
         == ["before create", "after create"] + ["before create_write_transaction", "after create_write_transaction"] * 2
     )
     for at in range(len(alone.taken)):
-        world, steps = run_to(at, f"{at}")
+        world = began(f"{at}")
+        steps = world.dies_at(at, current)
         assert steps.died
         world.run(retry, drain=True)
         world.run("run", drain=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from airflow_provider_streamsem.batch.maintenance import vacuum
 from airflow_provider_streamsem.errors import DataError, InvalidError, StreamsemError
 from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.steps import Steps
-from airflow_provider_streamsem.testing.stores import Crash
 from tests.sinks.delta_worlds import DeltaWorld
 
 KEYS = 4
@@ -71,19 +69,16 @@ def test_death_around_every_write_of_a_merge_then_a_retry(tmp_path: Path, around
     current: list[Steps] = [Steps()]
     around(lambda name: current[-1](name))
 
-    def run_to(at: int | None, name: str) -> tuple[UpsertWorld, Steps]:
-        world, steps = UpsertWorld(tmp_path / name), Steps(at)
+    def began(name: str) -> UpsertWorld:
+        world = UpsertWorld(tmp_path / name)
         world.arrive(4)
-        current.append(steps)
-        with suppress(Crash):
-            world.run("run", drain=True)
-        current.append(Steps())
-        return world, steps
+        return world
 
-    _, alone = run_to(None, "alone")
+    alone = began("alone").dies_at(None, current)
     assert alone.taken == ["before create", "after create"] + ["before execute", "after execute"] * 2
     for at in range(len(alone.taken)):
-        world, steps = run_to(at, f"{at}")
+        world = began(f"{at}")
+        steps = world.dies_at(at, current)
         assert steps.died
         world.run(retry, drain=True)
         world.run("run", drain=True)
