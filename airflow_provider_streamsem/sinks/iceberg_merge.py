@@ -25,6 +25,11 @@ def merge(commit: Transaction, place: str, batch: Batch, key: str, mark: dict[st
     :param mark: properties of each of them
     """
     rows = last_of_each(place, batch, [key])
+    if (
+        commit.table_metadata.current_snapshot() is None
+    ):  # a first load may be large, and looking for its keys takes long
+        commit.append(rows, snapshot_properties=mark)
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Delete operation did not match any records")
         commit.overwrite(rows, _among(key, rows[key]), snapshot_properties=mark)
