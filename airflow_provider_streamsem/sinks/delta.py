@@ -93,6 +93,8 @@ class DeltaSink(TableSink):
         """The columns must be of types that Delta has, and fit the table where it is there already."""
         fields = _fields(schema)
         keyed_rows.check_keys(fields, self.keys)
+        if self.merges:
+            delta_merge.check_columns(fields, self.partition_by)
         lacking = sorted(set(self.partition_by) - {field["name"] for field in fields})
         if fields and lacking:
             raise DataError("the rows lack partition columns; nothing became visible", missing=lacking)
@@ -193,11 +195,10 @@ class DeltaSink(TableSink):
                 )
             if self._evolved(table, batch):
                 return False
-            if self.merges:
-                delta_merge.merge(
-                    table, self.path, batch, self.keys, CommitProperties(app_transactions=marks, max_commit_retries=0)
-                )
-                return True
+            if self.merges and batch.committable.rows:
+                properties = CommitProperties(app_transactions=marks, max_commit_retries=0)
+                return delta_merge.merge(table, self.place, batch, self.keys, properties)
+        if not skipped and not self.merges:
             actions = [self._added(file) for file in batch.committable.files]
             now_ms = SYSTEM_CLOCK.now_ms()
             actions += [
@@ -255,8 +256,7 @@ class DeltaSink(TableSink):
 
     def _problems(self, table: Any) -> list[str]:
         """What keeps the table from being written."""
-        only_append = self.merges and table.metadata().configuration.get("delta.appendOnly", "").lower() == "true"
-        return [*_unwritable(table), *(["delta.appendOnly"] if only_append else [])]
+        return [*_unwritable(table), *(delta_merge.unmergeable(table) if self.merges else [])]
 
     def _check_partitions(self, table: Any) -> None:
         found = list(table.metadata().partition_columns)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.keyed_rows import last_of_each
 
@@ -16,9 +17,35 @@ NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
 """what delta-rs writes as the value of a partition that is null"""
 
 
-def merge(table: Any, place: str, batch: Batch, keys: Sequence[str], properties: Any) -> None:
+_PARTITION_TYPES = ("boolean", "byte", "date", "integer", "long", "short", "string")
+_OWN_COLUMNS = "__delta_rs_"
+
+
+def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
     """
-    Write one entry in which each row of a batch stands in the place of that with its keys.
+    Refuse what delta-rs would write wrongly, or not at all, after the decision.
+
+    :param fields: columns in Delta's form
+    :raises DataError: names them
+    """
+    odd = [f["name"] for f in fields if f["name"] in partition_by and f["type"] not in _PARTITION_TYPES]
+    if odd:
+        what = "columns of this type cannot partition a Delta table that is merged by key; nothing became visible"
+        raise DataError(what, columns=odd, accepted=list(_PARTITION_TYPES))
+    own = [field["name"] for field in fields if field["name"].startswith(_OWN_COLUMNS)]
+    if own:
+        raise DataError("columns have names that merging uses itself; nothing became visible", columns=own)
+
+
+def unmergeable(table: Any) -> list[str]:
+    """What a table asks that a merge does not keep: only appends, columns without nulls."""
+    only = ["delta.appendOnly"] if table.metadata().configuration.get("delta.appendOnly", "").lower() == "true" else []
+    return [*only, *(f"{field.name}: NOT NULL" for field in table.schema().fields if not field.nullable)]
+
+
+def merge(table: Any, place: str, batch: Batch, keys: Sequence[str], properties: Any) -> bool:
+    """
+    Write one entry in which each row of a batch stands in the place of that with its keys; whether it was written.
 
     :param table: a ``deltalake.DeltaTable``; its version is what is merged into
     :param properties: ``deltalake.CommitProperties`` with the marker and without retries
@@ -26,8 +53,13 @@ def merge(table: Any, place: str, batch: Batch, keys: Sequence[str], properties:
     rows = last_of_each(place, batch, keys)
     same = " AND ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in keys)
     values = {f"t.{_quoted(name)}": f"s.{_quoted(name)}" for name in rows.schema.names}
-    merger = table.merge(rows, same, source_alias="s", target_alias="t", commit_properties=properties)
+    before = table.version()
+    # Not streamed, or files are not passed over by their bounds, and the memory is that of the table.
+    merger = table.merge(
+        rows, same, source_alias="s", target_alias="t", commit_properties=properties, streamed_exec=False
+    )
     merger.when_matched_update(values).when_not_matched_insert(values).execute()
+    return bool(table.version() > before)
 
 
 def _quoted(name: str) -> str:

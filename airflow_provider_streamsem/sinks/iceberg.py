@@ -87,8 +87,9 @@ class IcebergSink(TableSink):
         if self.expire_after_s is not None:
             arguments.whole(f"{where} expire_after_s", self.expire_after_s, least=1)
         self.take_arguments(where)
-        if len(self.keys) > 1:
-            raise InvalidError("an Iceberg table is merged by one key", given=list(self.keys))
+        if len(self.keys) > 1 or any("." in key for key in self.keys):
+            what = "an Iceberg table is merged by one key, which has no dot in its name"
+            raise InvalidError(what, given=list(self.keys))
 
     def guarded(self) -> Json:
         """The table, where its files lie, its partition columns, and that rows are merged. Properties of the catalog may change: it is known by its name."""
@@ -113,11 +114,14 @@ class IcebergSink(TableSink):
             if table is not None:
                 self._check_partitions(table)
                 iceberg_columns.new_columns(table.metadata, columns)
-                self._check_lacking(table, columns)
+                self._check_merge(table, columns)
 
     def stats(self, parquet: Any) -> str:
         """A file's metrics, by column path; pyiceberg makes those of files that it writes."""
-        return "" if self.merges else iceberg_files.metrics(parquet, partition_by=self.partition_by)
+        if self.merges:
+            iceberg_merge.check_times(parquet)
+            return ""
+        return iceberg_files.metrics(parquet, partition_by=self.partition_by)
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
         """One commit with the files, the marker, and the removal of what a redo replaces."""
@@ -186,8 +190,8 @@ class IcebergSink(TableSink):
         if self.expire_after_s is not None:
             commit.expire(older_than_ms=SYSTEM_CLOCK.now_ms() - self.expire_after_s * 1000, marked=key)
         commit.set_properties(mark)
-        if word == "applied" and self.merges:
-            iceberg_merge.merge(commit, self.path, batch, self.keys[0], mark)
+        if word == "applied" and self.merges and batch.committable.rows:
+            iceberg_merge.merge(commit, self.place, batch, self.keys[0], mark)
         else:
             commit.add_snapshot(files, gone, mark)
         commit.commit_transaction()
@@ -197,7 +201,7 @@ class IcebergSink(TableSink):
         try:
             self._check_partitions(table)
             new = iceberg_columns.new_columns(table.metadata, self._columns(batch))
-            self._check_lacking(table, self._columns(batch))
+            self._check_merge(table, self._columns(batch))
         except (ConflictError, DataError) as error:
             raise PublishError(
                 "the Iceberg table has changed since the batch was staged, and no longer takes its rows",
@@ -269,8 +273,12 @@ class IcebergSink(TableSink):
                 found=[f"{transform}({name})" for name, transform in found],
             )
 
-    def _check_lacking(self, table: Table, columns: Schema) -> None:
-        """A merged row takes the place of a whole one: what it lacks would be lost."""
+    def _check_merge(self, table: Table, columns: Schema) -> None:
+        """A merged row takes the place of a whole one: what it lacks would be lost. And pyiceberg must be able to write what the table asks for."""
+        asks = iceberg_merge.unwritable(table.properties) if self.merges else {}
+        if asks:
+            what = "the Iceberg table asks for files that pyiceberg does not write; nothing became visible"
+            raise DataError(what, table=self.table, asks=asks)
         given = {field.name for field in columns.fields}
         lacking = [field.name for field in table.schema().fields if field.name not in given]
         if self.merges and given and lacking:

@@ -8,14 +8,49 @@ other the files that it changes.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.keyed_rows import last_of_each
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import Transaction
+
+
+_CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "uncompressed", "none")
+
+
+def unwritable(properties: Mapping[str, str]) -> dict[str, str]:
+    """Of a table's properties those by which pyiceberg could not write its files."""
+    accepted = {"write.format.default": ("parquet",), "write.parquet.compression-codec": _CODECS}
+    return {
+        name: given for name in accepted if (given := properties.get(name, "")) and given.lower() not in accepted[name]
+    }
+
+
+def check_times(parquet: Any) -> None:
+    """
+    Refuse dates and times that Python does not have, and pyiceberg therefore cannot merge: after the year 9999.
+
+    :param parquet: pyarrow's metadata of a staged file
+    :raises DataError: names the columns
+    """
+    far = set()
+    for group in range(parquet.num_row_groups):
+        for index in range(parquet.num_columns):
+            chunk = parquet.row_group(group).column(index)
+            statistics = chunk.statistics
+            try:
+                if statistics is not None and statistics.has_min_max:
+                    _ = (statistics.min, statistics.max)
+            except (OverflowError, ValueError):
+                far.add(chunk.path_in_schema)
+    if far:
+        what = "dates or times beyond the year 9999 cannot be merged into an Iceberg table; nothing became visible"
+        raise DataError(what, columns=sorted(far))
 
 
 def merge(commit: Transaction, place: str, batch: Batch, key: str, mark: dict[str, str]) -> None:

@@ -76,7 +76,7 @@ def check_values(
     if null:
         raise DataError("rows that are merged by key have null there; nothing became visible", columns=null)
     values = {name: read[name].unique().drop_null().to_pylist() for name in partition_by if read[name].type == "string"}
-    long = [name for name, of in values.items() if any(len(f"{name}={quote(v, safe='')}") > _LONGEST_NAME for v in of)]
+    long = [name for name, of in values.items() if any(len(quote(f"{name}={v}", safe="=")) > _LONGEST_NAME for v in of)]
     if long:
         what = "a text in a partition column is too long for the name of a directory; nothing became visible"
         raise DataError(what, columns=long, longest=_LONGEST_NAME)

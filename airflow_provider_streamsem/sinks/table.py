@@ -19,7 +19,7 @@ class TableSink(StagedSink):
     """
     A subclass is a dataclass with these fields, and publishes.
 
-    :param path: where files are staged
+    :param path: the table, or where its files are staged
     :param partition_by: the table's partition columns
     :param mode: ``append`` or ``upsert``
     :param keys: of ``upsert``
@@ -77,8 +77,8 @@ class TableSink(StagedSink):
 
     @property
     def place(self) -> str:
-        """Where files are staged."""
-        return self.path
+        """Where files are staged: rows that are merged beside the table's own files, under a name that its readers and cleaners pass over."""
+        return f"{self.path.rstrip('/')}/_staged" if self.merges else self.path
 
     @property
     def partitions(self) -> Sequence[str]:
@@ -87,12 +87,12 @@ class TableSink(StagedSink):
 
     @property
     def guarded_mode(self) -> Json:
-        """That rows are merged: of an appending sink vacuum must not take the staged files, which are the table's."""
-        return {"mode": self.mode} if self.merges else {}
+        """That rows are merged, and by what: of an appending sink vacuum must not take the staged files, and keys are checked before the decision."""
+        return {"mode": self.mode, "keys": list(self.keys)} if self.merges else {}
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """As every staged sink; of rows that are merged, keys and partition columns are looked at."""
         found = StagedSink.collect(self, version, attempt_id, accepted)
         if self.merges:
-            keyed_rows.check_values(self.path, found, self.keys, self.partition_by, null_texts=self.null_texts)
+            keyed_rows.check_values(self.place, found, self.keys, self.partition_by, null_texts=self.null_texts)
         return found

@@ -106,6 +106,8 @@ def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
     sink = DeltaSink(table, partition_by=["p", "day"], mode="upsert", keys=["id"])
     pipeline = pipeline_to(table, f"{lake}/log", arrivals, sinks={"table": sink})
     assert run_batch(pipeline, run_key="all", drain=True).batches == 2
+    arrive(arrivals, range(80, 83))
+    assert run_batch(pipeline.replace(where="id < 0"), run_key="none").counts["written.table"] == 0
     stayed = spark.read.schema(SCHEMA).json(str(arrivals / "first.json")).where("id < 40")
     expected = stayed.union(spark.read.schema(SCHEMA).json(str(arrivals / "again.json"))).orderBy("id").collect()
     assert spark_rows(spark, table) == expected

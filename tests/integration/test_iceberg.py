@@ -226,6 +226,8 @@ def test_rows_merged_by_key_are_equal_for_pyiceberg_spark_and_duckdb(
     again = [json.dumps({"id": 8 + at, "p": odd}) for at, odd in enumerate(ODD)]
     (arrivals / "again.json").write_text("\n".join(again) + "\n")
     run_batch(spec, run_key="again")
+    arrive(arrivals, 7)
+    assert run_batch(spec.replace(where="id < 0"), run_key="none").counts["written.t"] == 0
     assert verify(spec.log).findings == []
     short = [odd and odd[:250] for odd in ODD]
     expected = sorted([n, short[n - 8] if 8 <= n < 20 else short[n % len(ODD)], n / 4] for n in range(24))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_streamsem import Pipeline
 from airflow_provider_streamsem.batch.maintenance import vacuum
 from airflow_provider_streamsem.errors import DataError, InvalidError, StreamsemError
+from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.steps import Steps
 from tests.sinks.delta_worlds import DeltaWorld
@@ -154,7 +158,8 @@ def test_staged_rows_are_vacuumed_after_the_receipts_and_the_table_has_all(world
     world.run("all", drain=True)
     opened = world.opened()
     assert len(vacuum(opened.log, opened.record, opened.pipeline()).attempts) == 2
-    assert not list(Path(world.table).glob("data/**/*.parquet"))
+    assert not list(Path(world.table).rglob("_staged/**/*.parquet"))
+    assert world.verdict().orphans == 0
     world.is_merged()
     world.arrive(1)
     world.run("more")
@@ -209,6 +214,67 @@ def test_table_that_only_takes_appends_is_refused_before_the_decision(world: Ups
         world.run("first")
     assert "delta.appendOnly" in str(caught.value)
     assert world.opened().head == -1
+
+
+def staged(world: UpsertWorld, version: int, table: pyarrow.Table, sink: DeltaSink | None = None) -> Batch:
+    sink = sink or DeltaSink(world.table, mode="upsert", keys=["k"])
+    data = io.BytesIO()
+    pyarrow.parquet.write_table(table, data)
+    assert sink.dataset().create(f"data/{version}/a/part-0.parquet", data.getvalue())
+    fields = [{"name": n, "type": "long", "nullable": True, "metadata": {}} for n in table.schema.names]
+    schema = json.dumps({"type": "struct", "fields": fields})
+    return Batch(
+        pipeline_uuid="u",
+        sink="t",
+        version=version,
+        committable=sink.collect(version, "a"),
+        schema=schema,
+        root=version,
+    )
+
+
+def test_batch_whose_file_has_no_rows_sets_the_marker_and_stops_nothing(world: UpsertWorld) -> None:
+    """Spark writes one file for a DataFrame without rows."""
+    sink = DeltaSink(world.table, mode="upsert", keys=["k"])
+    none = pyarrow.table({"k": pyarrow.array([], pyarrow.int64()), "v": pyarrow.array([], pyarrow.int64())})
+    for version, table in enumerate((none, pyarrow.table({"k": [1], "v": [1]}), none)):
+        receipt = sink.publish(staged(world, version, table), None)  # type: ignore[arg-type]
+        assert receipt is not None
+        assert (receipt.result, receipt.rows) == ("applied", table.num_rows)
+        assert sink.marker("u", "t") == (version, "applied")
+    assert world.values() == [(1, 1)]
+
+
+def test_column_that_must_not_be_null_is_refused_before_the_decision(world: UpsertWorld) -> None:
+    schema = pyarrow.schema([pyarrow.field("k", pyarrow.int64(), nullable=False), ("v", pyarrow.int64())])
+    write_deltalake(world.table, pyarrow.table({"k": [100], "v": [-1]}, schema=schema))
+    with pytest.raises(DataError, match="asks more of its writers") as caught:
+        world.run("first")
+    assert "k: NOT NULL" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["decimal(9,2)", "binary", "double", "timestamp", {"type": "array", "elementType": "long", "containsNull": True}],
+)
+def test_partition_column_of_a_type_that_merging_would_write_wrongly_is_refused(world: UpsertWorld, kind: Any) -> None:
+    sink = DeltaSink(world.table, mode="upsert", keys=["k"], partition_by=["p"])
+    columns = [("k", "long"), ("p", kind)]
+    fields = [{"name": name, "type": of, "nullable": True, "metadata": {}} for name, of in columns]
+    with pytest.raises(DataError, match="cannot partition"):
+        sink.accept(json.dumps({"type": "struct", "fields": fields}))
+
+
+def test_names_that_merging_uses_itself_are_refused_before_the_decision(world: UpsertWorld) -> None:
+    named = world.pipeline(transform=lambda rows: [{"k": row["id"], "__delta_rs_source": 1} for row in rows])
+    with pytest.raises(DataError, match="names that merging uses itself"):
+        world.run("first", pipeline=named)
+
+
+def test_keys_that_change_are_refused_or_they_would_not_have_been_checked(world: UpsertWorld) -> None:
+    world.run("first")
+    with pytest.raises(StreamsemError, match="sinks"):
+        world.run("second", pipeline=world.pipeline(sinks={"table": DeltaSink(world.table, mode="upsert", keys=["v"])}))
 
 
 @pytest.mark.parametrize("given", [{"mode": "upsert"}, {"keys": ["k"]}, {"mode": "merge", "keys": ["k"]}])

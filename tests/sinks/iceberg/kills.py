@@ -34,8 +34,11 @@ def scenario(root: Path, name: str, place: str, rest: str) -> tuple[Lake, Any, l
     )
     if name == "merge":
         merging = lake.with_(mode="upsert", keys=["id"])
-        merging.publish(merging.batch(0, [0, 1]))
-        batch = merging.batch(1, [1, 2])
+        valued = [("id", "long"), ("more", "string")]
+        old = pyarrow.table({"id": [0, 1], "more": ["of version 0"] * 2})
+        new = pyarrow.table({"id": [1, 2], "more": ["of version 1"] * 2})
+        merging.publish(merging.batch(0, [("", old)], columns=valued))
+        batch = merging.batch(1, [("", new)], columns=valued)
         return merging, lambda: merging.publish(batch), [0, 1, 2], "1 applied"
     if name == "first":
         batch = lake.batch(0, [0])
@@ -89,6 +92,8 @@ def kill_at_every_step(directory: Path, name: str, *, place: str = "", rest: str
         Steps.hook = None
         assert act() is not None
         assert lake.rows() == expected, (name, steps[-1])
+        if name == "merge":
+            assert lake.rows("more") == ["of version 0", "of version 1", "of version 1"], steps[-1]
         # A merge is two snapshots of one commit: what it leaves of the files that it changes, and its rows.
         assert lake.marked().count(mark) == (2 if name == "merge" else 1), (name, steps[-1])
         if len(steps) <= count:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import io
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.parquet
 import pytest
 
 from airflow_provider_streamsem.batch.maintenance import vacuum
@@ -174,7 +177,59 @@ def test_null_keys_and_missing_columns_are_refused_and_lose_nothing(lake: Lake) 
     assert values(lake) == [(1, 1)]
 
 
-@pytest.mark.parametrize("given", [{"mode": "upsert"}, {"keys": ["k"]}, {"mode": "upsert", "keys": ["k", "l"]}])
+def test_batch_whose_file_has_no_rows_sets_the_marker_and_stops_nothing(lake: Lake) -> None:
+    """Spark writes one file for a DataFrame without rows."""
+    for version, rows in enumerate(({}, {1: 1}, {})):
+        table = pyarrow.table(
+            {name: pyarrow.array(of, pyarrow.int64()) for name, of in (("id", rows.keys()), ("v", rows.values()))}
+        )
+        data = io.BytesIO()
+        pyarrow.parquet.write_table(table, data)
+        assert lake.sink.dataset().create(f"data/{version}/a/part-0.parquet", data.getvalue())
+        batch = replace(valued(lake, 10 + version, {}), version=version, committable=lake.sink.collect(version, "a"))
+        receipt = lake.publish(batch)
+        assert receipt is not None
+        assert (receipt.result, receipt.rows) == ("applied", len(rows))
+        assert lake.marker() == (version, "applied")
+    assert values(lake) == [(1, 1)]
+
+
+def test_time_that_python_does_not_have_is_refused_before_the_decision(lake: Lake) -> None:
+    far = pyarrow.array([400_000_000_000_000_000], pyarrow.int64()).cast(pyarrow.timestamp("us", "UTC"))
+    with pytest.raises(DataError, match="beyond the year 9999"):
+        lake.batch(0, [("", pyarrow.table({"id": [1], "at": far}))], columns=[("id", "long"), ("at", "timestamp")])
+
+
+def test_table_whose_files_pyiceberg_does_not_write_is_refused_and_loses_nothing(lake: Lake) -> None:
+    lake.publish(valued(lake, 0, {1: 1}))
+    with lake.table().transaction() as change:
+        change.set_properties({"write.format.default": "orc"})
+    batch = valued(lake, 1, {1: 2})
+    with pytest.raises(DataError, match="pyiceberg does not write"):
+        lake.sink.accept(batch.schema)
+    with pytest.raises(PublishError):
+        lake.publish(batch)
+    assert values(lake) == [(1, 1)]
+
+
+def test_vacuum_takes_no_file_of_a_table_whose_writers_spread_files_by_a_hash(tmp_path: Path) -> None:
+    """A directory ``data/1/0001`` is not an attempt at version 1."""
+    lake, world = Lake(tmp_path), World(tmp_path)
+    world.arrive(6)
+    pipeline = world.pipeline(sinks={"t": lake.sink})
+    world.run("all", pipeline=pipeline, drain=True)
+    spread = tmp_path / "table" / "data" / "1" / "0001" / "1010" / "01101110"
+    spread.mkdir(parents=True)
+    (spread / "file.parquet").write_bytes(b"of others")
+    opened = world.opened()
+    assert vacuum(opened.log, opened.record, opened.pipeline()).attempts == ()
+    assert (spread / "file.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"mode": "upsert"}, {"keys": ["k"]}, {"mode": "upsert", "keys": ["k", "l"]}, {"mode": "upsert", "keys": ["k.l"]}],
+)
 def test_mode_and_keys_that_do_not_fit_are_refused(given: Any) -> None:
     with pytest.raises(InvalidError):
         IcebergSink("/table", "lake.rows", **given)
