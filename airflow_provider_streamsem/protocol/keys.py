@@ -120,3 +120,16 @@ def doctor(report_id: str) -> str:
 def data_prefix(version: int, attempt_id: str = "") -> str:
     """Prefix, under a dataset, of what a version's attempts (or one attempt) wrote."""
     return f"data/{version}/{attempt_id}/" if attempt_id else f"data/{version}/"
+
+
+def attempt_of_data(key: str) -> tuple[int, str] | None:
+    """
+    Whose a key under a dataset is, ``data/<version>/<attempt id>/…``; ``None`` of a key that no attempt wrote.
+
+    Writers of Iceberg spread a table's files over directories of binary digits, ``data/1101/0001/…``: an attempt's id is a uuid, and never a short number.
+    """
+    parts = key.split("/", 3)
+    if len(parts) < 4 or parts[0] != "data" or not parts[1].isdecimal():
+        return None
+    is_number = parts[2].isdecimal() and len(parts[2]) < 32
+    return None if is_number or not parts[2] else (int(parts[1]), parts[2])

@@ -333,4 +333,6 @@ def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:
 
 
 def _data_keys(sink: Sink) -> Iterator[str]:
-    return (stat.key for stat in open_dataset(sink.place).list("data/") if not stat.key.endswith("/"))
+    """What attempts wrote: other writers of a table may put files there, too."""
+    stats = open_dataset(sink.place).list("data/")
+    return (stat.key for stat in stats if keys.attempt_of_data(stat.key) and not stat.key.endswith("/"))

@@ -52,6 +52,7 @@ _FEATURES = frozenset(
         "v2Checkpoint",
     ]
 )
+_EXPIRY = "delta.setTransactionRetentionDuration"
 _COMPUTED = ("delta.invariants", "delta.generationExpression", "delta.identity.")
 _TRIES = 12
 _LONGEST_WAIT_S = 2.0
@@ -126,7 +127,10 @@ class DeltaSink(TableSink):
 
     def stats(self, parquet: Any) -> str:
         """Delta's own statistics; delta-rs makes those of files that it writes."""
-        return "" if self.merges else delta_stats(parquet, without=frozenset(self.partition_by))
+        if self.merges:
+            keyed_rows.check_times(parquet)
+            return ""
+        return delta_stats(parquet, without=frozenset(self.partition_by))
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
         """One entry of the table's log, with the files (or merged rows), the marker, and the removal of what a redo replaces."""
@@ -273,7 +277,8 @@ def _unwritable(table: Any) -> list[str]:
     """What a table asks of its writers that adding files does not keep: features, constraints, columns that are computed or renamed."""
     protocol, metadata = table.protocol(), table.metadata()
     asked = set(protocol.writer_features or ()) - _FEATURES
-    asked |= {name for name in metadata.configuration if name.startswith("delta.constraints.")}
+    # Where transaction numbers expire, a late publisher would find none, and bring back what it has.
+    asked |= {name for name in metadata.configuration if name.startswith("delta.constraints.") or name == _EXPIRY}
     if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
         asked.add("delta.columnMapping.mode")
     for field in json.loads(table.schema().to_json())["fields"]:

@@ -6,6 +6,7 @@ Unlike an appended batch, a merged one is read and written once more, by the pub
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
 
 
 _PARTITION_TYPES = ("boolean", "byte", "date", "integer", "long", "short", "string")
+_EXACTLY_BOUND = ("byte", "date", "integer", "long", "short", "string")
 _OWN_COLUMNS = "__delta_rs_"
 
 
@@ -38,9 +40,21 @@ def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
 
 
 def unmergeable(table: Any) -> list[str]:
-    """What a table asks that a merge does not keep: only appends, columns without nulls."""
+    """What a table asks that a merge does not keep: only appends, columns and parts of them without nulls, names that merging uses itself."""
     only = ["delta.appendOnly"] if table.metadata().configuration.get("delta.appendOnly", "").lower() == "true" else []
-    return [*only, *(f"{field.name}: NOT NULL" for field in table.schema().fields if not field.nullable)]
+    fields = json.loads(table.schema().to_json())["fields"]
+    full = [f"{field['name']}: NOT NULL" for field in fields if not _may_be_null(field)]
+    return [*only, *full, *(field["name"] for field in fields if field["name"].startswith(_OWN_COLUMNS))]
+
+
+def _may_be_null(kind: Any) -> bool:
+    """Whether a field or type may be null in each of its parts."""
+    if isinstance(kind, list):
+        return all(_may_be_null(item) for item in kind)
+    if not isinstance(kind, dict):
+        return True
+    marks = ("nullable", "containsNull", "valueContainsNull")
+    return all(kind.get(mark, True) for mark in marks) and all(_may_be_null(part) for part in kind.values())
 
 
 def merge(table: Any, place: str, batch: Batch, keys: Sequence[str], properties: Any) -> bool:
@@ -54,9 +68,11 @@ def merge(table: Any, place: str, batch: Batch, keys: Sequence[str], properties:
     same = " AND ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in keys)
     values = {f"t.{_quoted(name)}": f"s.{_quoted(name)}" for name in rows.schema.names}
     before = table.version()
-    # Not streamed, or files are not passed over by their bounds, and the memory is that of the table.
+    types = {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
+    # Only where it is not streamed, files are passed over by their bounds. Those of decimals are floats, and of times milliseconds: not exact.
+    streamed = any(types[name] not in _EXACTLY_BOUND for name in keys)
     merger = table.merge(
-        rows, same, source_alias="s", target_alias="t", commit_properties=properties, streamed_exec=False
+        rows, same, source_alias="s", target_alias="t", commit_properties=properties, streamed_exec=streamed
     )
     merger.when_matched_update(values).when_not_matched_insert(values).execute()
     return bool(table.version() > before)

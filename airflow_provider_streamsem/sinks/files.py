@@ -190,8 +190,8 @@ class FilesSink:
         """The attempts' directories."""
         dataset = self._dataset()
         versions = dataset.directories("data/") if version is None else [str(version)]
-        found = {(int(v), attempt) for v in versions if v.isdecimal() for attempt in dataset.directories(f"data/{v}/")}
-        return {(v, attempt) for v, attempt in found if not _is_hash(attempt)}
+        directories = (f"data/{v}/{name}/" for v in versions for name in dataset.directories(f"data/{v}/"))
+        return {attempt for key in directories if (attempt := keys.attempt_of_data(key))}
 
     def discard(self, version: int, attempt_id: str, *, dry_run: bool = False) -> int:
         """Remove the attempt's directory."""
@@ -221,11 +221,6 @@ class FilesSink:
 
     def _dataset(self) -> Dataset:
         return open_dataset(self.path)
-
-
-def _is_hash(name: str) -> bool:
-    """Whether a directory is of the kind in which writers of Iceberg spread a table's files (``data/1101/0001/…``): those are not attempts."""
-    return name.isdecimal() and len(name) < 32
 
 
 def _is_data(relative: str) -> bool:

@@ -119,7 +119,7 @@ class IcebergSink(TableSink):
     def stats(self, parquet: Any) -> str:
         """A file's metrics, by column path; pyiceberg makes those of files that it writes."""
         if self.merges:
-            iceberg_merge.check_times(parquet)
+            keyed_rows.check_times(parquet)
             return ""
         return iceberg_files.metrics(parquet, partition_by=self.partition_by)
 
@@ -275,10 +275,8 @@ class IcebergSink(TableSink):
 
     def _check_merge(self, table: Table, columns: Schema) -> None:
         """A merged row takes the place of a whole one: what it lacks would be lost. And pyiceberg must be able to write what the table asks for."""
-        asks = iceberg_merge.unwritable(table.properties) if self.merges else {}
-        if asks:
-            what = "the Iceberg table asks for files that pyiceberg does not write; nothing became visible"
-            raise DataError(what, table=self.table, asks=asks)
+        if self.merges:
+            iceberg_merge.check_writable(table)
         given = {field.name for field in columns.fields}
         lacking = [field.name for field in table.schema().fields if field.name not in given]
         if self.merges and given and lacking:

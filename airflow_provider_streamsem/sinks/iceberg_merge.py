@@ -8,7 +8,6 @@ other the files that it changes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.errors import DataError
@@ -17,40 +16,32 @@ from airflow_provider_streamsem.sinks.keyed_rows import last_of_each
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
-    from pyiceberg.table import Transaction
+    from pyiceberg.table import Table, Transaction
 
 
-_CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "uncompressed", "none")
-
-
-def unwritable(properties: Mapping[str, str]) -> dict[str, str]:
-    """Of a table's properties those by which pyiceberg could not write its files."""
-    accepted = {"write.format.default": ("parquet",), "write.parquet.compression-codec": _CODECS}
-    return {
-        name: given for name in accepted if (given := properties.get(name, "")) and given.lower() not in accepted[name]
-    }
-
-
-def check_times(parquet: Any) -> None:
+def check_writable(table: Table) -> None:
     """
-    Refuse dates and times that Python does not have, and pyiceberg therefore cannot merge: after the year 9999.
+    Refuse a table that asks for files which pyiceberg does not write; after the decision it would be too late.
 
-    :param parquet: pyarrow's metadata of a staged file
-    :raises DataError: names the columns
+    :raises DataError: with what pyiceberg says
     """
-    far = set()
-    for group in range(parquet.num_row_groups):
-        for index in range(parquet.num_columns):
-            chunk = parquet.row_group(group).column(index)
-            statistics = chunk.statistics
-            try:
-                if statistics is not None and statistics.has_min_max:
-                    _ = (statistics.min, statistics.max)
-            except (OverflowError, ValueError):
-                far.add(chunk.path_in_schema)
-    if far:
-        what = "dates or times beyond the year 9999 cannot be merged into an Iceberg table; nothing became visible"
-        raise DataError(what, columns=sorted(far))
+    import pyarrow
+    import pyarrow.parquet
+    from pyiceberg.io import pyarrow as written
+
+    given = table.properties.get("write.format.default", "parquet")
+    problem: Exception | None = None
+    try:
+        written.compute_statistics_plan(table.schema(), table.properties)
+        rows = pyarrow.table({"a": [0]})
+        pyarrow.parquet.write_table(
+            rows, pyarrow.BufferOutputStream(), **written._get_parquet_writer_kwargs(table.properties)
+        )
+    except Exception as error:
+        problem = error
+    if given != "parquet" or problem is not None:
+        what = "the Iceberg table asks for files that pyiceberg does not write; nothing became visible"
+        raise DataError(what, table=".".join(table.name()), format=given, says=str(problem or "")) from problem
 
 
 def merge(commit: Transaction, place: str, batch: Batch, key: str, mark: dict[str, str]) -> None:

@@ -86,6 +86,27 @@ def check_values(
         raise DataError(what, columns={name: texts for name, texts in lost.items() if texts})
 
 
+def check_times(parquet: Any) -> None:
+    """
+    Refuse dates and times outside of the years 1 to 9999, which Python does not have: merging libraries in Python fail on them, or on their bounds.
+
+    :param parquet: pyarrow's metadata of a staged file
+    :raises DataError: names the columns
+    """
+    far = set()
+    for group in range(parquet.num_row_groups):
+        for index in range(parquet.num_columns):
+            chunk = parquet.row_group(group).column(index)
+            try:
+                if chunk.statistics is not None and chunk.statistics.has_min_max:
+                    _ = (chunk.statistics.min, chunk.statistics.max)
+            except (OverflowError, ValueError):
+                far.add(chunk.path_in_schema)
+    if far:
+        what = "dates or times outside of the years 1 to 9999 cannot be merged by key; nothing became visible"
+        raise DataError(what, columns=sorted(far))
+
+
 def last_of_each(place: str, batch: Batch, keys: Sequence[str]) -> Any:
     """
     The rows of a batch as a pyarrow table, of those with equal keys the last in the order of the staged files: the same for everyone who publishes it.

@@ -77,8 +77,8 @@ class TableSink(StagedSink):
 
     @property
     def place(self) -> str:
-        """Where files are staged: rows that are merged beside the table's own files, under a name that its readers and cleaners pass over."""
-        return f"{self.path.rstrip('/')}/_staged" if self.merges else self.path
+        """Where files are staged."""
+        return self.path
 
     @property
     def partitions(self) -> Sequence[str]:

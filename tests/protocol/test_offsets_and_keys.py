@@ -79,4 +79,14 @@ def test_other_keys_are_as_the_protocol_prints_them() -> None:
     assert keys.segment(1, 2) == "segments/1/2.json"
     assert keys.quarantine(3, "a", 4) == "quarantine/3/a/00004.jsonl"
     assert (keys.data_prefix(3), keys.data_prefix(3, "a")) == ("data/3/", "data/3/a/")
+    assert keys.attempt_of_data(f"data/3/{'0' * 32}/part-0.parquet") == (3, "0" * 32)
+    assert keys.attempt_of_data("data/3/a/p=x/part-0.parquet") == (3, "a")
+    for of_others in (
+        "data/1101/0001/1010/file.parquet",
+        "data/p=x/3/file",
+        "data/3/file",
+        "data/3//file",
+        "log/3/a/b",
+    ):
+        assert keys.attempt_of_data(of_others) is None
     assert (keys.spill("s"), keys.spec("s"), keys.doctor("d")) == ("spill/s.json", "specs/s.json", "doctor/d.json")

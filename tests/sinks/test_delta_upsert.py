@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date, datetime, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_streamsem import Pipeline
+from airflow_provider_streamsem import FilesSink, Pipeline
 from airflow_provider_streamsem.batch.maintenance import vacuum
 from airflow_provider_streamsem.errors import DataError, InvalidError, StreamsemError
+from airflow_provider_streamsem.sinks import delta_table
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.steps import Steps
@@ -158,7 +161,7 @@ def test_staged_rows_are_vacuumed_after_the_receipts_and_the_table_has_all(world
     world.run("all", drain=True)
     opened = world.opened()
     assert len(vacuum(opened.log, opened.record, opened.pipeline()).attempts) == 2
-    assert not list(Path(world.table).rglob("_staged/**/*.parquet"))
+    assert not list(Path(world.table).glob("data/**/*.parquet"))
     assert world.verdict().orphans == 0
     world.is_merged()
     world.arrive(1)
@@ -216,12 +219,14 @@ def test_table_that_only_takes_appends_is_refused_before_the_decision(world: Ups
     assert world.opened().head == -1
 
 
-def staged(world: UpsertWorld, version: int, table: pyarrow.Table, sink: DeltaSink | None = None) -> Batch:
-    sink = sink or DeltaSink(world.table, mode="upsert", keys=["k"])
+def staged(world: UpsertWorld, version: int, table: pyarrow.Table, types: dict[str, str] | None = None) -> Batch:
+    """A batch of columns that are whole numbers where their types are not given."""
+    sink = DeltaSink(world.table, mode="upsert", keys=["k"])
     data = io.BytesIO()
     pyarrow.parquet.write_table(table, data)
     assert sink.dataset().create(f"data/{version}/a/part-0.parquet", data.getvalue())
-    fields = [{"name": n, "type": "long", "nullable": True, "metadata": {}} for n in table.schema.names]
+    kinds = {name: (types or {}).get(name, "long") for name in table.schema.names}
+    fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in kinds.items()]
     schema = json.dumps({"type": "struct", "fields": fields})
     return Batch(
         pipeline_uuid="u",
@@ -245,12 +250,94 @@ def test_batch_whose_file_has_no_rows_sets_the_marker_and_stops_nothing(world: U
     assert world.values() == [(1, 1)]
 
 
+def keyed_table(kind: pyarrow.DataType, keys: list[Any], value: int) -> pyarrow.Table:
+    return pyarrow.table({"k": pyarrow.array(keys, kind), "v": pyarrow.array([value] * len(keys), pyarrow.int64())})
+
+
+@pytest.mark.parametrize(
+    ("named", "kind", "keys"),
+    [
+        ("string", pyarrow.string(), ["a", "x" * 40 + "1", "x" * 40 + "2", "", "é'`"]),
+        ("short", pyarrow.int16(), [-3, 0, 7]),
+        ("long", pyarrow.int64(), [2**53, 2**53 + 1, -(2**63)]),
+        ("decimal(9,2)", pyarrow.decimal128(9, 2), [Decimal("-1.10"), Decimal("0.05"), Decimal("1234567.89")]),
+        ("decimal(18,2)", pyarrow.decimal128(18, 2), [Decimal("1234567890123456.78"), Decimal("1234567890123456.79")]),
+        ("decimal(38,18)", pyarrow.decimal128(38, 18), [Decimal("1.000000000000000001"), Decimal("1.000000000000000002")]),
+        ("date", pyarrow.date32(), [date(1, 1, 1), date(1969, 12, 31), date(9999, 12, 31)]),
+        ("timestamp", pyarrow.timestamp("us", "UTC"), [datetime(2024, 2, 29, 1, 2, 3, micros, timezone.utc) for micros in (1, 999, 1001)]),
+        ("boolean", pyarrow.bool_(), [True, False]),
+        ("binary", pyarrow.binary(), [b"\x00", b"", b"\xff"]),
+    ],
+)  # fmt: skip
+def test_key_of_every_type_is_found_again_in_a_file_of_its_own(
+    world: UpsertWorld, named: str, kind: pyarrow.DataType, keys: list[Any]
+) -> None:
+    """Bounds that are not exact would have a file passed over, and its rows doubled."""
+    sink = DeltaSink(world.table, mode="upsert", keys=["k"])
+    versions = 0
+    for value in (1, 2):
+        for key in keys:
+            batch = staged(world, versions, keyed_table(kind, [key], value), types={"k": named})
+            assert sink.publish(batch, None) is not None  # type: ignore[arg-type]
+            versions += 1
+    read = DeltaTable(world.table).to_pyarrow_table().to_pylist()
+    assert sorted(str(row["k"]) for row in read) == sorted(map(str, keys))
+    assert {row["v"] for row in read} == {2}
+
+
+def test_time_key_in_a_file_whose_writer_cut_its_bounds_to_milliseconds_is_found(world: UpsertWorld) -> None:
+    """As Spark does; the largest value is then above the upper bound."""
+    at = datetime(2024, 2, 29, 1, 2, 3, 999_999, timezone.utc)
+    sink = DeltaSink(world.table, mode="upsert", keys=["k"])
+    kind = pyarrow.timestamp("us", "UTC")
+    sink.publish(staged(world, 0, keyed_table(kind, [at], 1), types={"k": "timestamp"}), None)  # type: ignore[arg-type]
+    (entry,) = [path for path in Path(world.table, "_delta_log").glob("*1.json") if '"add"' in path.read_text()]
+    lines = [json.loads(line) for line in entry.read_text().splitlines()]
+    for line in lines:
+        if "add" in line:
+            bound = {"k": "2024-02-29T01:02:03.999Z", "v": 1}
+            bounds = {"minValues": bound, "maxValues": bound}
+            line["add"]["stats"] = json.dumps({"numRecords": 1, "nullCount": {"k": 0, "v": 0}, **bounds})
+    entry.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    delta_table._kept.clear()
+    sink.publish(staged(world, 1, keyed_table(kind, [at], 2), types={"k": "timestamp"}), None)  # type: ignore[arg-type]
+    assert [row["v"] for row in DeltaTable(world.table).to_pyarrow_table().to_pylist()] == [2]
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_table_whose_transaction_numbers_expire_is_refused_before_the_decision(world: UpsertWorld, mode: str) -> None:
+    table = pyarrow.table({"k": [100], "v": [-1]})
+    write_deltalake(world.table, table, configuration={"delta.setTransactionRetentionDuration": "interval 1 days"})
+    sink = DeltaSink(world.table, mode=mode, keys=["k"] if mode == "upsert" else [])
+    with pytest.raises(DataError, match="asks more of its writers") as caught:
+        world.run("first", pipeline=world.pipeline(sinks={"table": sink}))
+    assert "setTransactionRetentionDuration" in str(caught.value)
+
+
+def test_date_that_python_does_not_have_is_refused_before_the_decision(world: UpsertWorld) -> None:
+    far = pyarrow.table({"k": [1], "at": pyarrow.array([3_000_000], pyarrow.int32()).cast(pyarrow.date32())})
+    with pytest.raises(DataError, match="outside of the years 1 to 9999"):
+        staged(world, 0, far)
+
+
+def test_log_and_other_datasets_inside_the_table_are_refused(world: UpsertWorld) -> None:
+    """Delta's VACUUM would delete them."""
+    for change in (
+        {"log": f"{world.table}/log"},
+        {"sinks": {**world.pipeline().sinks, "f": FilesSink(f"{world.table}/f")}},
+    ):
+        with pytest.raises(InvalidError):
+            world.pipeline(**change)
+
+
 def test_column_that_must_not_be_null_is_refused_before_the_decision(world: UpsertWorld) -> None:
-    schema = pyarrow.schema([pyarrow.field("k", pyarrow.int64(), nullable=False), ("v", pyarrow.int64())])
-    write_deltalake(world.table, pyarrow.table({"k": [100], "v": [-1]}, schema=schema))
+    inner = pyarrow.struct([pyarrow.field("a", pyarrow.int64(), nullable=False)])
+    schema = pyarrow.schema([pyarrow.field("k", pyarrow.int64(), nullable=False), ("v", pyarrow.int64()), ("s", inner)])
+    write_deltalake(world.table, pyarrow.table({"k": [100], "v": [-1], "s": [{"a": 1}]}, schema=schema))
     with pytest.raises(DataError, match="asks more of its writers") as caught:
         world.run("first")
     assert "k: NOT NULL" in str(caught.value)
+    assert "s: NOT NULL" in str(caught.value)
 
 
 @pytest.mark.parametrize(

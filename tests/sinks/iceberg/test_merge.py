@@ -196,14 +196,25 @@ def test_batch_whose_file_has_no_rows_sets_the_marker_and_stops_nothing(lake: La
 
 def test_time_that_python_does_not_have_is_refused_before_the_decision(lake: Lake) -> None:
     far = pyarrow.array([400_000_000_000_000_000], pyarrow.int64()).cast(pyarrow.timestamp("us", "UTC"))
-    with pytest.raises(DataError, match="beyond the year 9999"):
+    with pytest.raises(DataError, match="outside of the years 1 to 9999"):
         lake.batch(0, [("", pyarrow.table({"id": [1], "at": far}))], columns=[("id", "long"), ("at", "timestamp")])
 
 
-def test_table_whose_files_pyiceberg_does_not_write_is_refused_and_loses_nothing(lake: Lake) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"write.format.default": "orc"},
+        {"write.parquet.compression-codec": "lzo"},
+        {"write.parquet.compression-codec": "UNCOMPRESSED"},
+        {"write.parquet.compression-codec": "snappy", "write.parquet.compression-level": "3"},
+        {"write.parquet.page-size-bytes": "many"},
+        {"write.metadata.metrics.default": "some"},
+    ],
+)
+def test_table_whose_files_pyiceberg_does_not_write_is_refused_and_loses_nothing(lake: Lake, asked: Any) -> None:
     lake.publish(valued(lake, 0, {1: 1}))
     with lake.table().transaction() as change:
-        change.set_properties({"write.format.default": "orc"})
+        change.set_properties(asked)
     batch = valued(lake, 1, {1: 2})
     with pytest.raises(DataError, match="pyiceberg does not write"):
         lake.sink.accept(batch.schema)
