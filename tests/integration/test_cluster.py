@@ -134,9 +134,11 @@ def connect(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> It
         yield server
 
 
-@pytest.fixture(params=["disk", "s3"])
+@pytest.fixture
 def dataset(tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    return f"{request.getfixturevalue('lake')}/out" if request.param == "s3" else str(tmp_path / "out")
+    """On S3, as executors of a cluster have it, or on a disk that all share."""
+    on_disk = getattr(request, "param", "s3") == "disk"
+    return str(tmp_path / "out") if on_disk else f"{request.getfixturevalue('lake')}/out"
 
 
 @pytest.fixture
@@ -179,6 +181,7 @@ def is_writing(place: Place) -> bool:
     return (place.root / "running").exists()
 
 
+@pytest.mark.parametrize("dataset", ["disk", "s3"], indirect=True)
 def test_drain_on_a_cluster_with_a_transform_that_only_the_driver_can_import(on_cluster: Place) -> None:
     on_cluster.put(6, 50)
     result = on_cluster.run(drain=True)
@@ -186,6 +189,7 @@ def test_drain_on_a_cluster_with_a_transform_that_only_the_driver_can_import(on_
     on_cluster.check(300)
 
 
+@pytest.mark.parametrize("dataset", ["disk", "s3"], indirect=True)
 def test_executor_that_is_killed_while_it_writes_costs_a_task_and_no_row(on_cluster: Place, cluster: Cluster) -> None:
     on_cluster.put(4, 60)
     driver = on_cluster.start(SLOW="0.05")
@@ -249,6 +253,7 @@ def test_speculative_copies_of_slow_tasks_double_nothing(on_cluster: Place) -> N
     on_cluster.check(160)
 
 
+@pytest.mark.parametrize("dataset", ["disk", "s3"], indirect=True)
 def test_drain_on_spark_connect(on_connect: Place) -> None:
     on_connect.put(6, 50)
     result = on_connect.run(drain=True)
