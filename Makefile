@@ -20,9 +20,7 @@ demo: .venv/ready  ## run the quickstart DAG on a year of flights, kill it twice
 	@$(RUN) -m demo.quickstart
 
 test: .venv/ready check  ## lint, types, architecture, and every test but the long ones (half an hour on 2 cores)
-	$(RUN) -m coverage erase
-	$(RUN) -m coverage run -m pytest -m 'not prove and not integration' $(ARGS)
-	$(RUN) -m coverage combine --quiet
+	$(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist loadfile --cov --cov-report= $(ARGS)
 	$(RUN) -m coverage report --include='airflow_provider_streamsem/protocol/*' --fail-under=100
 	$(RUN) -m coverage report --fail-under=85 --skip-covered
 

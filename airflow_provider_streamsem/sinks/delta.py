@@ -182,41 +182,49 @@ class DeltaSink(TableSink):
     def _commit(self, table: Any, batch: Batch, app: str, *, skipped: bool) -> bool:
         """Whether the entry was written; where the table lacks columns, only those are."""
         from deltalake import CommitProperties, Schema
-        from deltalake.transaction import RemoveAction, Transaction
+        from deltalake.transaction import Transaction
 
         marks = [Transaction(app, batch.version)]
         actions: list[Any] = []
         if skipped:
             marks.append(Transaction(f"{app}#skipped", batch.version))
-        else:
-            self._check_partitions(table)
-            if problems := self._problems(table):
-                raise PublishError(
-                    "the Delta table has come to ask more of its writers than is kept here",
-                    table=self.path,
-                    version=batch.version,
-                    asks=problems,
-                )
-            if self._evolved(table, batch):
-                return False
-            if self.merges and batch.committable.rows:
-                properties = CommitProperties(app_transactions=marks, max_commit_retries=0)
-                return delta_merge.merge(table, self.place, batch, self.keys, properties)
-        if not skipped and not self.merges:
-            actions = [self._added(file) for file in batch.committable.files]
-            now_ms = SYSTEM_CLOCK.now_ms()
-            actions += [
-                RemoveAction(file.key, True, now_ms, size=file.bytes, partition_values=dict(file.partition))
-                for file in self._standing(table, batch)
-            ]
-        table.create_write_transaction(
-            actions,
-            "append",
-            Schema.from_json(table.schema().to_json()),
-            list(self.partition_by),
-            commit_properties=CommitProperties(app_transactions=marks, max_commit_retries=0),
-        )
+        elif not self._ready(table, batch):
+            return False
+        elif not self.merges:
+            actions = self._changes(table, batch)
+        properties = CommitProperties(app_transactions=marks, max_commit_retries=0)
+        if self.merges and batch.committable.rows and not skipped:
+            return delta_merge.merge(table, self.place, batch, self.keys, properties)
+        schema = Schema.from_json(table.schema().to_json())
+        table.create_write_transaction(actions, "append", schema, list(self.partition_by), commit_properties=properties)
         return True
+
+    def _ready(self, table: Any, batch: Batch) -> bool:
+        """Whether the table, which others may have changed since the batch was accepted, has its columns: it is given those that it lacks."""
+        self._check_partitions(table)
+        if problems := self._problems(table):
+            raise PublishError(
+                "the Delta table has come to ask more of its writers than is kept here",
+                table=self.path,
+                version=batch.version,
+                asks=problems,
+            )
+        return not self._evolved(table, batch)
+
+    def _changes(self, table: Any, batch: Batch) -> list[Any]:
+        """The files that come to the table, and those that a redo takes out of it."""
+        from deltalake.transaction import AddAction, RemoveAction
+
+        now_ms = SYSTEM_CLOCK.now_ms()
+        come = [
+            AddAction(file.key, file.bytes, dict(file.partition), now_ms, True, file.stats)
+            for file in batch.committable.files
+        ]
+        gone = [
+            RemoveAction(file.key, True, now_ms, size=file.bytes, partition_values=dict(file.partition))
+            for file in self._standing(table, batch)
+        ]
+        return [*come, *gone]
 
     def _standing(self, table: Any, batch: Batch) -> Sequence[DataFile]:
         """The files that a redo takes out of the table: they must be there as they were put there, or rows would stay."""
@@ -231,11 +239,6 @@ class DeltaSink(TableSink):
                 files=gone,
             )
         return files
-
-    def _added(self, file: DataFile) -> Any:
-        from deltalake.transaction import AddAction
-
-        return AddAction(file.key, file.bytes, dict(file.partition), SYSTEM_CLOCK.now_ms(), True, file.stats)
 
     def _evolved(self, table: Any, batch: Batch) -> bool:
         """Add the columns that the table lacks, in an entry of its own; whether there were any."""

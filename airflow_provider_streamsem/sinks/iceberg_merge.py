@@ -51,9 +51,8 @@ def merge(commit: Transaction, place: str, batch: Batch, key: str, mark: dict[st
     :param mark: properties of each of them
     """
     rows = last_of_each(place, batch, [key])
-    if (
-        commit.table_metadata.current_snapshot() is None
-    ):  # a first load may be large, and looking for its keys takes long
+    is_first = commit.table_metadata.current_snapshot() is None
+    if is_first:  # it may be large, and looking for its keys takes long
         commit.append(rows, snapshot_properties=mark)
         return
     with warnings.catch_warnings():

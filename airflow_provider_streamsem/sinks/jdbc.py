@@ -17,7 +17,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
-from airflow_provider_streamsem.sinks import database, postgres_copy, sql_columns, sql_rows
+from airflow_provider_streamsem.sinks import database, keyed_rows, postgres_copy, sql_columns, sql_rows
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
 from airflow_provider_streamsem.sinks.sql_columns import Target
 from airflow_provider_streamsem.sinks.staged import StagedSink, record_batches
@@ -89,8 +89,7 @@ class JdbcSink(StagedSink):
             "one database transaction holds the rows of a version and the marker that lets no second one pass",
             "rows handed to the writer = rows in the staged files = rows in the manifest, or the attempt is void",
         )
-        last = "of rows with equal keys the table keeps the last: the later version, and within one the later in the staged files"
-        return (*kept, last) if self.mode == "upsert" else kept
+        return (*kept, keyed_rows.LAST_STAYS) if self.mode == "upsert" else kept
 
     def guarded(self) -> Json:
         """The database by its connection's id, the tables, the staging place, and how rows get there."""

@@ -12,6 +12,9 @@ from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.staged import record_batches
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
+LAST_STAYS = (
+    "of rows with equal keys the table keeps the last: the later version, and within one the later in the staged files"
+)
 _LONGEST_NAME = 255  # bytes, of a directory in most file systems
 _KEY_TYPES = frozenset(
     ["string", "long", "integer", "short", "byte", "boolean", "binary", "date", "timestamp", "timestamp_ntz"]

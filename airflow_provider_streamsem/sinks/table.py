@@ -72,8 +72,7 @@ class TableSink(StagedSink):
             self.once.format(holds="the rows merged by key" if self.merges else "its files"),
             "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
         )
-        last = "of rows with equal keys the table keeps the last: the later version, and within one the later in the staged files"
-        return (*kept, last) if self.merges else kept
+        return (*kept, keyed_rows.LAST_STAYS) if self.merges else kept
 
     @property
     def place(self) -> str:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -175,15 +175,8 @@ class World(Tended):
         return bool(own) and own[-1] == "started"
 
     def executors(self) -> list[psutil.Process]:
-        """The executors that run now, as children of the workers."""
-        found = []
-        for worker in self.cluster.workers if self.cluster else []:
-            with suppress(psutil.Error):
-                for child in psutil.Process(worker.pid).children(recursive=True):
-                    with suppress(psutil.Error):
-                        if any("CoarseGrainedExecutorBackend" in word for word in child.cmdline()):
-                            found.append(child)
-        return found
+        """The executors that run now."""
+        return self.cluster.executors() if self.cluster else []
 
     def drain_rest(self, patience_s: float = 120) -> bool:
         """Whether a run that began after production had ended found nothing new."""

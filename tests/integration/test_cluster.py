@@ -7,15 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import psutil
 import pytest
 
 from airflow_provider_streamsem import open_log, verify
@@ -27,18 +24,25 @@ pytestmark = pytest.mark.integration
 
 PROGRAM = """
 import json, os, sys
-place, connection, out, drain = sys.argv[1], sys.argv[2], sys.argv[3], len(sys.argv) > 4
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, run_batch
-from airflow_provider_streamsem.connections import connection as look_up
+from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.engines.spark import engine_of
 from jobs import transform
 
-pipeline = Pipeline(
-    name="p", log=f"{place}/log", source=FilesSource(path=f"{place}/in", format="json", schema="id long, day string"),
-    sinks={"out": FilesSink(path=out, partition_by=["day"])}, transform=transform, limits=Limits(max_files=4),
-)
-engine = engine_of(look_up(connection), json.loads(os.environ["CONF"]))
-print(json.dumps(run_batch(pipeline, run_key="run", drain=drain, engine=engine).to_json()), flush=True)
+engine = engine_of(connection("spark_under_test"), json.loads(os.environ["CONF"]))
+for line in sys.stdin:
+    asked = json.loads(line)
+    os.environ.update(asked["environment"])
+    place = asked["place"]
+    pipeline = Pipeline(
+        name="p", log=f"{place}/log", source=FilesSource(path=f"{place}/in", format="json", schema="id long, day string"),
+        sinks={"out": FilesSink(path=asked["out"], partition_by=["day"])}, transform=transform, limits=Limits(max_files=4),
+    )
+    try:
+        answer = run_batch(pipeline, run_key="run", drain=asked["drain"], engine=engine).to_json()
+    except Exception as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer), flush=True)
 """
 
 JOBS = """
@@ -64,50 +68,86 @@ def transform(frame):
 """
 
 
-class Place:
-    """Input files, and a program whose transform lies in modules that only the driver can import. ``out`` is where the dataset lies."""
+class Driver:
+    """
+    A process that runs one batch or drain after the other, with a transform in modules that only it can import. It starts with the first of them, and anew after
+    it was killed or stopped.
+    """
 
-    def __init__(self, root: Path, connection: str, conf: dict[str, str]) -> None:
-        self.root = root
-        self.out = str(root / "out")
-        (root / "in").mkdir()
-        (root / "driver").mkdir()
-        (root / "driver" / "jobs.py").write_text(JOBS)
-        (root / "driver" / "helper_of_jobs.py").write_text("def doubled(value):\n    return value * 2\n")
-        self.environment = {
-            **os.environ, "AIRFLOW_CONN_SPARK_UNDER_TEST": connection, "CONF": json.dumps(conf), "RUNNING": str(root / "running"),
-            "PYTHONPATH": f"{root / 'driver'}:{Path(__file__).parents[2]}",
+    def __init__(self, home: Path, connection: dict[str, Any], conf: dict[str, str]) -> None:
+        self.conf = conf
+        self._home, self._connection = home, connection
+        self._process: subprocess.Popen[str] | None = None
+        (home / "jobs.py").write_text(JOBS)
+        (home / "helper_of_jobs.py").write_text("def doubled(value):\n    return value * 2\n")
+
+    def begin(self, place: Place, *, drain: bool = False, **environment: str) -> None:
+        """Start a batch."""
+        asked = {"SLOW": "0", "FAILS": "", "SHUFFLE": "", "RUNNING": str(place.running), **environment}
+        process = self._process = self._process or self._started()
+        assert process.stdin is not None
+        line = json.dumps({"place": str(place.root), "out": place.out, "drain": drain, "environment": asked})
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+
+    def answer(self) -> Any:
+        """What came of the batch; of one that failed, the ``error``."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the driver died: {(self._home / 'stderr').read_text()[-3000:]}"
+        return json.loads(line)
+
+    def run(self, place: Place, *, drain: bool = False, **environment: str) -> Any:
+        """A batch that does not fail."""
+        self.begin(place, drain=drain, **environment)
+        answer = self.answer()
+        assert "error" not in answer, answer["error"]
+        return answer
+
+    def kill(self) -> None:
+        """SIGKILL to the process and its JVM."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+            self._process = None
+
+    def _started(self) -> subprocess.Popen[str]:
+        environment = {
+            **os.environ, "AIRFLOW_CONN_SPARK_UNDER_TEST": json.dumps(self._connection), "CONF": json.dumps(self.conf),
+            "PYTHONPATH": f"{self._home}:{Path(__file__).parents[2]}",
         }  # fmt: skip
+        with open(self._home / "stderr", "a") as told:
+            return subprocess.Popen(
+                [sys.executable, "-c", PROGRAM],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=told,
+                text=True,
+                start_new_session=True,
+            )
+
+
+class Place:
+    """Input files, a log, and where the dataset lies."""
+
+    def __init__(self, root: Path, out: str) -> None:
+        self.root, self.out = root, out
+        self.running = root / "running"
+        (root / "in").mkdir(parents=True)
 
     def put(self, files: int, rows: int) -> None:
         for n in range(files):
             lines = [json.dumps({"id": n * rows + i, "day": f"d{i % 2}"}) for i in range(rows)]
             (self.root / "in" / f"{n}.json").write_text("\n".join(lines) + "\n")
 
-    def start(self, *, drain: bool = False, **environment: str) -> subprocess.Popen[str]:
-        argv = [
-            sys.executable,
-            "-c",
-            textwrap.dedent(PROGRAM),
-            str(self.root),
-            "spark_under_test",
-            self.out,
-            *(["drain"] if drain else []),
-        ]
-        return subprocess.Popen(
-            argv,
-            env={**self.environment, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def run(self, *, drain: bool = False, **environment: str) -> Any:
-        process = self.start(drain=drain, **environment)
-        out, err = process.communicate(timeout=240)
-        assert process.returncode == 0, err[-3000:]
-        return json.loads(out.splitlines()[-1])
+    def wait_until_it_is_written(self) -> None:
+        """Until a task has come to its sixth row."""
+        deadline = time.monotonic() + 90
+        while not self.running.exists():
+            assert time.monotonic() < deadline, "no task came to its sixth row"
+            time.sleep(0.05)
 
     def check(self, rows: int) -> None:
         """Every id once with its double, read by another engine, and a clean log."""
@@ -128,167 +168,135 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def connect(tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[ConnectServer]:
+def driver(cluster: Cluster, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """On the cluster. Executors take longer to start than a test takes."""
+    conf = {**session_conf(), "spark.executor.memory": "512m", "spark.cores.max": "2"}
+    made = Driver(tmp_path_factory.mktemp("driver"), cluster.connection, conf)
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="module")
+def client(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """Of a Spark Connect server."""
     server = ConnectServer(tmp_path_factory.mktemp("connect"), s3_server.s3a_conf())
     with running(server):
-        yield server
+        made = Driver(tmp_path_factory.mktemp("client"), server.connection, {})
+        yield made
+        made.kill()
 
 
 @pytest.fixture
-def dataset(tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """On S3, as executors of a cluster have it, or on a disk that all share."""
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    """Its dataset is on S3, as executors of a cluster have it, or on a disk that all share."""
     on_disk = getattr(request, "param", "s3") == "disk"
-    return str(tmp_path / "out") if on_disk else f"{request.getfixturevalue('lake')}/out"
+    return Place(tmp_path / "place", str(tmp_path / "out") if on_disk else f"{request.getfixturevalue('lake')}/out")
 
 
-@pytest.fixture
-def on_cluster(cluster: Cluster, tmp_path: Path, dataset: str) -> Place:
-    host, _, port = cluster.url.removeprefix("spark://").partition(":")
-    conf = {**session_conf(), "spark.executor.memory": "512m", "spark.cores.max": "2"}
-    place = Place(tmp_path, json.dumps({"conn_type": "spark", "host": f"spark://{host}", "port": int(port)}), conf)
-    place.out = dataset
-    return place
-
-
-@pytest.fixture
-def on_connect(connect: ConnectServer, tmp_path: Path, dataset: str) -> Place:
-    host, _, port = connect.url.removeprefix("sc://").partition(":")
-    place = Place(tmp_path, json.dumps({"conn_type": "spark_connect", "host": host, "port": int(port)}), {})
-    place.out = dataset
-    return place
-
-
-def executors(cluster: Cluster) -> list[psutil.Process]:
-    """The executors that run now, by the workers' children."""
-    found = []
-    for worker in cluster.workers:
-        for child in psutil.Process(worker.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                if any("CoarseGrainedExecutorBackend" in word for word in child.cmdline()):
-                    found.append(child)
-    return found
-
-
-def until(true: Callable[[], Any], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
-
-def is_writing(place: Place) -> bool:
-    """Whether a task has come to its sixth row."""
-    return (place.root / "running").exists()
-
-
-@pytest.mark.parametrize("dataset", ["disk", "s3"], indirect=True)
-def test_drain_on_a_cluster_with_a_transform_that_only_the_driver_can_import(on_cluster: Place) -> None:
-    on_cluster.put(6, 50)
-    result = on_cluster.run(drain=True)
+@pytest.mark.parametrize("place", ["disk", "s3"], indirect=True)
+def test_drain_on_a_cluster_with_a_transform_that_only_the_driver_can_import(driver: Driver, place: Place) -> None:
+    place.put(6, 50)
+    result = driver.run(place, drain=True)
     assert (result["counts"]["read"], result["batches"]) == (300, 2)
-    on_cluster.check(300)
+    place.check(300)
 
 
-@pytest.mark.parametrize("dataset", ["disk", "s3"], indirect=True)
-def test_executor_that_is_killed_while_it_writes_costs_a_task_and_no_row(on_cluster: Place, cluster: Cluster) -> None:
-    on_cluster.put(4, 60)
-    driver = on_cluster.start(SLOW="0.05")
-    until(lambda: is_writing(on_cluster))
-    victims = executors(cluster)
-    victims[0].send_signal(signal.SIGKILL)
-    out, err = driver.communicate(timeout=240)
-    assert driver.returncode == 0, err[-3000:]
-    assert json.loads(out.splitlines()[-1])["counts"]["read"] == 240
-    on_cluster.check(240)
+@pytest.mark.parametrize("place", ["disk", "s3"], indirect=True)
+def test_executor_that_is_killed_while_it_writes_costs_a_task_and_no_row(
+    driver: Driver, place: Place, cluster: Cluster
+) -> None:
+    place.put(4, 60)
+    driver.begin(place, SLOW="0.05")
+    place.wait_until_it_is_written()
+    cluster.executors()[0].kill()
+    assert driver.answer()["counts"]["read"] == 240
+    place.check(240)
 
 
-def test_driver_that_is_killed_on_a_cluster_is_started_again_and_commits_once(on_cluster: Place) -> None:
-    on_cluster.put(4, 60)
-    driver = on_cluster.start(SLOW="0.05")
-    until(lambda: is_writing(on_cluster))
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.communicate()
-    assert on_cluster.run()["counts"]["read"] == 240
-    on_cluster.check(240)
-
-
-def test_task_that_fails_once_is_repeated_by_spark_and_doubles_nothing(on_cluster: Place) -> None:
-    on_cluster.put(4, 40)
-    failed = on_cluster.root / "failed"
-    assert on_cluster.run(FAILS=str(failed))["counts"]["read"] == 160
+def test_task_that_fails_once_is_repeated_by_spark_and_doubles_nothing(driver: Driver, place: Place) -> None:
+    place.put(4, 40)
+    failed = place.root / "failed"
+    assert driver.run(place, FAILS=str(failed))["counts"]["read"] == 160
     assert failed.exists()
-    on_cluster.check(160)
-    assert len(open_log(str(on_cluster.root / "log")).log.list_keys("attempts/")) == 1
+    place.check(160)
+    assert len(open_log(str(place.root / "log")).log.list_keys("attempts/")) == 1
 
 
 def test_shuffle_that_comes_out_differently_when_it_is_repeated_doubles_and_loses_nothing(
-    on_cluster: Place, cluster: Cluster
+    driver: Driver, place: Place, cluster: Cluster
 ) -> None:
     """
     An executor is lost with its part of a random shuffle, when some tasks have written what they got of it. Spark notices by checksums, and repeats all of it,
     or gives the attempt up; without them rows are lost and doubled (ADR 0015).
     """
-    on_cluster.put(4, 60)
-    driver = on_cluster.start(SHUFFLE="yes", SLOW="0.05")
-    until(lambda: is_writing(on_cluster))
+    place.put(4, 60)
+    driver.begin(place, SHUFFLE="yes", SLOW="0.05")
+    place.wait_until_it_is_written()
     time.sleep(4)  # two of four tasks take three seconds
-    executors(cluster)[0].send_signal(signal.SIGKILL)
-    out, err = driver.communicate(timeout=240)
-    if driver.returncode == 0:
-        assert json.loads(out.splitlines()[-1])["counts"]["read"] == 240
-    else:
-        assert "nothing became visible" in err
-        assert on_cluster.run(SHUFFLE="yes")["counts"]["read"] == 240
-    on_cluster.check(240)
+    cluster.executors()[0].kill()
+    answer = driver.answer()
+    if "error" in answer:
+        assert "nothing became visible" in answer["error"]
+        answer = driver.run(place, SHUFFLE="yes")
+    assert answer["counts"]["read"] == 240
+    place.check(240)
 
 
-def test_speculative_copies_of_slow_tasks_double_nothing(on_cluster: Place) -> None:
-    on_cluster.put(4, 40)
-    conf = json.loads(on_cluster.environment["CONF"]) | {
+def test_driver_that_is_killed_on_a_cluster_is_started_again_and_commits_once(driver: Driver, place: Place) -> None:
+    place.put(4, 60)
+    driver.begin(place, SLOW="0.05")
+    place.wait_until_it_is_written()
+    driver.kill()
+    assert driver.run(place)["counts"]["read"] == 240
+    place.check(240)
+
+
+def test_speculative_copies_of_slow_tasks_double_nothing(driver: Driver, place: Place) -> None:
+    place.put(4, 40)
+    driver.kill()
+    driver.conf |= {
         "spark.speculation": "true", "spark.speculation.interval": "50ms", "spark.speculation.multiplier": "1.01", "spark.speculation.quantile": "0.1",
         "spark.speculation.minTaskRuntime": "50ms",
     }  # fmt: skip
-    on_cluster.environment["CONF"] = json.dumps(conf)
-    on_cluster.run(SLOW="0.02")
-    on_cluster.check(160)
+    driver.run(place, SLOW="0.02")
+    place.check(160)
 
 
-@pytest.mark.parametrize("dataset", ["disk", "s3"], indirect=True)
-def test_drain_on_spark_connect(on_connect: Place) -> None:
-    on_connect.put(6, 50)
-    result = on_connect.run(drain=True)
+@pytest.mark.parametrize("place", ["disk", "s3"], indirect=True)
+def test_drain_on_spark_connect(client: Driver, place: Place) -> None:
+    place.put(6, 50)
+    result = client.run(place, drain=True)
     assert (result["counts"]["read"], result["counts"]["written.out"], result["batches"]) == (300, 300, 2)
-    on_connect.check(300)
-    assert on_connect.run(drain=True) == result
+    place.check(300)
+    assert client.run(place, drain=True) == result
 
 
-def test_bad_records_on_spark_connect_are_quarantined(on_connect: Place) -> None:
-    on_connect.put(1, 10)
-    (on_connect.root / "in" / "0.json").open("a").write("{broken\n")
-    result = on_connect.run()
-    assert {name: result["counts"][name] for name in ("read", "parsed", "quarantined")} == {
+def test_bad_records_on_spark_connect_are_quarantined(client: Driver, place: Place) -> None:
+    place.put(1, 10)
+    (place.root / "in" / "0.json").open("a").write("{broken\n")
+    counts = client.run(place)["counts"]
+    assert {name: counts[name] for name in ("read", "parsed", "quarantined")} == {
         "read": 11,
         "parsed": 10,
         "quarantined": 1,
     }
-    on_connect.check(10)
+    place.check(10)
 
 
-def test_connect_server_that_is_killed_fails_the_attempt_and_a_retry_commits_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["disk"], indirect=True)
+def test_connect_server_that_is_killed_fails_the_attempt_and_a_retry_commits_once(tmp_path: Path, place: Place) -> None:
     server = ConnectServer(tmp_path / "connect")
+    (tmp_path / "client").mkdir()
+    client = Driver(tmp_path / "client", server.connection, {})
     with running(server):
-        (tmp_path / "place").mkdir()
-        host, _, port = server.url.removeprefix("sc://").partition(":")
-        place = Place(
-            tmp_path / "place", json.dumps({"conn_type": "spark_connect", "host": host, "port": int(port)}), {}
-        )
         place.put(2, 60)
-        client = place.start(SLOW="0.05")
-        until(lambda: is_writing(place))
+        client.begin(place, SLOW="0.05")
+        place.wait_until_it_is_written()
         server.kill()
         server.start()  # the client asks again and again for ten minutes; a server that is back does not know its session
-        _, err = client.communicate(timeout=240)
-        assert client.returncode != 0
-        assert "nothing became visible" in err or "nothing was staged" in err
-        assert place.run()["counts"]["read"] == 120
+        error = client.answer()["error"]
+        assert "nothing became visible" in error or "nothing was staged" in error
+        client.kill()
+        assert client.run(place)["counts"]["read"] == 120
+        client.kill()
         place.check(120)

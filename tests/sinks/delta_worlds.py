@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from deltalake import DeltaTable
 
@@ -16,6 +17,8 @@ from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.worlds import World
+
+W = TypeVar("W", bound="DeltaWorld")
 
 
 class DeltaWorld(World):
@@ -42,15 +45,27 @@ class DeltaWorld(World):
         assert self.verdict().findings == []
         assert self.rows() == self.expected
 
-    def dies_at(self, at: int | None, watching: list[Steps]) -> Steps:
-        """
-        A drain that dies at one of its writes to the table, or at none.
 
-        :param watching: the last of these is called at each write
-        """
-        steps = Steps(at)
-        watching.append(steps)
+def each_death(began: Callable[[str], W], around: Any, writes: list[str], retry: str) -> Iterator[W]:
+    """
+    For each step around a write to the table, a world of its own where a drain died there, another followed, and then the first one again.
+
+    :param began: makes a world with input, below a directory of this name
+    :param around: the fixture
+    :param writes: the steps of a drain that does not die
+    :param retry: key of the run that follows
+    """
+    watching: list[Steps] = []
+    around(lambda name: watching[-1](name))
+    for at in [None, *range(len(writes))]:
+        world = began(str(at))
+        watching.append(Steps(at))
         with suppress(Crash):
-            self.run("run", drain=True)
+            world.run("run", drain=True)
+        assert watching[-1].died == (at is not None)
+        if at is None:
+            assert watching[-1].taken == writes
         watching.append(Steps())
-        return steps
+        world.run(retry, drain=True)
+        world.run("run", drain=True)
+        yield world

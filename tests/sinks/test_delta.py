@@ -15,8 +15,7 @@ from airflow_provider_streamsem.batch.publish import skip
 from airflow_provider_streamsem.errors import ConflictError, DataError, PublishError, UnavailableError
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
-from airflow_provider_streamsem.testing.steps import Steps
-from tests.sinks.delta_worlds import DeltaWorld
+from tests.sinks.delta_worlds import DeltaWorld, each_death
 from tests.stepped import stepped
 
 
@@ -54,19 +53,8 @@ def test_death_around_every_write_to_the_table_then_a_retry(tmp_path: Path, arou
         world.arrive(3)
         return world
 
-    current: list[Steps] = [Steps()]
-    around(lambda name: current[-1](name))
-    alone = began("alone").dies_at(None, current)
-    assert (
-        alone.taken
-        == ["before create", "after create"] + ["before create_write_transaction", "after create_write_transaction"] * 2
-    )
-    for at in range(len(alone.taken)):
-        world = began(f"{at}")
-        steps = world.dies_at(at, current)
-        assert steps.died
-        world.run(retry, drain=True)
-        world.run("run", drain=True)
+    entry = ["before create_write_transaction", "after create_write_transaction"]
+    for world in each_death(began, around, ["before create", "after create"] + entry * 2, retry):
         world.all_is_right()
 
 

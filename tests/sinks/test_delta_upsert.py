@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timezone
@@ -21,8 +20,8 @@ from airflow_provider_streamsem.errors import DataError, InvalidError, Streamsem
 from airflow_provider_streamsem.sinks import delta_table
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
-from airflow_provider_streamsem.testing.steps import Steps
-from tests.sinks.delta_worlds import DeltaWorld
+from tests.sinks import batches
+from tests.sinks.delta_worlds import DeltaWorld, each_death
 
 KEYS = 4
 
@@ -73,22 +72,13 @@ def test_each_key_has_its_last_row_and_other_rows_stay(world: UpsertWorld) -> No
 
 @pytest.mark.parametrize("retry", ["run", "another"])
 def test_death_around_every_write_of_a_merge_then_a_retry(tmp_path: Path, around: Any, retry: str) -> None:
-    current: list[Steps] = [Steps()]
-    around(lambda name: current[-1](name))
-
     def began(name: str) -> UpsertWorld:
         world = UpsertWorld(tmp_path / name)
         world.arrive(4)
         return world
 
-    alone = began("alone").dies_at(None, current)
-    assert alone.taken == ["before create", "after create"] + ["before execute", "after execute"] * 2
-    for at in range(len(alone.taken)):
-        world = began(f"{at}")
-        steps = world.dies_at(at, current)
-        assert steps.died
-        world.run(retry, drain=True)
-        world.run("run", drain=True)
+    writes = ["before create", "after create"] + ["before execute", "after execute"] * 2
+    for world in each_death(began, around, writes, retry):
         world.is_merged()
         assert DeltaTable(world.table).version() == 2, "a version was merged twice"
 
@@ -222,20 +212,8 @@ def test_table_that_only_takes_appends_is_refused_before_the_decision(world: Ups
 def staged(world: UpsertWorld, version: int, table: pyarrow.Table, types: dict[str, str] | None = None) -> Batch:
     """A batch of columns that are whole numbers where their types are not given."""
     sink = DeltaSink(world.table, mode="upsert", keys=["k"])
-    data = io.BytesIO()
-    pyarrow.parquet.write_table(table, data)
-    assert sink.dataset().create(f"data/{version}/a/part-0.parquet", data.getvalue())
     kinds = {name: (types or {}).get(name, "long") for name in table.schema.names}
-    fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in kinds.items()]
-    schema = json.dumps({"type": "struct", "fields": fields})
-    return Batch(
-        pipeline_uuid="u",
-        sink="t",
-        version=version,
-        committable=sink.collect(version, "a"),
-        schema=schema,
-        root=version,
-    )
+    return batches.staged(sink, table, version, schema=batches.schema_of(**kinds))
 
 
 def test_batch_whose_file_has_no_rows_sets_the_marker_and_stops_nothing(world: UpsertWorld) -> None:
@@ -246,7 +224,7 @@ def test_batch_whose_file_has_no_rows_sets_the_marker_and_stops_nothing(world: U
         receipt = sink.publish(staged(world, version, table), None)  # type: ignore[arg-type]
         assert receipt is not None
         assert (receipt.result, receipt.rows) == ("applied", table.num_rows)
-        assert sink.marker("u", "t") == (version, "applied")
+        assert sink.marker(batches.UUID, "t") == (version, "applied")
     assert world.values() == [(1, 1)]
 
 
@@ -346,10 +324,8 @@ def test_column_that_must_not_be_null_is_refused_before_the_decision(world: Upse
 )
 def test_partition_column_of_a_type_that_merging_would_write_wrongly_is_refused(world: UpsertWorld, kind: Any) -> None:
     sink = DeltaSink(world.table, mode="upsert", keys=["k"], partition_by=["p"])
-    columns = [("k", "long"), ("p", kind)]
-    fields = [{"name": name, "type": of, "nullable": True, "metadata": {}} for name, of in columns]
     with pytest.raises(DataError, match="cannot partition"):
-        sink.accept(json.dumps({"type": "struct", "fields": fields}))
+        sink.accept(batches.schema_of(k="long", p=kind))
 
 
 def test_names_that_merging_uses_itself_are_refused_before_the_decision(world: UpsertWorld) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pyspark
 
 from tests.integration.parts import install
@@ -77,6 +80,22 @@ class Cluster:
         ]  # fmt: skip
         return Server(f"spark-worker-{n}", self._home, argv, port=port, environment=_environment(self._home) | _SMALL)
 
+    def executors(self) -> list[psutil.Process]:
+        """Those that run now: the workers' children."""
+        found = []
+        for worker in self.workers:
+            with suppress(psutil.Error):
+                for child in psutil.Process(worker.pid).children(recursive=True):
+                    with suppress(psutil.Error):
+                        if any("CoarseGrainedExecutorBackend" in word for word in child.cmdline()):
+                            found.append(child)
+        return found
+
+    @property
+    def connection(self) -> dict[str, Any]:
+        """Airflow's, by which an operator finds it."""
+        return {"conn_type": "spark", "host": "spark://127.0.0.1", "port": self.master.port}
+
     @property
     def servers(self) -> list[Server]:
         """In the order in which they start."""
@@ -102,3 +121,8 @@ class ConnectServer(Server):
             *pairs, "spark-internal",
         ]  # fmt: skip
         super().__init__("spark-connect", home, argv, port=port, environment=_environment(home))
+
+    @property
+    def connection(self) -> dict[str, Any]:
+        """Airflow's, by which an operator finds it."""
+        return {"conn_type": "spark_connect", "host": "127.0.0.1", "port": self.port}
