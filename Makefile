@@ -32,7 +32,7 @@ check: .venv/ready  ## format, lint, types, layers
 
 integration: .venv/ready  ## the same promises on real parts: Kafka, an S3 server (S3=minio for another), a Spark cluster, Spark Connect
 	$(RUN) -m tests.integration.parts.install $${S3:-versitygw}
-	$(RUN) -m pytest -m integration --durations 15 tests/integration tests/chaos tests/airflow_chaos $(ARGS)
+	$(RUN) -m pytest -m integration -n 2 --dist loadfile --durations 15 tests/integration tests/chaos tests/airflow_chaos $(ARGS)
 
 prove: .venv/ready  ## the long tests: real Spark killed at random, a real scheduler, new examples for the properties
 	$(RUN) -m pytest -m prove $(ARGS)

@@ -99,7 +99,10 @@ def _of_dedup(dedup: Dedup) -> str:
 def _of_transform(pipeline: Pipeline) -> str:
     if pipeline.transform is None:
         return "transform: none, rows pass as they are"
-    said = "transform: one attempt's output is decided whole: a random or clock value in it repeats and loses nothing"
+    said = (
+        "transform: one attempt's output is decided whole: a random or clock value in it repeats and loses nothing; rows that are shuffled by one need "
+        "Spark 4.1, which notices where a repeated part of a job differs"
+    )
     if len(pipeline.sinks) == 1:
         return said
     shared = "What sinks share is evaluated once and cached; where an executor is lost, a part is evaluated again, and random values may then differ"

@@ -21,12 +21,12 @@ from airflow_provider_streamsem.batch.result import RunResult, answer, empty
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines import dedup, schema
 from airflow_provider_streamsem.engines.contract import Engine, Job, Produced, nothing_produced
-from airflow_provider_streamsem.errors import UnavailableError
+from airflow_provider_streamsem.errors import SourceChangedError, UnavailableError
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import Answered, Open, Owing, Position, Ready, settled
 from airflow_provider_streamsem.protocol.view import Head
-from airflow_provider_streamsem.sources.contract import Planner
+from airflow_provider_streamsem.sources.contract import Compacting, Planner, Source
 
 logger = telemetry.log_of(__name__)
 
@@ -186,6 +186,7 @@ class Run:
         recorded = {} if head.outcome is None else head.outcome.schemas
         produced = self._produce(plan, attempt_id, recorded, *self._remembered(head, plan))
         pipeline.source.check_pins(plan.pins, was_read=True)
+        _check_as_many(pipeline.source, plan, produced.counts)
         invariants.check_i14_staged(produced.counts, produced.sinks, handed=produced.handed, rows=pipeline.rows)
         schemas = schema.evolve(recorded, produced.schemas)
         manifest = StagedManifest(
@@ -268,3 +269,12 @@ class Run:
             duration_ms=max(0, decided_at_ms - plan.planned_at_ms),
             nonce=clock.new_id(),
         )
+
+
+def _check_as_many(source: Source, plan: Plan, counts: Mapping[str, int]) -> None:
+    """A redo from what compaction has left would take away the rows of all that it removed."""
+    before = 0 if plan.replaces is None else plan.replaces.counts.get("read", 0)
+    found = counts.get("read", 0)
+    if isinstance(source, Compacting) and found < before:
+        what = "the source no longer holds all that the version read; nothing changed"
+        raise SourceChangedError(what, version=plan.replaces and plan.replaces.version, read=before, found=found)

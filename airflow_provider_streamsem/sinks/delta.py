@@ -215,6 +215,7 @@ class DeltaSink(TableSink):
         """The files that come to the table, and those that a redo takes out of it."""
         from deltalake.transaction import AddAction, RemoveAction
 
+        self.check_staged(batch)
         now_ms = SYSTEM_CLOCK.now_ms()
         come = [
             AddAction(file.key, file.bytes, dict(file.partition), now_ms, True, file.stats)

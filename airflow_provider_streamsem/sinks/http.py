@@ -27,6 +27,7 @@ from airflow_provider_streamsem.stores.contract import normalised
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 VERSION_HEADER = "Streamsem-Version"
+POSITION_HEADER = "Streamsem-Position"
 _WAITS_S = (0.1, 0.5, 2.0)
 _URL = r"https?://[^\s@#]+"
 _NAME = r"[A-Za-z0-9-]{1,64}"
@@ -139,7 +140,7 @@ class HttpSink(StagedSink):
     @property
     def reasons(self) -> tuple[str, ...]:
         """What a crash between a call and the note of it does to a record."""
-        found = _REASONS[self.delivery]
+        found = tuple(reason.format(header=self.key_header) for reason in _REASONS[self.delivery])
         operation = OPERATIONS[self.operation]
         if operation.idempotent and not self.idempotent and self.delivery == "effectively_once":
             found = (
@@ -148,9 +149,14 @@ class HttpSink(StagedSink):
             )
         elif self.delivery == "at_least_once":
             found += (f"{self.operation}: {operation.why}. Instead: {operation.instead}",)
+        if self.record_id and self.idempotent:
+            named = ", ".join(self.record_id)
+            found += (
+                f"records with equal {named} are one to the endpoint: a later one with other values is not performed",
+            )
         if self.on_refusal == "record":
             found += ("records that the endpoint refuses are counted in the receipts, and are not there",)
-        return tuple(reason.format(header=self.key_header) for reason in found)
+        return found
 
     def guarded(self) -> Json:
         """What decides which rows are one part and one call, and their keys: for a version that is under way they must stay."""
@@ -208,9 +214,10 @@ class HttpSink(StagedSink):
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of a part."""
+    """One call of a part. ``index`` of its first row in the part, ``position`` in the version."""
 
     index: int
+    position: int
     rows: int
     key: str
     body: bytes
@@ -283,7 +290,8 @@ class _Parts:
         return answer
 
     def _headers(self, call: _Call) -> dict[str, str]:
-        return {self._sink.key_header: call.key, VERSION_HEADER: str(self._batch.version)}
+        place = {VERSION_HEADER: str(self._batch.version), POSITION_HEADER: str(call.position)}
+        return {self._sink.key_header: call.key, **place}
 
     def _performed_once(self, endpoint: Endpoint, part: int) -> tuple[Effects, StreamsemError | None]:
         """A claim, every call once, and then the note. What can fail without a call is done before the claim."""
@@ -342,7 +350,8 @@ class _Parts:
         for index in range(0, len(rows), size):
             group = rows[index : index + size]
             body = json.dumps(group if size > 1 else group[0], ensure_ascii=False, allow_nan=False).encode()
-            calls.append(_Call(index, len(group), self._sink.key(self._batch, part, index, group[0]), body))
+            key = self._sink.key(self._batch, part, index, group[0])
+            calls.append(_Call(index, part * self._sink.part_rows + index, len(group), key, body))
         return calls
 
 

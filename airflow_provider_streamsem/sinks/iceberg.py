@@ -182,6 +182,7 @@ class IcebergSink(TableSink):
         if word == "applied":
             self._fit(commit, table, batch)
         if word == "applied" and not self.merges:
+            self.check_staged(batch)
             metadata = commit.table_metadata
             files = [
                 iceberg_files.iceberg_file(metadata, file, self._uri(file.key)) for file in batch.committable.files

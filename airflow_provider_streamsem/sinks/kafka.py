@@ -196,7 +196,11 @@ class KafkaSink(StagedSink):
         from confluent_kafka import KafkaException
 
         control = self._control()
-        control.ensure()
+        if not control.is_there:
+            # A new one would say that nothing is there, and the batch be sent once more.
+            what = "the control topic was deleted, and with it what says whether the batch is in Kafka. Look; to have it sent (again), make the topic anew"
+            raise PublishError(what, version=batch.version, sink=batch.sink, control_topic=self.control_topic)
+        control.check()
         failed = _Failure()
         for _ in range(_TRIES):
             producer = None

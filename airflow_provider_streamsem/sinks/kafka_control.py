@@ -55,17 +55,30 @@ class Control:
         """
         Make the control topic where it is missing.
 
-        :raises InvalidError: it has several partitions, or would forget markers
+        :raises InvalidError: as :meth:`check`
         """
         from confluent_kafka.admin import NewTopic
 
-        if not self.partitions([self.topic]):
+        if not self.is_there:
             new = NewTopic(self.topic, num_partitions=1, replication_factor=-1, config=_CONFIG)
             made = answer(lambda: self._admin.create_topics([new], request_timeout=TIMEOUT_S))
             answer(made[self.topic].result, missing="TOPIC_ALREADY_EXISTS")
             deadline = time.monotonic() + TIMEOUT_S
-            while not self.partitions([self.topic]) and time.monotonic() < deadline:
+            while not self.is_there and time.monotonic() < deadline:
                 time.sleep(0.1)
+        self.check()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the control topic exists. Asking makes none."""
+        return bool(self.partitions([self.topic]))
+
+    def check(self) -> None:
+        """
+        Look whether the control topic, which must be there, keeps its markers.
+
+        :raises InvalidError: it has several partitions, or would forget markers
+        """
         found = self.partitions([self.topic]).get(self.topic)
         policy = self.config([self.topic], "cleanup.policy")[self.topic]
         if found != 1 or policy != "compact":

@@ -62,7 +62,7 @@ class Measured:
     """
     What a batch asks of the cluster.
 
-    :attr bytes: of all its records, uncompressed
+    :attr bytes: of all its records, uncompressed, with what a record takes besides
     :attr largest: of its largest record, in bytes
     :attr places: ``(topic, partition)``, ``None`` where the key decides
     :attr keyless: topics of records without a key
@@ -91,7 +91,7 @@ class Measured:
             of_headers = [sum(len(k) + len(v) for k, v in _headers(row)) for row in batch.column("headers").to_pylist()]
             sizes = compute.add(sizes, pyarrow.array(of_headers, pyarrow.int64()))
         self.rows += batch.num_rows
-        self.bytes += compute.sum(sizes).as_py()
+        self.bytes += compute.sum(sizes).as_py() + OVERHEAD_BYTES * batch.num_rows
         self.largest = max(self.largest, compute.max(sizes).as_py())
         columns = {
             name: batch.column(name) if name in names else pyarrow.nulls(batch.num_rows, pyarrow.string())

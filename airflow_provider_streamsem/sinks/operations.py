@@ -39,7 +39,8 @@ OPERATIONS: Mapping[str, Operation] = {
         instead=f"upsert_newer, or {_KEY}",
     ),
     "upsert_newer": Operation(
-        idempotent=True, why="the endpoint sets a value only where Streamsem-Version is not below the one that set it before"
+        idempotent=True,
+        why="the endpoint sets a value only where (Streamsem-Version, Streamsem-Position), as numbers, is not below the pair that set it before",
     ),
     "delete": Operation(
         idempotent=False,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
 from typing import ClassVar
 
 from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.errors import InvalidError, PublishError
 from airflow_provider_streamsem.protocol.entries import Committable, Json
 from airflow_provider_streamsem.sinks import keyed_rows
+from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.staged import StagedSink
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
@@ -88,6 +90,26 @@ class TableSink(StagedSink):
     def guarded_mode(self) -> Json:
         """That rows are merged, and by what: of an appending sink vacuum must not take the staged files, and keys are checked before the decision."""
         return {"mode": self.mode, "keys": list(self.keys)} if self.merges else {}
+
+    def check_staged(self, batch: Batch) -> None:
+        """
+        Look whether the files of a batch are still there, before the table is told of them: what cleans up tables takes files that no table names yet.
+
+        :raises PublishError: they are not, and the table would name what nobody can read
+        """
+        names = [file.key for file in batch.committable.files]
+        if not names:
+            return
+        directory = posixpath.commonpath([posixpath.dirname(name) for name in names])
+        there = {stat.key: stat.bytes for stat in self.dataset().list(f"{directory}/" if directory else "")}
+        gone = [file.key for file in batch.committable.files if there.get(file.key) != file.bytes]
+        if gone:
+            raise PublishError(
+                "staged files were deleted or changed before the table had them: put them back, or give the version up with `streamsem skip`",
+                place=self.place,
+                version=batch.version,
+                files=gone,
+            )
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """As every staged sink; of rows that are merged, keys and partition columns are looked at."""

@@ -111,6 +111,13 @@ class Taking(Protocol):
         ...
 
 
+@runtime_checkable
+class Compacting(Protocol):
+    """What a source has besides :class:`Source` if records vanish from inside a range that still stands: a redo must find as many as its version read."""
+
+    compacts: ClassVar[bool]
+
+
 class Loaded(Protocol):
     """
     The records of a plan on Spark, split into what was parsed and what was not.

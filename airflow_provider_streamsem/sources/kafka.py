@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.sources.kafka_records import KafkaRecords
 
 logger = logging.getLogger(__name__)
+
+_BEFORE_A_GAP_S = (1.0, 2.0, 4.0)  # before the records of a topic that no broker seems to know are given up
 TOPIC = r"[A-Za-z0-9._-]{1,249}"
 OPTIONS = (
     "fetchoffset.numretries",
@@ -77,6 +79,7 @@ class KafkaSource:
     terms: ClassVar[str] = ""
     unit: ClassVar[str] = "offsets"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
+    compacts: ClassVar[bool] = True
     place: ClassVar[None] = None  # a cluster is no place that a dataset could overlap
     reasons: ClassVar[tuple[str, ...]] = (
         "ranges of offsets are fixed in the plan with the topic's id, and every attempt reads exactly them",
@@ -303,25 +306,31 @@ class KafkaPlanner:
 
     def cut(self, start: Offsets, end: Offsets, limits: Limits, *, on_data_loss: str) -> Cut | None:
         """Ranges within ``limits``, shared over the partitions in proportion to their lag. What is gone fails, or becomes a gap that counts for nothing."""
+        waiting = between(start, end)
         there = self._cluster.partitions({parse_partition(name).topic for name in {*start, *end}})
+        missing = {parse_partition(name).topic for name in waiting} - {p.topic for p in there}
+        if missing and on_data_loss != "fail":
+            there = sorted([*there, *self._cluster.partitions(missing, again_s=_BEFORE_A_GAP_S)])
         ends = self._cluster.ends(there)
         lows = self._cluster.lows(there)
         self._check_incarnations(start, there, on_data_loss)
         self._check_history(start, ends, lows)
-        waiting = between(start, end)
         whole: dict[str, tuple[int, int]] = {}
         for name, (first, last) in waiting.items():
             p = parse_partition(name)
-            present = ends[p].offset if p in ends else first  # a partition that is gone has nothing
+            if p in ends and ends[p].offset < last:
+                # Not a gap: what the partition is given next stands under these offsets, and would be taken for read.
+                what = "a partition ends below what the run was to read: its log was cut short, or is read at another isolation level. Nothing was written"
+                raise SourceChangedError(what, partition=name, range=(first, last), end=ends[p].offset)
             low = min(max(lows.get(p, first), first), last)
-            whole[name] = (low, max(low, min(last, present)))
+            whole[name] = (low, last if p in ends else low)  # a partition that is gone has nothing
         taken = shared({name: last - low for name, (low, last) in whole.items()}, limits.max_rows)
         ranges, gaps, pins = {}, {}, []
         for p in sorted(map(parse_partition, waiting)):
             (first, last), (low, present) = waiting[p.name], whole[p.name]
             stop = low + taken[p.name]
             lost = [(first, low)] if low > first else []
-            if stop == present < last:  # a frozen target that lies beyond the end
+            if stop == present < last:  # it is gone
                 lost, stop = [*lost, (present, last)], last
             if stop > first:
                 ranges[p.name] = (first, stop)
@@ -344,8 +353,8 @@ class KafkaPlanner:
             now = known.get(topic)
             if now is None or (topic, now) in read:
                 continue
-            # Without an id it may be the same topic in a cluster that began to give ids: the same records under another name.
-            if on_data_loss == "fail" or not topic_id:
+            # Without an id it may be the same topic in a cluster that began, or ceased, to give ids: the same records under another name.
+            if on_data_loss == "fail" or not topic_id or not now:
                 what = "a topic was deleted and made again; what was not yet read of the old one is gone. Nothing was written"
                 raise SourceChangedError(what, topic=topic, committed=topic_id, found=now)
             logger.warning("topic %s was deleted and made again: reading the new one from its beginning", topic)

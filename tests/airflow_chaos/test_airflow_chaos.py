@@ -27,7 +27,7 @@ def test_orphan_beside_its_retry_and_other_faults_under_a_real_airflow_double_an
     found = trial.run("sqlite", 2, 11, print)
     assert (found.duplicates, found.losses, found.foreign, found.unreadable, found.findings) == (0, 0, 0, 0, []), found
     assert found.injections[0].kind == ORPHAN
-    assert found.injections[0].injected, found.injections[0].done
+    assert found.orphans > 0, [i.done for i in found.injections]
     assert found.orphan_overlaps > 0
     assert found.both_wrote > 0, "orphan and retry met in a version, and only one of them wrote files"
     assert found.is_clean, found.evidence

@@ -153,6 +153,15 @@ def test_a_clock_that_goes_back_forgets_nothing_early(world: RepeatingWorld) -> 
     world.check()
 
 
+def test_dedup_of_a_batch_drops_its_own_repeats_and_remembers_nothing(world: RepeatingWorld) -> None:
+    world.arrive(5)
+    result = world.run("all", drain=True, pipeline=world.pipeline(dedup=Dedup(keys=["id"], scope="batch")))
+    # Files are read two by two: what the second of them repeats is dropped, what the next batch repeats is not.
+    assert (result.counts["read"], result.counts["duplicates"], result.counts["written.out"]) == (27, 6, 21)
+    assert world.visible() == world.expected + Counter([*range(3, 6), *range(9, 12)])
+    assert world.verdict().findings == []
+
+
 def test_a_record_without_a_key_always_passes(world: RepeatingWorld) -> None:
     (world.root / "in" / "null.json").write_text('{"id": null}\n{"id": null}\n{"id": 1}\n{"id": 1}\n')
     result = world.run("first")

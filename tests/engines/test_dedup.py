@@ -41,6 +41,19 @@ def ids(spark: SparkSession, root: Path) -> Counter[tuple[Any, ...]]:
     return Counter((row["shop"], row["id"]) for row in read_committed(spark, str(root / "log")).collect())
 
 
+def test_dedup_of_a_batch_drops_its_own_repeats_and_remembers_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    for batch in range(2):
+        rows = [{"shop": "s", "id": n, "day": "2024-01-01", "n": batch} for n in (1, 2, 2, None, None)]
+        write(tmp_path, f"{batch}", rows)
+    pipeline = pipeline_in(tmp_path, dedup=Dedup(keys=["shop", "id"], scope="batch"))
+    result = run_batch(pipeline, run_key="all", drain=True)
+    assert ids(spark, tmp_path) == Counter({("s", 1): 2, ("s", 2): 2, ("s", None): 4})
+    assert (result.counts["read"], result.counts["duplicates"]) == (10, 2)
+    outcome = open_log(str(tmp_path / "log")).log.outcome(1)
+    assert outcome is not None
+    assert not outcome[0].state
+
+
 @pytest.mark.parametrize("bucketed_rows", [20, 1_000_000])
 def test_each_id_passes_once_over_many_batches(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucketed_rows: int

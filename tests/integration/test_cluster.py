@@ -47,21 +47,26 @@ for line in sys.stdin:
 
 JOBS = """
 import os, random, time
+from pyspark import TaskContext
 from pyspark.sql import functions as F
 from helper_of_jobs import doubled
 
 def transform(frame):
-    slow, running, fails = float(os.environ.get("SLOW", "0")), os.environ["RUNNING"], os.environ.get("FAILS", "")
+    slow, running, fails, tasks = float(os.environ["SLOW"]), os.environ["RUNNING"], os.environ["FAILS"], os.environ["TASKS"]
     @F.udf("long")
     def twice(value):
         time.sleep(slow)
+        if tasks:
+            task = TaskContext.get()
+            open(f"{tasks}/{task.partitionId()}-{task.attemptNumber()}", "a").close()
+            time.sleep(0.2 if task.partitionId() == task.attemptNumber() == 0 else 0)
         if fails and value == 7 and not os.path.exists(fails):
             open(fails, "a").close()
             raise RuntimeError("once")
         if value % 10 == 5:
             open(running, "a").close()
         return doubled(value)
-    if os.environ.get("SHUFFLE"):
+    if os.environ["SHUFFLE"]:
         anywhere = F.udf(lambda _: random.SystemRandom().randrange(1000), "int").asNondeterministic()
         frame = frame.repartition(4, anywhere("id"))
     return frame.withColumn("twice", twice("id"))
@@ -83,7 +88,7 @@ class Driver:
 
     def begin(self, place: Place, *, drain: bool = False, **environment: str) -> None:
         """Start a batch."""
-        asked = {"SLOW": "0", "FAILS": "", "SHUFFLE": "", "RUNNING": str(place.running), **environment}
+        asked = {"SLOW": "0", "FAILS": "", "SHUFFLE": "", "TASKS": "", "RUNNING": str(place.running), **environment}
         process = self._process = self._process or self._started()
         assert process.stdin is not None
         line = json.dumps({"place": str(place.root), "out": place.out, "drain": drain, "environment": asked})
@@ -258,7 +263,10 @@ def test_speculative_copies_of_slow_tasks_double_nothing(driver: Driver, place: 
         "spark.speculation": "true", "spark.speculation.interval": "50ms", "spark.speculation.multiplier": "1.01", "spark.speculation.quantile": "0.1",
         "spark.speculation.minTaskRuntime": "50ms",
     }  # fmt: skip
-    driver.run(place, SLOW="0.02")
+    tasks = place.root / "tasks"
+    tasks.mkdir()
+    driver.run(place, TASKS=str(tasks))
+    assert {"0-0", "0-1"} <= {path.name for path in tasks.iterdir()}, "no task was slow enough for a copy"
     place.check(160)
 
 

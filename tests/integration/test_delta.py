@@ -27,6 +27,8 @@ from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts.s3 import S3Server
+from tests.sinks.batches import schema_of
+from tests.sinks.delta_worlds import WRITES
 from tests.stepped import stepped
 
 pytestmark = pytest.mark.integration
@@ -242,31 +244,33 @@ def test_two_processes_that_publish_at_once_put_each_version_into_the_table_once
     assert counted == Counter({n: 51 for n in range(5)})
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_publisher_that_dies_around_any_write_to_the_table_on_s3_is_followed_by_one_that_puts_it_there_once(
-    s3_server: S3Server, lake: str, monkeypatch: pytest.MonkeyPatch
+    s3_server: S3Server, lake: str, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    """Two versions and a redo of the first; each write to the table's log on the real server is a step."""
+    """Two versions, and a redo of the first or a merge over both; each write to the table's log on the real server is a step."""
+    merges = mode == "upsert"
     steps = Steps()
-    for name in ("create", "create_write_transaction"):
-        monkeypatch.setattr(DeltaTable, name, stepped(name, getattr(DeltaTable, name), lambda step: steps(step)))
+    for owner, name in WRITES:
+        monkeypatch.setattr(owner, name, stepped(name, getattr(owner, name), lambda step: steps(step)))
 
     def batches(sink: DeltaSink) -> list[Batch]:
         made: list[Batch] = []
-        for version, ids in enumerate(([1, 2], [3], [10, 20])):
+        for version, ids in enumerate(([1, 2], [3], [1, 3, 20] if merges else [10, 20])):
             sink_file = io.BytesIO()
-            pyarrow.parquet.write_table(pyarrow.table({"id": ids}), sink_file)
+            pyarrow.parquet.write_table(pyarrow.table({"id": ids, "v": [version] * len(ids)}), sink_file)
             assert sink.dataset().create(f"data/{version}/a/part-0.parquet", sink_file.getvalue())
-            replaced = made[0].committable if version == 2 else None
+            replaced = made[0].committable if version == 2 and not merges else None
             made.append(
-                Batch(pipeline_uuid="u", sink="t", version=version, committable=sink.collect(version, "a"), root=version % 2,
-                      schema='{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}', replaced=replaced)
+                Batch(pipeline_uuid="u", sink="t", version=version, committable=sink.collect(version, "a"), root=0 if replaced else version,
+                      schema=schema_of(id="long", v="long"), replaced=replaced)
             )  # fmt: skip
         return made
 
     def play(number: int, at: int | None) -> list[str]:
         nonlocal steps
         taken: list[str] = []
-        sink = DeltaSink(f"{lake}/table-{number}")
+        sink = DeltaSink(f"{lake}/table-{number}", mode=mode, keys=["id"] if merges else [])
         steps = Steps(at)
         for batch in batches(sink):
             with suppress(Crash):
@@ -278,7 +282,8 @@ def test_publisher_that_dies_around_any_write_to_the_table_on_s3_is_followed_by_
             steps = Steps() if watched.died else watched
             taken += watched.taken if watched.died or batch.version == 2 else []
         read = DeltaTable(f"{lake}/table-{number}", storage_options=s3_server.deltalake_options()).to_pyarrow_table()
-        assert sorted(read["id"].to_pylist()) == [3, 10, 20]
+        rows = sorted((row["id"], row["v"]) for row in read.to_pylist())
+        assert rows == ([(1, 2), (2, 0), (3, 2), (20, 2)] if merges else [(3, 1), (10, 2), (20, 2)])
         return taken
 
     alone = play(0, None)

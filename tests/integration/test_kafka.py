@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from airflow_provider_streamsem import Limits, Pipeline, open_log, run_batch
+from airflow_provider_streamsem import Limits, Pipeline, open_log, redo, run_batch
 from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StageError, UnavailableError
 from airflow_provider_streamsem.readers.lag import lag
@@ -23,6 +24,13 @@ from tests.integration.parts.kafka import Broker
 from tests.integration.topics import Topics
 
 pytestmark = pytest.mark.integration
+
+COMPACTED = {
+    "cleanup_policy": "compact",
+    "segment_ms": "100",
+    "min_cleanable_dirty_ratio": "0.01",
+    "max_compaction_lag_ms": "200",
+}
 
 
 @pytest.fixture
@@ -106,14 +114,7 @@ def test_range_of_nothing_but_aborted_records_commits_no_row_and_moves_on(topics
 
 
 def test_compacted_offsets_are_no_loss_and_rows_are_counted(topics: Topics) -> None:
-    topics.create(
-        "a",
-        1,
-        cleanup_policy="compact",
-        segment_ms="100",
-        min_cleanable_dirty_ratio="0.01",
-        max_compaction_lag_ms="200",
-    )
+    topics.create("a", 1, **COMPACTED)
     for n in range(200):
         topics.put("a", [f"v{n}"], key=str(n % 5).encode())
         if n % 50 == 49:
@@ -125,6 +126,30 @@ def test_compacted_offsets_are_no_loss_and_rows_are_counted(topics: Topics) -> N
     assert result.ranges[next(iter(result.ranges))] == (0, 200)
     assert result.counts["read"] == sum(topics.values().values()) < 200
     assert topics.read("a") - topics.values() == Counter(), "a record that is still there was not read"
+
+
+def test_redo_of_a_version_whose_records_were_compacted_or_expired_changes_nothing(topics: Topics) -> None:
+    topics.create("a", 1, **COMPACTED)
+    topics.create("b", 1)
+    spec = topics.pipeline("a", "b")
+    for n in range(20):
+        topics.put("a", [f"v{n}"], key=str(n % 5).encode())
+    topics.put("b", ["x"])
+    topics.run(spec, "r")
+    before = topics.values()
+    assert sum(before.values()) > 10
+    made_anew = redo(spec.replace(transform=lambda frame: frame.withColumn("new", F.lit(1))), 0)
+    assert topics.values() == before
+    time.sleep(0.3)
+    topics.put("a", ["last"], key=b"0")
+    topics.until(lambda: sum(topics.read("a").values()) < 10, 60)
+    with pytest.raises(SourceChangedError, match="no longer holds all"):
+        redo(spec, 0)
+    topics.forget_below("b", 0, 1)
+    with pytest.raises(SourceChangedError, match="no longer there"):
+        redo(spec, 0)
+    topics.check(before)
+    assert open_log(spec.log).view().version > made_anew.version
 
 
 def test_partitions_that_are_added_are_read_from_their_beginning(topics: Topics) -> None:
@@ -199,6 +224,23 @@ def test_planned_topic_that_was_made_again_voids_the_attempt(topics: Topics) -> 
     topics.put("a", numbers(50, 70))
     with pytest.raises(SourceChangedError, match="deleted"):
         topics.run(spec, "r", drain=False)
+    assert topics.values() == Counter()
+
+
+def test_topic_that_is_made_again_while_spark_reads_voids_the_attempt(topics: Topics) -> None:
+    """The new one has as many records under the same offsets: Spark finds nothing wrong, only the look after the reading does."""
+    topics.create("a", 1)
+    topics.put("a", numbers(0, 10))
+    spec = topics.pipeline("a")
+
+    def makes_again(frame: DataFrame) -> DataFrame:
+        topics.delete("a")
+        topics.create("a", 1)
+        topics.put("a", numbers(50, 60))
+        return frame
+
+    with pytest.raises(SourceChangedError, match="deleted and made again; nothing became visible"):
+        topics.run(spec.replace(transform=makes_again), "r")
     assert topics.values() == Counter()
 
 
@@ -411,6 +453,23 @@ def test_log_that_was_cut_short_below_what_is_planned_is_noticed_though_it_has_g
     topics.put("a", numbers(100, 150))
     with pytest.raises(SourceChangedError, match="cut short below what was planned"):
         topics.run(spec, "r2", drain=False)
+    assert topics.values() == counted(0, 10)
+
+
+def test_log_that_is_cut_short_and_grows_again_while_spark_reads_voids_the_attempt(
+    own_broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    topics, spec = ten_committed(own_broker, tmp_path)
+    lose_the_tail = tail_of(topics)
+    topics.put("a", numbers(10, 20))
+
+    def loses(frame: DataFrame) -> DataFrame:
+        lose_the_tail()
+        topics.put("a", numbers(100, 150))
+        return frame
+
+    with pytest.raises(SourceChangedError, match="cut short below what was planned"):
+        topics.run(spec.replace(transform=loses), "r2", drain=False)
     assert topics.values() == counted(0, 10)
 
 

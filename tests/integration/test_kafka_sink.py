@@ -30,6 +30,7 @@ from airflow_provider_streamsem.sinks.kafka_control import Control
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts.kafka import PASSWORD, USER, Broker
 from tests.integration.topics import PATIENCE_S, Topics
+from tests.sinks.batches import decided
 from tests.worlds import World
 
 pytestmark = pytest.mark.integration
@@ -66,7 +67,8 @@ def seen(topics: Topics, topic: str = "out") -> Counter[int]:
 
 
 def staged(of: KafkaSink, version: int, rows: list[dict[str, Any]], uuid: str = "u") -> Batch:
-    """A decided batch, without a log."""
+    """A decided batch, without a log, whose columns were accepted."""
+    of._control().ensure()
     place = Path(of.attempt_place(version, "a"))
     place.mkdir(parents=True)
     pa.parquet.write_table(pa.Table.from_pylist(rows), place / "part-0.parquet")
@@ -287,6 +289,7 @@ def test_open_transaction_of_another_pipeline_is_waited_for_and_hides_no_marker(
 def test_records_are_written_as_their_columns_say(tmp_path: Path, topics: Topics) -> None:
     topics.create("other", 3)
     of = sink(topics, tmp_path)
+    of._control().ensure()
     rows: list[dict[str, Any]] = [
         {"key": b"k", "value": b"\x00\xff", "topic": topics.name("other"), "partition": 2, "headers": [{"key": "h", "value": b"1"}]},
         {"key": None, "value": None, "topic": None, "partition": 1, "headers": None},
@@ -312,18 +315,31 @@ def test_records_are_written_as_their_columns_say(tmp_path: Path, topics: Topics
     assert (found[1].key(), found[1].value(), found[1].headers()) == (None, None, None)
 
 
+def test_control_topic_that_was_deleted_is_not_made_anew_while_publishing(tmp_path: Path, topics: Topics) -> None:
+    """An empty one says that nothing is there, and the batch would be sent once more."""
+    w = World(tmp_path)
+    w.arrive(2)
+    pipeline = sending(w, topics, control_topic=topics.name("own-markers"))
+    w.run("a", pipeline=pipeline)
+    batch = decided(w, pipeline, "out", 0)
+    topics.delete("own-markers")
+    with pytest.raises(PublishError, match="the control topic was deleted"):
+        pipeline.sinks["out"].publish(batch, None)  # type: ignore[attr-defined]
+    assert seen(topics) == w.expected
+
+
 def test_batch_that_no_transaction_can_carry_is_refused_before_the_decision_with_the_arithmetic(
     tmp_path: Path, topics: Topics
 ) -> None:
     w = World(tmp_path, rows_per_file=100)
     w.arrive(1)
-    pipeline = sending(w, topics, transaction_timeout_s=1, bytes_per_s=100)
+    pipeline = sending(w, topics, transaction_timeout_s=1, bytes_per_s=10_000)
     with pytest.raises(
-        DataError, match=r"rows=100 bytes=480 bytes_per_s=100 needs_s=4.8 transaction_timeout_s=1 rows_that_fit=20"
+        DataError, match=r"rows=100 bytes=13280 bytes_per_s=10000 needs_s=1.3 transaction_timeout_s=1 rows_that_fit=75"
     ):
         w.run("a", pipeline=pipeline)
     assert w.opened().log.outcome(0) is None
-    w.run("a", pipeline=sending(w, topics, transaction_timeout_s=5, bytes_per_s=100))
+    w.run("a", pipeline=sending(w, topics, transaction_timeout_s=5, bytes_per_s=10_000))
     w.check(lambda: seen(topics))
 
 

@@ -131,6 +131,29 @@ def test_manifest_names_exactly_the_files_of_the_attempt_that_won(
     assert verify(f"{lake}/log").findings == []
 
 
+def test_file_that_a_failed_task_attempt_left_in_the_winners_place_is_not_named(
+    lake: str, arrivals: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is as good as any other's: what counts is what Spark's driver took over."""
+    put(arrivals, "a.json", [{"id": n, "s": "x"} for n in range(100)])
+    stage, strays = FilesSink.stage, []
+
+    def leaves_one(self: FilesSink, frame: DataFrame, version: int, attempt_id: str) -> Any:
+        accepted = stage(self, frame, version, attempt_id)
+        place = self.attempt_place(version, attempt_id).removeprefix("s3a://lake/").rstrip("/")
+        first = next(key for key in keys(f"s3://lake/{place}") if key.endswith(".parquet"))
+        strays.append(f"{place}/part-00007-{first.rpartition('/')[2].partition('-')[2]}")
+        boto3.client("s3").copy_object(Bucket="lake", Key=strays[0], CopySource=f"lake/{first}")
+        return accepted
+
+    monkeypatch.setattr(FilesSink, "stage", leaves_one)
+    assert run_batch(pipeline(lake, arrivals), run_key="a").counts["written.out"] == 100
+    assert strays[0] in keys(f"{lake}/out/data")
+    assert f"s3://lake/{strays[0]}" not in {file.path for file in open_log(f"{lake}/log").files()}
+    assert sorted(row["id"] for row in read_committed(spark, f"{lake}/log").collect()) == [*range(100)]
+    assert verify(f"{lake}/log").findings == []
+
+
 def test_vacuum_removes_files_and_unfinished_uploads_of_dead_attempts_only(
     s3_server: S3Server, lake: str, arrivals: Path, spark: SparkSession
 ) -> None:

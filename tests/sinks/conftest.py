@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from deltalake import DeltaTable
-from deltalake.table import TableAlterer, TableMerger
 
+from tests.sinks.delta_worlds import WRITES
 from tests.stepped import stepped
-
-WRITES = (
-    (DeltaTable, "create"),
-    (DeltaTable, "create_write_transaction"),
-    (TableAlterer, "add_columns"),
-    (TableMerger, "execute"),
-)
 
 
 @pytest.fixture

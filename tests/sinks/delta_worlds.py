@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from deltalake import DeltaTable
+from deltalake.table import TableAlterer, TableMerger
 
 from airflow_provider_streamsem import Pipeline
 from airflow_provider_streamsem.batch.opening import open_pipeline
@@ -19,6 +20,12 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.worlds import World
 
 W = TypeVar("W", bound="DeltaWorld")
+WRITES = (
+    (DeltaTable, "create"),
+    (DeltaTable, "create_write_transaction"),
+    (TableAlterer, "add_columns"),
+    (TableMerger, "execute"),
+)
 
 
 class DeltaWorld(World):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,23 @@ def _append_others(world: DeltaWorld) -> None:
     import pyarrow
 
     write_deltalake(world.table, pyarrow.table({"id": [-1]}), mode="append")
+
+
+@pytest.mark.parametrize("harm", ["deleted", "cut short"])
+def test_table_is_not_told_of_staged_files_that_others_have_cleaned_up(world: DeltaWorld, harm: str) -> None:
+    """As VACUUM of others does with files that no table names yet, where a batch has waited for long."""
+    world.run("first")
+    first = world.batches()[0]
+    later = replace(first, version=1, root=1)
+    for file in first.committable.files:
+        path = Path(world.table) / file.key
+        kept = path.read_bytes()
+        path.unlink() if harm == "deleted" else path.write_bytes(kept[:-1])
+        with pytest.raises(PublishError, match="put them back"):
+            publish(world, later)
+        path.write_bytes(kept)
+    assert DeltaTable(world.table).version() == 1
+    assert publish(world, first).result == "applied"
 
 
 def test_table_that_never_answers_is_unknown_and_the_next_run_goes_on(world: DeltaWorld, around: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -16,14 +16,17 @@ from tests.protocol import samples
 
 
 class Cluster:
-    """Partition → (low, end, epoch of the leader); ``cut`` are partitions whose log was cut short."""
+    """Partition → (low, end, epoch of the leader); ``cut`` are partitions whose log was cut short; of ``late`` the brokers know only when asked for long."""
 
     def __init__(self, **partitions: tuple[int, int, int]) -> None:
         self.table = {Partition("a", int(name[1:]), "A"): values for name, values in partitions.items()}
         self.cut: set[str] = set()
         self.asked: list[str] = []
+        self.late: dict[Partition, tuple[int, int, int]] = {}
 
-    def partitions(self, topics: Iterable[str]) -> list[Partition]:
+    def partitions(self, topics: Iterable[str], *, again_s: Sequence[float] = ()) -> list[Partition]:
+        if again_s:
+            self.table |= self.late
         return sorted(p for p in self.table if p.topic in set(topics))
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, End]:
@@ -125,25 +128,39 @@ def test_partition_that_is_gone_is_lost_up_to_where_it_was_last_seen() -> None:
     assert taken.pins == [["a", "A", 0, 0, 5, 0]]
 
 
+def test_topic_that_a_broker_does_not_know_yet_is_no_gap() -> None:
+    cluster = Cluster()
+    cluster.late[Partition("a", 0, "A")] = (0, 30, 0)
+    taken = cut(planner(cluster), {"a-0@A": 10}, {"a-0@A": 30}, gap=True)
+    assert (taken.ranges, taken.gaps) == ({"a-0@A": (10, 30)}, {})
+    cluster.table.clear()
+    with pytest.raises(SourceChangedError, match=r"\(10, 30\)"):
+        cut(planner(cluster), {"a-0@A": 10}, {"a-0@A": 30})
+
+
 def test_partition_that_is_gone_and_was_wholly_read_is_no_loss() -> None:
     made = planner(Cluster(p0=(0, 5, 0)), {"ends": {"a-0@OLD": [30, 0]}})
     assert cut(made, {"a-0@OLD": 30, "a-0@A": 5}) is None
 
 
-def test_frozen_target_beyond_the_end_fails_before_anything_is_written_or_is_a_gap() -> None:
+@pytest.mark.parametrize("gap", [False, True])
+def test_frozen_target_beyond_the_end_is_never_a_gap_that_later_records_would_fall_into(gap: bool) -> None:
     made = planner(Cluster(p0=(0, 15, 0)))
-    with pytest.raises(SourceChangedError, match=r"\(15, 30\)"):
-        cut(made, {"a-0@A": 10}, {"a-0@A": 30})
-    taken = cut(made, {"a-0@A": 10}, {"a-0@A": 30}, gap=True)
-    assert (taken.ranges, taken.gaps) == ({"a-0@A": (10, 30)}, {"a-0@A": ((15, 30),)})
-    assert cut(made, {"a-0@A": 10}, {"a-0@A": 30}, gap=True, most=3).ranges == {"a-0@A": (10, 13)}
+    for most in (None, 3):
+        with pytest.raises(SourceChangedError, match="ends below what the run was to read"):
+            cut(made, {"a-0@A": 10}, {"a-0@A": 30}, gap=gap, most=most)
+    assert cut(made, {"a-0@A": 10}, gap=gap).ranges == {"a-0@A": (10, 15)}
 
 
-def test_names_without_an_id_are_not_read_again_when_the_cluster_begins_to_give_ids() -> None:
-    made = planner(Cluster(p0=(0, 15, 0)))
-    for gap in (False, True):
-        with pytest.raises(SourceChangedError, match="made again"):
-            cut(made, {"a-0": 10}, gap=gap)
+@pytest.mark.parametrize(("committed", "now"), [("", "A"), ("A", "")])
+@pytest.mark.parametrize("gap", [False, True])
+def test_topic_is_not_read_again_when_the_cluster_begins_or_ceases_to_give_ids(
+    committed: str, now: str, gap: bool
+) -> None:
+    cluster = Cluster()
+    cluster.table[Partition("a", 0, now)] = (0, 15, 0)
+    with pytest.raises(SourceChangedError, match="made again"):
+        cut(planner(cluster), {Partition("a", 0, committed).name: 10}, gap=gap)
 
 
 def test_what_is_left_by_rounding_is_given_out() -> None:

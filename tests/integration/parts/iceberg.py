@@ -48,7 +48,7 @@ class RestCatalog(Server):
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         argv = [
-            install.tool("java"), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(jars), "org.apache.iceberg.rest.RESTCatalogServer",
+            install.java(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(jars), "org.apache.iceberg.rest.RESTCatalogServer",
         ]  # fmt: skip
         settings = {
             "CATALOG_URI": f"jdbc:sqlite:{home}/catalog.db",

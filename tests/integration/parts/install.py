@@ -78,6 +78,11 @@ def tool(name: str, *places: str) -> str:
     return found
 
 
+def java() -> str:
+    """The machine's Java, or the one that Spark runs on."""
+    return tool("java", os.path.join(os.environ.get("JAVA_HOME", ""), "bin"))
+
+
 def _run(command: list[str], **environment: str) -> None:
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -85,7 +90,8 @@ def _run(command: list[str], **environment: str) -> None:
 
 
 if __name__ == "__main__":
-    debian("postgresql", "mariadb-server", "rabbitmq-server")
+    builders = [package for program, package in (("mvn", "maven"), ("go", "golang")) if shutil.which(program) is None]
+    debian("postgresql", "mariadb-server", "rabbitmq-server", *builders)
     for each in ("kafka", "spark", "peers", "iceberg"):
         classpath(each)
     for each in sys.argv[1:] or ["versitygw"]:

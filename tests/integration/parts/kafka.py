@@ -51,7 +51,7 @@ class Broker(Server):
 
     def __init__(self, home: Path) -> None:
         jars = install.classpath("kafka")
-        java = install.tool("java")
+        java = install.java()
         home.mkdir(parents=True, exist_ok=True)
         ports = {name: free_port() for name in ("plain", "sasl", "scram", "mutual", "controller")}
         self.bootstrap = f"127.0.0.1:{ports['plain']}"

@@ -73,12 +73,14 @@ class Cluster:
         self.workers = [self._worker(n) for n in range(workers)]
 
     def _worker(self, n: int) -> Server:
-        port = free_port()
+        # Each on an address of its own: Spark starts no copy of a slow task on the host that runs it.
+        port, host = free_port(), f"127.0.0.{n + 1}"
         argv = [
-            f"{HOME}/bin/spark-class", "org.apache.spark.deploy.worker.Worker", "-h", "127.0.0.1", "-p", str(port), "--webui-port", "0",
+            f"{HOME}/bin/spark-class", "org.apache.spark.deploy.worker.Worker", "-h", host, "-p", str(port), "--webui-port", "0",
             "-c", "1", "-m", "1g", self.url,
         ]  # fmt: skip
-        return Server(f"spark-worker-{n}", self._home, argv, port=port, environment=_environment(self._home) | _SMALL)
+        environment = _environment(self._home) | _SMALL | {"SPARK_LOCAL_IP": host}
+        return Server(f"spark-worker-{n}", self._home, argv, port=port, host=host, environment=environment)
 
     def executors(self) -> list[psutil.Process]:
         """Those that run now: the workers' children."""

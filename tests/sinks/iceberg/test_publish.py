@@ -67,6 +67,21 @@ def test_batches_of_a_pipeline_are_in_the_table_once_and_the_log_is_clean(tmp_pa
     assert (receipts.sinks["t"].result, receipts.sinks["t"].rows) == ("applied", 6)
 
 
+def test_table_is_not_told_of_staged_files_that_others_have_cleaned_up(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [1]))
+    batch = lake.batch(1, [2])
+    (path,) = (Path(lake.sink.path) / file.key for file in batch.committable.files)
+    kept = path.read_bytes()
+    path.unlink()
+    with pytest.raises(PublishError, match="put them back"):
+        lake.publish(batch)
+    assert lake.rows() == [1]
+    path.write_bytes(kept)
+    lake.publish(batch)
+    assert lake.rows() == [1, 2]
+
+
 def test_a_redo_replaces_the_rows_of_its_version_in_one_snapshot(tmp_path: Path) -> None:
     lake, world = Lake(tmp_path), World(tmp_path)
     world.arrive(5)
