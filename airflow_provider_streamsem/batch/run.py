@@ -276,5 +276,5 @@ def _check_as_many(source: Source, plan: Plan, counts: Mapping[str, int]) -> Non
     before = 0 if plan.replaces is None else plan.replaces.counts.get("read", 0)
     found = counts.get("read", 0)
     if isinstance(source, Compacting) and found < before:
-        what = "the source no longer holds all that the version read; nothing changed"
+        what = "the source no longer holds all that the version read, or is read at another isolation level; nothing changed"
         raise SourceChangedError(what, version=plan.replaces and plan.replaces.version, read=before, found=found)

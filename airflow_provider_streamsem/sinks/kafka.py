@@ -111,10 +111,20 @@ class KafkaSink(StagedSink):
         """Where the markers are. Topics may change: a row may name its own."""
         return {"type": "kafka", "staging": normalised(self.staging), "control_topic": self.control_topic}
 
+    def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
+        """As every staged sink; where the log is new the control topic is made, and never later: an empty one would say that nothing was sent."""
+        StagedSink.claim(self, pipeline_uuid, log, new=new)
+        if new:
+            self._control().ensure()
+
     def accept(self, schema: str) -> None:
         """The columns must be a record's, and the control topic fit to keep markers."""
         check_columns(schema, self.topic)
-        self._control().ensure()
+        control = self._control()
+        if control.is_gone():
+            what = "the control topic was deleted; nothing became visible. Make it anew: one partition, cleanup.policy=compact"
+            raise DataError(what, control_topic=self.control_topic)
+        control.check()
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """
@@ -196,9 +206,11 @@ class KafkaSink(StagedSink):
         from confluent_kafka import KafkaException
 
         control = self._control()
-        if not control.is_there:
-            # A new one would say that nothing is there, and the batch be sent once more.
-            what = "the control topic was deleted, and with it what says whether the batch is in Kafka. Look; to have it sent (again), make the topic anew"
+        if control.is_gone():
+            what = (
+                "the control topic was deleted, and with it what says whether the batch is in Kafka. Look; to have it sent (again) or skipped, make the "
+                "topic anew: one partition, cleanup.policy=compact"
+            )
             raise PublishError(what, version=batch.version, sink=batch.sink, control_topic=self.control_topic)
         control.check()
         failed = _Failure()

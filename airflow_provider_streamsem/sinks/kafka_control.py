@@ -12,6 +12,7 @@ from typing import Any
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.kafka_client import QUIET, TIMEOUT_S, admin_client, answer
 
+_LOOK_AGAIN_S = (0.5, 1.0, 2.0)  # a broker may know of a topic later than others
 _CONFIG = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.1"}
 
 
@@ -59,19 +60,22 @@ class Control:
         """
         from confluent_kafka.admin import NewTopic
 
-        if not self.is_there:
+        if not self.partitions([self.topic]):
             new = NewTopic(self.topic, num_partitions=1, replication_factor=-1, config=_CONFIG)
             made = answer(lambda: self._admin.create_topics([new], request_timeout=TIMEOUT_S))
             answer(made[self.topic].result, missing="TOPIC_ALREADY_EXISTS")
             deadline = time.monotonic() + TIMEOUT_S
-            while not self.is_there and time.monotonic() < deadline:
+            while not self.partitions([self.topic]) and time.monotonic() < deadline:
                 time.sleep(0.1)
         self.check()
 
-    @property
-    def is_there(self) -> bool:
-        """Whether the control topic exists. Asking makes none."""
-        return bool(self.partitions([self.topic]))
+    def is_gone(self) -> bool:
+        """Whether no broker knows of the control topic, though it was asked for several times. Asking makes none."""
+        for wait_s in (*_LOOK_AGAIN_S, 0.0):
+            if self.partitions([self.topic]):
+                return False
+            time.sleep(wait_s)
+        return True
 
     def check(self) -> None:
         """

@@ -14,6 +14,7 @@ _TEXT = ("string", "binary")
 _HEADERS = {"key": "string", "value": "binary"}
 # What a record takes besides key, value and headers, at most: lengths, offsets, the head of its batch.
 OVERHEAD_BYTES = 128
+_COST_BYTES = 32  # of handing a record to the producer and of its place in a batch, in bytes that would take as long
 
 
 def check_columns(schema: str, topic: str | None) -> None:
@@ -91,7 +92,7 @@ class Measured:
             of_headers = [sum(len(k) + len(v) for k, v in _headers(row)) for row in batch.column("headers").to_pylist()]
             sizes = compute.add(sizes, pyarrow.array(of_headers, pyarrow.int64()))
         self.rows += batch.num_rows
-        self.bytes += compute.sum(sizes).as_py() + OVERHEAD_BYTES * batch.num_rows
+        self.bytes += compute.sum(sizes).as_py() + _COST_BYTES * batch.num_rows
         self.largest = max(self.largest, compute.max(sizes).as_py())
         columns = {
             name: batch.column(name) if name in names else pyarrow.nulls(batch.num_rows, pyarrow.string())

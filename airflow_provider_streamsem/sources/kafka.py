@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
 from airflow_provider_streamsem.kafka_client import settings_of
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BEFORE_A_GAP_S = (1.0, 2.0, 4.0)  # before the records of a topic that no broker seems to know are given up
+_BEFORE_A_GAP_S = (1.0, 2.0, 4.0)  # before records of partitions that brokers seem not to know are given up
 TOPIC = r"[A-Za-z0-9._-]{1,249}"
 OPTIONS = (
     "fetchoffset.numretries",
@@ -307,10 +308,13 @@ class KafkaPlanner:
     def cut(self, start: Offsets, end: Offsets, limits: Limits, *, on_data_loss: str) -> Cut | None:
         """Ranges within ``limits``, shared over the partitions in proportion to their lag. What is gone fails, or becomes a gap that counts for nothing."""
         waiting = between(start, end)
-        there = self._cluster.partitions({parse_partition(name).topic for name in {*start, *end}})
-        missing = {parse_partition(name).topic for name in waiting} - {p.topic for p in there}
-        if missing and on_data_loss != "fail":
-            there = sorted([*there, *self._cluster.partitions(missing, again_s=_BEFORE_A_GAP_S)])
+        topics = {parse_partition(name).topic for name in {*start, *end}}
+        there = self._cluster.partitions(topics)
+        for wait_s in _BEFORE_A_GAP_S if on_data_loss != "fail" else ():
+            if {*waiting} <= {p.name for p in there}:
+                break
+            SYSTEM_CLOCK.sleep(wait_s)
+            there = self._cluster.partitions(topics)
         ends = self._cluster.ends(there)
         lows = self._cluster.lows(there)
         self._check_incarnations(start, there, on_data_loss)

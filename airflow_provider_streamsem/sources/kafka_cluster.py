@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -84,17 +84,15 @@ class KafkaCluster:
         found = answer(lambda: self._admin.list_topics(timeout=TIMEOUT_S)).topics
         return sorted(name for name in found if not name.startswith("__"))
 
-    def partitions(self, topics: Iterable[str], *, again_s: Sequence[float] = _LOOK_AGAIN_S) -> list[Partition]:
+    def partitions(self, topics: Iterable[str]) -> list[Partition]:
         """
         The partitions of the topics that exist; a topic that does not is left out.
 
         A broker may know of a topic later than others, so one that is missing is asked for again before it is called missing.
-
-        :param again_s: seconds between the times that it is asked for
         """
         names = sorted(set(topics))
         found: list[Partition] = []
-        for wait_s in (*again_s, 0.0):
+        for wait_s in (*_LOOK_AGAIN_S, 0.0):
             found += self._described(sorted(set(names) - {p.topic for p in found}))
             if {p.topic for p in found} == set(names):
                 break

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import psutil
 import pytest
 
 from airflow_provider_streamsem import open_log, verify
@@ -59,12 +61,13 @@ def transform(frame):
         if tasks:
             task = TaskContext.get()
             open(f"{tasks}/{task.partitionId()}-{task.attemptNumber()}", "a").close()
-            time.sleep(0.2 if task.partitionId() == task.attemptNumber() == 0 else 0)
+            time.sleep(0.5 if task.partitionId() == task.attemptNumber() == 0 else 0)
         if fails and value == 7 and not os.path.exists(fails):
             open(fails, "a").close()
             raise RuntimeError("once")
         if value % 10 == 5:
-            open(running, "a").close()
+            with open(f"/proc/{os.getppid()}/stat") as daemon, open(running, "a") as written:
+                written.write(daemon.read().rpartition(")")[2].split()[1] + "\\n")
         return doubled(value)
     if os.environ["SHUFFLE"]:
         anywhere = F.udf(lambda _: random.SystemRandom().randrange(1000), "int").asNondeterministic()
@@ -110,6 +113,9 @@ class Driver:
         assert "error" not in answer, answer["error"]
         return answer
 
+    def close(self) -> None:
+        self.kill()
+
     def kill(self) -> None:
         """SIGKILL to the process and its JVM."""
         if self._process is not None:
@@ -147,12 +153,13 @@ class Place:
             lines = [json.dumps({"id": n * rows + i, "day": f"d{i % 2}"}) for i in range(rows)]
             (self.root / "in" / f"{n}.json").write_text("\n".join(lines) + "\n")
 
-    def wait_until_it_is_written(self) -> None:
-        """Until a task has come to its sixth row."""
+    def wait_until_it_is_written(self) -> psutil.Process:
+        """Until a task has come to its sixth row. The executor that runs it."""
         deadline = time.monotonic() + 90
-        while not self.running.exists():
+        while not self.running.exists() or not self.running.read_text().endswith("\n"):
             assert time.monotonic() < deadline, "no task came to its sixth row"
             time.sleep(0.05)
+        return psutil.Process(int(self.running.read_text().split()[0]))
 
     def check(self, rows: int) -> None:
         """Every id once with its double, read by another engine, and a clean log."""
@@ -212,8 +219,9 @@ def test_executor_that_is_killed_while_it_writes_costs_a_task_and_no_row(
 ) -> None:
     place.put(4, 60)
     driver.begin(place, SLOW="0.05")
-    place.wait_until_it_is_written()
-    cluster.executors()[0].kill()
+    executor = place.wait_until_it_is_written()
+    assert executor in cluster.executors()
+    executor.kill()
     assert driver.answer()["counts"]["read"] == 240
     place.check(240)
 
@@ -236,9 +244,10 @@ def test_shuffle_that_comes_out_differently_when_it_is_repeated_doubles_and_lose
     """
     place.put(4, 60)
     driver.begin(place, SHUFFLE="yes", SLOW="0.05")
-    place.wait_until_it_is_written()
+    executor = place.wait_until_it_is_written()
     time.sleep(4)  # two of four tasks take three seconds
-    cluster.executors()[0].kill()
+    assert executor in cluster.executors()
+    executor.kill()
     answer = driver.answer()
     if "error" in answer:
         assert "nothing became visible" in answer["error"]
@@ -296,7 +305,7 @@ def test_connect_server_that_is_killed_fails_the_attempt_and_a_retry_commits_onc
     server = ConnectServer(tmp_path / "connect")
     (tmp_path / "client").mkdir()
     client = Driver(tmp_path / "client", server.connection, {})
-    with running(server):
+    with running(server), closing(client):
         place.put(2, 60)
         client.begin(place, SLOW="0.05")
         place.wait_until_it_is_written()
@@ -306,5 +315,4 @@ def test_connect_server_that_is_killed_fails_the_attempt_and_a_retry_commits_onc
         assert "nothing became visible" in error or "nothing was staged" in error
         client.kill()
         assert client.run(place)["counts"]["read"] == 120
-        client.kill()
         place.check(120)

@@ -333,13 +333,13 @@ def test_batch_that_no_transaction_can_carry_is_refused_before_the_decision_with
 ) -> None:
     w = World(tmp_path, rows_per_file=100)
     w.arrive(1)
-    pipeline = sending(w, topics, transaction_timeout_s=1, bytes_per_s=10_000)
+    pipeline = sending(w, topics, transaction_timeout_s=1, bytes_per_s=1_000)
     with pytest.raises(
-        DataError, match=r"rows=100 bytes=13280 bytes_per_s=10000 needs_s=1.3 transaction_timeout_s=1 rows_that_fit=75"
+        DataError, match=r"rows=100 bytes=3680 bytes_per_s=1000 needs_s=3.7 transaction_timeout_s=1 rows_that_fit=27"
     ):
         w.run("a", pipeline=pipeline)
     assert w.opened().log.outcome(0) is None
-    w.run("a", pipeline=sending(w, topics, transaction_timeout_s=5, bytes_per_s=10_000))
+    w.run("a", pipeline=sending(w, topics, transaction_timeout_s=5, bytes_per_s=1_000))
     w.check(lambda: seen(topics))
 
 

@@ -13,7 +13,15 @@ from typing import Any
 
 import duckdb
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
 
 from airflow_provider_streamsem import FilesSink, KafkaSource, Pipeline, RunResult, open_log, run_batch, verify
 from airflow_provider_streamsem.engines.contract import Engine
@@ -42,6 +50,15 @@ class Topics:
         self.admin.create_topics([new])[self.name(topic)].result(PATIENCE_S)
         self.until(lambda: self.name(topic) in self.admin.list_topics(timeout=PATIENCE_S).topics)
         return self.name(topic)
+
+    def alter(self, topic: str, **config: str) -> None:
+        entries = [
+            ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in config.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, self.name(topic), incremental_configs=entries)
+        for future in self.admin.incremental_alter_configs([resource]).values():
+            future.result(PATIENCE_S)
 
     def delete(self, topic: str) -> None:
         self.admin.delete_topics([self.name(topic)])[self.name(topic)].result(PATIENCE_S)

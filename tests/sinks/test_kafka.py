@@ -12,7 +12,7 @@ from airflow_provider_streamsem import guarantee
 from airflow_provider_streamsem.batch.pipeline import from_json
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.sinks.kafka import KafkaSink
-from airflow_provider_streamsem.sinks.kafka_rows import OVERHEAD_BYTES, Measured, check_columns, records
+from airflow_provider_streamsem.sinks.kafka_rows import Measured, check_columns, records
 from tests.worlds import World
 
 HEADERS: Any = {
@@ -75,7 +75,7 @@ def test_size_of_a_batch_is_that_of_its_records_and_each_place_is_found() -> Non
     measured = Measured()
     for batch in batches:
         measured.add(batch)
-    assert (measured.rows, measured.bytes, measured.largest) == (3, 8 + 1 + 2 + 3 * OVERHEAD_BYTES, 8)
+    assert (measured.rows, measured.bytes, measured.largest) == (3, 8 + 1 + 2 + 3 * 32, 8)
     assert measured.places == {("t", 1), (None, None)}
     assert measured.keyless == {None}
     assert [*records(iter(batches), "default")] == [
@@ -89,7 +89,7 @@ def test_size_of_rows_with_a_value_alone() -> None:
     measured = Measured()
     for batch in pa.table({"value": ["1", "22", "333"]}).to_batches():
         measured.add(batch)
-    assert (measured.bytes, measured.largest, measured.places) == (6 + 3 * OVERHEAD_BYTES, 3, {(None, None)})
+    assert (measured.bytes, measured.largest, measured.places) == (6 + 3 * 32, 3, {(None, None)})
     assert measured.keyless == {None}
 
 

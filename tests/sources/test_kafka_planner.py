@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,22 +10,25 @@ import pytest
 from airflow_provider_streamsem import KafkaSource, Limits
 from airflow_provider_streamsem.errors import SourceChangedError
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
+from airflow_provider_streamsem.sources import kafka
 from airflow_provider_streamsem.sources.kafka import KafkaPlanner
 from airflow_provider_streamsem.sources.kafka_cluster import End, Partition
 from tests.protocol import samples
 
 
 class Cluster:
-    """Partition → (low, end, epoch of the leader); ``cut`` are partitions whose log was cut short; of ``late`` the brokers know only when asked for long."""
+    """Partition → (low, end, epoch of the leader); ``cut`` are partitions whose log was cut short; of ``late`` the brokers know at the third time only."""
 
     def __init__(self, **partitions: tuple[int, int, int]) -> None:
         self.table = {Partition("a", int(name[1:]), "A"): values for name, values in partitions.items()}
         self.cut: set[str] = set()
         self.asked: list[str] = []
+        self.looks = 0
         self.late: dict[Partition, tuple[int, int, int]] = {}
 
-    def partitions(self, topics: Iterable[str], *, again_s: Sequence[float] = ()) -> list[Partition]:
-        if again_s:
+    def partitions(self, topics: Iterable[str]) -> list[Partition]:
+        self.looks += 1
+        if self.looks > 2:
             self.table |= self.late
         return sorted(p for p in self.table if p.topic in set(topics))
 
@@ -38,6 +41,11 @@ class Cluster:
     def was_cut_short(self, partition: Partition, offset: int, epoch: int) -> bool:
         self.asked.append(partition.name)
         return partition.name in self.cut
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka, "_BEFORE_A_GAP_S", (0.0, 0.0))
 
 
 def outcome(hint: Any) -> Outcome:
@@ -128,14 +136,16 @@ def test_partition_that_is_gone_is_lost_up_to_where_it_was_last_seen() -> None:
     assert taken.pins == [["a", "A", 0, 0, 5, 0]]
 
 
-def test_topic_that_a_broker_does_not_know_yet_is_no_gap() -> None:
-    cluster = Cluster()
+@pytest.mark.parametrize("known", [{}, {"p1": (0, 30, 0)}])
+def test_partition_that_a_broker_does_not_know_yet_is_no_gap(known: dict[str, Any]) -> None:
+    """Of a whole topic, or one that was added."""
+    cluster = Cluster(**known)
     cluster.late[Partition("a", 0, "A")] = (0, 30, 0)
-    taken = cut(planner(cluster), {"a-0@A": 10}, {"a-0@A": 30}, gap=True)
+    taken = cut(planner(cluster), {"a-0@A": 10, "a-1@A": 30}, {"a-0@A": 30, "a-1@A": 30}, gap=True)
     assert (taken.ranges, taken.gaps) == ({"a-0@A": (10, 30)}, {})
-    cluster.table.clear()
+    cluster = Cluster(**known)
     with pytest.raises(SourceChangedError, match=r"\(10, 30\)"):
-        cut(planner(cluster), {"a-0@A": 10}, {"a-0@A": 30})
+        cut(planner(cluster), {"a-0@A": 10, "a-1@A": 30}, {"a-0@A": 30, "a-1@A": 30})
 
 
 def test_partition_that_is_gone_and_was_wholly_read_is_no_loss() -> None:

@@ -119,7 +119,9 @@ class TestWithoutSpark:
         with pytest.raises(InvalidError, match="without Spark"):
             PipelineHarness(without_spark(**changes), tmp_path).run([{"id": 1}])
 
-    @pytest.mark.parametrize("rows", [{"id": 1}, "text", [5], [{"id": object()}]], ids=repr)
+    @pytest.mark.parametrize(
+        "rows", [{"id": 1}, "text", [5], [{"id": object()}]], ids=["map", "text", "numbers", "objects"]
+    )
     def test_rows_that_are_none_are_refused(self, tmp_path: Path, rows: Any) -> None:
         with pytest.raises(InvalidError):
             PipelineHarness(without_spark(), tmp_path).run(rows)
