@@ -354,13 +354,17 @@ def simulate(seed: int, root: Path, before: Callable[[Simulation], None] = lambd
     """
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
-    logging.getLogger("airflow_provider_streamsem").setLevel(logging.ERROR)
     simulation = Simulation(seed, root)
     before(simulation)
+    logger = logging.getLogger("airflow_provider_streamsem")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         simulation.play()
     except Exception as error:
         violation = Violation(f"{error}\nAgain: python -m tests.simulation {seed} -v")
         violation.trace = simulation.scheduler.trace
         raise violation from error
+    finally:
+        logger.setLevel(level)  # tests of what is logged share this process
     return simulation
