@@ -30,7 +30,7 @@ from airflow_provider_streamsem.sinks.http import HttpSink
 from airflow_provider_streamsem.sinks.json_rows import check_types, json_rows
 from airflow_provider_streamsem.sinks.operations import OPERATIONS
 from airflow_provider_streamsem.testing.steps import SteppedStore
-from airflow_provider_streamsem.testing.stores import Crash
+from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.sinks.endpoints import Call, Recorder, serving
 from tests.worlds import World
 
@@ -195,6 +195,40 @@ def test_two_at_once_and_one_of_them_pauses_at_every_step(
         judge(choice, w, recorder, f"paused at {at}, {paused.taken[-1]}")
         at += 1
     assert steps > 20
+
+
+class LedgerFaults(FaultyStore):
+    """Only requests for the ledger and the receipts are numbered."""
+
+    def _next(self, key: str) -> Fault | None:
+        return super()._next(key) if any(part in key for part in ("claims/", "effects/", ".d.json")) else None
+
+
+@pytest.mark.parametrize("who", ["a", "b"])
+@pytest.mark.parametrize(
+    "fault", [Fault.LOST_REPLY, Fault.CONFLICT, Fault.ERROR_AFTER, Fault.APPLIED_LATE], ids=lambda fault: fault.name
+)
+@pytest.mark.parametrize("choice", CHOICES)
+def test_any_request_of_the_ledger_that_gets_a_bad_answer_while_others_go_on(
+    choice: str, fault: Fault, who: str, tmp_path: Path, recorder: Recorder
+) -> None:
+    at, store = 0, None
+    while store is None or store.reached:
+        recorder.calls.clear()
+        w = world(tmp_path / str(at))
+        pipeline = pushing(w, recorder, **CHOICES[choice])
+
+        def meanwhile() -> None:
+            with suppress(UnavailableError):  # it may not call a claim of others unknown
+                w.run(who, pipeline=pipeline)  # noqa: B023
+
+        store = LedgerFaults(w.store, at, fault, meanwhile=meanwhile)
+        with suppress(UnavailableError):
+            w.run("a", pipeline=pipeline, store=store)
+        w.run("a", pipeline=pipeline)
+        judge(choice, w, recorder, f"{fault.name} at {at}")
+        at += 1
+    assert at > (9 if choice == "at_most_once" else 6), "each part has a look and a note"
 
 
 def held(calls: list[Call], operation: str) -> dict[int, Any]:
