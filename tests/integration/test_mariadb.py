@@ -7,8 +7,8 @@ import json
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -17,15 +17,20 @@ from typing import Any
 import pyarrow
 import pymysql
 import pytest
+from pymysql.connections import Connection
+from pymysql.cursors import Cursor
+from pymysql.err import OperationalError
 
-from airflow_provider_streamsem.errors import DataError, PublishError
+from airflow_provider_streamsem.errors import DataError, PublishError, StreamsemError
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.sinks.jdbc import JdbcSink
+from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.server import home_for_others, running
 from tests.integration.test_postgres import CREATE, publish
 from tests.sinks.batches import schema_of, staged
-from tests.sinks.test_jdbc import MODES
+from tests.sinks.database_steps import Steps
+from tests.sinks.test_jdbc import MODES, SCENARIOS
 
 pytestmark = pytest.mark.integration
 
@@ -102,6 +107,69 @@ def test_two_publishers_at_once_and_one_late_apply_each_of_50_versions_once(
         late = batches[version // 2]
         assert publish(db.sink(tmp_path, mode), late) == (None if late.version < version else answers[0])
     assert Counter(row[0] for row in db.run("SELECT id FROM t ")) == Counter(range(100))
+
+
+@pytest.fixture
+def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
+    """Put the driver's calls under the steps."""
+    watched = [(Connection, name) for name in ("connect", "commit", "rollback")]
+    watched += [(Cursor, name) for name in ("execute", "executemany")]
+    originals = {(owner, name): getattr(owner, name) for owner, name in watched}
+
+    def use(steps: Steps) -> None:
+        for owner, name in watched:
+
+            def call(self: Any, *arguments: Any, owner: Any = owner, name: str = name, **named: Any) -> Any:
+                connection = self if owner is Connection else self.connection
+
+                def lost() -> Exception:
+                    connection._force_close()
+                    return OperationalError(2013, "Lost connection to MySQL server during query")
+
+                work = originals[owner, name]
+                return steps.take(name, lambda: work(self, *arguments, **named), connection._force_close, lost)
+
+            monkeypatch.setattr(owner, name, call)
+
+    return use
+
+
+@pytest.mark.parametrize(("mode", "what"), SCENARIOS)
+def test_death_or_lost_reply_at_any_call_leaves_every_row_once(
+    mode: str, what: str, db: Database, tmp_path: Path, stepping: Callable[[Steps], None]
+) -> None:
+    def scenario(steps: Steps, name: str) -> None:
+        own = Database(db.port, f"t{uuid.uuid4().hex[:8]}")
+        own.run(f"CREATE TABLE t ({CREATE[mode]})")
+        sink = own.sink(tmp_path / name, mode)
+        first = staged(sink, pyarrow.table({"id": [1, 2]}), 0, schema=IDS)
+        publish(sink, first)
+        redone = {"root": 0, "replaced": first.committable} if what == "redo" else {}
+        batch = staged(sink, pyarrow.table({"id": [3, 4]}), 1, schema=IDS, **redone)
+
+        def work() -> Receipt | None:
+            return sink.skip(batch, None) if what == "skip" else publish(sink, batch)  # type: ignore[arg-type]
+
+        stepping(steps)
+        with suppress(Crash, StreamsemError):
+            work()
+        stepping(Steps())
+        for _ in range(2):
+            answer = work()
+            assert answer is not None, steps
+            assert answer.result == ("skipped" if what == "skip" else "applied"), steps
+        expected = {"batch": [1, 2, 3, 4], "skip": [1, 2], "redo": [3, 4]}[what]
+        assert sorted(row[0] for row in own.run("SELECT id FROM t ")) == expected, steps
+        assert publish(sink, first) is None
+
+    whole = Steps()
+    scenario(whole, "whole")
+    assert whole.names.count("commit") >= 1
+    for at in range(len(whole.names)):
+        for fault in ("after", "lost"):
+            steps = Steps(at, fault)
+            scenario(steps, f"{at}-{fault}")
+            assert len(steps.names) > at, "the step was not reached"
 
 
 def test_values_arrive_as_they_were(db: Database, tmp_path: Path) -> None:

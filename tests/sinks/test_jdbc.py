@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.sinks.batches import UUID, decided, schema_of, staged
+from tests.sinks.database_steps import Steps
 from tests.worlds import World
 
 MODES: dict[str, dict[str, Any]] = {
@@ -76,30 +77,6 @@ def database_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
 
 def sink(place: Path, mode: str = "append", **changes: Any) -> JdbcSink:
     return JdbcSink(**{"conn_id": "db", "table": "t", "staging": str(place / "staging"), **MODES[mode], **changes})
-
-
-@dataclass
-class Steps:
-    """Every call that a process makes on its DBAPI connections, numbered; one of them goes wrong."""
-
-    at: int = -1
-    fault: str = ""
-    names: list[str] = field(default_factory=list)
-    dead: bool = False
-
-    def take(self, name: str, call: Callable[[], Any], die: Callable[[], None]) -> Any:
-        if self.dead:
-            return None  # what is dead does nothing, whatever SQLAlchemy would have it do
-        here = len(self.names) == self.at
-        self.names.append(name)
-        answer = call()
-        if here and self.fault == "after":
-            self.dead = True
-            die()
-            raise Crash
-        if here and self.fault == "lost":
-            raise sqlite3.OperationalError("disk I/O error")
-        return answer
 
 
 @pytest.fixture
@@ -223,7 +200,7 @@ def test_two_publishers_at_once_and_one_late_apply_a_version_once(mode: str, db:
     db.run(TABLE if mode == "upsert" else OPEN_TABLE)
     world = World(tmp_path)
     pipeline = world.pipeline(sinks={"t": sink(tmp_path, mode)})
-    for version in range(10):
+    for version in range(50):
         world.arrive(1)
         decide(world, pipeline, f"r{version}")
         batch = decided(world, pipeline, "t", version)
@@ -246,7 +223,7 @@ def test_two_publishers_at_once_and_one_late_apply_a_version_once(mode: str, db:
     assert sink(tmp_path, mode).publish(late, None) is None  # type: ignore[arg-type]
     assert sink(tmp_path, mode).skip(late, None) is None  # type: ignore[arg-type]
     assert db.ids() == world.expected
-    assert db.markers() == [(9, "applied")]
+    assert db.markers() == [(49, "applied")]
     assert world.verdict().findings == []
 
 
