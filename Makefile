@@ -19,7 +19,7 @@ help:  ## say what the targets do
 demo: .venv/ready  ## run the quickstart DAG on a year of flights, kill it twice, and check every row (3 minutes)
 	@$(RUN) -m demo.quickstart
 
-test: .venv/ready check  ## lint, types, architecture, and every test but the long ones (half an hour on 2 cores)
+test: .venv/ready check  ## lint, types, architecture, and every test but the long ones (a quarter of an hour on 2 cores)
 	$(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist loadfile --cov --cov-report= $(ARGS)
 	$(RUN) -m coverage report --include='airflow_provider_streamsem/protocol/*' --fail-under=100
 	$(RUN) -m coverage report --fail-under=85 --skip-covered

@@ -96,7 +96,7 @@ def runner_doubled(world: World, chance: random.Random) -> str:
 def restarted(world: World, servers: list[Server], chance: random.Random) -> str:
     for server in servers:
         server.kill()
-    sure(not any(answers(server.port, server.host) for server in servers), "a server still answers")
+    sure(not any(answers(server.port, server.address) for server in servers), "a server still answers")
     seconds = chance.uniform(0.2, 4)
     world.pass_time(seconds)
     for server in servers:

@@ -22,7 +22,7 @@ class Server:
     :param name: of its log file under ``home``
     :param argv: the command
     :param port: answers when the server is up; 0 for one that has none
-    :param host: an address of loopback, at which it answers
+    :param address: of loopback, at which it answers
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class Server:
         argv: Sequence[str],
         *,
         port: int = 0,
-        host: str = "127.0.0.1",
+        address: str = "127.0.0.1",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.port = port
-        self.host = host
+        self.address = address
         self.log = home / f"{name}.log"
         self._home = home
         self._argv = list(argv)
@@ -68,7 +68,7 @@ class Server:
                 start_new_session=True,
             )
         deadline = time.monotonic() + seconds
-        while self.port and not answers(self.port, self.host):
+        while self.port and not answers(self.port, self.address):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 raise RuntimeError(f"{self.name} did not come up:\n{self.log.read_text(errors='replace')[-3000:]}")
@@ -103,9 +103,9 @@ class Server:
             os.killpg(self._process.pid, signal.SIGKILL)  # children that outlived it
 
 
-def answers(port: int, host: str = "127.0.0.1") -> bool:
+def answers(port: int, address: str = "127.0.0.1") -> bool:
     """Whether something listens."""
-    with suppress(OSError), socket.create_connection((host, port), timeout=1):
+    with suppress(OSError), socket.create_connection((address, port), timeout=1):
         return True
     return False
 

@@ -80,7 +80,7 @@ class Cluster:
             "-c", "1", "-m", "1g", self.url,
         ]  # fmt: skip
         environment = _environment(self._home) | _SMALL | {"SPARK_LOCAL_IP": host}
-        return Server(f"spark-worker-{n}", self._home, argv, port=port, host=host, environment=environment)
+        return Server(f"spark-worker-{n}", self._home, argv, port=port, address=host, environment=environment)
 
     def executors(self) -> list[psutil.Process]:
         """Those that run now: the workers' children."""
