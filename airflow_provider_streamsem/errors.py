@@ -89,8 +89,8 @@ class SourceChangedError(StreamsemError):
 
     retryable = False
     do = (
-        "put the named item back as it was and run again; or close the version, if it is open, with `streamsem abort`, and set "
-        'on_data_loss="record_gap": the item is then passed over and listed as a gap.'
+        "put the named item back as it was and run again; or, where no batch has read it yet, set "
+        'on_data_loss="record_gap" and run again: what is gone is then passed over and listed as a gap.'
     )
 
 

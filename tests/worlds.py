@@ -19,7 +19,7 @@ from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from airflow_provider_streamsem.testing.stores import Crash
+from airflow_provider_streamsem.testing.stores import CountingStore, Crash
 
 _NAMES = count()
 
@@ -131,3 +131,21 @@ class World:
         visible = (seen or self.visible)()
         assert visible - self.expected == Counter(), "duplicated"
         assert self.expected - visible == Counter(), "lost"
+
+
+class BeforeOutcome(CountingStore):
+    """Calls ``first`` once, before the first outcome is created."""
+
+    def __init__(self, store: Store, first: Callable[[], object]) -> None:
+        super().__init__(store)
+        self._first: Callable[[], object] | None = first
+
+    def create(self, key: str, data: bytes) -> bool:
+        if key.endswith(".c.json") and self._first is not None:
+            first, self._first = self._first, None
+            first()
+        return super().create(key, data)
+
+
+def die() -> None:
+    raise Crash

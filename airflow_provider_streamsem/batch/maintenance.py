@@ -14,6 +14,7 @@ from airflow_provider_streamsem.engines.dedup import STATE, state_files
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol import invariants, keys
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
+from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.sinks.contract import Sink
 
 
@@ -35,10 +36,22 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
             newest_closed=head.closed,
             waits_for_receipts=head.owes,
         )
+    stored = log.decide(head, aborting(log, head, record.spec, reason=reason)).outcome
+    assert stored is not None
+    return stored
+
+
+def aborting(log: CommitLog, head: Head, spec: str, *, reason: str) -> Outcome:
+    """
+    The abort of an open version: what was remembered, and where the source stood, is as it was before.
+
+    :param spec: the digest of the spec to name where no version came before
+    """
     plan, before = head.plan, head.outcome
+    assert plan is not None
     now_ms = log.clock.now_ms()
-    outcome = Outcome(
-        version=version,
+    return Outcome(
+        version=plan.version,
         result="abort",
         plan=head.plan_sha,
         attempt_id=None,
@@ -46,16 +59,13 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
         next=invariants.next_after(plan, before=head.next, committed=False),
         source=None if before is None else before.source,
         state=None if before is None else before.state,
-        spec=record.spec if before is None else before.spec,
+        spec=spec if before is None else before.spec,
         transform="" if before is None else before.transform,
         decided_at_ms=now_ms,
         duration_ms=max(0, now_ms - plan.planned_at_ms),
         reason=reason,
         nonce=log.clock.new_id(),
     )
-    stored = log.decide(head, outcome).outcome
-    assert stored is not None
-    return stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

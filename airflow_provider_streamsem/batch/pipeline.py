@@ -43,8 +43,8 @@ class Pipeline:
         checked in every attempt. ``"any"``: nothing is claimed across the transform
     :param dedup: drop records whose id was seen before; what is remembered is saved with each batch
     :param limits: the most that one batch reads
-    :param on_data_loss: ``"fail"``: records that are gone from the source before they were planned stop the pipeline, naming them. ``"record_gap"``: they are
-        passed over, and the outcome lists them as gaps
+    :param on_data_loss: ``"fail"``: records that are gone from the source before they were read stop the pipeline, naming them. ``"record_gap"``: they are
+        passed over, and the outcome lists them as gaps; a version that was planned with them is closed as an abort, and its range planned anew
     :param require: the least guarantee; a pipeline that cannot keep it is refused here
     :raises InvalidError: an argument is not acceptable, or the computed guarantee is below ``require``
     """

@@ -13,6 +13,7 @@ from airflow_provider_streamsem import registry, telemetry
 from airflow_provider_streamsem.arguments import flag, text
 from airflow_provider_streamsem.batch.guarantee import guarantee
 from airflow_provider_streamsem.batch.location import on_its_log
+from airflow_provider_streamsem.batch.maintenance import aborting
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.plan import plan_batch
@@ -134,12 +135,11 @@ class Run:
             staged = staged or self._stage(head, fresh=fresh)
         except UnavailableError:
             raise
-        except Exception:
-            # Where others closed the version meanwhile, vacuum may have removed what this attempt wrote: it has lost, it has not failed (W21).
-            found = log.read_head(head.genesis, plan.version)
-            if found is None or found.plan is not None:
+        except Exception as error:
+            closed = self._closed_without(head, plan, error, fresh=fresh)
+            if closed is None:
                 raise
-            return log.locate(self.run_key, found)
+            return log.locate(self.run_key, closed)
         with telemetry.phase("decide", version=plan.version, attempt_id=staged.attempt_id):
             offered = self._outcome(head, plan, staged)
             decided = log.decide(head, offered)
@@ -153,6 +153,28 @@ class Run:
         if plan.run_key != self.run_key:
             return log.locate(self.run_key, decided)
         return settled(decided, plan, outcome)
+
+    def _closed_without(self, head: Head, plan: Plan, error: Exception, *, fresh: bool) -> Head | None:
+        """
+        Where the log stands when the version was closed without the attempt that failed; ``None`` while it is open.
+
+        Where others closed it meanwhile, vacuum may have removed what the attempt wrote: it has lost, it has not failed (W21). And what is gone from the source
+        is planned anew, as a gap, where the pipeline's ``on_data_loss`` says so (W22): but not right after such an abort, by the process that has just looked.
+        There the source contradicts itself, and versions would follow each other for ever.
+        """
+        found = self.opened.log.read_head(head.genesis, plan.version)
+        if found is None or found.plan is None:
+            return found
+        again = fresh and head.outcome is not None and not head.outcome.committed
+        passes_over = self.opened.pipeline.on_data_loss == "record_gap" and plan.kind == "batch" and not again
+        if not (isinstance(error, SourceChangedError) and passes_over):
+            return None
+        reason = f"{error.truth} {error.fields}"
+        logger.warning("version %d: an abort, to plan anew without what is gone: %s", plan.version, reason)
+        offered = aborting(self.opened.log, head, self.opened.spec, reason=reason)
+        decided = self.opened.log.decide(head, offered)
+        telemetry.tell(telemetry.Decided.by, plan, offered, decided.outcome)
+        return decided
 
     def _adopt(self, head: Head) -> StagedManifest | None:
         """An attempt that somebody finished and nobody decided, if all of it is there (W17)."""

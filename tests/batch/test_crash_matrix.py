@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import RunResult
+from airflow_provider_streamsem import Pipeline, RunResult
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
@@ -93,6 +93,21 @@ def behind_an_owing_commit(world: World) -> dict[str, Any]:
     return {}
 
 
+class ForgivingWorld(World):
+    """What is gone becomes a gap."""
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        return super().pipeline(**{"on_data_loss": "record_gap", **changes})
+
+
+def behind_a_file_that_was_moved(world: World) -> dict[str, Any]:
+    """Another run's version is open, and a file of it lies elsewhere now: the version is aborted, and its range planned anew."""
+    world.arrive(3)
+    world.dies("other")
+    (world.root / "in" / "00000.json").rename(world.root / "in" / "moved.json")
+    return {}
+
+
 @dataclass(frozen=True)
 class Scene:
     """What stands there before the run, and what the run is asked."""
@@ -101,7 +116,7 @@ class Scene:
     world: type[World] = World
 
     def __str__(self) -> str:
-        return self.prepare.__name__ + ("" if self.world is World else "_publishing")
+        return self.prepare.__name__ + ("_publishing" if self.world is PublishingWorld else "")
 
 
 SCENES = [
@@ -112,6 +127,7 @@ SCENES = [
     Scene(behind_another_run),
     Scene(redone),
     Scene(redone_behind_another_redo),
+    Scene(behind_a_file_that_was_moved, ForgivingWorld),
     Scene(first_batch, PublishingWorld),
     Scene(drain, PublishingWorld),
     Scene(behind_another_run, PublishingWorld),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
 
+from airflow_provider_streamsem import FilesSource
 from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.errors import (
     DataError,
@@ -13,7 +15,8 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from tests.worlds import World
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.worlds import BeforeOutcome, World, die
 
 
 def test_file_changed_under_its_plan_is_named(world: World) -> None:
@@ -38,30 +41,99 @@ def test_file_that_vanished_between_plan_and_read_is_named(world: World) -> None
 
 
 @pytest.mark.parametrize("drain", [False, True])
-def test_way_past_a_file_that_is_gone_is_an_abort_and_a_recorded_gap(world: World, drain: bool) -> None:
+def test_planned_file_that_is_gone_stops_the_run_or_becomes_a_gap_of_a_new_plan(world: World, drain: bool) -> None:
     world.arrive(3)
     world.dies("dead")
     (world.root / "in" / "00000.json").unlink()
     with pytest.raises(SourceChangedError, match="record_gap"):
         world.run("a", drain=drain)
-    opened = world.opened()
-    maintenance.abort(opened.log, opened.record, 0, reason="a file is gone")
-    with pytest.raises(SourceChangedError, match=r"00000\.json"):
-        world.run("a", drain=drain)
+    assert world.opened().head == -1
     result = world.run("a", drain=drain, pipeline=world.pipeline(on_data_loss="record_gap"))
     assert result.counts["read"] == (6 if drain else 3)
-    outcome = world.opened().log.outcome(1)[0]  # type: ignore[index]
-    assert outcome.gaps == {"files": ((0, 1),)}
+    aborted, outcome = (world.opened().log.outcome(n)[0] for n in (0, 1))  # type: ignore[index]
+    assert (aborted.result, outcome.gaps) == ("abort", {"files": ((0, 1),)})
+    assert "00000.json" in aborted.reason
     world.run("rest", drain=True)
     assert world.visible() == Counter(range(3, 9))
     assert world.verdict().findings == []
 
 
+def test_file_that_is_gone_is_no_gap_after_a_persons_abort_either(world: World) -> None:
+    world.arrive(2)
+    world.dies("dead")
+    (world.root / "in" / "00000.json").unlink()
+    opened = world.opened()
+    maintenance.abort(opened.log, opened.record, 0, reason="a file is gone")
+    with pytest.raises(SourceChangedError, match=r"00000\.json"):
+        world.run("a")
+
+
+def test_attempt_that_is_complete_is_committed_though_its_files_are_gone(world: World) -> None:
+    world.arrive(2)
+    with pytest.raises(Crash):
+        world.run("a", drain=True, store=BeforeOutcome(world.store, die))
+    (world.root / "in" / "00000.json").unlink()
+    assert world.run("a", drain=True, pipeline=world.pipeline(on_data_loss="record_gap")).counts["read"] == 6
+    world.check()
+
+
+def test_attempt_that_is_decided_before_the_abort_for_a_missing_file_stays_committed(world: World) -> None:
+    world.arrive(2)
+    world.dies("dead", drain=True)
+    gone = world.root / "in" / "00000.json"
+    content, made = gone.read_text(), gone.stat().st_mtime_ns
+    gone.unlink()
+
+    def others() -> None:
+        gone.write_text(content)
+        os.utime(gone, ns=(made, made))
+        world.run("dead", drain=True)
+
+    world.run(
+        "a", drain=True, pipeline=world.pipeline(on_data_loss="record_gap"), store=BeforeOutcome(world.store, others)
+    )
+    assert world.opened().head == 0
+    world.check()
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_file_that_changes_while_it_is_read_is_planned_anew_once(world: World, drain: bool) -> None:
+    world.arrive(2)
+
+    def changes(step: str, times: list[int] = []) -> None:  # noqa: B006
+        if step == "transform" and not times:
+            times.append(1)
+            (world.root / "in" / "00001.json").write_text('{"id": 3}\n{"id": 4}\n{"id": 5}\n \n')
+
+    gap = world.pipeline(on_data_loss="record_gap")
+    world.run("a", drain=drain, pipeline=gap, engine=RowsEngine(changes))
+    world.run("rest", drain=True, pipeline=gap)
+    assert world.visible() == Counter(range(6))
+    assert world.verdict().findings == []
+
+
+def test_source_that_contradicts_what_it_gave_to_plan_is_not_planned_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.arrive(2)
+
+    def contradicts(source: FilesSource, pins: object, *, was_read: bool) -> None:
+        raise SourceChangedError("a planned file is no longer there", was_read=was_read)
+
+    monkeypatch.setattr(FilesSource, "check_pins", contradicts)
+    gap = world.pipeline(on_data_loss="record_gap")
+    for closed in (0, 1):  # the second run meets an open version, which it closes, and makes one of its own
+        with pytest.raises(SourceChangedError, match="no longer there"):
+            world.run("a", pipeline=gap)
+        assert world.opened().head == closed
+    monkeypatch.undo()
+    world.run("a", drain=True, pipeline=gap)
+    world.check()
+
+
 def test_file_that_changed_before_it_was_read_is_a_gap_and_its_new_content_is_read(world: World) -> None:
     world.arrive(2)
     world.dies("dead")
-    opened = world.opened()
-    maintenance.abort(opened.log, opened.record, 0, reason="a file was still being written")
     (world.root / "in" / "00001.json").write_text('{"id": 3}\n{"id": 4}\n{"id": 5}\n \n')
     world.run("a", drain=True, pipeline=world.pipeline(on_data_loss="record_gap"))
     assert world.visible() == Counter(range(6))
@@ -70,8 +142,6 @@ def test_file_that_changed_before_it_was_read_is_a_gap_and_its_new_content_is_re
 def test_only_files_that_are_gone_make_a_commit_of_gaps_alone(world: World) -> None:
     world.arrive(2)
     world.dies("dead")
-    opened = world.opened()
-    maintenance.abort(opened.log, opened.record, 0, reason="all gone")
     for path in (world.root / "in").iterdir():
         path.unlink()
     with pytest.raises(UnavailableError, match="mounted"):
@@ -135,8 +205,6 @@ def test_place_that_is_not_there_is_not_an_empty_place(world: World) -> None:
 
 
 def test_links_to_directories_and_pipes_are_no_files_and_odd_names_are_named(world: World) -> None:
-    import os
-
     world.arrive(1)
     (world.root / "in" / "sub").mkdir()
     (world.root / "in" / "sub" / "x.json").write_text('{"id": 3}\n')

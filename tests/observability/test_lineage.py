@@ -20,8 +20,7 @@ from airflow_provider_streamsem.observability.lineage import of_account
 from airflow_provider_streamsem.stores.contract import lineage_name
 from airflow_provider_streamsem.telemetry import heard_by
 from tests.observability.openlineage_schema import as_sent, check_event, conforms
-from tests.observability.test_telemetry import BeforeOutcome
-from tests.worlds import World
+from tests.worlds import BeforeOutcome, World
 
 pytestmark = pytest.mark.airflow
 

@@ -22,8 +22,7 @@ from airflow_provider_streamsem.observability.spans import SpansListener
 from airflow_provider_streamsem.observability.stats import COMMON_TAGS, STATS, StatsListener
 from airflow_provider_streamsem.telemetry import heard_by
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
-from tests.observability.test_telemetry import BeforeOutcome, die
-from tests.worlds import World
+from tests.worlds import BeforeOutcome, World, die
 
 pytestmark = pytest.mark.airflow
 DOCS = Path(__file__).parents[2] / "docs" / "observability.md"

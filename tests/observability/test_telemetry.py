@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.telemetry import (
     Adopted,
     Began,
@@ -29,7 +27,7 @@ from airflow_provider_streamsem.telemetry import (
     heard_by,
 )
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
-from tests.worlds import World
+from tests.worlds import BeforeOutcome, World, die
 
 
 def told_by(world: World, *arguments: Any, **named: Any) -> list[Any]:
@@ -130,24 +128,6 @@ def test_unknown_answers_are_told(world: World) -> None:
     assert faulty.reached
     assert [event.unknown for event in of(Requested, told)].count(True) == 1
     world.check()
-
-
-class BeforeOutcome(CountingStore):
-    """Calls ``first`` once, before the first outcome is created."""
-
-    def __init__(self, store: Store, first: Callable[[], object]) -> None:
-        super().__init__(store)
-        self._first: Callable[[], object] | None = first
-
-    def create(self, key: str, data: bytes) -> bool:
-        if key.endswith(".c.json") and self._first is not None:
-            first, self._first = self._first, None
-            first()
-        return super().create(key, data)
-
-
-def die() -> None:
-    raise Crash
 
 
 def test_adopted_attempt_is_told_and_nothing_is_staged(world: World) -> None:
