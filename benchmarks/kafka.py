@@ -34,6 +34,8 @@ from tests.integration.parts.spark import peers_conf, session_conf
 
 BATCHES = int(os.environ.get("BATCHES", "20"))
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
+FETCH = {"kafka.max.partition.fetch.bytes": os.environ["FETCH_BYTES"]} if "FETCH_BYTES" in os.environ else {}
+"""what the peers fetch at a time: Spark's default, or as said"""
 PARTITIONS = 2
 COLUMNS = ["", "a batch (median)", "ours / this (median of rounds)"]
 
@@ -68,7 +70,7 @@ class Work:
             .option("subscribe", self.topic)
         )
         return (
-            reader.options(startingOffsets=start, endingOffsets=end)
+            reader.options(startingOffsets=start, endingOffsets=end, **FETCH)
             .load()
             .select("key", "value", "partition", "offset")
         )
@@ -80,7 +82,7 @@ class Work:
             .option("kafka.bootstrap.servers", self.bootstrap)
             .option("subscribe", self.topic)
         )
-        options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(self.rows)}
+        options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(self.rows), **FETCH}
         return reader.options(**options).load().select("key", "value", "partition", "offset")
 
 

@@ -5,7 +5,8 @@
 2. Log requests and bytes of a discovery with 1,000,000 files seen before.
 3. A batch on Spark against a plain read and Parquet write of the same files in the same process.
 4. A retry of a committed batch, and the import of the package.
-5. Where they are named, on real parts: ``kafka``, Kafka to Parquet against peers; ``delta``, the same into Delta tables; ``iceberg_publish``, ``postgres``.
+5. Where they are named, on real parts: ``kafka``, Kafka to Parquet against peers; ``delta``, the same into Delta tables; ``connect``,
+   ``dedup``, ``iceberg_publish``, ``postgres``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore
 
 console = Console(width=120)
-ON_REAL_PARTS = ("connect", "delta", "iceberg_publish", "kafka", "postgres")
+ON_REAL_PARTS = ("connect", "dedup", "delta", "iceberg_publish", "kafka", "postgres")
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:

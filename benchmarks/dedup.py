@@ -1,0 +1,107 @@
+"""
+``make bench ARGS=dedup``: what a batch costs by how many ids are remembered, against Structured Streaming's ``dropDuplicates`` with state in RocksDB.
+
+One batch of ``remembered`` ids first, then batches of new ids, one file each, out of Parquet and into Parquet on local disk. Both read the same files, in one
+session; ours is timed from the call to its answer, the peer by what it reports of each of its triggers.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_streamsem import Dedup, FilesSink, FilesSource, Limits, Pipeline, run_batch
+from airflow_provider_streamsem.engines.spark import SparkEngine
+from benchmarks.kafka import show
+
+BATCHES = int(os.environ.get("BATCHES", "10"))
+REMEMBERED = [int(n) for n in os.environ.get("REMEMBERED", "10000 1000000 10000000").split()]
+ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+SCHEMA = "id long, amount double"
+
+
+def make(spark: Any, place: Path, remembered: int, rows: int) -> None:
+    """The files, in the order of their names and times: all that is to be remembered, then the batches. An id in ten of a batch is one of the first file's."""
+    place.mkdir()
+    sizes = [remembered] + [rows] * BATCHES
+    first = 0
+    for n, size in enumerate(sizes):
+        ids = f"CASE WHEN {n} > 0 AND id % 10 = 0 THEN pmod(hash(id), {remembered}) ELSE id END AS id"
+        frame = spark.range(first, first + size, 1, 1).selectExpr(ids, "id / 4.0D AS amount")
+        frame.write.parquet(str(place / f".{n}"))
+        (made,) = (place / f".{n}").glob("part-*.parquet")
+        path = place / f"{n:03d}.parquet"
+        made.rename(path)
+        os.utime(path, (1_700_000_000 + n, 1_700_000_000 + n))
+        first += size
+
+
+def ours(place: Path, root: Path, *, dedup: bool) -> tuple[list[float], int]:
+    """Milliseconds of each batch after the first, and the duplicates that it found."""
+    pipeline = Pipeline(
+        name="bench", log=str(root / "log"), source=FilesSource(str(place), format="parquet", schema=SCHEMA), limits=Limits(max_files=1),
+        sinks={"out": FilesSink(str(root / "out"))}, dedup=Dedup(keys=["id"], rows=10**9) if dedup else None,
+    )  # fmt: skip
+    took, found = [], 0
+    for n in range(BATCHES + 1):
+        began = time.perf_counter()
+        result = run_batch(pipeline, run_key=f"run-{n}")
+        took.append((time.perf_counter() - began) * 1000)
+        assert result.status == "committed"
+        found += result.counts.get("duplicates", 0)
+    return took[1:], found
+
+
+def streamed(spark: Any, place: Path, root: Path) -> tuple[list[float], int]:
+    """The same of the peer."""
+    stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(place))
+    writer = (
+        stream.dropDuplicates(["id"])
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(root / "checkpoint"))
+    )
+    query = writer.trigger(availableNow=True).start(str(root / "out"))
+    query.awaitTermination()
+    progress = [p for p in query.recentProgress if p.numInputRows]
+    assert len(progress) == BATCHES + 1
+    given = sum(p.numInputRows for p in progress)
+    return [p.durationMs["triggerExecution"] for p in progress[1:]], given - spark.read.parquet(
+        str(root / "out")
+    ).count()
+
+
+def main() -> None:
+    """Each size of what is remembered, with large and small batches."""
+    conf = {
+        "spark.driver.memory": "4g",
+        "spark.sql.streaming.stateStore.providerClass": ROCKS,
+        "spark.sql.shuffle.partitions": "2",
+    }
+    spark = SparkEngine(master="local[2]", conf=conf).session()
+    spark.sparkContext.setLogLevel("OFF")
+    rows_of_table = []
+    with tempfile.TemporaryDirectory() as directory:
+        for rows in (1_000, 50_000):
+            for remembered in REMEMBERED:
+                home = Path(directory) / f"{rows}-{remembered}"
+                home.mkdir()
+                make(spark, home / "in", remembered, rows)
+                mine, found = ours(home / "in", home / "ours", dedup=True)
+                without, _ = ours(home / "in", home / "without", dedup=False)
+                theirs, agreed = streamed(spark, home / "in", home / "streamed")
+                assert found == agreed > 0, (found, agreed)
+                size = sum(f.stat().st_size for f in (home / "ours" / "log" / "state").rglob("*.parquet"))
+                medians = [statistics.median(each) for each in (mine, without, theirs)]
+                cells = [*(f"{m:.0f} ms" for m in medians), f"{medians[0] / medians[2]:.2f}", f"{size / 1e6:.0f} MB"]
+                rows_of_table.append([f"{rows:,}", f"{remembered:,}", *cells])
+    columns = ["rows", "remembered", "ours", "without dedup", "streaming", "ours / streaming", "written in all"]
+    show(f"A batch with dedup, median of {BATCHES}", columns, rows_of_table)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
