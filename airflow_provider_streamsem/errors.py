@@ -89,8 +89,17 @@ class SourceChangedError(StreamsemError):
 
     retryable = False
     do = (
-        "put the named item back as it was and run again; or, where no batch has read it yet, set "
-        'on_data_loss="record_gap" and run again: what is gone is then passed over and listed as a gap.'
+        "put the named item back as it was and run again; or give it up: close the version, where one is open, with `streamsem abort`; "
+        'what is gone is passed over, and listed as a gap, with on_data_loss="record_gap".'
+    )
+
+
+class RecordsGoneError(SourceChangedError):
+    """Records that a plan pinned are gone from the source, and no others stand in their place: a gap can. The attempt is void; nothing became visible."""
+
+    do = (
+        'put the named item back as it was and run again; or set on_data_loss="record_gap" and run again: the version is then closed as an abort, '
+        "and planned anew without what is gone, which is listed as a gap."
     )
 
 

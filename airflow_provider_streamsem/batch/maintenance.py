@@ -13,7 +13,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engines.dedup import STATE, state_files
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol import invariants, keys
-from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
+from airflow_provider_streamsem.protocol.entries import Json, Outcome, PipelineRecord
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.sinks.contract import Sink
 
@@ -36,16 +36,18 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
             newest_closed=head.closed,
             waits_for_receipts=head.owes,
         )
-    stored = log.decide(head, aborting(log, head, record.spec, reason=reason)).outcome
+    before = None if head.outcome is None else head.outcome.source
+    stored = log.decide(head, aborting(log, head, record.spec, reason=reason, source=before)).outcome
     assert stored is not None
     return stored
 
 
-def aborting(log: CommitLog, head: Head, spec: str, *, reason: str) -> Outcome:
+def aborting(log: CommitLog, head: Head, spec: str, *, reason: str, source: Json) -> Outcome:
     """
-    The abort of an open version: what was remembered, and where the source stood, is as it was before.
+    The abort of an open version: what was remembered is as it was before.
 
     :param spec: the digest of the spec to name where no version came before
+    :param source: what the source is to know: what it knew before, or what the plan's own process knows
     """
     plan, before = head.plan, head.outcome
     assert plan is not None
@@ -57,7 +59,7 @@ def aborting(log: CommitLog, head: Head, spec: str, *, reason: str) -> Outcome:
         attempt_id=None,
         schemas={} if before is None else before.schemas,
         next=invariants.next_after(plan, before=head.next, committed=False),
-        source=None if before is None else before.source,
+        source=source,
         state=None if before is None else before.state,
         spec=spec if before is None else before.spec,
         transform="" if before is None else before.transform,

@@ -22,7 +22,7 @@ from airflow_provider_streamsem.batch.result import RunResult, answer, empty
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines import dedup, schema
 from airflow_provider_streamsem.engines.contract import Engine, Job, Produced, nothing_produced
-from airflow_provider_streamsem.errors import SourceChangedError, UnavailableError
+from airflow_provider_streamsem.errors import RecordsGoneError, SourceChangedError, StreamsemError, UnavailableError
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import Answered, Open, Owing, Position, Ready, settled
@@ -130,18 +130,10 @@ class Run:
         assert head.plan is not None
         plan, log = head.plan, self.opened.log
         telemetry.tell(telemetry.Planned.by, plan)
-        staged = None if fresh else self._adopt(head)
-        try:
-            staged = staged or self._stage(head, fresh=fresh)
-        except UnavailableError:
-            raise
-        except Exception as error:
-            closed = self._closed_without(head, plan, error, fresh=fresh)
-            if closed is None:
-                raise
-            return log.locate(self.run_key, closed)
-        with telemetry.phase("decide", version=plan.version, attempt_id=staged.attempt_id):
-            offered = self._outcome(head, plan, staged)
+        offered = self._offer(head, plan, fresh=fresh)
+        if isinstance(offered, Head):
+            return log.locate(self.run_key, offered)
+        with telemetry.phase("decide", version=plan.version, attempt_id=offered.attempt_id or ""):
             decided = log.decide(head, offered)
             assert decided.outcome is not None
             logger.info("version %d: %s", plan.version, decided.outcome.result)
@@ -154,27 +146,42 @@ class Run:
             return log.locate(self.run_key, decided)
         return settled(decided, plan, outcome)
 
-    def _closed_without(self, head: Head, plan: Plan, error: Exception, *, fresh: bool) -> Head | None:
-        """
-        Where the log stands when the version was closed without the attempt that failed; ``None`` while it is open.
+    def _offer(self, head: Head, plan: Plan, *, fresh: bool) -> Outcome | Head:
+        """What this process offers as the version's outcome; or the head, where others have closed the version meanwhile."""
+        staged = None if fresh else self._adopt(head)
+        try:
+            staged = staged or self._stage(head, fresh=fresh)
+        except UnavailableError:
+            raise
+        except Exception as error:
+            # Where others closed the version meanwhile, vacuum may have removed what this attempt wrote: it has lost, it has not failed (W21).
+            found = self.opened.log.read_head(head.genesis, plan.version)
+            if found is not None and found.plan is None:
+                return found
+            staged = self._adopt(head)  # another attempt may have been in time
+            if staged is None:
+                if not self._gives_up(head, plan, error, fresh=fresh):
+                    raise
+                return self._aborting(head, plan, error)
+        return self._outcome(head, plan, staged)
 
-        Where others closed it meanwhile, vacuum may have removed what the attempt wrote: it has lost, it has not failed (W21). And what is gone from the source
-        is planned anew, as a gap, where the pipeline's ``on_data_loss`` says so (W22): but not right after such an abort, by the process that has just looked.
-        There the source contradicts itself, and versions would follow each other for ever.
+    def _gives_up(self, head: Head, plan: Plan, error: Exception, *, fresh: bool) -> bool:
         """
-        found = self.opened.log.read_head(head.genesis, plan.version)
-        if found is None or found.plan is None:
-            return found
+        Whether the version is to be closed as an abort (W22): another run's redo that no retry can stage, since no offset depends on it; and a batch of which
+        records are gone, where ``on_data_loss`` says that they are to be a gap of a new plan.
+
+        Not so a plan that this process cut a moment ago, right after an abort: there the source contradicts itself, and version would follow version for ever.
+        """
+        if plan.kind == "redo":
+            return plan.run_key != self.run_key and isinstance(error, StreamsemError) and not error.retryable
         again = fresh and head.outcome is not None and not head.outcome.committed
-        passes_over = self.opened.pipeline.on_data_loss == "record_gap" and plan.kind == "batch" and not again
-        if not (isinstance(error, SourceChangedError) and passes_over):
-            return None
-        reason = f"{error.truth} {error.fields}"
-        logger.warning("version %d: an abort, to plan anew without what is gone: %s", plan.version, reason)
-        offered = aborting(self.opened.log, head, self.opened.spec, reason=reason)
-        decided = self.opened.log.decide(head, offered)
-        telemetry.tell(telemetry.Decided.by, plan, offered, decided.outcome)
-        return decided
+        return isinstance(error, RecordsGoneError) and self.opened.pipeline.on_data_loss == "record_gap" and not again
+
+    def _aborting(self, head: Head, plan: Plan, error: Exception) -> Outcome:
+        """The abort, with what this plan knew of the source: of what is deleted there, only that says how far it went."""
+        reason = f"{error.truth} {error.fields}" if isinstance(error, StreamsemError) else type(error).__name__
+        logger.warning("version %d: closing it as an abort: %s", plan.version, reason)
+        return aborting(self.opened.log, head, self.opened.spec, reason=reason, source=self._hint(head, plan, {}))
 
     def _adopt(self, head: Head) -> StagedManifest | None:
         """An attempt that somebody finished and nobody decided, if all of it is there (W17)."""

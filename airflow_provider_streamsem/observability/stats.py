@@ -101,7 +101,7 @@ class StatsListener:
         self._emit("streamsem.attempts.lost", int(event.lost))
         if self._looked is not None:
             self._emit("streamsem.lag", self._looked.behind(event.next), unit=self._unit)
-        if not event.mine:
+        if not event.mine or event.result != "commit":
             return
         self._emit("streamsem.batches.committed", 1)
         self._emit("streamsem.batches.duration", event.duration_ms)

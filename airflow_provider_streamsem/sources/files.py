@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    RecordsGoneError,
+    SourceChangedError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.protocol.entries import FoundFile, Json, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
 from airflow_provider_streamsem.sources.contract import Cut, Limits
@@ -233,11 +239,11 @@ class FilesSource:
         for path, size, identity in pins:
             stat = self.stat(path)
             if stat is None:
-                raise SourceChangedError(
+                raise RecordsGoneError(
                     "a planned file is no longer there; nothing became visible", place=self.path, file=path
                 )
             if (stat.bytes, _identity(stat)) != (size, identity):
-                raise SourceChangedError(
+                raise RecordsGoneError(
                     "a planned file was changed after it was planned; nothing became visible",
                     place=self.path,
                     file=path,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
+from airflow_provider_streamsem.errors import InvalidError, RecordsGoneError, SourceChangedError
 from airflow_provider_streamsem.kafka_client import settings_of
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length, position
@@ -210,21 +210,20 @@ class KafkaSource:
             Partition(topic, number, topic_id): (start, end, epoch)
             for topic, topic_id, number, start, end, epoch in pins
         }
-        there = set(cluster.partitions(p.topic for p in pinned))
-        for p in sorted(pinned):
+        there = {p for p in cluster.partitions(p.topic for p in pinned) if p in pinned}
+        lows, ends = {} if was_read else cluster.lows(there), cluster.ends(there)
+        for p in sorted(there):
+            start, end, epoch = pinned[p]
+            if ends[p].offset < end or (ends[p].epoch != epoch >= 0 and cluster.was_cut_short(p, end, epoch)):
+                what = "a partition's log was cut short below what was planned: records were lost in Kafka. Nothing became visible"
+                raise SourceChangedError(what, partition=p.name, range=(start, end), end=ends[p].offset)
+        for p, (start, end, _) in sorted(pinned.items()):
             if p not in there:
                 what = "a planned topic was deleted, or deleted and made again; nothing became visible"
-                raise SourceChangedError(what, partition=p.name)
-        lows, ends = {} if was_read else cluster.lows(pinned), cluster.ends(pinned)
-        for p, (start, end, epoch) in sorted(pinned.items()):
-            if lows.get(p, 0) > start or ends[p].offset < end:
+                raise RecordsGoneError(what, partition=p.name)
+            if (low := lows.get(p, 0)) > start:
                 what = "planned offsets are no longer there; nothing became visible"
-                raise SourceChangedError(
-                    what, partition=p.name, range=(start, end), first=lows.get(p), end=ends[p].offset
-                )
-            if ends[p].epoch != epoch >= 0 and cluster.was_cut_short(p, end, epoch):
-                what = "a partition's log was cut short below what was planned: records were lost in Kafka. Nothing became visible"
-                raise SourceChangedError(what, partition=p.name, range=(start, end))
+                raise RecordsGoneError(what, partition=p.name, range=(start, end), first=low)
 
     def load(self, spark: SparkSession, pins: Json) -> KafkaRecords:
         """The pinned ranges on Spark."""

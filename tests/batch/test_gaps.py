@@ -11,6 +11,7 @@ from airflow_provider_streamsem import FilesSource
 from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.errors import (
     DataError,
+    RecordsGoneError,
     SourceChangedError,
     UnavailableError,
 )
@@ -96,6 +97,39 @@ def test_attempt_that_is_decided_before_the_abort_for_a_missing_file_stays_commi
     world.check()
 
 
+def test_attempt_that_others_complete_while_a_file_is_missed_is_committed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.arrive(2)
+    world.dies("a", drain=True)
+
+    def looks(source: FilesSource, pins: object, *, was_read: bool) -> None:
+        monkeypatch.undo()
+        with pytest.raises(Crash):
+            world.run("a", drain=True, store=BeforeOutcome(world.store, die))
+        raise RecordsGoneError("a planned file is no longer there")
+
+    monkeypatch.setattr(FilesSource, "check_pins", looks)
+    world.run("b", drain=True, pipeline=world.pipeline(on_data_loss="record_gap"))
+    assert world.opened().head == 0
+    world.check()
+
+
+def test_source_that_is_not_what_it_was_is_no_gap_where_other_records_stand_in_its_place(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.arrive(2)
+    world.dies("a")
+
+    def contradicts(source: FilesSource, pins: object, *, was_read: bool) -> None:
+        raise SourceChangedError("a log was cut short below what was planned")
+
+    monkeypatch.setattr(FilesSource, "check_pins", contradicts)
+    with pytest.raises(SourceChangedError, match="cut short"):
+        world.run("a", pipeline=world.pipeline(on_data_loss="record_gap"))
+    assert world.opened().head == -1
+
+
 @pytest.mark.parametrize("drain", [False, True])
 def test_file_that_changes_while_it_is_read_is_planned_anew_once(world: World, drain: bool) -> None:
     world.arrive(2)
@@ -107,6 +141,8 @@ def test_file_that_changes_while_it_is_read_is_planned_anew_once(world: World, d
 
     gap = world.pipeline(on_data_loss="record_gap")
     world.run("a", drain=drain, pipeline=gap, engine=RowsEngine(changes))
+    closed = [(v.outcome.result, dict(v.outcome.gaps)) for v in world.opened().versions() if v.outcome]
+    assert closed[-2:] == [("commit", {"files": ((1, 2),)}), ("abort", {})]
     world.run("rest", drain=True, pipeline=gap)
     assert world.visible() == Counter(range(6))
     assert world.verdict().findings == []
@@ -118,7 +154,7 @@ def test_source_that_contradicts_what_it_gave_to_plan_is_not_planned_for_ever(
     world.arrive(2)
 
     def contradicts(source: FilesSource, pins: object, *, was_read: bool) -> None:
-        raise SourceChangedError("a planned file is no longer there", was_read=was_read)
+        raise RecordsGoneError("a planned file is no longer there", was_read=was_read)
 
     monkeypatch.setattr(FilesSource, "check_pins", contradicts)
     gap = world.pipeline(on_data_loss="record_gap")
@@ -150,6 +186,7 @@ def test_only_files_that_are_gone_make_a_commit_of_gaps_alone(world: World) -> N
     engine = RowsEngine()
     result = world.run("a", pipeline=world.pipeline(on_data_loss="record_gap"), engine=engine)
     assert (result.counts["read"], result.counts["gaps"], engine.staged, world.opened().files()) == (0, 2, 0, [])
+    assert [v.outcome.result for v in world.opened().versions() if v.outcome] == ["commit", "abort"]
     assert world.verdict().findings == []
 
 

@@ -123,6 +123,18 @@ def test_redo_of_a_version_whose_input_is_gone_is_refused_and_says_so(world: Wor
     assert world.run("next").ranges == {"files": (6, 7)}
 
 
+def test_redo_that_died_and_whose_input_is_gone_is_closed_by_the_next_run(world: World) -> None:
+    before = world.visible()
+    world.dies("fix", redone=1)
+    (world.root / "in" / "00002.json").unlink()
+    assert world.run("next").ranges == {"files": (6, 7)}
+    assert [v.outcome.result for v in world.opened().versions(limit=2) if v.outcome] == ["commit", "abort"]
+    assert before <= world.visible()
+    with pytest.raises(SourceChangedError, match=r"00002\.json"):
+        world.run("fix", redone=1)
+    world.check()
+
+
 def test_redo_that_no_retry_can_stage_stops_no_other_run(world: World) -> None:
     def wrong(rows: list[dict[str, object]]) -> list[dict[str, object]]:
         raise DataError("the transform does not fit")

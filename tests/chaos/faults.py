@@ -115,9 +115,9 @@ def frozen(world: World, server: Server, chance: random.Random) -> str:
     return f"{server.name} frozen for {seconds:.1f} s"
 
 
-def s3_server(world: World) -> Server:
-    assert world.s3 is not None
-    return world.s3
+def there(server: Server | None) -> Server:
+    assert server is not None
+    return server
 
 
 def everything_killed(world: World, chance: random.Random) -> str:
@@ -151,8 +151,10 @@ FAULTS: dict[str, Fault] = {
     "broker killed": lambda world, chance: restarted(world, [world.broker], chance),
     "broker frozen": lambda world, chance: frozen(world, world.broker, chance),
     "everything killed": everything_killed,
-    "S3 killed": lambda world, chance: restarted(world, [s3_server(world)], chance),
-    "S3 frozen": lambda world, chance: frozen(world, s3_server(world), chance),
+    "S3 killed": lambda world, chance: restarted(world, [there(world.s3)], chance),
+    "S3 frozen": lambda world, chance: frozen(world, there(world.s3), chance),
+    "Postgres killed": lambda world, chance: restarted(world, [there(world.postgres)], chance),
+    "Postgres frozen": lambda world, chance: frozen(world, there(world.postgres), chance),
     "executor killed": executor_killed,
     "worker killed": worker_killed,
 }
@@ -160,7 +162,11 @@ FAULTS: dict[str, Fault] = {
 
 def kinds(needs: frozenset[str]) -> list[str]:
     """What can happen to a subject with these parts."""
-    without = {"s3": ("S3 killed", "S3 frozen"), "cluster": ("executor killed", "worker killed")}
+    without = {
+        "s3": ("S3 killed", "S3 frozen"),
+        "postgres": ("Postgres killed", "Postgres frozen"),
+        "cluster": ("executor killed", "worker killed"),
+    }
     passed_over = {name for part, names in without.items() if part not in needs for name in names}
     return [name for name in FAULTS if name not in passed_over]
 

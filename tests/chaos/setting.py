@@ -21,6 +21,7 @@ class Setting:
     :param place: a directory of the trial's own
     :param master: of Spark
     :param s3_endpoint: of the S3 server, ``""`` where the subject needs none
+    :param postgres: DSN, likewise
     """
 
     place: str
@@ -28,6 +29,7 @@ class Setting:
     bootstrap: str
     master: str
     s3_endpoint: str = ""
+    postgres: str = ""
 
     @property
     def root(self) -> Path:

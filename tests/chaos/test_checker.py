@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow
 import pyarrow.parquet
@@ -17,6 +18,7 @@ from tests.chaos.faults import FAULTS, drawn, kinds
 from tests.chaos.setting import Setting
 from tests.chaos.subjects import SUBJECTS, subject_class
 from tests.chaos.subjects.contract import Seen
+from tests.chaos.subjects.into_sinks import StreamsemIntoSinks
 from tests.chaos.subjects.streamsem import Streamsem
 from tests.chaos.trial import Injection, Trial, judge
 from tests.chaos.truth import Truth
@@ -71,6 +73,32 @@ def test_only_what_committed_outcomes_name_is_visible_and_as_often_as_they_name_
 def test_file_that_is_named_and_is_not_there_is_an_error(setting: Setting) -> None:
     with pytest.raises(KeyError):
         OfBytes(setting, {"log/log/0/0-0.c.json": outcome("data/0/a/x")}).visible()
+
+
+def test_number_counts_where_all_sinks_show_it_and_as_often_as_the_sink_that_shows_it_most(setting: Setting) -> None:
+    shown = {"out": [0, 1, 2], "delta": [0, 1, 1, 2], "database": [0, 1], "topic": [0, 1, 2, 9]}
+    each = {name: Seen(Counter(numbers), {0: max(numbers)}) for name, numbers in shown.items()}
+    seen = StreamsemIntoSinks(setting).together(each)
+    assert (dict(seen.counts), seen.reached) == ({0: 1, 1: 2}, {0: 1})
+    assert sorted(text.partition(" is")[0] for text in seen.findings) == ["number 2", "number 9"]
+
+
+def test_rows_of_a_delta_table_are_those_that_its_log_adds_and_does_not_remove(setting: Setting) -> None:
+    def entry(*actions: dict[str, Any]) -> bytes:
+        return b"\n".join(json.dumps(action).encode() for action in actions)
+
+    class OfLog(StreamsemIntoSinks):
+        _keys, _bytes = OfBytes._keys, OfBytes._bytes
+        objects: ClassVar = {
+            "t/delta/_delta_log/00000000000000000000.json": entry({"protocol": {}}),
+            "t/delta/_delta_log/00000000000000000001.json": entry({"add": {"path": "data/0/a%20b"}}, {"add": {"path": "data/0/c"}}),
+            "t/delta/_delta_log/00000000000000000001.checkpoint.parquet": b"PAR1",
+            "t/delta/_delta_log/00000000000000000002.json": entry({"remove": {"path": "data/0/c"}}),
+            "t/delta/data/0/a b": parquet([4, 5]),
+            "t/delta/data/0/c": parquet([6]),
+        }  # fmt: skip
+
+    assert dict(OfLog(setting)._delta().counts) == {4: 1, 5: 1}
 
 
 def test_judge_counts_and_gives_a_loss_to_the_fault_after_which_it_had_been_passed(setting: Setting) -> None:

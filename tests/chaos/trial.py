@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tests.chaos.faults import FAULTS, NotInjectedError, drawn, kinds
 from tests.chaos.subjects import subject_class
-from tests.chaos.subjects.contract import Seen, Subject
+from tests.chaos.subjects.contract import Seen
 from tests.chaos.truth import Truth, truth
 from tests.chaos.world import Tended, World
 
@@ -112,11 +112,11 @@ def kept(trial: T, home: Path) -> T:
 def inject(world: W, kind: str, fault: Callable[[W, random.Random], str], chance: random.Random) -> Injection:
     """Strike while the subject works, and look again when it has committed since."""
     world.pass_time(chance.uniform(0, 3))
+    began, doubled = started(world), excess(world.subject.visible())
     world.until(world.is_busy, 60)
     if chance.random() < 0.5:
-        world.until(Uncommitted(world.subject), 20, every_s=0.01)
+        world.until(world.subject.exposed(), 20, every_s=0.01)
     injection = Injection(kind, world.subject.moment())
-    began, doubled = started(world), excess(world.subject.visible())
     try:
         injection.done = fault(world, chance)
         injection.injected = True
@@ -131,22 +131,6 @@ def inject(world: W, kind: str, fault: Callable[[W, random.Random], str], chance
     return injection
 
 
-class Uncommitted:
-    """Whether files have come since the last commit: the moment in which a death costs most. Half of the faults wait for it."""
-
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
-        self._before = (-1, 0)
-
-    def __call__(self) -> bool:
-        commits, files = self._before
-        now = (self._subject.commits(), self._subject.files_written())
-        if now[0] != commits:
-            self._before = now
-            return False
-        return now[1] > files
-
-
 def started(world: Tended) -> int:
     return sum(event["event"] == "started" for event in world.setting.said())
 
@@ -159,7 +143,7 @@ def judge(trial: Trial, seen: Seen, known: Truth, world: Tended) -> None:
     """Count against the truth; a loss belongs to the first fault after which the dataset had passed the record."""
     lost = [n for n in known.places if n not in seen.counts]
     trial.records, trial.aborted, trial.unknown = len(known.places), known.aborted, known.unknown
-    trial.findings = known.findings
+    trial.findings = known.findings + seen.findings
     trial.duplicates, trial.losses = excess(seen), len(lost)
     trial.foreign = sum(n not in known.places for n in seen.counts)
     trial.unreadable = len(seen.unreadable)

@@ -29,18 +29,18 @@ class Truth:
     findings: list[str]
 
 
-def read_topic(setting: Setting, seconds: float = 120) -> dict[int, list[tuple[int, int]]]:
+def read_topic(bootstrap: str, topic: str, seconds: float = 120) -> dict[int, list[tuple[int, int]]]:
     """Number → where it is."""
     consumer = Consumer(
         {
-            "bootstrap.servers": setting.bootstrap,
+            "bootstrap.servers": bootstrap,
             "group.id": uuid.uuid4().hex,
             "enable.partition.eof": True,
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
         }
     )
-    consumer.assign([TopicPartition(setting.topic, p, 0) for p in range(PARTITIONS)])
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
     found: dict[int, list[tuple[int, int]]] = defaultdict(list)
     left = set(range(PARTITIONS))
     deadline = time.monotonic() + seconds
@@ -61,7 +61,7 @@ def read_topic(setting: Setting, seconds: float = 120) -> dict[int, list[tuple[i
 
 def truth(setting: Setting) -> Truth:
     """The truth of a trial whose producer has ended."""
-    places = read_topic(setting)
+    places = read_topic(setting.bootstrap, setting.topic)
     findings = [f"number {n} lies in the topic {len(at)} times" for n, at in places.items() if len(at) > 1]
     counts: dict[str, int] = defaultdict(int)
     known: set[int] = set()

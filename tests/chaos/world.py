@@ -22,6 +22,7 @@ from tests.chaos.setting import BUCKET, Setting
 from tests.chaos.subjects import subject, subject_class
 from tests.chaos.subjects.contract import Subject
 from tests.integration.parts.kafka import Broker
+from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.integration.parts.server import Server, search_path
 from tests.integration.parts.spark import Cluster
@@ -75,6 +76,7 @@ class Tended:
             boto3.client(
                 "s3", endpoint_url=self.setting.s3_endpoint, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY, region_name="us-east-1",
             ).create_bucket(Bucket=BUCKET)  # fmt: skip
+        self.subject.prepare()
         argv = [sys.executable, "-m", "tests.chaos.producer", str(self.setting.root / "setting.json"), str(self.seed)]
         with open(self.setting.root / "producer.log", "ab") as log:
             self._producer = subprocess.Popen(
@@ -114,6 +116,8 @@ class World(Tended):
         self.broker = Broker(home / "kafka")
         self.s3 = S3Server(home / "s3") if "s3" in needs else None
         self.cluster = Cluster(home / "cluster") if "cluster" in needs else None
+        home.chmod(0o755)  # Postgres runs as another user
+        self.postgres = Postgres(home / "postgres") if "postgres" in needs else None
         place = home / "trial"
         place.mkdir()
         setting = Setting(
@@ -122,6 +126,7 @@ class World(Tended):
             bootstrap=self.broker.bootstrap,
             master=self.cluster.url if self.cluster else "local[2]",
             s3_endpoint=self.s3.endpoint if self.s3 else "",
+            postgres=self.postgres.dsn if self.postgres else "",
         )
         setting.write()
         super().__init__(setting, subject(name, setting), seed)
@@ -131,7 +136,8 @@ class World(Tended):
 
     @property
     def servers(self) -> list[Server]:
-        return [self.broker, *([self.s3] if self.s3 else []), *(self.cluster.servers if self.cluster else [])]
+        alone = [server for server in (self.broker, self.s3, self.postgres) if server is not None]
+        return [*alone, *(self.cluster.servers if self.cluster else [])]
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -151,7 +157,10 @@ class World(Tended):
 
     def driver(self, *, once: bool = False) -> Driver:
         """A runner on the run key of the moment."""
-        return Driver(self.name, self.setting, self.s3.environment() if self.s3 else {}, once=once)
+        environment = self.s3.environment() if self.s3 else {}
+        if self.postgres:
+            environment["AIRFLOW_CONN_CHAOS"] = f"postgres://postgres@127.0.0.1:{self.postgres.port}/postgres"
+        return Driver(self.name, self.setting, environment, once=once)
 
     def zombie(self) -> Driver:
         """A second runner beside the first, on the same run key."""

@@ -221,6 +221,9 @@ def test_planned_topic_that_was_made_again_voids_the_attempt(topics: Topics) -> 
     with pytest.raises(SourceChangedError, match="deleted"):
         topics.run(spec, "r", drain=False)
     assert topics.values() == Counter()
+    result = topics.run(spec.replace(on_data_loss="record_gap"), "r", drain=False)
+    assert (result.counts["gaps"], result.counts["read"]) == (10, 20)
+    topics.check(counted(50, 70))
 
 
 def test_topic_that_is_made_again_while_spark_reads_voids_the_attempt(topics: Topics) -> None:
@@ -436,8 +439,9 @@ def test_log_that_was_cut_short_and_has_grown_again_is_noticed(
         topics.run(spec, "r3")
 
 
+@pytest.mark.parametrize("on_data_loss", ["fail", "record_gap"])
 def test_log_that_was_cut_short_below_what_is_planned_is_noticed_though_it_has_grown_again(
-    own_broker: Broker, spark: SparkSession, tmp_path: Path
+    own_broker: Broker, spark: SparkSession, tmp_path: Path, on_data_loss: str
 ) -> None:
     topics, spec = ten_committed(own_broker, tmp_path)
     lose_the_tail = tail_of(topics)
@@ -445,8 +449,9 @@ def test_log_that_was_cut_short_below_what_is_planned_is_noticed_though_it_has_g
     dies_after_its_plan(topics, spec, "r2")
     lose_the_tail()
     topics.put("a", numbers(100, 150))
-    with pytest.raises(SourceChangedError, match="cut short below what was planned"):
-        topics.run(spec, "r2", drain=False)
+    for _ in range(2):
+        with pytest.raises(SourceChangedError, match="cut short below what was planned"):
+            topics.run(spec.replace(on_data_loss=on_data_loss), "r2", drain=False)
     assert topics.values() == counted(0, 10)
 
 

@@ -469,7 +469,6 @@ def test_pipeline_goes_on_after_the_server_was_killed_in_the_midst_of_publishing
         with pytest.raises(UnavailableError) as caught:
             world.run("b", pipeline=pipeline)
     assert "hunter2" not in str(caught.value)
-    (Path(server.log).parent / "data" / "postmaster.pid").unlink(missing_ok=True)
     server.start()
     for _ in range(50):
         with suppress(StreamsemError):

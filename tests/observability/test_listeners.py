@@ -104,6 +104,17 @@ def test_rows_that_the_predicate_drops_are_counted(emitted: Emitted) -> None:
     assert ("timer", "streamsem.batches.duration", 7, TAGS) in emitted
 
 
+def test_version_that_is_given_up_is_no_committed_batch(world: World, emitted: Emitted) -> None:
+    world.arrive(2)
+    world.dies("a")
+    (world.root / "in" / "00000.json").unlink()
+    heard(world, "a", pipeline=world.pipeline(on_data_loss="record_gap"))
+    counted = sums(emitted)
+    assert (world.opened().head, counted["batches.committed"], counted["rows.read"]) == (1, 1, 3)
+    assert "attempts.lost" not in counted
+    assert [name for _, name, _, _ in emitted].count("streamsem.batches.duration") == 1
+
+
 def test_version_that_another_process_decided_is_counted_there_only(world: World, emitted: Emitted) -> None:
     def other() -> None:
         contextvars.Context().run(heard, world, "a")

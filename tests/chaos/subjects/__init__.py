@@ -10,6 +10,7 @@ from tests.chaos.subjects.contract import Subject
 SUBJECTS = {
     "streamsem": "streamsem:Streamsem",
     "streamsem_on_a_cluster": "streamsem:StreamsemOnACluster",
+    "streamsem_into_sinks": "into_sinks:StreamsemIntoSinks",
     "foreach_batch": "foreach_batch:ForeachBatch",
     "offsets_task": "offsets_task:OffsetsTask",
     "file_sink": "file_sink:FileSink",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,11 +23,13 @@ class Seen:
     :param counts: number → how often it is visible
     :param reached: partition → the highest offset that is visible
     :param unreadable: files that a reader is led to and that are no whole Parquet files
+    :param findings: what may not be so at the end
     """
 
     counts: Counter[int] = field(default_factory=Counter)
     reached: dict[int, int] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
 
     def add(self, rows: Rows) -> None:
         self.counts.update(rows.numbers)
@@ -57,7 +59,7 @@ class Subject:
     One way to drain a topic.
 
     :cvar title: for the report
-    :cvar needs: parts beside Kafka and Spark: ``s3``, ``cluster``
+    :cvar needs: parts beside Kafka and Spark: ``s3``, ``cluster``, ``postgres``
     """
 
     title: ClassVar[str]
@@ -67,6 +69,13 @@ class Subject:
         self.setting = setting
         self.out = setting.root / "out"
         self._read: dict[tuple[str, int, int], Rows] = {}
+
+    def prepare(self) -> None:
+        """Make what the subject finds there, before its first run."""
+
+    def exposed(self) -> Callable[[], bool]:
+        """Says whether the moment has come in which a death costs most; asked anew for each fault. Half of the faults wait for it."""
+        return Uncommitted(self)
 
     def drain(self, run_key: str) -> bool:
         """In a runner's process: read what is there and write it; ``True`` where nothing was new."""
@@ -107,3 +116,19 @@ class Subject:
             except (OSError, pyarrow.ArrowInvalid):
                 seen.unreadable.append(path.name)
         return seen
+
+
+class Uncommitted:
+    """Whether files have come since the last commit: work that a death throws away."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._before = (-1, 0)
+
+    def __call__(self) -> bool:
+        commits, files = self._before
+        now = (self._subject.commits(), self._subject.files_written())
+        if now[0] != commits:
+            self._before = now
+            return False
+        return now[1] > files

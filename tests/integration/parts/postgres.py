@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
+import psycopg
 
 from tests.integration.parts import install
 from tests.integration.parts.server import Server, free_port
@@ -37,3 +43,29 @@ class Postgres(Server):
         server = os.path.join(os.path.dirname(initdb), "postgres")
         argv = [*as_user, server, "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", str(home)]
         super().__init__("postgres", home, argv, port=port)
+        self._claimed = data / "postmaster.pid"
+
+    def start(self, *, seconds: float = 90) -> None:
+        """Start, and return when it takes connections: after a death it has to recover first."""
+        self._claimed.unlink(missing_ok=True)
+        super().start(seconds=seconds)
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                psycopg.connect(self.dsn, connect_timeout=5).close()
+                return
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def send(self, signal_: signal.Signals) -> None:
+        """A death, and a halt, are those of its sessions, too: each is a process in a session of its own."""
+        sessions: list[psutil.Process] = []
+        if signal_ in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT):
+            with suppress(psutil.NoSuchProcess):
+                sessions = psutil.Process(self.pid).children(recursive=True)
+        super().send(signal_)
+        for session in sessions:
+            with suppress(psutil.NoSuchProcess):
+                session.send_signal(signal_)

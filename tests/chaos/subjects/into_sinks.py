@@ -1,0 +1,129 @@
+"""
+KafkaSource → Parquet and a Delta table on S3, a Postgres table and a Kafka topic, decided by one object and published one after the other.
+
+Each is read by what its own world has: the bytes of the logs, SQL, a plain consumer. A number counts as visible when all of them show it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import psycopg
+from botocore.exceptions import BotoCoreError, ClientError
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.chaos.producer import PARTITIONS
+from tests.chaos.setting import BUCKET, Setting
+from tests.chaos.subjects.contract import Rows, Seen
+from tests.chaos.subjects.streamsem import Streamsem
+from tests.chaos.truth import read_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from airflow_provider_streamsem import Pipeline
+
+TABLE = "numbers"
+
+
+def shaped(frame: DataFrame) -> Mapping[str, DataFrame]:
+    """Kafka's columns for the files, numbers for the database, a key for the topic."""
+    rows = frame.select("value", "partition", "offset")
+    numbers = frame.selectExpr("CAST(CAST(value AS STRING) AS BIGINT) AS id", "partition", "offset")
+    return {"out": rows, "delta": rows, "database": numbers, "topic": frame.selectExpr("value AS key", "value")}
+
+
+class StreamsemIntoSinks(Streamsem):
+    title = "this package: KafkaSource → Parquet, Delta, Postgres and a Kafka topic"
+    needs = frozenset({"s3", "postgres"})
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._topic = f"{setting.topic}-out"
+        self._waits_for_owing = False
+
+    def pipeline(self) -> Pipeline:
+        from airflow_provider_streamsem import DeltaSink, JdbcSink, KafkaSink
+
+        plain = super().pipeline()
+        place = f"s3://{BUCKET}/{self.setting.topic}"
+        sinks = {
+            **plain.sinks,
+            "delta": DeltaSink(f"{place}/delta"),
+            "database": JdbcSink("chaos", TABLE, f"{place}/for-database"),
+            "topic": KafkaSink(
+                f"{place}/for-topic", topic=self._topic, bootstrap_servers=self.setting.bootstrap, transaction_timeout_s=20
+            ),
+        }  # fmt: skip
+        return plain.replace(sinks=sinks, transform=shaped)
+
+    # The checker: no line of the package's own code below.
+
+    def prepare(self) -> None:
+        with psycopg.connect(self.setting.postgres, autocommit=True) as connection:
+            connection.execute(f'CREATE TABLE {TABLE} (id bigint, "partition" int, "offset" bigint)')
+        admin = AdminClient({"bootstrap.servers": self.setting.bootstrap})
+        admin.create_topics([NewTopic(self._topic, PARTITIONS)])[self._topic].result(30)
+
+    def exposed(self) -> Callable[[], bool]:
+        """Besides the time before a commit, by turns, the time in which some sinks have it and others do not."""
+        self._waits_for_owing = not self._waits_for_owing
+        return self._owes if self._waits_for_owing else super().exposed()
+
+    def _owes(self) -> bool:
+        try:
+            newest, is_decided = self.newest()
+            return is_decided and not any(key.endswith(f"-{newest}.d.json") for key in self._keys("log/log/"))
+        except (BotoCoreError, ClientError):
+            return False
+
+    def visible(self) -> Seen:
+        rows = {"out": super().visible(), "delta": self._delta(), "database": self._database()}
+        return self.together({**rows, "topic": self._consumed()})
+
+    def together(self, each: Mapping[str, Seen]) -> Seen:
+        """What all show, as often as the one that shows it most; whatever only some show is a finding."""
+        seen = Seen(unreadable=[name for one in each.values() for name in one.unreadable])
+        for number in set().union(*(one.counts for one in each.values())):
+            times = {name: one.counts[number] for name, one in each.items()}
+            if all(times.values()):
+                seen.counts[number] = max(times.values())
+            else:
+                seen.findings.append(f"number {number} is not everywhere: {times}")
+        for partition in each["database"].reached:
+            seen.reached[partition] = min(
+                each[name].reached.get(partition, -1) for name in ("out", "delta", "database")
+            )
+        return seen
+
+    def _delta(self) -> Seen:
+        """The table's log folded, entry by entry."""
+        there: dict[str, None] = {}
+        for key in sorted(self._keys("delta/_delta_log/")):
+            if not key.removesuffix(".json").rpartition("/")[2].isdigit():
+                continue
+            for line in self._bytes(key).decode().splitlines():
+                action = json.loads(line)
+                if "add" in action:
+                    there[unquote(action["add"]["path"])] = None
+                if "remove" in action:
+                    there.pop(unquote(action["remove"]["path"]), None)
+        seen = Seen()
+        for path in there:
+            self._add(seen, f"{self._prefix}delta/{path}")
+        return seen
+
+    def _database(self) -> Seen:
+        seen = Seen()
+        with psycopg.connect(self.setting.postgres) as connection:
+            for number, partition, offset in connection.execute(f'SELECT id, "partition", "offset" FROM {TABLE}'):
+                seen.add(Rows([number], {partition: offset}))
+        return seen
+
+    def _consumed(self) -> Seen:
+        found = read_topic(self.setting.bootstrap, self._topic)
+        return Seen(counts=Counter({number: len(places) for number, places in found.items()}))
