@@ -81,6 +81,9 @@ class StreamsemIntoSinks(Streamsem):
         except (BotoCoreError, ClientError):
             return False
 
+    def moment(self) -> str:
+        return super().moment() + (", not yet everywhere" if self._owes() else "")
+
     def visible(self) -> Seen:
         rows = {"out": super().visible(), "delta": self._delta(), "database": self._database()}
         return self.together({**rows, "topic": self._consumed()})
