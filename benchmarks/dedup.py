@@ -101,6 +101,7 @@ def main() -> None:
                 ratio = f"{medians[0] / medians[2]:.2f}"
                 cells = [*(f"{m:.0f} ms" for m in medians), *slowest, ratio, f"{size / 1e6:.0f} MB"]
                 rows_of_table.append([f"{rows:,}", f"{remembered:,}", *cells])
+                print(rows_of_table[-1], flush=True)
     columns = [
         "rows",
         "remembered",

@@ -19,6 +19,8 @@ from airflow_provider_streamsem.stores.contract import spark_path
 _KINDS = (StringType, IntegralType, DecimalType, DateType, BooleanType, BinaryType)
 _ID = "__streamsem_id"
 _SEEN = "__streamsem_seen_ms"
+_SENT_IDS = 500_000
+"""up to how many records a batch's ids are sent to every task that reads what is remembered: some 50 MB"""
 
 
 @dataclass(slots=True)
@@ -40,19 +42,25 @@ class Seen:
     keep: Callable[[DataFrame], DataFrame]
     counts: dict[str, int] = field(default_factory=dict)
     _passed: DataFrame | None = None
+    _ids: int = 0
 
     def passing(self, records: DataFrame) -> DataFrame:
         """The records that pass, with the columns they have. Counts them."""
         columns = records.columns
         marked = self.keep(records.withColumn(_ID, self._id(records)))
-        once = marked.where(F.col(_ID).isNotNull()).dropDuplicates([_ID])
-        cutoff = self.dedup.cutoff_ms(self.now_ms)
-        seen = self._seen(once)
+        given = marked.count()
+        named = marked.where(F.col(_ID).isNotNull())
+        once = named.dropDuplicates([_ID])
+        seen = self._seen(named)
         if seen is None:
             once = once.withColumn(_SEEN, F.lit(None).cast("long"))
         else:
-            last = seen.groupBy(F.col(ID).alias(_ID)).agg(F.max(AT).alias(_SEEN))
-            once = once.join(last, _ID, "left").where(F.col(_SEEN).isNull() | (F.col(_SEEN) < cutoff))
+            # What is remembered may be much more than the batch: it is only read past the batch's ids, never shuffled, as long as these can be sent everywhere.
+            sent = F.broadcast if given <= _SENT_IDS else _as_it_is
+            asked = seen.join(sent(named.select(F.col(_ID).alias(ID))), ID, "left_semi")
+            last = asked.groupBy(F.col(ID).alias(_ID)).agg(F.max(AT).alias(_SEEN))
+            cutoff = self.dedup.cutoff_ms(self.now_ms)
+            once = once.join(sent(last), _ID, "left").where(F.col(_SEEN).isNull() | (F.col(_SEEN) < cutoff))
         nameless = marked.where(F.col(_ID).isNull()).withColumn(_SEEN, F.lit(None).cast("long"))
         passed = self._passed = self.keep(
             once.select(*[quoted(name) for name in marked.columns], _SEEN).unionByName(nameless)
@@ -60,8 +68,8 @@ class Seen:
         row = passed.agg(
             F.count(F.lit(1)).alias("passed"), F.count(_SEEN).alias("late_duplicates"), F.count(_ID).alias("ids")
         ).first()
-        given = marked.count()
         assert row is not None
+        self._ids = row["ids"]
         self.counts = {
             "duplicates": given - row["passed"],
             "late_duplicates": row["late_duplicates"],
@@ -75,7 +83,7 @@ class Seen:
             return self.state
         layers = layers_.layers_of(self.state, self.dedup, self.now_ms)
         ids = self._passed.where(F.col(_ID).isNotNull()).select(F.col(_ID).alias(ID), F.lit(self.now_ms).alias(AT))
-        rows = ids.count()
+        rows = self._ids
         if rows == 0:
             return layers_.state_of(layers)
         kept, older = layers_.split(layers, rows)
@@ -121,6 +129,10 @@ class Seen:
         # Lengths stand before the values, so that no two lists of values give one text.
         parts = [part for name in self.dedup.keys for part in _counted(quoted(name), kinds[name])]
         return F.when(~some_null, F.substring(F.unhex(F.sha2(F.concat(*parts), 256)), 1, 16))
+
+
+def _as_it_is(frame: DataFrame) -> DataFrame:
+    return frame
 
 
 def _counted(value: Column, kind: DataType) -> list[Column]:

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, read_committed, redo, run_batch, verify
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.engines import dedup as rules
+from airflow_provider_streamsem.engines import seen
 from airflow_provider_streamsem.engines.dedup import Dedup
 from airflow_provider_streamsem.engines.seen import Seen
 from airflow_provider_streamsem.errors import DataError
@@ -54,11 +55,12 @@ def test_dedup_of_a_batch_drops_its_own_repeats_and_remembers_nothing(spark: Spa
     assert not outcome[0].state
 
 
-@pytest.mark.parametrize("bucketed_rows", [20, 1_000_000])
+@pytest.mark.parametrize(("bucketed_rows", "sent"), [(20, True), (20, False), (1_000_000, True), (1_000_000, False)])
 def test_each_id_passes_once_over_many_batches(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucketed_rows: int
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucketed_rows: int, sent: bool
 ) -> None:
     monkeypatch.setattr(rules, "BUCKETED_ROWS", bucketed_rows)
+    monkeypatch.setattr(seen, "_SENT_IDS", 500_000 if sent else 0)
     for batch in range(5):
         numbers = range(batch * 10, batch * 10 + 20)
         rows = [{"shop": f"s{n % 3}", "id": n, "day": "2024-01-01", "n": batch} for n in numbers]
@@ -80,7 +82,7 @@ def test_small_batch_reads_the_buckets_of_its_own_ids_alone(
     monkeypatch.setattr(rules, "BUCKETED_ROWS", 1000)
     read: list[int] = []
     reads = Seen._read
-    monkeypatch.setattr(Seen, "_read", lambda seen, keys: read.append(len(keys)) or reads(seen, keys))
+    monkeypatch.setattr(Seen, "_read", lambda self, keys: read.append(len(keys)) or reads(self, keys))
     write(tmp_path, "0", [{"shop": "a", "id": n} for n in range(2000)])
     run_batch(pipeline_in(tmp_path), run_key="r0")
     outcome = open_log(str(tmp_path / "log")).log.outcome(0)
