@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import pyarrow
 import pyarrow.parquet
@@ -52,6 +54,18 @@ def rows_of(file: Any) -> Rows:
     for partition, offset in zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True):
         reached[partition] = max(reached.get(partition, -1), offset)
     return Rows([int(value) for value in table["value"].to_pylist()], reached)
+
+
+def in_delta(entries: Iterable[str]) -> list[str]:
+    """Paths that the entries of a Delta table's log add and do not remove, folded one after the other."""
+    there: dict[str, None] = {}
+    for entry in entries:
+        for action in map(json.loads, entry.splitlines()):
+            if "add" in action:
+                there[unquote(action["add"]["path"])] = None
+            if "remove" in action:
+                there.pop(unquote(action["remove"]["path"]), None)
+    return list(there)
 
 
 class Subject:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-from urllib.parse import unquote
 
 from tests.chaos.setting import Setting
-from tests.chaos.subjects.contract import Seen
+from tests.chaos.subjects.contract import Seen, in_delta
 from tests.chaos.subjects.offsets_task import OffsetsTask
 
 
@@ -31,12 +29,5 @@ class DeltaAppend(OffsetsTask):
         frame.write.format("delta").mode("append").save(str(self.out))
 
     def visible(self) -> Seen:
-        there: dict[str, None] = {}
-        for entry in sorted(p for p in (self.out / "_delta_log").glob("*.json") if p.stem.isdigit()):
-            for line in entry.read_text().splitlines():
-                action = json.loads(line)
-                if "add" in action:
-                    there[unquote(action["add"]["path"])] = None
-                if "remove" in action:
-                    there.pop(unquote(action["remove"]["path"]), None)
-        return self.seen_in(self.out / path for path in there)
+        log = sorted(p for p in (self.out / "_delta_log").glob("*.json") if p.stem.isdigit())
+        return self.seen_in(self.out / path for path in in_delta(entry.read_text() for entry in log))

@@ -6,11 +6,10 @@ Each is read by what its own world has: the bytes of the logs, SQL, a plain cons
 
 from __future__ import annotations
 
-import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 import psycopg
 from botocore.exceptions import BotoCoreError, ClientError
@@ -18,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.chaos.producer import PARTITIONS
 from tests.chaos.setting import BUCKET, Setting
-from tests.chaos.subjects.contract import Rows, Seen
+from tests.chaos.subjects.contract import Rows, Seen, in_delta
 from tests.chaos.subjects.streamsem import Streamsem
 from tests.chaos.truth import read_topic
 
@@ -105,18 +104,10 @@ class StreamsemIntoSinks(Streamsem):
 
     def _delta(self) -> Seen:
         """The table's log folded, entry by entry."""
-        there: dict[str, None] = {}
-        for key in sorted(self._keys("delta/_delta_log/")):
-            if not key.removesuffix(".json").rpartition("/")[2].isdigit():
-                continue
-            for line in self._bytes(key).decode().splitlines():
-                action = json.loads(line)
-                if "add" in action:
-                    there[unquote(action["add"]["path"])] = None
-                if "remove" in action:
-                    there.pop(unquote(action["remove"]["path"]), None)
+        entry = re.compile(r"/\d{20}\.json$")
+        log = sorted(key for key in self._keys("delta/_delta_log/") if entry.search(key))
         seen = Seen()
-        for path in there:
+        for path in in_delta(self._bytes(key).decode() for key in log):
             self._add(seen, f"{self._prefix}delta/{path}")
         return seen
 
