@@ -16,12 +16,16 @@ from airflow_provider_streamsem.protocol import invariants, keys
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, PipelineRecord
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.sinks.contract import Sink
+from airflow_provider_streamsem.sources.contract import Source
 
 
-def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) -> Outcome:
+def abort(
+    log: CommitLog, record: PipelineRecord, version: int, *, reason: str, source: Source | None = None
+) -> Outcome:
     """
     Close an open version as an abort (W22). The range is planned anew by the next run; nothing of the version becomes visible.
 
+    :param source: the pipeline's, so that what the plan knew of its ends is kept: of what is deleted there, only that says how far it went
     :returns: the outcome that is stored: a *commit* where an attempt was faster, which is then what happened
     :raises InvalidError: the version is not open
     """
@@ -36,8 +40,10 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
             newest_closed=head.closed,
             waits_for_receipts=head.owes,
         )
-    before = None if head.outcome is None else head.outcome.source
-    stored = log.decide(head, aborting(log, head, record.spec, reason=reason, source=before)).outcome
+    hint = None if head.outcome is None else head.outcome.source
+    if source is not None and head.plan.kind == "batch":
+        hint = source.open(log, head.outcome).hint(head.plan, {})
+    stored = log.decide(head, aborting(log, head, record.spec, reason=reason, source=hint)).outcome
     assert stored is not None
     return stored
 

@@ -22,7 +22,7 @@ from airflow_provider_streamsem.batch.result import RunResult, answer, empty
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines import dedup, schema
 from airflow_provider_streamsem.engines.contract import Engine, Job, Produced, nothing_produced
-from airflow_provider_streamsem.errors import RecordsGoneError, SourceChangedError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.errors import DataError, RecordsGoneError, SourceChangedError, UnavailableError
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import Answered, Open, Owing, Position, Ready, settled
@@ -158,6 +158,8 @@ class Run:
             found = self.opened.log.read_head(head.genesis, plan.version)
             if found is not None and found.plan is None:
                 return found
+            if not isinstance(error, SourceChangedError):
+                raise
             staged = self._adopt(head)  # another attempt may have been in time
             if staged is None:
                 if not self._gives_up(head, plan, error, fresh=fresh):
@@ -165,21 +167,21 @@ class Run:
                 return self._aborting(head, plan, error)
         return self._outcome(head, plan, staged)
 
-    def _gives_up(self, head: Head, plan: Plan, error: Exception, *, fresh: bool) -> bool:
+    def _gives_up(self, head: Head, plan: Plan, error: SourceChangedError, *, fresh: bool) -> bool:
         """
-        Whether the version is to be closed as an abort (W22): another run's redo that no retry can stage, since no offset depends on it; and a batch of which
+        Whether the version is to be closed as an abort (W22): another run's redo whose records are gone, since no offset depends on it; and a batch of which
         records are gone, where ``on_data_loss`` says that they are to be a gap of a new plan.
 
         Not so a plan that this process cut a moment ago, right after an abort: there the source contradicts itself, and version would follow version for ever.
         """
         if plan.kind == "redo":
-            return plan.run_key != self.run_key and isinstance(error, StreamsemError) and not error.retryable
+            return plan.run_key != self.run_key
         again = fresh and head.outcome is not None and not head.outcome.committed
         return isinstance(error, RecordsGoneError) and self.opened.pipeline.on_data_loss == "record_gap" and not again
 
-    def _aborting(self, head: Head, plan: Plan, error: Exception) -> Outcome:
+    def _aborting(self, head: Head, plan: Plan, error: SourceChangedError) -> Outcome:
         """The abort, with what this plan knew of the source: of what is deleted there, only that says how far it went."""
-        reason = f"{error.truth} {error.fields}" if isinstance(error, StreamsemError) else type(error).__name__
+        reason = f"{error.truth} {error.fields}"
         logger.warning("version %d: closing it as an abort: %s", plan.version, reason)
         return aborting(self.opened.log, head, self.opened.spec, reason=reason, source=self._hint(head, plan, {}))
 
@@ -213,7 +215,12 @@ class Run:
         log, pipeline = self.opened.log, self.opened.pipeline
         started_ms = log.clock.now_ms()
         recorded = {} if head.outcome is None else head.outcome.schemas
-        produced = self._produce(plan, attempt_id, recorded, *self._remembered(head, plan))
+        remembered = self._remembered(head, plan)
+        try:
+            produced = self._produce(plan, attempt_id, recorded, *remembered)
+        except DataError:
+            pipeline.source.check_pins(plan.pins, was_read=False)  # what cannot be read may be gone
+            raise
         pipeline.source.check_pins(plan.pins, was_read=True)
         _check_as_many(pipeline.source, plan, produced.counts)
         invariants.check_i14_staged(produced.counts, produced.sinks, handed=produced.handed, rows=pipeline.rows)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from airflow_provider_streamsem.arguments import whole
 from airflow_provider_streamsem.batch import maintenance
@@ -203,7 +204,12 @@ def lag(args: argparse.Namespace) -> Answer:
 def abort(args: argparse.Namespace) -> Answer:
     """``streamsem abort``"""
     opened = open_log(args.log)
-    outcome = maintenance.abort(opened.log, opened.record, args.version, reason=args.reason)
+    source = None
+    with suppress(
+        InvalidError
+    ):  # of a source that this machine cannot load, the abort keeps what the commit before it knew
+        source = (args.pipeline or opened.pipeline()).source
+    outcome = maintenance.abort(opened.log, opened.record, args.version, reason=args.reason, source=source)
     told = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"
     return Answer(
         document={"version": args.version, "result": outcome.result}, lines=[f"version {args.version}: {told}"]

@@ -11,7 +11,7 @@ from pyspark.sql.types import BinaryType, BooleanType, DataType, DateType, Decim
 
 from airflow_provider_streamsem.engines import dedup as layers_
 from airflow_provider_streamsem.engines.dedup import AT, BUCKET, BUCKETS, ID, Dedup
-from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.errors import DataError, StageError
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.sinks.write import quoted
 from airflow_provider_streamsem.stores.contract import spark_path
@@ -60,7 +60,7 @@ class Seen:
             asked = seen.join(sent(named.select(F.col(_ID).alias(ID))), ID, "left_semi")
             last = asked.groupBy(F.col(ID).alias(_ID)).agg(F.max(AT).alias(_SEEN))
             cutoff = self.dedup.cutoff_ms(self.now_ms)
-            once = once.join(sent(last), _ID, "left").where(F.col(_SEEN).isNull() | (F.col(_SEEN) < cutoff))
+            once = once.join(last, _ID, "left").where(F.col(_SEEN).isNull() | (F.col(_SEEN) < cutoff))
         nameless = marked.where(F.col(_ID).isNull()).withColumn(_SEEN, F.lit(None).cast("long"))
         passed = self._passed = self.keep(
             once.select(*[quoted(name) for name in marked.columns], _SEEN).unionByName(nameless)
@@ -98,6 +98,9 @@ class Seen:
             ids.repartition(BUCKETS if bucketed else 1, BUCKET).sortWithinPartitions(BUCKET, ID), version, attempt_id
         )
         written = place.collect(version, attempt_id, accepted)
+        if not self._ids <= written.rows <= rows:
+            what = "the ids of a batch were written short; nothing became visible"
+            raise StageError(what, version=version, passed=self._ids, expected=rows, written=written.rows)
         return layers_.state_after(kept, older, written, self.now_ms)
 
     def _seen(self, records: DataFrame) -> DataFrame | None:

@@ -239,6 +239,7 @@ class FilesSource:
         for path, size, identity in pins:
             stat = self.stat(path)
             if stat is None:
+                self.refuse_empty_place()
                 raise RecordsGoneError(
                     "a planned file is no longer there; nothing became visible", place=self.path, file=path
                 )

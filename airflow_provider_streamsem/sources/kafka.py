@@ -381,6 +381,9 @@ class KafkaPlanner:
             # The epoch must be one under which the plan's records were there: an older one ended before them.
             name = Partition(topic, number, topic_id).name
             ends[name] = End(max(end, ends.get(name, End(0, -1)).offset), epoch)
+        for name, target in (plan.target or {}).items():
+            at = ends.get(name, End(0, -1))
+            ends[name] = End(max(target, at.offset), at.epoch)
         return {"ends": {name: [end.offset, end.epoch] for name, end in sorted(ends.items())}}
 
     def rows(self, cut: Cut) -> int:

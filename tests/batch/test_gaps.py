@@ -148,6 +148,19 @@ def test_file_that_changes_while_it_is_read_is_planned_anew_once(world: World, d
     assert world.verdict().findings == []
 
 
+def test_file_that_vanishes_while_it_is_read_is_a_gap_though_the_reader_calls_it_bad_data(world: World) -> None:
+    world.arrive(2)
+
+    def misses(step: str) -> None:
+        if step == "transform" and (world.root / "in" / "00000.json").exists():
+            (world.root / "in" / "00000.json").unlink()
+            raise DataError("a file cannot be read")
+
+    result = world.run("a", pipeline=world.pipeline(on_data_loss="record_gap"), engine=RowsEngine(misses))
+    assert (result.counts["read"], result.counts["gaps"]) == (3, 1)
+    assert world.verdict().findings == []
+
+
 def test_source_that_contradicts_what_it_gave_to_plan_is_not_planned_for_ever(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +195,7 @@ def test_only_files_that_are_gone_make_a_commit_of_gaps_alone(world: World) -> N
         path.unlink()
     with pytest.raises(UnavailableError, match="mounted"):
         world.run("a", pipeline=world.pipeline(on_data_loss="record_gap"))
+    assert world.opened().head == -1
     (world.root / "in" / "_emptied_on_purpose").write_text("")
     engine = RowsEngine()
     result = world.run("a", pipeline=world.pipeline(on_data_loss="record_gap"), engine=engine)

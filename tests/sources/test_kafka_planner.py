@@ -103,6 +103,13 @@ def test_log_that_was_cut_short_stops_the_run_and_names_the_partition() -> None:
         cut(planner(Cluster(p0=(0, 90, 3))), {"a-0@A": 100})
 
 
+def test_hint_of_a_drain_tells_of_its_target_so_that_a_topic_that_vanishes_is_a_gap_up_to_there() -> None:
+    made = planner(Cluster(p0=(0, 100, 4)))
+    taken = cut(made, {"a-0@A": 0}, {"a-0@A": 100}, most=10)
+    plan = samples.plan(ranges=taken.ranges, pins=taken.pins, target={"a-0@A": 100})
+    assert planner(Cluster()).hint(plan, {}) == {"ends": {"a-0@A": [100, 4]}}
+
+
 def test_hint_of_a_process_that_was_overtaken_does_not_bring_back_an_older_leader() -> None:
     cluster = Cluster(p0=(0, 200, 3), p1=(0, 50, 3))
     made = planner(cluster)
