@@ -83,6 +83,7 @@ def test_transactions_open_committed_and_aborted_are_seen_as_a_consumer_sees_the
     topics.transaction("a", numbers(0, 10)).commit_transaction(30)
     topics.transaction("a", numbers(900, 950)).abort_transaction(30)
     topics.put("a", numbers(10, 15))
+    topics.ended("a")
     still_open = topics.transaction("a", numbers(20, 25))
     topics.put("a", numbers(15, 20))  # behind the open transaction: not yet stable
     spec = topics.pipeline("a")
@@ -90,6 +91,7 @@ def test_transactions_open_committed_and_aborted_are_seen_as_a_consumer_sees_the
     assert first.counts["read"] == 15
     assert topics.run(spec, "r2").status == "empty"
     still_open.commit_transaction(30)
+    topics.ended("a")
     assert topics.run(spec, "r3").counts["read"] == 10
     topics.check(counted(0, 25))
     assert topics.read("a") == topics.values()
@@ -105,6 +107,7 @@ def test_uncommitted_records_are_read_only_where_that_is_asked_for(topics: Topic
 def test_range_of_nothing_but_aborted_records_commits_no_row_and_moves_on(topics: Topics) -> None:
     topics.create("a", 1)
     topics.transaction("a", numbers(0, 30)).abort_transaction(30)
+    topics.ended("a")
     spec = topics.pipeline("a")
     assert (topics.run(spec, "r1").status, topics.values()) == ("committed", Counter())
     topics.put("a", ["x"])

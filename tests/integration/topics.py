@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -20,6 +20,7 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewPartitions,
     NewTopic,
+    OffsetSpec,
     ResourceType,
 )
 
@@ -96,6 +97,17 @@ class Topics:
             producer.produce(self.name(topic), str(value).encode(), partition=partition)
         assert producer.flush(PATIENCE_S) == 0
         return producer
+
+    def ended(self, topic: str, partition: int = 0) -> None:
+        """Until no transaction is open: the broker answers a commit or an abort before its marker lies in the topic."""
+        tp = TopicPartition(self.name(topic), partition)
+
+        def end(level: IsolationLevel) -> int:
+            asked = self.admin.list_offsets({tp: OffsetSpec.latest()}, isolation_level=level)
+            offset: int = asked[tp].result(PATIENCE_S).offset
+            return offset
+
+        self.until(lambda: end(IsolationLevel.READ_COMMITTED) == end(IsolationLevel.READ_UNCOMMITTED))
 
     def read(self, topic: str) -> Counter[str]:
         """Every record that is there now, read by a plain consumer."""
