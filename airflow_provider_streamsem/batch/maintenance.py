@@ -13,10 +13,10 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engines.dedup import STATE, state_files
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol import invariants, keys
-from airflow_provider_streamsem.protocol.entries import Json, Outcome, PipelineRecord
+from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.sinks.contract import Sink
-from airflow_provider_streamsem.sources.contract import Source
+from airflow_provider_streamsem.sources.contract import Planner, Source
 
 
 def abort(
@@ -40,23 +40,25 @@ def abort(
             newest_closed=head.closed,
             waits_for_receipts=head.owes,
         )
-    hint = None if head.outcome is None else head.outcome.source
-    if source is not None and head.plan.kind == "batch":
-        hint = source.open(log, head.outcome).hint(head.plan, {})
-    stored = log.decide(head, aborting(log, head, record.spec, reason=reason, source=hint)).outcome
+    planner = None if source is None else source.open(log, head.outcome)
+    stored = log.decide(head, aborting(log, head, record.spec, reason=reason, planner=planner)).outcome
     assert stored is not None
     return stored
 
 
-def aborting(log: CommitLog, head: Head, spec: str, *, reason: str, source: Json) -> Outcome:
+def aborting(log: CommitLog, head: Head, spec: str, *, reason: str, planner: Planner | None) -> Outcome:
     """
     The abort of an open version: what was remembered is as it was before.
 
     :param spec: the digest of the spec to name where no version came before
-    :param source: what the source is to know: what it knew before, or what the plan's own process knows
+    :param planner: of the pipeline's source, so that what the plan of a batch knew of its ends is kept; ``None``: only what was known before it
     """
     plan, before = head.plan, head.outcome
     assert plan is not None
+    source = None if before is None else before.source
+    if planner is not None and plan.kind == "batch":
+        planner.follow(before)
+        source = planner.hint(plan, {})
     now_ms = log.clock.now_ms()
     return Outcome(
         version=plan.version,

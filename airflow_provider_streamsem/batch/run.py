@@ -183,7 +183,7 @@ class Run:
         """The abort, with what this plan knew of the source: of what is deleted there, only that says how far it went."""
         reason = f"{error.truth} {error.fields}"
         logger.warning("version %d: closing it as an abort: %s", plan.version, reason)
-        return aborting(self.opened.log, head, self.opened.spec, reason=reason, source=self._hint(head, plan, {}))
+        return aborting(self.opened.log, head, self.opened.spec, reason=reason, planner=self.planner)
 
     def _adopt(self, head: Head) -> StagedManifest | None:
         """An attempt that somebody finished and nobody decided, if all of it is there (W17)."""

@@ -205,9 +205,8 @@ def abort(args: argparse.Namespace) -> Answer:
     """``streamsem abort``"""
     opened = open_log(args.log)
     source = None
-    with suppress(
-        InvalidError
-    ):  # of a source that this machine cannot load, the abort keeps what the commit before it knew
+    # Of a source that this machine cannot load, the abort keeps what the commit before it knew.
+    with suppress(InvalidError):
         source = (args.pipeline or opened.pipeline()).source
     outcome = maintenance.abort(opened.log, opened.record, args.version, reason=args.reason, source=source)
     told = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"

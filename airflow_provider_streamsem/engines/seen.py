@@ -56,8 +56,8 @@ class Seen:
             once = once.withColumn(_SEEN, F.lit(None).cast("long"))
         else:
             # What is remembered may be much more than the batch: it is only read past the batch's ids, never shuffled, as long as these can be sent everywhere.
-            sent = F.broadcast if given <= _SENT_IDS else _as_it_is
-            asked = seen.join(sent(named.select(F.col(_ID).alias(ID))), ID, "left_semi")
+            ids = named.select(F.col(_ID).alias(ID))
+            asked = seen.join(F.broadcast(ids) if given <= _SENT_IDS else ids, ID, "left_semi")
             last = asked.groupBy(F.col(ID).alias(_ID)).agg(F.max(AT).alias(_SEEN))
             cutoff = self.dedup.cutoff_ms(self.now_ms)
             once = once.join(last, _ID, "left").where(F.col(_SEEN).isNull() | (F.col(_SEEN) < cutoff))
@@ -132,10 +132,6 @@ class Seen:
         # Lengths stand before the values, so that no two lists of values give one text.
         parts = [part for name in self.dedup.keys for part in _counted(quoted(name), kinds[name])]
         return F.when(~some_null, F.substring(F.unhex(F.sha2(F.concat(*parts), 256)), 1, 16))
-
-
-def _as_it_is(frame: DataFrame) -> DataFrame:
-    return frame
 
 
 def _counted(value: Column, kind: DataType) -> list[Column]:

@@ -112,11 +112,12 @@ def kept(trial: T, home: Path) -> T:
 def inject(world: W, kind: str, fault: Callable[[W, random.Random], str], chance: random.Random) -> Injection:
     """Strike while the subject works, and look again when it has committed since."""
     world.pass_time(chance.uniform(0, 3))
-    began, doubled = started(world), excess(world.subject.visible())
+    doubled = excess(world.subject.visible())
     world.until(world.is_busy, 60)
     if chance.random() < 0.5:
         world.until(world.subject.exposed(), 20, every_s=0.01)
     injection = Injection(kind, world.subject.moment())
+    began = started(world)
     try:
         injection.done = fault(world, chance)
         injection.injected = True
