@@ -3,6 +3,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 RUN = JAVA_HOME="$$($(BIN)/python tools/java_home.py)" PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 
+# Tracing slows a simulation down five times: only the tests that reach every branch of the protocol are traced.
+PROTOCOL_TESTS := tests/protocol tests/batch tests/commitlog tests/golden tests/readers tests/sources
+PYTEST = $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check integration prove chaos bench clean
 
@@ -19,10 +23,13 @@ help:  ## say what the targets do
 demo: .venv/ready  ## run the quickstart DAG on a year of flights, kill it twice, and check every row (3 minutes)
 	@$(RUN) -m demo.quickstart
 
-test: .venv/ready check  ## lint, types, architecture, and every test but the long ones (a quarter of an hour on 2 cores)
-	$(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist loadfile --cov --cov-report= $(ARGS)
-	$(RUN) -m coverage report --include='airflow_provider_streamsem/protocol/*' --fail-under=100
-	$(RUN) -m coverage report --fail-under=85 --skip-covered
+test: .venv/ready check  ## lint, types, architecture, and every test but the long ones; ARGS=tests/cli runs only those
+ifdef ARGS
+	$(PYTEST) $(ARGS)
+else
+	$(PYTEST) $(PROTOCOL_TESTS) --cov=airflow_provider_streamsem.protocol --cov-report=term:skip-covered --cov-fail-under=100
+	$(PYTEST) tests $(PROTOCOL_TESTS:%=--ignore=%)
+endif
 
 check: .venv/ready  ## format, lint, types, layers
 	$(BIN)/ruff format --check .
@@ -36,6 +43,7 @@ integration: .venv/ready  ## the same promises on real parts: Kafka, an S3 serve
 
 prove: .venv/ready  ## the long tests: real Spark killed at random, a real scheduler, new examples for the properties
 	$(RUN) -m pytest -m prove $(ARGS)
+	$(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal --cov --cov-report= --cov-fail-under=85 --ignore=tests/model --ignore=tests/simulation
 	HYPOTHESIS_PROFILE=new $(RUN) -m pytest tests/protocol
 
 chaos: .venv/ready  ## faults at random under a real Kafka, S3 and Spark: ARGS="--subject all --faults 20"; under a real Airflow: ON=airflow_chaos ARGS="--database postgres"
