@@ -51,7 +51,7 @@ chaos: .venv/ready  ## faults at random under a real Kafka, S3 and Spark: ARGS="
 	$(RUN) -m tests.$${ON:-chaos} $(ARGS)
 
 bench: .venv/ready  ## measure costs and ratios; prints tables
-	$(RUN) benchmarks/run.py $(ARGS)
+	$(RUN) -m benchmarks $(ARGS)
 
 clean:  ## remove what the targets made
 	rm -rf .venv .parts .demo build dist *.egg-info .coverage* .hypothesis .pytest_cache .mypy_cache .ruff_cache

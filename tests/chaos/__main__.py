@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from pathlib import Path
 
 from tests.chaos import report, trial
 from tests.chaos.subjects import SUBJECTS
+from tests.integration.parts.server import stop_servers_on_sigterm
 
 
 def main() -> int:
@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report", type=Path, help="write the tables as Markdown, too")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    stop_servers_on_sigterm()
     asked = given.subject or ["streamsem"]
     trials = []
     for name in SUBJECTS if "all" in asked else asked:

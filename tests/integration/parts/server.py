@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -143,3 +144,8 @@ def running(*servers: Server) -> Iterator[None]:
     finally:
         for server in reversed(started):
             server.stop()
+
+
+def stop_servers_on_sigterm() -> None:
+    """Make SIGTERM unwind the program, so that :func:`running` stops its servers: they have sessions of their own."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

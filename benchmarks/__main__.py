@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import statistics
 import subprocess
@@ -40,6 +41,7 @@ from airflow_provider_streamsem.sources.ledger import Ledger
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore
+from tests.integration.parts.server import stop_servers_on_sigterm
 
 console = Console(width=120)
 ON_REAL_PARTS = ("connect", "dedup", "delta", "iceberg_publish", "kafka", "postgres")
@@ -331,19 +333,28 @@ def retry_and_import() -> None:
     )
 
 
+PARTS: dict[str, Callable[[], None]] = {
+    "growth": growth,
+    "discovery": discoveries,
+    "spark": on_spark,
+    "retry": retry_and_import,
+}
+
+
 def main() -> None:
-    """Measure what is named, or everything that needs no real parts."""
-    parts = {
-        "growth": growth,
-        "discovery": discoveries,
-        "spark": on_spark,
-        "retry": retry_and_import,
-    }
-    for name in sys.argv[1:] or list(parts):
+    """Measure the parts that the command line names; without names, every part that needs no servers."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join([*PARTS, *ON_REAL_PARTS]))
+    asked = parser.parse_args().parts or list(PARTS)
+    unknown = sorted(set(asked) - {*PARTS, *ON_REAL_PARTS})
+    if unknown:
+        parser.error(f"unknown parts: {', '.join(unknown)}. Do: name some of {', '.join([*PARTS, *ON_REAL_PARTS])}.")
+    stop_servers_on_sigterm()
+    for name in asked:
         if name in ON_REAL_PARTS:
             import_module(f"benchmarks.{name}").main()
-            continue
-        parts[name]()
+        else:
+            PARTS[name]()
 
 
 if __name__ == "__main__":

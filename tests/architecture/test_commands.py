@@ -1,0 +1,60 @@
+"""The commands that README and docs name exist and start."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from tests.integration.parts.server import answers, free_port
+
+ROOT = Path(__file__).parents[2]
+PAGES = "\n".join(page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
+
+
+def test_every_benchmark_that_a_page_names_can_be_run() -> None:
+    named = set(re.findall(r"make bench ARGS=(\w+)", PAGES))
+    assert {"kafka", "delta", "dedup"} <= named
+    for name in named:
+        assert callable(import_module(f"benchmarks.{name}").main), name
+
+
+def test_benchmarks_run_from_the_root_of_a_clone_and_name_their_parts() -> None:
+    command = subprocess.run(
+        ["make", "-n", "bench", "ARGS=kafka"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "python -m benchmarks kafka" in command.stdout
+    refused = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "kafkaa"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "unknown parts: kafkaa" in refused.stderr
+
+
+def test_program_that_is_ended_by_sigterm_leaves_no_server_behind(tmp_path: Path) -> None:
+    port = free_port()
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from tests.integration.parts.server import Server, running, stop_servers_on_sigterm\n"
+        "stop_servers_on_sigterm()\n"
+        f"argv = [sys.executable, '-m', 'http.server', '--bind', '127.0.0.1', '{port}']\n"
+        f"with running(Server('web', Path({str(tmp_path)!r}), argv, port={port})):\n"
+        "    print('up', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "up\n"
+    started.send_signal(signal.SIGTERM)
+    assert started.wait(30) == 143
+    assert not answers(port)
