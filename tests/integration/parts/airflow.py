@@ -78,8 +78,10 @@ class Airflow:
             self.end()
 
     def start(self, part: Server) -> None:
-        part.start()
-        self._sessions.add(part.pid)
+        try:
+            part.start()
+        finally:
+            self._sessions.add(part.pid)  # also where an interrupt ends the wait for its port
 
     def end(self) -> None:
         """SIGKILL to every process, until none is left: a scheduler that dies may just have started another."""
