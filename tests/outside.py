@@ -87,6 +87,9 @@ class TableSink(StagedSink):
         with closing(self._connected()) as db, db:
             db.execute("BEGIN IMMEDIATE")
             app = f"{batch.pipeline_uuid}/{batch.sink}"
+            found = db.execute("SELECT version FROM markers WHERE id = ?", (app,)).fetchone()
+            if word == "applied":
+                batch.check_marker(found and found[0], "the table has no marker", table=self.database)
             db.execute("INSERT OR IGNORE INTO markers VALUES (?, -1, '')", (app,))
             moved = db.execute("UPDATE markers SET version = ?, state = ? WHERE id = ? AND version < ?",
                                (batch.version, word, app, batch.version))  # fmt: skip

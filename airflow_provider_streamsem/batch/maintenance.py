@@ -68,6 +68,7 @@ def aborting(log: CommitLog, head: Head, spec: str, *, reason: str, planner: Pla
         schemas={} if before is None else before.schemas,
         next=invariants.next_after(plan, before=head.next, committed=False),
         source=source,
+        markers=head.markers,
         state=None if before is None else before.state,
         spec=spec if before is None else before.spec,
         transform="" if before is None else before.transform,

@@ -68,21 +68,26 @@ def _roll_forward(
     assert outcome is not None
     version, began_ms = outcome.version, log.clock.now_ms()
     answers: dict[str, Receipt] = {}
+    markers = dict(outcome.markers)
     with telemetry.phase("publish", version=version):
         for name in outcome.publish:
             sink = publishing(opened.pipeline, name)
             step = take(sink) if not only or name == only else sink.publish
             effects = LoggedEffects(log, version, name, may_close=may_close and name == (only or name))
-            receipt = step(batch_of(opened, outcome, name), effects)
+            batch = batch_of(opened, outcome, name)
+            receipt = step(batch, effects)
             if receipt is None:
                 return head.published(_stored(log, version, name))
             logger.info("version %d: sink %s: %s, %d rows", version, name, receipt.result, receipt.rows)
             answers[name] = receipt
+            if sink.delivery == "exactly_once" and not batch.is_nothing:
+                markers[name] = version
         now_ms = log.clock.now_ms()
         receipts = Receipts(
             version=version,
             outcome=head.outcome_sha,
             sinks=answers,
+            markers=markers,
             published_at_ms=now_ms,
             duration_ms=max(0, now_ms - began_ms),
             reason=reason,
@@ -126,6 +131,7 @@ def batch_of(opened: Opened, outcome: Outcome, name: str) -> Batch:
         schema=outcome.schemas.get(name, ""),
         root=root,
         replaced=stands,
+        expected_marker=outcome.markers.get(name),
     )
 
 

@@ -130,7 +130,7 @@ def _is_answered(log: CommitLog, run_key: str) -> bool:
     if record is None:
         return False
     head = log.find_head(record.genesis)
-    closed = Head(genesis=head.genesis, outcome=head.outcome, outcome_sha=head.outcome_sha)
+    closed = replace(head, plan=None, plan_sha="", owes=False)
     return isinstance(log.locate(run_key, closed), Answered)
 
 

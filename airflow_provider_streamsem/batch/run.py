@@ -298,6 +298,7 @@ class Run:
             next=invariants.next_after(plan, before=head.next, committed=True),
             source=staged.source,
             publish=staged.publish,
+            markers=head.markers,
             state=staged.state,
             spec=staged.spec,
             transform=staged.transform,

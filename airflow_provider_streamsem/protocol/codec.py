@@ -82,7 +82,8 @@ def plain(value: object, *, sparse: bool = False) -> Json:
 
 
 def _is_left_out(value: object, field: dataclasses.Field[Any]) -> bool:
-    return bool(field.metadata.get("sparse")) and getattr(value, field.name) == field.default
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return bool(field.metadata.get("sparse")) and getattr(value, field.name) == default
 
 
 def encode(entry: Entry) -> Encoded:

@@ -150,6 +150,8 @@ class Outcome:
     next: Offsets
     source: Json = None
     publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
+    markers: Mapping[str, int] = field(default_factory=dict, metadata=SPARSE)
+    """transactional sink → the newest *earlier* version that set its marker, by that version's receipts"""
     spec: str
     transform: str
     state: Json = None
@@ -187,13 +189,18 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipts:
-    """Receipts(n): what the sinks outside the log answered for the commit whose bytes have the sha256 ``outcome``."""
+    """
+    Receipts(n): what the sinks outside the log answered for the commit whose bytes have the sha256 ``outcome``.
+
+    ``markers``: transactional sink → the newest version up to this one that set its marker.
+    """
 
     entry: ClassVar[str] = "receipts"
     spillable: ClassVar[tuple[str, ...]] = ()
     version: int
     outcome: str
     sinks: Mapping[str, Receipt]
+    markers: Mapping[str, int] = field(default_factory=dict, metadata=SPARSE)
     published_at_ms: int
     duration_ms: int = 0
     reason: str = ""

@@ -236,6 +236,37 @@ def check_i14_staged(
             )
 
 
+def check_i15(outcome: Outcome, *, before: Mapping[str, int]) -> None:
+    """
+    An outcome carries the markers of the receipts before it.
+
+    :param before: those of the newest earlier receipts
+    """
+    if dict(outcome.markers) != dict(before):
+        raise LogDamagedError(
+            "an outcome carries other markers than the receipts before it",
+            invariant="I15",
+            version=outcome.version,
+            markers=dict(outcome.markers),
+            expected=dict(before),
+        )
+
+
+def check_i15_receipts(receipts: Receipts, outcome: Outcome) -> None:
+    """Receipts carry the markers of their outcome, at this version for sinks that set theirs for it."""
+    for name in {*receipts.markers, *outcome.markers}:
+        now, before = receipts.markers.get(name), outcome.markers.get(name)
+        if now != before and not (now == receipts.version and name in outcome.publish):
+            raise LogDamagedError(
+                "receipts carry another marker of a sink than their outcome",
+                invariant="I15",
+                version=receipts.version,
+                sink=name,
+                marker=now,
+                expected=before,
+            )
+
+
 def check_i16(pointer: RunPointer, plan: Plan) -> None:
     """The run pointer of a decided plan names that plan's version."""
     if (pointer.run_key, pointer.j, pointer.version) != (plan.run_key, plan.j, plan.version):

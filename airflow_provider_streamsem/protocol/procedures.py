@@ -123,8 +123,7 @@ def read_head(genesis: Offsets, version: int) -> Procedure[Head | None]:
     """The head, if ``version`` is the newest: by computed keys. ``None`` where nothing of ``version`` is stored."""
     outcome = yield from read_entry(Outcome, keys.outcome(version))
     if outcome is not None:
-        owes = outcome[0].owes and (yield from get(keys.receipts(version))) is None
-        return Head(genesis=genesis, outcome=outcome[0], outcome_sha=outcome[1], owes=owes)
+        return (yield from _closed_head(genesis, *outcome))
     plan = yield from read_entry(Plan, keys.plan(version))
     if plan is None:
         return None
@@ -133,8 +132,17 @@ def read_head(genesis: Offsets, version: int) -> Procedure[Head | None]:
         previous = yield from read_entry(Outcome, keys.outcome(version - 1))
         if previous is None:
             raise LogDamagedError("a plan stands before the outcome it should follow", invariant="I2", version=version)
-        before = Head(genesis=genesis, outcome=previous[0], outcome_sha=previous[1])
+        before = yield from _closed_head(genesis, *previous)
     return before.planned(*plan)
+
+
+def _closed_head(genesis: Offsets, outcome: Outcome, outcome_sha: str) -> Procedure[Head]:
+    """The head at a closed version, with the receipts that it owes, where they are there (P1)."""
+    head = Head(
+        genesis=genesis, outcome=outcome, outcome_sha=outcome_sha, owes=outcome.owes, markers=outcome.markers
+    )
+    receipts = (yield from read_entry(Receipts, keys.receipts(outcome.version))) if outcome.owes else None
+    return head if receipts is None else head.published(receipts[0])
 
 
 def confirm_head(head: Head) -> Procedure[Head]:

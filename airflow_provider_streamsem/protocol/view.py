@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, Receipts, Segment, SegmentFile
@@ -18,6 +18,7 @@ class Head:
 
     ``outcome`` and ``outcome_sha`` are those of the newest *closed* version (``None`` and ``""`` before the first); ``plan`` and ``plan_sha`` those
     of the open version after it, where there is one. ``owes``: the closed version is a commit whose receipts are not there yet.
+    ``markers``: sink → the newest version that set its marker, as far as receipts say: what the next outcome carries.
     """
 
     genesis: Offsets
@@ -26,6 +27,7 @@ class Head:
     plan: Plan | None = None
     plan_sha: str = ""
     owes: bool = False
+    markers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def closed(self) -> int:
@@ -57,25 +59,27 @@ class Head:
         invariants.check_i2_receipts(plan, owes=self.owes)
         invariants.check_i3_plan(plan, after=self.outcome_sha)
         invariants.check_i4(plan, closed=self.closed, next=self.next)
-        return Head(
-            genesis=self.genesis, outcome=self.outcome, outcome_sha=self.outcome_sha, plan=plan, plan_sha=sha256
-        )
+        return replace(self, plan=plan, plan_sha=sha256)
 
     def decided(self, outcome: Outcome, sha256: str) -> Head:
-        """The head after the outcome of its open plan was stored. Checks I2, I3, I4 and I14."""
+        """The head after the outcome of its open plan was stored. Checks I2, I3, I4, I14 and I15."""
         invariants.check_i2(self.plan, outcome)
         assert self.plan is not None
         invariants.check_i3_outcome(outcome, plan_sha=self.plan_sha)
         invariants.check_carried(self.plan, outcome)
         invariants.check_next(self.plan, outcome, before=self.next)
         invariants.check_i14(outcome)
-        return Head(genesis=self.genesis, outcome=outcome, outcome_sha=sha256, owes=outcome.owes)
+        invariants.check_i15(outcome, before=self.markers)
+        return Head(
+            genesis=self.genesis, outcome=outcome, outcome_sha=sha256, owes=outcome.owes, markers=outcome.markers
+        )
 
     def published(self, receipts: Receipts) -> Head:
-        """The head after the receipts of its newest commit were stored. Checks I18."""
+        """The head after the receipts of its newest commit were stored. Checks I15 and I18."""
         assert self.outcome is not None
         invariants.check_i18(receipts, self.outcome, outcome_sha=self.outcome_sha)
-        return Head(genesis=self.genesis, outcome=self.outcome, outcome_sha=self.outcome_sha)
+        invariants.check_i15_receipts(receipts, self.outcome)
+        return replace(self, plan=None, plan_sha="", owes=False, markers=receipts.markers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

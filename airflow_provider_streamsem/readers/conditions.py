@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from airflow_provider_streamsem.batch.location import located
@@ -107,7 +107,7 @@ class BatchCommitted:
     @staticmethod
     def _of_run(log: CommitLog, head: Head, run_key: str) -> Finding:
         # An open version of another run says nothing of this one; if it is this one's, its pointer leads there.
-        closed = Head(genesis=head.genesis, outcome=head.outcome, outcome_sha=head.outcome_sha)
+        closed = replace(head, plan=None, plan_sha="", owes=False)
         position = log.locate(run_key, closed)
         if not isinstance(position, Answered):
             return Finding(met=False, seen={"run_key": run_key, "version": head.closed})

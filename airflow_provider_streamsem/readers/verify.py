@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -165,22 +165,26 @@ class _Verification:
                     visible.discard(plan[0].replaces.version)
                 visible.add(version)
             if outcome is not None:
-                head = Head(genesis=genesis, outcome=outcome[0], outcome_sha=outcome[1])
+                head = Head(
+                    genesis=genesis, outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers
+                )
                 outcomes.append(outcome)
                 if outcome[0].owes:
-                    self._receipts(head, newest)
+                    head = self._receipts(head, newest)
         self._try(partial(invariants.check_i5, ranges, genesis=genesis, next=head.next))
         self.verdict.versions = len(outcomes)
         return outcomes
 
-    def _receipts(self, head: Head, newest: int) -> None:
+    def _receipts(self, head: Head, newest: int) -> Head:
         """The receipts of a commit that owes some: there below the newest version, and of this very commit."""
         receipts = self._entry(Receipts, keys.receipts(head.closed), head.closed)
         if receipts is not None:
             self._try(partial(head.published, receipts[0]), version=head.closed)
             self._published[head.closed] = receipts[0]
-        elif head.closed < newest:
+            return replace(head, markers=receipts[0].markers)
+        if head.closed < newest:
             self._found("I2", "a version below the head lacks the receipts that it owes", version=head.closed)
+        return head
 
     def _markers(self, pipeline: Pipeline, outcomes: list[Outcome]) -> None:
         """Each transactional sink's marker stands at the newest version that it got (I15, I18)."""
@@ -189,12 +193,21 @@ class _Verification:
             sink = publishing(pipeline, name)
             owed = [o.version for o in outcomes if name in o.publish and self._needs_marker(by_version, o, name)]
             got = [version for version in owed if version in self._published]
-            found = self._try(partial(sink.marker, self.opened.record.pipeline_uuid, name))
+            try:
+                found = sink.marker(self.opened.record.pipeline_uuid, name)
+            except StreamsemError as error:
+                self._found("I15", f"the marker of sink {name} cannot be read: {str(error).split('. Do:')[0]}")
+                continue
             at = -1 if found is None else found[0]
             if at > max(owed, default=-1):
                 self._found("I18", f"the marker of sink {name} is above every version that it is owed", version=at)
             if sink.delivery == "exactly_once" and at < max(got, default=-1):
-                what = f"the marker of sink {name} is below a version whose receipts say that it was published"
+                lost = (
+                    "is missing: its table or topic was deleted, renamed or created again"
+                    if found is None
+                    else f"is at version {at}: an older copy was restored"
+                )
+                what = f"the marker of sink {name} {lost}. Receipts say that version {max(got)} was published"
                 self._found("I15", what, version=max(got))
 
     def _needs_marker(self, by_version: Mapping[int, Outcome], outcome: Outcome, name: str) -> bool:
@@ -226,9 +239,9 @@ class _Verification:
         self._try(partial(head.planned, *plan), version=version)
         if outcome is None:
             return
-        opened = Head(
-            genesis=head.genesis, outcome=head.outcome, outcome_sha=head.outcome_sha, plan=plan[0], plan_sha=plan[1]
-        )
+        if head.outcome is not None and head.outcome.owes and head.closed not in self._published:
+            head = replace(head, markers=outcome[0].markers)  # receipts that cannot be read are a finding of their own
+        opened = replace(head, plan=plan[0], plan_sha=plan[1])
         self._try(partial(opened.decided, *outcome), version=version)
         pointer = self._entry(RunPointer, keys.pointer(plan[0].run_key, plan[0].j), version)
         if pointer is None:
@@ -291,7 +304,12 @@ class _Verification:
 
     def _files(self, outcomes: list[Outcome]) -> None:
         """Every visible file: there, unchanged, counted anew, and named once."""
-        pipeline = self.opened.pipeline()
+        try:
+            pipeline = self.opened.pipeline()
+        except StreamsemError:
+            if self.verdict.findings:  # the head is damaged, which was found above; without it the datasets are not known
+                return
+            raise
         self._markers(pipeline, outcomes)
         if outcomes and not dedup.is_complete(pipeline.log, outcomes[-1].state):
             self._found("I6", "a file of what is remembered is missing or was changed", version=outcomes[-1].version)

@@ -34,7 +34,7 @@ def dry_run(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> DryRun:
     """
     Open a pipeline that is on its log, to look at it there: its planner asks the source later, too.
 
-    The log costs a GET, a listing and one to three more GETs; a new pipeline's source is asked where it starts.
+    The log costs a GET, a listing and one to four more GETs; a new pipeline's source is asked where it starts.
     """
     log = CommitLog(OverlayStore(open_store(pipeline.log)), clock)
     record = log.read_pipeline()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from airflow_provider_streamsem.errors import MarkerLostError
 from airflow_provider_streamsem.protocol.entries import Committable, Effects, Json, Receipt
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class Batch:
     :param schema: columns of the staged rows, as schema JSON in Spark's form; ``""`` where no batch has had rows yet
     :param root: the version at the root of a redo's chain; of a batch its own. Rows in the sink carry it
     :param replaced: of a redo, what stands in the sink of its chain; ``None`` of a batch, and where all of the chain was skipped
+    :param expected_marker: the newest earlier version whose receipts say that it set the sink's marker; ``None`` where there is none
     """
 
     pipeline_uuid: str
@@ -138,11 +140,35 @@ class Batch:
     schema: str
     root: int
     replaced: Committable | None = None
+    expected_marker: int | None = None
 
     @property
     def is_nothing(self) -> bool:
         """Whether there is nothing to apply and nothing to replace: then no marker is needed."""
         return not self.committable.files and (self.replaced is None or not self.replaced.files)
+
+    def check_marker(self, found: int | None, what: str, **where: object) -> None:
+        """
+        Refuse to publish into a sink that has lost versions which earlier receipts say it has.
+
+        :param found: the version of the sink's marker; ``None`` where the marker, or what holds it, is missing
+        :param what: what is true of the sink where the marker is missing
+        :param where: facts that lead a user to the table or topic
+        :raises MarkerLostError: the marker is missing, or below :attr:`expected_marker`
+        """
+        expected = self.expected_marker
+        if expected is None or (found is not None and found >= expected):
+            return
+        truth = what if found is None else "the sink's marker is older than its newest receipts: an older copy of the sink was restored"
+        raise MarkerLostError(
+            f"{truth}. Nothing was created or applied there; the batch stays committed, and its staged rows are kept",
+            sink=self.sink,
+            version=self.version,
+            marker=found,
+            expected_marker=expected,
+            pipeline_uuid=self.pipeline_uuid,
+            **where,
+        )
 
 
 class EffectLedger(Protocol):
@@ -175,7 +201,8 @@ class PublishingSink(Sink, Protocol):
 
     * :meth:`stage` refuses what :meth:`publish` would: after the decision only a person can give a batch up.
     * :meth:`publish` may be called by anyone, any number of times, by two at once, and late. A transactional sink sets its marker ``(pipeline uuid, sink) →
-      (version, applied)`` where it is below the version, in **one** transaction with the rows (P2).
+      (version, applied)`` where it is below the version, in **one** transaction with the rows (P2). It calls :meth:`Batch.check_marker` before that, and
+      before it creates a table or topic.
     """
 
     @property
@@ -195,11 +222,16 @@ class PublishingSink(Sink, Protocol):
         :returns: what is true of the batch in the sink; ``None`` where the marker is above it: its receipts exist
         :raises UnavailableError: no clear answer; the same call again finds out
         :raises PublishError: the sink refuses the batch; nothing of it is there
+        :raises MarkerLostError: the sink's marker is missing, or older than its receipts
         """
         ...
 
     def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
-        """Let the marker pass a batch without its rows; answers as :meth:`publish`."""
+        """
+        Let the marker pass a batch without its rows; answers as :meth:`publish`.
+
+        The expected marker is not checked, and a missing table or topic is created where the marker needs one: a user accepts with it what the sink has lost.
+        """
         ...
 
     def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:

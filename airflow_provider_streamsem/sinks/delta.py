@@ -156,12 +156,15 @@ class DeltaSink(TableSink):
         for attempt in range(_TRIES):
             if cause is not None:
                 SYSTEM_CLOCK.sleep(min(0.02 * 2**attempt, _LONGEST_WAIT_S))
-            held = take(self.path) or create(self.path, _fields(batch.schema), self.partition_by)
-            found = held.transaction(app)
+            held = take(self.path)
+            found = None if held is None else held.transaction(app)
             if found is not None and found > batch.version:
                 return None
-            if found == batch.version:
+            if held is not None and found == batch.version:
                 return _receipt(batch, _word(held, app, found), held.table.version())
+            if not skipped:
+                self._check_marker(batch, held, found)
+            held = held or create(self.path, _fields(batch.schema), self.partition_by)
             entry = held.table.version() + 1  # without retries of its own it commits this one, or none
             try:
                 if self._commit(held.table, batch, app, skipped=skipped):
@@ -178,6 +181,11 @@ class DeltaSink(TableSink):
             version=batch.version,
             tries=_TRIES,
         ) from cause
+
+    def _check_marker(self, batch: Batch, held: HeldTable | None, found: int | None) -> None:
+        what = "has no transaction number of this pipeline: it was deleted and created again, or replaced"
+        what = "is missing: it was deleted or renamed" if held is None else what
+        batch.check_marker(found, f"the Delta table, which has rows of this pipeline by its receipts, {what}", table=self.path)  # fmt: skip
 
     def _commit(self, table: Any, batch: Batch, app: str, *, skipped: bool) -> bool:
         """Whether the entry was written; where the table lacks columns, only those are."""

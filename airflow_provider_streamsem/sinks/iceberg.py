@@ -152,7 +152,10 @@ class IcebergSink(TableSink):
                 if attempt:
                     SYSTEM_CLOCK.sleep(min(0.02 * 2**attempt, _LONGEST_WAIT_S))
                 try:
-                    table = self._loaded(catalog) or self._created(catalog, batch)
+                    table = self._loaded(catalog)
+                    if not skipped:
+                        self._check_marker(batch, table, key)
+                    table = table or self._created(catalog, batch)
                     if _marker(table, key)[0] < batch.version:
                         self._commit(table, batch, key, "skipped" if skipped else "applied")
                     version, word = _marker(table, key)
@@ -170,6 +173,15 @@ class IcebergSink(TableSink):
             version=batch.version,
             tries=_TRIES,
         ) from cause
+
+    def _check_marker(self, batch: Batch, table: Table | None, key: str) -> None:
+        found = _NONE if table is None else _marker(table, key)
+        if found[0] >= batch.version:
+            return
+        what = "has no marker of this pipeline: it was deleted and created again, or replaced"
+        what = "is missing: it was deleted or renamed" if table is None else what
+        truth = f"the Iceberg table, which has rows of this pipeline by its receipts, {what}"
+        batch.check_marker(None if found == _NONE else found[0], truth, table=self.table, catalog=self.catalog)
 
     def _commit(self, table: Table, batch: Batch, key: str, word: str) -> None:
         """One commit, tried once. Its requirement that ``main`` has not moved comes with the snapshot, so there always is one."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError
+from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, StreamsemError
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
 from airflow_provider_streamsem.sinks import database, keyed_rows, postgres_copy, sql_columns, sql_rows
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
@@ -123,10 +123,29 @@ class JdbcSink(StagedSink):
         if failure is not None:
             raise failure
 
+    def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
+        """As every staged sink. Where the log is new the table of markers is created, and never later: an empty one would say that nothing was published."""
+        StagedSink.claim(self, pipeline_uuid, log, new=new)
+        if not new:
+            return
+        failure: StreamsemError | None = None
+        try:
+            with self._connected() as connection:
+                database.make_markers(connection, database.markers_table(connection, self.markers))
+        except Exception as error:
+            failure = database.translated(error, table=self.markers)
+        if failure is not None:
+            raise failure
+
     def _check_markers(self, connection: sa.Connection) -> None:
-        database.make_markers(connection, database.markers_table(connection, self.markers))
         found = sql_columns.describe(connection, self.markers)
-        if found is None or frozenset(("pipeline_uuid", "sink")) not in found.uniques:
+        if found is None:
+            what = (
+                "the table of markers was deleted or renamed; nothing became visible. Restore it, or create it by the statement in docs/sinks/jdbc.md and "
+                "run again: the run then stops before it applies anything, and names the marker that the table needs"
+            )
+            raise DataError(what, markers=self.markers, table=self.table)
+        if frozenset(("pipeline_uuid", "sink")) not in found.uniques:
             raise DataError(
                 "the table of markers lacks its primary key (pipeline_uuid, sink): two publishers could pass it; nothing became visible",
                 table=self.markers,
@@ -231,18 +250,45 @@ class JdbcSink(StagedSink):
             try:
                 with self._connected() as connection:
                     markers = database.markers_table(connection, self.markers)
-                    found = database.read_marker(connection, markers, batch.pipeline_uuid, batch.sink)
+                    if state == "skipped":
+                        database.make_markers(connection, markers)
+                    found = self._marker_of(connection, markers, batch)
                     if found is not None and found[0] > batch.version:
                         return None
                     if found is not None and found[0] == batch.version:
                         return _receipt(batch, found[1])
+                    if state == "applied":
+                        what = "the table of markers has no row of this pipeline, whose rows are in the table by its receipts: it was emptied or created again"
+                        at = None if found is None else found[0]
+                        batch.check_marker(at, what, table=self.table, markers=self.markers)
                     if isinstance(failure, PublishError):
                         break  # the marker bears it out
                     if self._commit(connection, markers, batch, state):
                         return _receipt(batch, state)
+            except MarkerLostError as error:
+                failure = error
+                break
             except Exception as error:  # whatever it says, it may have landed
                 failure = database.translated(error, table=self.table, version=batch.version)
         raise failure or database.unanswered(self.table, batch.version)
+
+    def _marker_of(self, connection: sa.Connection, markers: sa.Table, batch: Batch) -> tuple[int, str] | None:
+        import sqlalchemy as sa
+
+        try:
+            return database.read_marker(connection, markers, batch.pipeline_uuid, batch.sink)
+        except sa.exc.DBAPIError:
+            if sql_columns.describe(connection, self.markers) is not None:
+                raise
+        raise MarkerLostError(
+            "the table of markers was deleted or renamed, and with it the marker that says whether the batch is in the table. Nothing was created or applied",
+            sink=batch.sink,
+            version=batch.version,
+            table=self.table,
+            markers=self.markers,
+            expected_marker=batch.expected_marker,
+            pipeline_uuid=batch.pipeline_uuid,
+        )
 
     def _commit(self, connection: sa.Connection, markers: sa.Table, batch: Batch, state: str) -> bool:
         """Whether this very transaction set the marker, with the rows."""

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, UnavailableError
 from airflow_provider_streamsem.kafka_client import QUIET, REFUSALS, error_name, settings_of
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
@@ -122,7 +122,10 @@ class KafkaSink(StagedSink):
         check_columns(schema, self.topic)
         control = self._control()
         if control.is_gone():
-            what = "the control topic was deleted; nothing became visible. Make it anew: one partition, cleanup.policy=compact"
+            what = (
+                "the control topic was deleted; nothing became visible. Create it again (one partition, cleanup.policy=compact) and run again: the run then "
+                "stops before it sends anything, and names the marker that the topic needs"
+            )
             raise DataError(what, control_topic=self.control_topic)
         control.check()
 
@@ -206,13 +209,19 @@ class KafkaSink(StagedSink):
         from confluent_kafka import KafkaException
 
         control = self._control()
-        if control.is_gone():
+        if state == "applied" and control.is_gone():
             what = (
-                "the control topic was deleted, and with it what says whether the batch is in Kafka. Look; to have it sent (again) or skipped, make the "
-                "topic anew: one partition, cleanup.policy=compact"
+                "the control topic was deleted, and with it the marker that says whether the batch is in Kafka. Nothing was created or sent. Check whether the "
+                "batch is in its topics; to have it sent, create the control topic again: one partition, cleanup.policy=compact"
             )
-            raise PublishError(what, version=batch.version, sink=batch.sink, control_topic=self.control_topic)
-        control.check()
+            raise MarkerLostError(
+                what,
+                version=batch.version,
+                sink=batch.sink,
+                control_topic=self.control_topic,
+                expected_marker=batch.expected_marker,
+            )
+        control.check() if state == "applied" else control.ensure()
         failed = _Failure()
         for _ in range(_TRIES):
             producer = None
@@ -221,6 +230,8 @@ class KafkaSink(StagedSink):
                 found = control.marker(_key(batch), within_s=self.transaction_timeout_s)
                 if found is not None and found[0] >= batch.version:
                     return _told(batch, found)
+                if state == "applied":
+                    self._check_marker(batch, found)
                 # What a failed try said is believed only now that the marker says that nothing of it is there.
                 self._give_up(batch, failed)
                 self._commit(producer, batch, state)
@@ -246,6 +257,11 @@ class KafkaSink(StagedSink):
             transaction_timeout_s=self.transaction_timeout_s,
             error=failed.name,
         ) from failed.error
+
+    def _check_marker(self, batch: Batch, found: tuple[int, str] | None) -> None:
+        what = "the control topic has no marker of this pipeline, which has sent records by its receipts: the topic was deleted and created again"
+        version = None if found is None else found[0]
+        batch.check_marker(version, what, control_topic=self.control_topic, key=_key(batch))
 
     def _fencing(self, batch: Batch) -> Any:
         """A producer after whose making every older one of this sink is fenced."""

@@ -1,0 +1,137 @@
+"""A sink outside the log that lost versions which receipts name: the run stops, and nothing is applied until a user restores the sink or accepts the loss."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem.batch.maintenance import abort
+from airflow_provider_streamsem.batch.publish import skip
+from airflow_provider_streamsem.errors import LogDamagedError, MarkerLostError
+from airflow_provider_streamsem.protocol import codec, keys
+from airflow_provider_streamsem.protocol.entries import Receipts
+from airflow_provider_streamsem.stores.memory import open_memory_store
+from tests.outside import PublishingWorld, TableSink
+
+_NAMES = count()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> PublishingWorld:
+    made = PublishingWorld(tmp_path, store=open_memory_store(f"lost-{next(_NAMES)}"))
+    made.arrive(10)
+    return made
+
+
+def markers(world: PublishingWorld, version: int) -> tuple[dict[str, int], dict[str, int] | None]:
+    """Those of Outcome(version) and of Receipts(version)."""
+    log = world.log()
+    found, receipts = log.outcome(version), log.receipts(version)
+    assert found is not None
+    return dict(found[0].markers), None if receipts is None else dict(receipts.markers)
+
+
+def test_database_restored_from_an_older_copy_stops_the_run_by_name_until_the_newest_is_back(
+    world: PublishingWorld, tmp_path: Path
+) -> None:
+    older, newest = tmp_path / "older.db", tmp_path / "newest.db"
+    world.run("first")
+    shutil.copy(world.database, older)
+    world.run("second")
+    shutil.copy(world.database, newest)
+    shutil.copy(older, world.database)
+    for run_key in ("third", "third", "fourth"):
+        with pytest.raises(MarkerLostError) as stopped:
+            world.run(run_key)
+    facts = ("sink='audit'", "version=2", "marker=0", "expected_marker=1", world.database, "streamsem skip")
+    assert all(fact in str(stopped.value) for fact in facts)
+    assert not stopped.value.retryable
+    assert world.rows("audit") == world.rows("table") == Counter(range(6))
+    assert world.opened().head == 2
+    assert [(f.invariant, f.version) for f in world.verdict().findings] == [("I15", 1), ("I15", 1)]
+    shutil.copy(newest, world.database)
+    world.run("rest", drain=True)
+    world.check()
+
+
+def test_sink_that_was_deleted_is_named_by_verify_and_left_alone_by_runs(world: PublishingWorld) -> None:
+    world.run("first")
+    Path(world.database).unlink()
+    with pytest.raises(MarkerLostError, match="the table has no marker.*marker=None expected_marker=0"):
+        world.run("second")
+    assert world.rows("audit") == Counter()
+    found = world.verdict().findings
+    assert [(f.invariant, f.version) for f in found] == [("I15", 0), ("I15", 0)]
+    assert "sink audit is missing" in found[0].what
+
+
+def test_loss_that_a_user_accepts_costs_one_version_and_later_ones_are_published(world: PublishingWorld) -> None:
+    world.run("first")
+    Path(world.database).unlink()
+    with pytest.raises(MarkerLostError):
+        world.run("second")
+    # The sinks publish in order: each accepts its own loss.
+    with pytest.raises(MarkerLostError, match="sink='table'"):
+        skip(world.pipeline(), 1, sink="audit", reason="the disk was lost", log=world.log())
+    with pytest.raises(MarkerLostError, match="sink='table'"):
+        world.run("second")
+    skip(world.pipeline(), 1, sink="table", reason="the disk was lost", log=world.log())
+    world.run("third")
+    assert world.rows("audit") == world.rows("table") == Counter(range(12, 18))
+    world.run("again", redone=1)
+    assert world.rows("table") == Counter(range(6, 18))
+    assert world.verdict().findings == []
+
+
+def test_markers_are_carried_through_aborts_skips_batches_without_rows_and_redos(world: PublishingWorld) -> None:
+    world.run("empty", pipeline=world.pipeline(transform=lambda rows: []))
+    assert markers(world, 0) == ({}, {})
+    world.run("first")
+    assert markers(world, 1) == ({}, {"audit": 1, "table": 1})
+    world.dies("aborted")
+    abort(world.log(), world.opened().record, 2, reason="poison")
+    assert markers(world, 2) == ({"audit": 1, "table": 1}, None)
+    world.run("empty again", pipeline=world.pipeline(transform=lambda rows: []))
+    assert markers(world, 3) == ({"audit": 1, "table": 1}, {"audit": 1, "table": 1})
+    with TableSink.dying("before publish table"):
+        world.run("skipped")
+    skip(world.pipeline(), 4, sink="table", reason="poison", log=world.log())
+    assert markers(world, 4) == ({"audit": 1, "table": 1}, {"audit": 4, "table": 4})
+    world.run("redone", redone=1, pipeline=world.pipeline(transform=lambda rows: []))
+    assert markers(world, 5)[1] == {"audit": 5, "table": 5}, "it took rows out"
+    assert world.verdict().findings == []
+
+
+def test_publisher_whose_transaction_landed_without_receipts_is_not_refused(world: PublishingWorld) -> None:
+    world.run("first")
+    with TableSink.dying("after publish table"):
+        world.run("second")
+    assert markers(world, 1)[1] is None
+    world.run("second")
+    world.run("rest", drain=True)
+    world.check()
+
+
+@pytest.mark.parametrize("forged", [{}, {"audit": 0, "table": 7}, {"audit": 0, "table": 0, "other": 0}], ids=str)
+def test_outcome_or_receipts_with_other_markers_than_the_chain_are_refused_and_found(
+    world: PublishingWorld, forged: dict[str, int]
+) -> None:
+    """Receipts that forgot a marker would let the next run publish into an older copy of the sink."""
+    from dataclasses import replace
+
+    world.run("first")
+    world.run("second")
+    log, key = world.log(), keys.receipts(1)
+    stored = log.receipts(1)
+    assert stored is not None
+    data = codec.encode(replace(stored, markers=forged)).data
+    assert codec.decode(Receipts, key, data).markers == forged
+    world.store.delete(key)
+    world.store.create(key, data)
+    with pytest.raises(LogDamagedError, match="I15"):
+        world.run("third")
+    assert [(f.invariant, f.version) for f in world.verdict().findings] == [("I15", 1)]
