@@ -138,9 +138,7 @@ def read_head(genesis: Offsets, version: int) -> Procedure[Head | None]:
 
 def _closed_head(genesis: Offsets, outcome: Outcome, outcome_sha: str) -> Procedure[Head]:
     """The head at a closed version, with the receipts that it owes, where they are there (P1)."""
-    head = Head(
-        genesis=genesis, outcome=outcome, outcome_sha=outcome_sha, owes=outcome.owes, markers=outcome.markers
-    )
+    head = Head(genesis=genesis, outcome=outcome, outcome_sha=outcome_sha, owes=outcome.owes, markers=outcome.markers)
     receipts = (yield from read_entry(Receipts, keys.receipts(outcome.version))) if outcome.owes else None
     return head if receipts is None else head.published(receipts[0])
 

@@ -12,7 +12,13 @@ from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.publish import publishing
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines import dedup
-from airflow_provider_streamsem.errors import ConflictError, LogDamagedError, NewerFormatError, StreamsemError
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    LogDamagedError,
+    MarkerLostError,
+    NewerFormatError,
+    StreamsemError,
+)
 from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
 from airflow_provider_streamsem.protocol.discovery import fingerprint
 from airflow_provider_streamsem.protocol.entries import (
@@ -165,9 +171,7 @@ class _Verification:
                     visible.discard(plan[0].replaces.version)
                 visible.add(version)
             if outcome is not None:
-                head = Head(
-                    genesis=genesis, outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers
-                )
+                head = Head(genesis=genesis, outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers)
                 outcomes.append(outcome)
                 if outcome[0].owes:
                     head = self._receipts(head, newest)
@@ -195,6 +199,9 @@ class _Verification:
             got = [version for version in owed if version in self._published]
             try:
                 found = sink.marker(self.opened.record.pipeline_uuid, name)
+            except MarkerLostError as error:
+                self._found("I15", f"sink {name}: {error.truth}", version=max(got, default=None))
+                continue
             except StreamsemError as error:
                 self._found("I15", f"the marker of sink {name} cannot be read: {str(error).split('. Do:')[0]}")
                 continue
@@ -307,7 +314,9 @@ class _Verification:
         try:
             pipeline = self.opened.pipeline()
         except StreamsemError:
-            if self.verdict.findings:  # the head is damaged, which was found above; without it the datasets are not known
+            if (
+                self.verdict.findings
+            ):  # the head is damaged, which was found above; without it the datasets are not known
                 return
             raise
         self._markers(pipeline, outcomes)

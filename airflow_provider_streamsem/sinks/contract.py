@@ -159,13 +159,20 @@ class Batch:
         expected = self.expected_marker
         if expected is None or (found is not None and found >= expected):
             return
-        truth = what if found is None else "the sink's marker is older than its newest receipts: an older copy of the sink was restored"
-        raise MarkerLostError(
+        truth = (
+            what
+            if found is None
+            else "the sink's marker is older than its newest receipts: an older copy of the sink was restored"
+        )
+        raise self.lost(truth, marker=found, **where)
+
+    def lost(self, truth: str, **where: object) -> MarkerLostError:
+        """The error of a sink that has lost versions which earlier receipts say it has."""
+        return MarkerLostError(
             f"{truth}. Nothing was created or applied there; the batch stays committed, and its staged rows are kept",
             sink=self.sink,
             version=self.version,
-            marker=found,
-            expected_marker=expected,
+            expected_marker=self.expected_marker,
             pipeline_uuid=self.pipeline_uuid,
             **where,
         )

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.errors import ConflictError, DataError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import ConflictError, DataError, MarkerLostError, PublishError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Receipt
 from airflow_provider_streamsem.sinks import delta_merge, keyed_rows
 from airflow_provider_streamsem.sinks.bounds import delta_stats
 from airflow_provider_streamsem.sinks.column_names import more_than_once
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
-from airflow_provider_streamsem.sinks.delta_table import HeldTable, create, take
+from airflow_provider_streamsem.sinks.delta_table import OWN_ENTRY, HeldTable, create, take
 from airflow_provider_streamsem.sinks.table import TableSink
 from airflow_provider_streamsem.stores.contract import normalised
 
@@ -141,11 +141,16 @@ class DeltaSink(TableSink):
         return self._until_marked(batch, skipped=True)
 
     def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
-        """The table's transaction number."""
+        """The table's transaction number. RESTORE leaves it as it was, and takes out the rows: that is an error."""
         held = take(self.path)
         app = f"{pipeline_uuid}/{sink}"
         version = None if held is None else held.transaction(app)
-        return None if held is None or version is None else (version, _word(held, app, version))
+        if held is None or version is None:
+            return None
+        restored = held.restored_since(app)
+        if restored is not None:
+            raise MarkerLostError(_restored(version, restored), table=self.path, sink=sink)
+        return version, _word(held, app, version)
 
     def _until_marked(self, batch: Batch, *, skipped: bool) -> Receipt | None:
         """Commit until that is answered well, or the table says that the version is marked. Of all answers only that it landed is believed."""
@@ -185,7 +190,12 @@ class DeltaSink(TableSink):
     def _check_marker(self, batch: Batch, held: HeldTable | None, found: int | None) -> None:
         what = "has no transaction number of this pipeline: it was deleted and created again, or replaced"
         what = "is missing: it was deleted or renamed" if held is None else what
-        batch.check_marker(found, f"the Delta table, which has rows of this pipeline by its receipts, {what}", table=self.path)  # fmt: skip
+        truth = f"the Delta table, which has rows of this pipeline by its receipts, {what}"
+        batch.check_marker(found, truth, table=self.path)
+        app = f"{batch.pipeline_uuid}/{batch.sink}"
+        restored = None if held is None or found is None else held.restored_since(app)
+        if restored is not None:
+            raise batch.lost(_restored(found, restored), table=self.path)
 
     def _commit(self, table: Any, batch: Batch, app: str, *, skipped: bool) -> bool:
         """Whether the entry was written; where the table lacks columns, only those are."""
@@ -200,7 +210,8 @@ class DeltaSink(TableSink):
             return False
         elif not self.merges:
             actions = self._changes(table, batch)
-        properties = CommitProperties(app_transactions=marks, max_commit_retries=0)
+        own = {OWN_ENTRY: app}
+        properties = CommitProperties(app_transactions=marks, max_commit_retries=0, custom_metadata=own)
         if self.merges and batch.committable.rows and not skipped:
             return delta_merge.merge(table, self.place, batch, self.keys, properties)
         schema = Schema.from_json(table.schema().to_json())
@@ -296,6 +307,10 @@ def _unwritable(table: Any) -> list[str]:
     for field in json.loads(table.schema().to_json())["fields"]:
         asked |= {f"{field['name']}: {name}" for name in field["metadata"] if name.startswith(_COMPUTED)}
     return sorted(asked)
+
+
+def _restored(marker: int | None, entry: int) -> str:
+    return f"the Delta table was restored, by entry {entry} of its log, to a state from before version {marker} of this pipeline was published"
 
 
 def _word(held: HeldTable, app: str, version: int) -> str:

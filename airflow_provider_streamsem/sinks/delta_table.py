@@ -17,7 +17,10 @@ from airflow_provider_streamsem.stores import s3
 from airflow_provider_streamsem.stores.contract import ObjectStat, normalised, split_url
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
+OWN_ENTRY = "streamsem"
+"""names, in the commit information of an entry, the application whose transaction number the entry sets"""
 _MOST_KEPT = 8
+_MOST_ENTRIES = 1000
 _kept: dict[str, HeldTable] = {}
 _lock = Lock()
 
@@ -43,6 +46,26 @@ class HeldTable:
         if known is None or known[0] != at:
             known = self._markers[app] = at, self.table.transaction_version(app)
         return known[1]
+
+    def restored_since(self, app: str) -> int | None:
+        """
+        The entry by which somebody restored the table to a state from before the application's newest entry; ``None`` where nobody did.
+
+        Reads the entries since that one, which is one read where nobody else writes the table. Where more than a thousand follow it, or the table's log was cleaned up
+        since, older ones are not seen.
+        """
+        at: int = self.table.version()
+        if self._own_entry >= at:
+            return None
+        for limit in (1, _MOST_ENTRIES):
+            restored: dict[int, int] = {}
+            for entry in self.table.history(limit):
+                if entry.get(OWN_ENTRY) == app:
+                    return _lost_by(restored, at, own=entry["version"])
+                if entry.get("operation") == "RESTORE":
+                    to = str((entry.get("operationParameters") or {}).get("version")).strip('"')
+                    restored[entry["version"]] = int(to) if to.isdecimal() else -1  # by time: to where is not said
+        return None
 
     def committed(self, app: str, number: int, entry: int) -> None:
         """Note the transaction number that this caller's own entry has set: it is the number at that version of the table."""
@@ -72,6 +95,19 @@ class HeldTable:
     def _newest_known(self) -> ObjectStat | None:
         number = max(self.table.version(), self._own_entry)  # a commit does not advance the table's own version
         return open_dataset(self._path).stat(f"_delta_log/{number:020d}.json")
+
+
+def _lost_by(restored: Mapping[int, int], at: int, *, own: int) -> int | None:
+    """
+    The entry that took the rows of the entry ``own`` out of the state at ``at``.
+
+    :param restored: RESTORE entries after ``own`` → the version that each went back to, which may itself be that of an earlier RESTORE
+    """
+    while by := max((entry for entry in restored if entry <= at), default=None):
+        at = restored[by]
+        if at < own:
+            return by
+    return None
 
 
 def take(path: str) -> HeldTable | None:

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    DataError,
+    InvalidError,
+    MarkerLostError,
+    PublishError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
 from airflow_provider_streamsem.sinks import iceberg_catalog, iceberg_columns, iceberg_files, iceberg_merge, keyed_rows
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
@@ -33,6 +40,9 @@ if TYPE_CHECKING:
 _TRIES = 12
 _LONGEST_WAIT_S = 2.0
 _NONE = (-1, "")
+_ROLLED_BACK = (
+    "the Iceberg table was rolled back to a snapshot from before the newest version of this pipeline was published"
+)
 _NEW_TABLE = {
     "commit.manifest-merge.enabled": "true",  # or each version would leave a manifest for readers to open
     "write.metadata.delete-after-commit.enabled": "true",  # the newest hundred are kept
@@ -132,13 +142,16 @@ class IcebergSink(TableSink):
         return self._until_marked(batch, skipped=True)
 
     def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
-        """What the table's property says."""
+        """What the table's property says. A rollback leaves it as it was, and takes out the rows: that is an error."""
         with self._opened() as catalog:
             try:
                 table = self._loaded(catalog)
             except Exception as error:
                 raise UnavailableError("the Iceberg table cannot be loaded", table=self.table) from error
-            found = _NONE if table is None else _marker(table, _key(pipeline_uuid, sink))
+            key = _key(pipeline_uuid, sink)
+            found = _NONE if table is None else _marker(table, key)
+            if table is not None and found != _NONE and _is_rolled_back(table, key):
+                raise MarkerLostError(_ROLLED_BACK, table=self.table, sink=sink, marker=found[0])
             return None if found == _NONE else found
 
     def _until_marked(self, batch: Batch, *, skipped: bool) -> Receipt | None:
@@ -182,6 +195,8 @@ class IcebergSink(TableSink):
         what = "is missing: it was deleted or renamed" if table is None else what
         truth = f"the Iceberg table, which has rows of this pipeline by its receipts, {what}"
         batch.check_marker(None if found == _NONE else found[0], truth, table=self.table, catalog=self.catalog)
+        if table is not None and found != _NONE and _is_rolled_back(table, key):
+            raise batch.lost(_ROLLED_BACK, marker=found[0], table=self.table, catalog=self.catalog)
 
     def _commit(self, table: Table, batch: Batch, key: str, word: str) -> None:
         """One commit, tried once. Its requirement that ``main`` has not moved comes with the snapshot, so there always is one."""
@@ -316,6 +331,29 @@ def _marker(table: Table, key: str) -> tuple[int, str]:
     """The newest version that the table has seen, and what became of it."""
     version, _, word = table.properties.get(key, "-1 ").partition(" ")
     return int(version), word
+
+
+def _is_rolled_back(table: Table, key: str) -> bool:
+    """Whether the snapshot of the marker is kept, and the table's branch ``main`` does not lead to it: somebody rolled the table back."""
+    mark = table.properties[key]
+    snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots()}
+    marked = [
+        snapshot
+        for snapshot in snapshots.values()
+        if snapshot.summary is not None and snapshot.summary.additional_properties.get(key) == mark
+    ]
+    if not marked:
+        return False  # it has expired
+    newest, at = marked[-1], table.current_snapshot()
+    while at is not None:
+        if at.snapshot_id == newest.snapshot_id:
+            return False
+        parent = at.parent_snapshot_id
+        if parent is not None and parent not in snapshots:
+            # An expired snapshot hides the way; numbers grow along it.
+            return (at.sequence_number or 0) < (newest.sequence_number or 0)
+        at = None if parent is None else snapshots[parent]
+    return True
 
 
 def _receipt(batch: Batch, table: Table, key: str, word: str) -> Receipt:

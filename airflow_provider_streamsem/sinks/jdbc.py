@@ -280,15 +280,8 @@ class JdbcSink(StagedSink):
         except sa.exc.DBAPIError:
             if sql_columns.describe(connection, self.markers) is not None:
                 raise
-        raise MarkerLostError(
-            "the table of markers was deleted or renamed, and with it the marker that says whether the batch is in the table. Nothing was created or applied",
-            sink=batch.sink,
-            version=batch.version,
-            table=self.table,
-            markers=self.markers,
-            expected_marker=batch.expected_marker,
-            pipeline_uuid=batch.pipeline_uuid,
-        )
+        what = "the table of markers was deleted or renamed, and with it the marker that says whether the batch is in the table"
+        raise batch.lost(what, table=self.table, markers=self.markers)
 
     def _commit(self, connection: sa.Connection, markers: sa.Table, batch: Batch, state: str) -> bool:
         """Whether this very transaction set the marker, with the rows."""

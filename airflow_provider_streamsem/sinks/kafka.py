@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, UnavailableError
 from airflow_provider_streamsem.kafka_client import QUIET, REFUSALS, error_name, settings_of
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
@@ -211,16 +211,10 @@ class KafkaSink(StagedSink):
         control = self._control()
         if state == "applied" and control.is_gone():
             what = (
-                "the control topic was deleted, and with it the marker that says whether the batch is in Kafka. Nothing was created or sent. Check whether the "
-                "batch is in its topics; to have it sent, create the control topic again: one partition, cleanup.policy=compact"
+                "the control topic was deleted, and with it the marker that says whether the batch is in Kafka. Check whether the batch is in its topics; "
+                "to have it sent, create the control topic again (one partition, cleanup.policy=compact)"
             )
-            raise MarkerLostError(
-                what,
-                version=batch.version,
-                sink=batch.sink,
-                control_topic=self.control_topic,
-                expected_marker=batch.expected_marker,
-            )
+            raise batch.lost(what, control_topic=self.control_topic, key=_key(batch))
         control.check() if state == "applied" else control.ensure()
         failed = _Failure()
         for _ in range(_TRIES):

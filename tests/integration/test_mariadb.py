@@ -28,7 +28,7 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.server import home_for_others, running
 from tests.integration.test_postgres import CREATE, publish
-from tests.sinks.batches import schema_of, staged
+from tests.sinks.batches import accept, schema_of, staged
 from tests.sinks.database_steps import Steps
 from tests.sinks.test_jdbc import MODES, SCENARIOS
 
@@ -235,4 +235,4 @@ def test_what_does_not_fit_is_refused_before_the_decision(what: str, db: Databas
     mode, columns, kind = REFUSED[what]
     db.run(f"CREATE TABLE t ({columns}")
     with pytest.raises(DataError, match="nothing became visible"):
-        db.sink(tmp_path, mode).accept(schema_of(id=kind))
+        accept(db.sink(tmp_path, mode), schema_of(id=kind))

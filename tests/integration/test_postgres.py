@@ -32,7 +32,7 @@ from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import home_for_others, running
-from tests.sinks.batches import schema_of, staged
+from tests.sinks.batches import accept, schema_of, staged
 from tests.sinks.test_jdbc import MODES
 from tests.worlds import World
 
@@ -333,14 +333,14 @@ def test_what_does_not_fit_is_refused_before_the_decision(what: str, db: Databas
     mode, statement, kind = REFUSED[what]
     db.run(statement)
     with pytest.raises(DataError, match="nothing became visible"):
-        db.sink(tmp_path, mode).accept(schema_of(id=kind))
+        accept(db.sink(tmp_path, mode), schema_of(id=kind))
 
 
 def test_user_who_may_not_insert_is_refused_before_the_decision(
     db: Database, server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db.run("CREATE TABLE t (id bigint)")
-    db.sink(tmp_path).accept(IDS)
+    accept(db.sink(tmp_path), IDS)
     role = f"r{uuid.uuid4().hex[:8]}"
     db.run(f"CREATE ROLE {role} LOGIN PASSWORD 'hunter2'")
     quoted = '"' + db.schema.replace('"', '""') + '"'
@@ -350,9 +350,9 @@ def test_user_who_may_not_insert_is_refused_before_the_decision(
     db.run(f"GRANT SELECT ON t TO {role}")
     monkeypatch.setenv("AIRFLOW_CONN_DB", f"postgres://{role}:hunter2@127.0.0.1:{server.port}/postgres")
     with pytest.raises(DataError, match="42501"):
-        db.sink(tmp_path).accept(IDS)
+        accept(db.sink(tmp_path), IDS)
     db.run(f"GRANT INSERT ON t TO {role}")
-    db.sink(tmp_path).accept(IDS)
+    accept(db.sink(tmp_path), IDS)
 
 
 def test_broken_constraint_is_named_without_a_value(

@@ -24,9 +24,15 @@ def schema_of(**kinds: Any) -> str:
     return json.dumps({"type": "struct", "fields": fields})
 
 
+def accept(sink: Any, schema: str) -> None:
+    """Have a sink accept columns as in the first run of a new log, which creates what keeps its markers."""
+    sink.claim(UUID, "memory://batches", new=True)
+    sink.accept(schema)
+
+
 def staged(sink: Any, table: pyarrow.Table, version: int = 0, *, schema: str, root: int | None = None, sink_name: str = "t", attempt: str = "a", **more: Any) -> Batch:  # fmt: skip
     """A batch of the rows of one Arrow table, accepted and collected as an attempt's are."""
-    sink.accept(schema)
+    accept(sink, schema)
     place = Path(sink.attempt_place(version, attempt * 32))
     place.mkdir(parents=True)
     pyarrow.parquet.write_table(table, place / "part-00000.parquet")

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_streamsem.batch.publish import skip
-from airflow_provider_streamsem.errors import ConflictError, DataError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import ConflictError, DataError, MarkerLostError, PublishError, UnavailableError
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
 from tests.sinks.delta_worlds import DeltaWorld, each_death
@@ -279,3 +279,53 @@ def test_statistics_are_those_of_the_files(world: DeltaWorld) -> None:
         "maxValues": {"id": 5},
         "nullCount": {"id": 0},
     }
+
+
+@pytest.mark.parametrize("harm", ["deleted", "renamed", "created again", "restored"])
+def test_table_that_lost_published_versions_stops_the_run_by_name_and_is_left_as_it_is(
+    world: DeltaWorld, tmp_path: Path, harm: str
+) -> None:
+    import pyarrow
+
+    aside = tmp_path / "aside"
+    world.run("first")
+    at = DeltaTable(world.table).version()
+    world.run("second")
+    newest = DeltaTable(world.table).version()
+    world.arrive(2)
+    if harm == "restored":
+        DeltaTable(world.table).restore(at)
+    else:
+        (Path(world.table) / "_delta_log").rename(aside)
+    if harm == "created again":
+        write_deltalake(world.table, pyarrow.table({"id": [-1]}))
+    before = world.rows()
+    for run_key in ("third", "fourth"):
+        with pytest.raises(MarkerLostError) as stopped:
+            world.run(run_key)
+    facts = [repr(world.table), "sink='table'", "version=2", "expected_marker=1", "streamsem skip"]
+    assert [fact for fact in facts if fact not in str(stopped.value)] == []
+    assert world.rows() == before
+    assert [(f.invariant, f.version) for f in world.verdict().findings] == [("I15", 1)]
+    # The way out: the table is put back as it was, or the loss is accepted.
+    if harm == "restored":
+        DeltaTable(world.table).restore(newest)
+    elif harm == "created again":
+        skip(world.pipeline(), 2, sink="table", reason="the table was lost", log=world.log())
+        world.run("redo", redone=2)
+        assert world.rows() == Counter([-1, *range(12, 18)])
+        assert world.verdict().findings == []
+        return
+    else:
+        aside.rename(Path(world.table) / "_delta_log")
+    world.run("rest", drain=True)
+    world.all_is_right()
+
+
+def test_table_that_others_restored_to_a_newer_state_than_the_pipelines_is_published_to(world: DeltaWorld) -> None:
+    world.run("first")
+    at = DeltaTable(world.table).version()
+    _append_others(world)
+    DeltaTable(world.table).restore(at)
+    world.run("second")
+    world.all_is_right()

@@ -20,13 +20,20 @@ import pytest
 from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json
 from airflow_provider_streamsem.batch.publish import skip
 from airflow_provider_streamsem.batch.redo import redo
-from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    MarkerLostError,
+    PublishError,
+    StreamsemError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.sinks import database
 from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.sinks.batches import UUID, decided, schema_of, staged
+from tests.sinks.batches import UUID, accept, decided, schema_of, staged
 from tests.sinks.database_steps import Steps
 from tests.worlds import World
 
@@ -347,13 +354,13 @@ def test_what_does_not_fit_is_refused_before_the_decision(what: str, db: Databas
     for statement in statements.split("; "):
         db.run(statement)
     with pytest.raises(DataError, match="nothing became visible"):
-        sink(tmp_path, mode).accept(schema_of(**kinds))
+        accept(sink(tmp_path, mode), schema_of(**kinds))
 
 
 def test_columns_that_fit_are_accepted_and_nothing_is_left_in_the_table(db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (id INTEGER PRIMARY KEY, s TEXT DEFAULT 'x' NOT NULL, _streamsem_version BIGINT)")
     for mode in MODES:
-        sink(tmp_path, mode).accept(IDS)
+        accept(sink(tmp_path, mode), IDS)
     assert db.run("SELECT * FROM t") == []
     assert db.markers() == []
 
@@ -406,15 +413,73 @@ def test_table_of_markers_that_somebody_dropped_stops_publishing_and_is_not_made
     decide(world, pipeline, "b")
     kept = db.run("SELECT * FROM streamsem_markers")
     db.run("DROP TABLE streamsem_markers")
-    with pytest.raises(PublishError):
-        world.run("b", pipeline=pipeline)
-    assert db.ids() == Counter(range(3))
-    assert [finding.invariant for finding in world.verdict().findings] == ["I15"]
-    sink(tmp_path).accept(IDS)
-    db.run(f"INSERT INTO streamsem_markers VALUES {kept[0]}")
+    for emptied in (False, True):
+        if emptied:
+            db.run("CREATE TABLE streamsem_markers (pipeline_uuid TEXT, sink TEXT, version BIGINT, state TEXT, PRIMARY KEY (pipeline_uuid, sink))")  # fmt: skip
+        with pytest.raises(MarkerLostError, match=r"table of markers.*table='t' markers='streamsem_markers'") as stopped:
+            world.run("b", pipeline=pipeline)
+        assert "expected_marker=0" in str(stopped.value)
+        assert db.ids() == Counter(range(3))
+        assert [finding.invariant for finding in world.verdict().findings] == ["I15"]
+    uuid, name = stopped.value.fields["pipeline_uuid"], stopped.value.fields["sink"]
+    assert kept == [(uuid, name, stopped.value.fields["expected_marker"], "applied")]
+    db.run(f"INSERT INTO streamsem_markers VALUES {kept[0]}")  # as docs/sinks/jdbc.md says
     world.run("b", pipeline=pipeline)
     assert db.ids() == world.expected
     assert world.verdict().findings == []
+
+
+@pytest.mark.parametrize("harm", ["the markers were dropped", "the markers were emptied", "an older copy", "no table"])
+def test_database_that_lost_published_versions_stops_the_run_by_name_and_nothing_is_created(
+    db: Database, tmp_path: Path, harm: str
+) -> None:
+    db.run(OPEN_TABLE)
+    world = World(tmp_path)
+    pipeline = world.pipeline(sinks={"t": sink(tmp_path)})
+    world.arrive(6)
+    world.run("a", pipeline=pipeline)
+    older = db.path.read_bytes()
+    world.run("b", pipeline=pipeline)
+    newest = db.path.read_bytes()
+    if harm == "an older copy":
+        db.path.write_bytes(older)
+    else:
+        db.run({"the markers were dropped": "DROP TABLE streamsem_markers", "no table": 'DROP TABLE "t"'}.get(harm, "DELETE FROM streamsem_markers"))  # fmt: skip
+    before = db.run("SELECT name FROM sqlite_master ORDER BY 1")
+    refused = DataError if harm in ("the markers were dropped", "no table") else MarkerLostError
+    for run_key in ("c", "d"):
+        with pytest.raises(refused, match=r"streamsem_markers|no such table; nothing became visible table='t'"):
+            world.run(run_key, pipeline=pipeline)
+    assert db.run("SELECT name FROM sqlite_master ORDER BY 1") == before
+    if harm != "no table":
+        assert [(f.invariant, f.version) for f in world.verdict().findings] == [("I15", 1)]
+    if harm == "an older copy":
+        skip(pipeline, 2, sink="t", reason="version 1 was lost with the disk", log=world.log())
+        assert db.ids() == Counter(range(6))
+        db.run(f'INSERT INTO "t" (id) VALUES {", ".join(f"({n})" for n in range(6, 18))}')
+    else:
+        db.path.write_bytes(newest)
+    world.run("rest", drain=True, pipeline=pipeline)
+    assert db.ids() == world.expected
+    assert world.verdict().findings == []
+
+
+def test_version_is_skipped_where_the_table_of_markers_was_dropped_and_later_ones_arrive(
+    db: Database, tmp_path: Path
+) -> None:
+    db.run(OPEN_TABLE)
+    world = World(tmp_path)
+    pipeline = world.pipeline(sinks={"t": sink(tmp_path)})
+    world.arrive(1)
+    world.run("a", pipeline=pipeline)
+    world.arrive(1)
+    decide(world, pipeline, "b")
+    db.run("DROP TABLE streamsem_markers")
+    skip(pipeline, 1, sink="t", reason="the rows are there", log=world.log())
+    world.arrive(1)
+    world.run("c", pipeline=pipeline)
+    assert db.markers() == [(2, "applied")]
+    assert db.ids() == Counter([0, 1, 2, 6, 7, 8])
 
 
 def test_nothing_says_the_password_or_a_value_of_a_row(
@@ -466,7 +531,7 @@ def test_connection_that_names_no_database_is_refused(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_DB", connection)
     with pytest.raises(InvalidError):
-        sink(tmp_path).accept(IDS)
+        accept(sink(tmp_path), IDS)
 
 
 def test_sqlite_file_is_found_by_a_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,7 +539,7 @@ def test_sqlite_file_is_found_by_a_uri(tmp_path: Path, monkeypatch: pytest.Monke
     db.run(OPEN_TABLE)
     monkeypatch.setenv("AIRFLOW_CONN_DB", f"sqlite:///{tmp_path}/db.sqlite")
     assert sink(tmp_path).marker(UUID, "t") is None
-    sink(tmp_path).accept(IDS)
+    accept(sink(tmp_path), IDS)
     assert db.markers() == []
     with database.connected("db") as connection:
         assert connection.engine.url.database == str(tmp_path / "db.sqlite")

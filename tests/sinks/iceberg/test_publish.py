@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pyiceberg.expressions import EqualTo
 
 from airflow_provider_streamsem import FilesSink
 from airflow_provider_streamsem.batch.publish import skip
-from airflow_provider_streamsem.errors import PublishError, UnavailableError
+from airflow_provider_streamsem.errors import MarkerLostError, PublishError, UnavailableError
 from airflow_provider_streamsem.sinks import iceberg
 from tests.sinks.iceberg.kills import SCENARIOS, Later, kill_at_every_step
 from tests.sinks.iceberg.lake import ID, Lake, Steps, spark_schema
@@ -324,3 +325,56 @@ def test_a_batch_without_rows_makes_no_table(tmp_path: Path) -> None:
     lake.sink.accept(spark_schema(ID))
     with lake.catalog() as catalog:
         assert not catalog.table_exists("lake.rows")
+
+
+@pytest.mark.parametrize("harm", ["renamed", "dropped", "rolled back"])
+def test_table_that_lost_published_versions_stops_the_run_by_name_and_is_left_as_it_is(
+    tmp_path: Path, harm: str
+) -> None:
+    lake = Lake(tmp_path)
+    world = World(tmp_path)
+    world.arrive(8)
+    pipeline = world.pipeline(sinks={"t": lake.sink})
+    world.run("a", pipeline=pipeline)
+    world.run("b", pipeline=pipeline)
+    table = lake.table()
+    newest = table.snapshots()[-1].snapshot_id
+    with lake.catalog() as catalog:
+        if harm == "renamed":
+            catalog.rename_table(lake.name, "lake.aside")
+        elif harm == "dropped":
+            catalog.drop_table(lake.name)
+        else:
+            table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
+    for run_key in ("c", "d"):
+        with pytest.raises(MarkerLostError) as stopped:
+            world.run(run_key, pipeline=pipeline)
+    facts = ["table='lake.rows'", "sink='t'", "version=2", "expected_marker=1", "streamsem skip"]
+    assert [fact for fact in facts if fact not in str(stopped.value)] == []
+    assert [(f.invariant, f.version) for f in world.verdict().findings] == [("I15", 1)]
+    with lake.catalog() as catalog:
+        assert catalog.table_exists(lake.name) == (harm == "rolled back")
+        if harm == "renamed":
+            catalog.rename_table("lake.aside", lake.name)
+        elif harm == "dropped":
+            skip(pipeline, 2, sink="t", reason="the table was dropped", log=world.log())
+        else:
+            lake.table().manage_snapshots().set_current_snapshot(newest).commit()
+    world.run("rest", drain=True, pipeline=pipeline)
+    lost = range(18) if harm == "dropped" else range(0)
+    assert lake.rows() == sorted(set(world.expected) - set(lost))
+    assert world.verdict().findings == []
+
+
+def test_rollback_of_what_others_did_after_the_pipeline_is_published_to(tmp_path: Path) -> None:
+    lake = Lake(tmp_path).with_(expire_after_s=60)
+    lake.publish(lake.batch(0, [0]))
+    own = lake.table().snapshots()[-1].snapshot_id
+    lake.table().append(lake.table().scan().to_arrow())
+    lake.table().manage_snapshots().rollback_to_snapshot(own).commit()
+    lake.publish(replace(lake.batch(1, [1]), expected_marker=0))
+    lake.table().append(lake.table().scan().to_arrow().slice(0, 1))
+    table = lake.table()
+    table.maintenance.expire_snapshots().by_id(table.snapshots()[-2].snapshot_id).commit()
+    lake.publish(replace(lake.batch(2, [2]), expected_marker=1))
+    assert lake.marker() == (2, "applied")
