@@ -128,11 +128,15 @@ class PublishError(StreamsemError):
 
 
 class MarkerLostError(PublishError):
-    """A sink outside the log lacks versions that its receipts name. Nothing of the batch is in that sink; the offsets have moved, and its staged rows are kept."""
+    """
+    A sink outside the log lacks versions that its receipts name: it was deleted, created again, or restored from an older copy.
+
+    Nothing of the batch is in that sink; the offsets have moved, and its staged rows are kept.
+    """
 
     do = (
-        "bring the sink back to the state of its newest receipts (put back its name, or restore a newer copy) and run again: the batch is published from its "
-        "staged files. If that state is lost for good, accept the loss with `streamsem skip`: this version is left out of the sink, and later versions "
+        "bring the sink back to the state of its newest receipts (rename it back, or restore a newer copy) and run again: the batch is published from "
+        "its staged files. If that state is lost for good, accept the loss with `streamsem skip`: this version is left out of the sink, and later versions "
         "are published again."
     )
 

@@ -185,26 +185,33 @@ def read_marker(connection: sa.Connection, table: sa.Table, pipeline_uuid: str, 
 
 
 def advance_marker(
-    connection: sa.Connection, table: sa.Table, marker: tuple[str, str], version: int, state: str
+    connection: sa.Connection,
+    table: sa.Table,
+    marker: tuple[str, str],
+    version: int,
+    state: str,
+    *,
+    least: int | None = None,
 ) -> bool:
     """
     Set a marker that is below a version, and hold its row to the transaction's end: another publisher waits here, and then finds it set.
 
     :param marker: ``(pipeline_uuid, sink)``
-    :returns: whether it was set; where not, it is not below the version
+    :param least: the version that the marker must have at least; ``None``: it may be missing, and is then created
+    :returns: whether it was set; where not, it is not below the version, or it is missing or below ``least``
     :raises UnavailableError: another publisher made the row meanwhile
     """
     import sqlalchemy as sa
 
     this = sa.and_(table.c.pipeline_uuid == marker[0], table.c.sink == marker[1])
-    done = connection.execute(
-        sa.update(table).where(this, table.c.version < version).values(version=version, state=state)
-    )
+    below = table.c.version < version
+    allowed = below if least is None else sa.and_(below, table.c.version >= least)
+    done = connection.execute(sa.update(table).where(this, allowed).values(version=version, state=state))
     if done.rowcount == 1:
         return True
     if done.rowcount:
         raise UnavailableError("the database's driver does not count the rows that an update changed", sink=marker[1])
-    if connection.execute(sa.select(table.c.version).where(this)).first() is not None:
+    if least is not None or connection.execute(sa.select(table.c.version).where(this)).first() is not None:
         return False
     row = {"pipeline_uuid": marker[0], "sink": marker[1], "version": version, "state": state}
     was_there = False

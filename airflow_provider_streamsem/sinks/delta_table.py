@@ -51,8 +51,8 @@ class HeldTable:
         """
         The entry by which somebody restored the table to a state from before the application's newest entry; ``None`` where nobody did.
 
-        Reads the entries since that one, which is one read where nobody else writes the table. Where more than a thousand follow it, or the table's log was cleaned up
-        since, older ones are not seen.
+        Reads the entries since that one: one read where nobody else writes the table. A RESTORE is not found where more than a thousand entries follow, or
+        where the table's log was cleaned up since.
         """
         at: int = self.table.version()
         if self._own_entry >= at:

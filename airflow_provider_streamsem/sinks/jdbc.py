@@ -291,7 +291,8 @@ class JdbcSink(StagedSink):
         with connection.begin():
             self._settle(connection)
             marker = (batch.pipeline_uuid, batch.sink)
-            if not database.advance_marker(connection, markers, marker, batch.version, state):
+            least = batch.expected_marker if state == "applied" else None
+            if not database.advance_marker(connection, markers, marker, batch.version, state, least=least):
                 return False
             if state == "applied":
                 if target is None:

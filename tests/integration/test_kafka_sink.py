@@ -16,12 +16,12 @@ import confluent_kafka
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.publish import skip
-from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.sinks import kafka
 from airflow_provider_streamsem.sinks.contract import Batch
@@ -323,9 +323,44 @@ def test_control_topic_that_was_deleted_is_not_made_anew_while_publishing(tmp_pa
     w.run("a", pipeline=pipeline)
     batch = decided(w, pipeline, "out", 0)
     topics.delete("own-markers")
-    with pytest.raises(PublishError, match="the control topic was deleted"):
+    with pytest.raises(MarkerLostError, match="the control topic was deleted"):
         pipeline.sinks["out"].publish(batch, None)  # type: ignore[attr-defined]
     assert seen(topics) == w.expected
+
+
+def test_control_topic_that_was_created_again_stops_the_run_by_name_until_the_marker_is_back(
+    tmp_path: Path, topics: Topics
+) -> None:
+    w = World(tmp_path)
+    w.arrive(6)
+    pipeline = sending(w, topics, control_topic=topics.name("emptied-markers"))
+    w.run("a", pipeline=pipeline)
+    control = pipeline.sinks["out"]._control()  # type: ignore[attr-defined]
+    topics.delete("emptied-markers")
+    control.ensure()
+    for run_key in ("b", "c"):
+        with pytest.raises(
+            MarkerLostError, match=r"sink='out' version=1 expected_marker=0.*emptied-markers"
+        ) as stopped:
+            w.run(run_key, pipeline=pipeline)
+    assert seen(topics) == Counter(range(6))
+    assert [(f.invariant, f.version) for f in w.verdict().findings] == [("I15", 0)]
+    # As docs/sinks/kafka.md says.
+    producer = Producer({"bootstrap.servers": topics.broker.bootstrap})
+    producer.produce(control.topic, key=str(stopped.value.fields["key"]), value='{"version":0,"state":"applied"}')
+    producer.flush()
+    w.run("b", pipeline=pipeline)
+    topics.delete("emptied-markers")
+    with pytest.raises(DataError, match="the control topic was deleted"):
+        w.run("d", pipeline=pipeline)
+    control.ensure()
+    with pytest.raises(MarkerLostError):
+        w.run("d", pipeline=pipeline)
+    topics.delete("emptied-markers")
+    skip(pipeline, 2, sink="out", reason="the markers were lost", log=w.log())
+    assert control.marker(str(stopped.value.fields["key"]), within_s=30) == (2, "skipped")
+    assert seen(topics) == Counter(range(12))
+    assert w.verdict().findings == []
 
 
 def test_batch_that_no_transaction_can_carry_is_refused_before_the_decision_with_the_arithmetic(

@@ -416,7 +416,9 @@ def test_table_of_markers_that_somebody_dropped_stops_publishing_and_is_not_made
     for emptied in (False, True):
         if emptied:
             db.run("CREATE TABLE streamsem_markers (pipeline_uuid TEXT, sink TEXT, version BIGINT, state TEXT, PRIMARY KEY (pipeline_uuid, sink))")  # fmt: skip
-        with pytest.raises(MarkerLostError, match=r"table of markers.*table='t' markers='streamsem_markers'") as stopped:
+        with pytest.raises(
+            MarkerLostError, match=r"table of markers.*table='t' markers='streamsem_markers'"
+        ) as stopped:
             world.run("b", pipeline=pipeline)
         assert "expected_marker=0" in str(stopped.value)
         assert db.ids() == Counter(range(3))
