@@ -7,6 +7,7 @@ A dataset lies on local or mounted disk, or in an S3 bucket, which Spark writes 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import (
     ConflictError,
+    DataError,
     LogDamagedError,
     StageError,
     UnavailableError,
@@ -48,7 +50,8 @@ class FilesSink:
     Timestamps are stored in microseconds (Parquet ``TIMESTAMP_MICROS``, not ``INT96``).
 
     :param path: the dataset's place: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
-    :param format: ``parquet``, ``orc``, ``json`` (one object a line) or ``csv`` (with header)
+    :param format: ``parquet``, ``orc``, ``json`` (one object a line) or ``csv`` (with header; its sign
+        for null is a backslash and N: a text that equals it is refused, and so are binary columns)
     :param partition_by: columns by whose values rows are put into files
     :param codec: ``zstd`` (default of Parquet and ORC), ``snappy``, ``gzip``, ``lz4``, ``zlib``, ``none``: what the format has
     :param target_file_bytes: aim at files of this many bytes, at the price of a shuffle; absent: one file for each Spark task and partition value
@@ -135,7 +138,14 @@ class FilesSink:
         return self._dataset().engine_path(keys.data_prefix(version, attempt_id))
 
     def accept(self, schema: str) -> None:
-        """Every column that the format can hold."""
+        """Every column that the format can hold. CSV has no form for bytes: Spark writes them as text that it does not read back."""
+        binary = [field["name"] for field in json.loads(schema)["fields"] if field["type"] == "binary"]
+        if self.format == "csv" and binary:
+            raise DataError(
+                "CSV files cannot hold binary columns: convert them in the transform, to text by base64(column); nothing became visible",
+                sink=self.path,
+                columns=binary,
+            )
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
         """Write with Spark's own writer."""

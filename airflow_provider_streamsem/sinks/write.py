@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame
@@ -13,6 +16,7 @@ from pyspark.sql.types import (
     DoubleType,
     FloatType,
     MapType,
+    StringType,
     StructType,
     TimestampType,
     VariantType,
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 _LONGEST_NAMED_BYTES = 64
 _NO_PARTITION = (ArrayType, MapType, StructType, BinaryType, VariantType)
+_NULL_TEXT_FOUND = "streamsem: the text that stands for null in column "
 _OPTIONS = {
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
@@ -76,6 +81,8 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
     if odd:
         raise DataError("columns of this type cannot partition a dataset", sink=sink.path, columns=odd)
     copies = [f"{PARTITION}{i}" for i in range(len(sink.partition_by))]
+    if sink.format == "csv":
+        frame = _without_null_text(frame)
     for copy, name in zip(copies, sink.partition_by, strict=True):
         frame = frame.withColumn(copy, encoded(quoted(name), by_name[name]))
     if sink.target_file_bytes is not None:
@@ -87,11 +94,42 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
         options |= direct.PLAIN_FILES  # the manifest has checksums of its own
     elif direct.is_possible(frame.sparkSession):
         # A committer renames, which is a copy there, or asks the store at each of many steps.
-        return direct.write(frame, place, sink.format, partition_by=copies, options=options)
+        with _null_text_named(sink):
+            return direct.write(frame, place, sink.format, partition_by=copies, options=options)
     # Nothing can be there: the place holds the attempt's own random id. Any other mode asks the store whether there is.
     writer = frame.write.format(sink.format).mode("append").options(**options)
-    (writer.partitionBy(*copies) if copies else writer).save(place)
+    with _null_text_named(sink):
+        (writer.partitionBy(*copies) if copies else writer).save(place)
     return None
+
+
+def _without_null_text(frame: DataFrame) -> DataFrame:
+    """The same rows. Writing them fails where a text is what stands for null: it would be read back as null."""
+    columns = []
+    for field in frame.schema.fields:
+        value = quoted(field.name)
+        if isinstance(field.dataType, StringType):
+            refusal = F.raise_error(F.lit(f"{_NULL_TEXT_FOUND}{field.name!r}")).cast(field.dataType)
+            value = F.when(value == TEXT_OPTIONS["csv"]["nullValue"], refusal).otherwise(value).alias(field.name)
+        columns.append(value)
+    return frame.select(*columns)
+
+
+@contextmanager
+def _null_text_named(sink: FilesSink) -> Iterator[None]:
+    column = None
+    try:
+        yield
+    except Exception as error:
+        found = re.search(f"{_NULL_TEXT_FOUND}('[^']*')", str(error))
+        if found is None:
+            raise
+        column = found[1].strip("'")
+    if column is not None:
+        what = (
+            "a text is \\N, which stands for null in CSV files, and would be read back as null; nothing became visible"
+        )
+        raise DataError(what, sink=sink.path, column=column)
 
 
 def _is_on_s3(place: str) -> bool:

@@ -258,3 +258,20 @@ def test_file_of_many_columns_is_read_and_its_bad_lines_are_told_apart(place: Pl
                        transform=lambda frame: frame.select("c7"))
     )  # fmt: skip
     assert (result.counts["read"], result.counts["quarantined"], result.counts["written.out"]) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"), [(["'\\\\N' AS `odd name`", "1 AS n"], "odd name"), (["1 AS n", "binary(value) AS b"], "'b'")]
+)
+def test_value_that_csv_cannot_hold_is_refused_by_the_name_of_its_column(
+    place: Place, columns: list[str], named: str
+) -> None:
+    place.put("a.txt", "x")
+    pipeline = place.pipeline(
+        source={"format": "text"},
+        sink={"format": "csv"},
+        transform=lambda frame: frame.selectExpr(*columns),
+    )
+    with pytest.raises(DataError, match=f"nothing became visible.*{named}"):
+        place.run(pipeline)
+    assert open_log(str(place.root / "log")).head == -1
