@@ -17,7 +17,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, StreamsemError
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
-from airflow_provider_streamsem.sinks import database, keyed_rows, postgres_copy, sql_columns, sql_rows
+from airflow_provider_streamsem.sinks import database, keyed_rows, postgres_copy, sql_columns, sql_rows, sql_values
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
 from airflow_provider_streamsem.sinks.sql_columns import Target
 from airflow_provider_streamsem.sinks.staged import StagedSink, record_batches
@@ -209,14 +209,21 @@ class JdbcSink(StagedSink):
         return sql_columns.columns_with_nulls(parquet)
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
-        """Count each file of the attempt; nulls that the table would refuse are refused here, before the decision."""
+        """Count each file of the attempt; nulls and values that the table would refuse are refused here, before the commit."""
         staged = StagedSink.collect(self, version, attempt_id, accepted)
-        holding = {name for file in staged.files for name in json.loads(file.stats or "[]")}
-        if holding:
+        if not staged.rows:
+            return staged
+        failure: StreamsemError | None = None
+        try:
             with self._connected() as connection:
                 target = self._target(connection)
-            if target is not None:
-                sql_columns.refuse_nulls(target, holding)
+        except Exception as error:
+            failure = database.translated(error, table=self.table)
+        if failure is not None:
+            raise failure
+        if target is not None:
+            sql_columns.refuse_nulls(target, {name for file in staged.files for name in json.loads(file.stats or "[]")})
+            sql_values.refuse_misfits(self.place, staged, target)
         return staged
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:

@@ -355,6 +355,44 @@ def test_user_who_may_not_insert_is_refused_before_the_decision(
     accept(db.sink(tmp_path), IDS)
 
 
+MISFITS: dict[str, tuple[str, str, Any, Any]] = {
+    "text": ("varchar(3)", "string", "ééé", "abcd"),
+    "text with spaces that would be cut off": ("varchar(3)", "string", "a  ", "a   "),
+    "one character": ("char(1)", "string", "é", "éé"),
+    "NUL": ("text", "string", "\x01", "a\0b"),
+    "uuid": ("uuid", "string", "{A0EEBC99-9C0B4EF8-BB6D6BB9-BD380A11}", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a1"),
+    "enum": ("mood", "string", "good day", "Good day"),
+    "domain": ("short", "string", "abc", "abcd"),
+    "date": ("date", "date", datetime.date(1, 1, 1), -719_163),
+    "null in an array": ("jsonb NOT NULL", {"type": "array", "elementType": "long", "containsNull": True}, [1], None),
+}
+
+
+def test_values_that_the_catalog_rules_out_are_refused_before_the_commit_and_those_on_the_bound_arrive(
+    db: Database, tmp_path: Path
+) -> None:
+    db.run("CREATE TYPE mood AS ENUM ('good day', 'bad')")
+    db.run("CREATE DOMAIN short AS varchar(3)")
+    db.run(f"CREATE TABLE t ({', '.join(f'c{n} {sql}' for n, (sql, *_) in enumerate(MISFITS.values()))})")
+    schema = schema_of(**{f"c{n}": kind for n, (_, kind, _, _) in enumerate(MISFITS.values())})
+    sink = db.sink(tmp_path)
+    good: dict[str, Any] = {f"c{n}": pyarrow.array([fits]) for n, (_, _, fits, _) in enumerate(MISFITS.values())}
+    publish(sink, staged(sink, pyarrow.table(good), schema=schema))
+    assert len(db.run("SELECT * FROM t")) == 1
+    bad = {f"c{n}": pyarrow.array([misfit], good[f"c{n}"].type) for n, (*_, misfit) in enumerate(MISFITS.values())}
+    with pytest.raises(DataError, match="nothing became visible") as refused:
+        staged(sink, pyarrow.table(bad), 1, schema=schema)
+    assert sorted(refused.value.fields["columns"]) == sorted(bad)  # type: ignore[call-overload]
+    for name in bad:  # and so would the database have refused each, or changed it
+        if name == "c1":
+            continue
+        batch = staged(sink, pyarrow.table(good), 2, schema=schema, attempt=name[-1])
+        place = Path(sink.attempt_place(2, name[-1] * 32)) / "part-00000.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({**good, name: bad[name]}), place)
+        with pytest.raises(PublishError):
+            publish(sink, batch)
+
+
 def test_broken_constraint_is_named_without_a_value(
     db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

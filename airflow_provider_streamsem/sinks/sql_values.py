@@ -1,0 +1,135 @@
+"""Whether staged values fit the columns of a table, as far as the database's catalog says. Checked before the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.protocol.entries import Committable
+from airflow_provider_streamsem.sinks.sql_columns import Target
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+Check = tuple[str, Callable[[Any], bool]]
+"""what is wrong, and whether a pyarrow column has it"""
+
+_MYSQL = ("mysql", "mariadb")
+_MYSQL_BYTES = {"TINYTEXT": 255, "TEXT": 65_535, "MEDIUMTEXT": 2**24 - 1, "TINYBLOB": 255, "BLOB": 65_535, "MEDIUMBLOB": 2**24 - 1}  # fmt: skip
+_UUID = r"^\{?[0-9a-fA-F]{4}(-?[0-9a-fA-F]{4}){7}\}?$"
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, in days since 1970
+_DAY_US = 86_400_000_000
+
+
+def refuse_misfits(place: str, staged: Committable, target: Target) -> None:
+    """
+    Refuse values that the table's columns cannot hold.
+
+    The files' footers decide about dates and times. Of other columns only those are read that have a bound.
+
+    :param place: of the staged files
+    :raises DataError: names the columns, and no value
+    """
+    import pyarrow.parquet
+
+    wrong: dict[str, str] = {}
+    dataset = open_dataset(place)
+    for file in staged.files:
+        stat = dataset.stat(file.key)
+        assert stat is not None, "it was counted a moment ago"
+        with dataset.open(stat) as opened:
+            parquet = pyarrow.parquet.ParquetFile(opened)
+            wrong |= _far_times(parquet, target)
+            checks = {
+                field.name: _checks(field.type, target, field.name)
+                for field in parquet.schema_arrow
+                if field.name in target.columns
+            }
+            bounded = [name for name, asked in checks.items() if asked]
+            for rows in parquet.iter_batches(columns=bounded) if bounded else ():
+                for name in bounded:
+                    for what, has in checks[name]:
+                        if has(rows.column(name)):
+                            wrong[name] = what
+    if wrong:
+        raise DataError("values do not fit the table; nothing became visible", table=target.name, columns=wrong)
+
+
+def _checks(kind: Any, target: Target, name: str) -> list[Check]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import sqlalchemy as sa
+
+    column = target.columns[name]
+    into = getattr(column["type"], "data_type", column["type"])  # a domain of Postgres
+    checks: list[Check] = []
+    if pa.types.is_nested(kind):
+        return [("is null where the table takes none", lambda v: v.null_count > 0)] if target.never_null(name) else []
+    if pa.types.is_floating(kind) and target.dialect != "postgresql":
+        checks.append(("is NaN, which the database lacks", lambda v: _any(pc.is_nan(v))))
+        if target.dialect in _MYSQL:
+            checks.append(("is infinite, which the database lacks", lambda v: _any(pc.is_inf(v))))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if target.dialect == "postgresql":
+            checks.append(("holds the character NUL", lambda v: _any(pc.match_substring(v, "\0"))))
+        if isinstance(into, sa.Uuid):
+            checks.append(("is no uuid", lambda v: _any(pc.invert(pc.match_substring_regex(v, _UUID)))))
+        elif isinstance(into, sa.Enum):
+            checks += _not_in(into, target.dialect)
+        elif isinstance(into, sa.String):
+            checks += _longer_than(into, target.dialect, pc.utf8_length)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        checks += _longer_than(into, target.dialect, pc.binary_length)
+    return checks
+
+
+def _not_in(into: Any, dialect: str) -> list[Check]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    words = list(into.enums)
+    if dialect in _MYSQL:  # its collations may find a word in any case
+        folded = pa.array([word.lower() for word in words])
+        return [("is no value of the enum", lambda v: _any(pc.invert(pc.is_in(pc.utf8_lower(v.drop_null()), folded))))]
+    return [("is no value of the enum", lambda v: _any(pc.invert(pc.is_in(v.drop_null(), pa.array(words)))))]
+
+
+def _longer_than(into: Any, dialect: str, length: Callable[[Any], Any]) -> list[Check]:
+    import pyarrow.compute as pc
+
+    if dialect == "sqlite":
+        return []  # it takes any length
+    most = getattr(into, "length", None)
+    if most is None and dialect in _MYSQL:
+        most, length = _MYSQL_BYTES.get(type(into).__name__.upper()), pc.binary_length
+    if most is None:
+        return []
+    return [(f"is longer than {most}", lambda v: _any(pc.greater(length(v), most)))]
+
+
+def _far_times(parquet: Any, target: Target) -> dict[str, str]:
+    """Columns with dates or times before the year 1, or, but for Postgres, after 9999: drivers fail on them."""
+    import pyarrow as pa
+
+    units = {}
+    for field in parquet.schema_arrow:
+        if field.name in target.columns and pa.types.is_date32(field.type):
+            units[field.name] = 1
+        elif field.name in target.columns and pa.types.is_timestamp(field.type) and field.type.unit == "us":
+            units[field.name] = _DAY_US
+    far = {}
+    for group in range(parquet.metadata.num_row_groups):
+        for at in range(parquet.metadata.num_columns):
+            chunk = parquet.metadata.row_group(group).column(at)
+            unit, found = units.get(chunk.path_in_schema), chunk.statistics
+            if unit is None or found is None or not found.has_min_max or not isinstance(found.min_raw, int):
+                continue
+            is_late = found.max_raw >= (_LAST_DAY + 1) * unit and target.dialect != "postgresql"
+            if is_late or found.min_raw < _FIRST_DAY * unit:
+                far[chunk.path_in_schema] = "is outside of the years that the database has"
+    return far
+
+
+def _any(found: Any) -> bool:
+    import pyarrow.compute as pc
+
+    return bool(pc.any(found).as_py())

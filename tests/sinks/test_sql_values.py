@@ -1,0 +1,54 @@
+"""Values that a database's catalog rules out, found in the staged files. Postgres itself is asked in tests/integration/test_postgres.py."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile
+from airflow_provider_streamsem.sinks.sql_columns import Target
+from airflow_provider_streamsem.sinks.sql_values import refuse_misfits
+
+NAN, INFINITY = float("nan"), float("inf")
+CASES: list[tuple[str, Any, list[Any], list[Any]]] = [
+    ("mysql", mysql.VARCHAR(3), ["ééé", None], ["abcd"]),
+    ("mysql", mysql.TINYTEXT(), ["é" * 127], ["é" * 128]),
+    ("mysql", mysql.VARBINARY(3), [b"abc"], [b"abcd"]),
+    ("mysql", mysql.ENUM("Good", "bad"), ["GOOD", None], ["worse"]),
+    ("mysql", mysql.DOUBLE(), [1.5, None], [NAN]),
+    ("mariadb", mysql.DOUBLE(), [1.5, None], [INFINITY]),
+    ("mariadb", mysql.DATE(), [datetime.date(9999, 12, 31)], [2_932_897]),
+    ("sqlite", sa.VARCHAR(3), ["any length", "a\0b"], []),
+    ("sqlite", sa.DOUBLE(), [INFINITY], [NAN]),
+    ("sqlite", sa.DATETIME(), [datetime.datetime(1, 1, 1)], [-719_163 * 86_400_000_000]),
+    ("mssql", sa.VARCHAR(3), ["abc"], ["abcd"]),
+    ("mssql", sa.Uuid(), ["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"], ["a0eebc99"]),
+]  # fmt: skip
+
+
+def look(root: Path, dialect: str, kind: Any, values: pyarrow.Array) -> None:
+    table = pyarrow.table({"c": values, "other": pyarrow.array(["x"] * len(values))})
+    pyarrow.parquet.write_table(table, root / "f.parquet")
+    columns = {"c": {"type": kind, "nullable": True}}
+    file = DataFile(key="f.parquet", bytes=1, rows=len(values), checksum="")
+    staged = Committable(format="parquet", rows=len(values), files=(file,))
+    refuse_misfits(str(root), staged, Target(None, "t", dialect, columns, (), frozenset()))
+
+
+@pytest.mark.parametrize(("dialect", "kind", "good", "bad"), CASES)
+def test_value_beyond_the_bound_of_a_column_is_refused_and_one_on_the_bound_is_not(
+    tmp_path: Path, dialect: str, kind: Any, good: list[Any], bad: list[Any]
+) -> None:
+    fits = pyarrow.array(good)
+    look(tmp_path, dialect, kind, fits)
+    for value in bad:
+        with pytest.raises(DataError, match=r"table='t' columns=\{'c': 'is "):
+            look(tmp_path, dialect, kind, pyarrow.array([*good, value], fits.type))
