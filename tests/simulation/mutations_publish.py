@@ -87,8 +87,9 @@ def receipts_are_written_before_publishing(patch: pytest.MonkeyPatch) -> None:
         outcome = head.outcome
         assert outcome is not None
         sinks = {name: Receipt(result="applied", rows=outcome.sinks[name].rows) for name in outcome.publish}
+        markers = {**outcome.markers, **{name: outcome.version for name in sinks if outcome.sinks[name].files}}
         receipts = Receipts(
-            version=outcome.version, outcome=head.outcome_sha, sinks=sinks, published_at_ms=0, nonce=opened.log.clock.new_id()
+            version=outcome.version, outcome=head.outcome_sha, sinks=sinks, markers=markers, published_at_ms=0, nonce=opened.log.clock.new_id()
         )  # fmt: skip
         opened.log.put_receipts(head, receipts)
         return real(opened, head, **named)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import sqlalchemy as sa
 
 from airflow_provider_streamsem import FilesSink, Pipeline
-from airflow_provider_streamsem.errors import PublishError, StreamsemError
+from airflow_provider_streamsem.errors import MarkerLostError, PublishError, StreamsemError
 from airflow_provider_streamsem.sinks import database
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.jdbc import JdbcSink
@@ -150,6 +150,8 @@ class Tables(World):
     # --- what must be true
 
     def excuses(self, process: Process, error: Exception | None, log: RawLog) -> bool:
+        if isinstance(error, MarkerLostError):
+            return False  # no table ever loses anything here
         if isinstance(error, PublishError) and (process.refused or process.disturbed):
             self.scheduler.count["gave up: a sink refused"] += 1
             return True
@@ -165,6 +167,10 @@ class Tables(World):
                 at, state = markers.get(name, (-1, ""))
                 require(at >= self._markers.get(name, -1), "a marker went back (I15)", name, at)
                 self._markers[name] = at
+                if log.receipts:
+                    said = log.receipts[max(log.receipts)].get("markers", {}).get(name, -1)
+                    is_due = at in log.receipts or at == -1
+                    require(said == at if is_due else said < at, "receipts carry another marker (I15)", name, said, at)
                 found = Counter(db.execute(f"SELECT id, attempt, _streamsem_version FROM {name}"))
                 expected = self._decided(log, name, at, state)
                 require(found == expected, "a table is not what was decided (I18)", name, found, expected)

@@ -563,3 +563,23 @@ def test_staged_rows_are_spent_once_their_receipts_are_there(published: World, t
     assert sink(tmp_path).publish(late, None) == Receipt(result="applied", rows=3)  # type: ignore[arg-type]
     assert db.ids() == published.expected
     assert published.verdict().findings == []
+
+
+def test_versions_that_a_restore_took_out_are_reprocessed_after_the_loss_was_accepted(
+    db: Database, tmp_path: Path
+) -> None:
+    db.run(OPEN_TABLE)
+    world = World(tmp_path)
+    pipeline = world.pipeline(sinks={"t": sink(tmp_path, "replace_version")})
+    world.arrive(6)
+    world.run("a", pipeline=pipeline)
+    older = db.path.read_bytes()
+    world.run("b", pipeline=pipeline)
+    db.path.write_bytes(older)
+    with pytest.raises(MarkerLostError):
+        world.run("c", pipeline=pipeline)
+    skip(pipeline, 2, sink="t", reason="the newest copy is lost", log=world.log())
+    for version in (1, 2):
+        world.run(f"again {version}", redone=version, pipeline=pipeline)
+    assert db.ids() == world.expected
+    assert world.verdict().findings == []
