@@ -1,132 +1,129 @@
 """
-Which files of a listing are new (PROTOCOL.md, 9). Pure.
+Which files of a listing are new, and the discovery that gives them ordinals (PROTOCOL.md, 9).
 
-The common case needs only the newest discovery, however many files were seen before: below the settled bound the digest of what is listed equals the one
-that is stored, and at or above it every known file is named. In any other case the whole seen set is asked for.
+The newest discovery is the root of everything that is known: recent files by name, older ones in pages by ordinal and in the tree of known files by path.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from airflow_provider_streamsem.protocol.entries import Discovery, FoundFile
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.protocol import codec, invariants, keys, known
+from airflow_provider_streamsem.protocol.entries import Discovery, FilePage, FoundFile, PageRef
+from airflow_provider_streamsem.protocol.machine import Procedure, create
+from airflow_provider_streamsem.protocol.procedures import read_entry
 
-FILES_PER_ENTRY = 1_000
-EDGE_FILES = 256
-LONGEST_EDGE = 4_096
-_MODULUS = 2**256
+RECENT_FILES = 256
+"""files that a discovery names itself, at most; with one more, all of them go to the pages and the tree"""
+PAGE_FILES = 1_000
+PAGE_REFS = 32
+NODES_UNRECORDED = 8
+"""nodes that a comparison may read without recording what it found: a moving window changes one range at each poll, which is not worth a discovery"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class Comparison:
     """
-    What a listing adds to what is known.
+    A listing held against what is known.
 
     :param new: files without an ordinal, in the order in which they get theirs
-    :param known: fingerprint → ``mtime_ns`` of known files: all of them where ``whole``, else all that are not below the newest discovery's bound
-    :param vanished: known files that were not listed, or at least 1 where only their existence is known
+    :param root: the recent files, and the ranges of the tree; those that had to be read are in memory
     """
 
     new: tuple[FoundFile, ...]
-    known: Mapping[str, int]
-    whole: bool
-    vanished: int
+    root: known.Opened
 
 
-def fingerprint(file: FoundFile) -> str:
-    """Identity of a file: path, size, and ETag or mtime (D1). 32 hexadecimal digits."""
-    return hashlib.sha256(f"{file.path}\0{file.bytes}\0{file.identity}".encode()).hexdigest()[:32]
+def compare(newest: Discovery | None, listed: Iterable[FoundFile]) -> Procedure[Comparison]:
+    """Which files of a listing are new (D4-D6). Writes nothing."""
+    root = known.Opened({})
+    if newest is not None:
+        root = known.Opened({known.key(file): True for file in newest.recent}, list(newest.known))
+    settled_ns = 0 if newest is None else newest.settled_ns
+    found = yield from known.compare(root, known.listing(listed), settled_ns)
+    return Comparison(new=tuple(sorted((item.file for item in found), key=lambda f: (f.mtime_ns, f.path))), root=root)
 
 
-def digest(fingerprints: Iterable[str]) -> tuple[str, int]:
-    """Order-independent digest and count: the sum of the sha256 values modulo 2^256 (D3)."""
-    total, count = 0, 0
-    for item in fingerprints:
-        total, count = total + int.from_bytes(hashlib.sha256(item.encode()).digest(), "big"), count + 1
-    return f"{total % _MODULUS:064x}", count
-
-
-def news(newest: Discovery | None, listed: Sequence[FoundFile]) -> News | None:
-    """What is new, from the newest discovery alone; ``None`` where only the whole seen set can tell (D4)."""
-    if newest is None:
-        return News(new=_ordered(listed), known={}, whole=True, vanished=0)
-    if newest.settled_ns < 0:
-        return None
-    below = (fingerprint(f) for f in listed if f.mtime_ns < newest.settled_ns)
-    if digest(below) != (newest.settled_digest, newest.settled_count):
-        return None
-    above = {fingerprint(f): f for f in listed if f.mtime_ns >= newest.settled_ns}
-    new = [file for mark, file in above.items() if mark not in newest.edge]
-    # An ETag says nothing of time: a file that vanished and came back as it was looks new here.
-    if newest.vanished and any(file.identity.startswith("etag:") for file in new):
-        return None
-    gone = any(mark not in above for mark in newest.edge)
-    return News(new=_ordered(new), known=newest.edge, whole=False, vanished=max(newest.vanished, int(gone)))
-
-
-def news_by_seen_set(seen: Mapping[str, int], listed: Sequence[FoundFile]) -> News:
-    """What is new, from the fingerprint and ``mtime_ns`` of every file ever seen (D4)."""
-    marks = {fingerprint(f): f for f in listed}
-    new = _ordered([f for mark, f in marks.items() if mark not in seen])
-    return News(new=new, known=seen, whole=True, vanished=sum(mark not in marks for mark in seen))
-
-
-def _ordered(files: Iterable[FoundFile]) -> tuple[FoundFile, ...]:
-    return tuple(sorted(files, key=lambda f: (f.mtime_ns, f.path)))
-
-
-def entries(newest: Discovery | None, listed: Sequence[FoundFile], found: News, nonce: str) -> list[Discovery]:
+def extend(newest: Discovery | None, compared: Comparison, nonce: str) -> Procedure[Discovery | None]:
     """
-    The discoveries to create, in order; empty where nothing would change.
+    The next discovery, ready to be created: all that it names is stored. ``None`` where there is nothing to record.
 
-    Only the last describes the whole listing: until it is there, whoever comes next asks for the seen set.
+    Only the discovery itself gives ordinals: what was stored for one that is never created, or loses, is named by nothing (D3).
     """
-    if newest is None and not found.new:
-        return []
-    bound, total, count, edge = settled = _settled(newest, listed, found)
-    if newest is not None and not found.new and (*settled, found.vanished) == _settled_of(newest):
-        return []
-    i, first = (0, 0) if newest is None else (newest.i + 1, newest.end)
-    parts = [found.new[at : at + FILES_PER_ENTRY] for at in range(0, len(found.new), FILES_PER_ENTRY)] or [()]
-    made = []
-    for part in parts[:-1]:
-        made.append(Discovery(i=i, first=first, files=part, nonce=nonce))
-        i, first = i + 1, first + len(part)
-    last = Discovery(
-        i=i,
-        first=first,
-        files=parts[-1],
-        settled_ns=bound,
-        settled_digest=total,
-        settled_count=count,
-        edge=edge,
-        vanished=found.vanished,
-        nonce=nonce,
+    if not compared.new and known.reads(compared.root) <= NODES_UNRECORDED:
+        return None
+    i, first, settled_ns = 0, 0, 0
+    pages: tuple[PageRef, ...] = ()
+    children: Sequence[known.Child] = ()
+    recent = compared.new
+    if newest is not None:
+        i, first, settled_ns = newest.i + 1, newest.end, newest.settled_ns
+        pages, children = newest.pages, newest.known
+        recent = (*newest.recent, *compared.new)
+    if len(recent) > RECENT_FILES:
+        added = {**compared.root.files, **{known.key(file): True for file in compared.new}}
+        children = yield from known.insert(compared.root, added)
+        pages = yield from _paged(pages, recent)
+        settled_ns = max(settled_ns, *(file.mtime_ns + 1 for file in recent))
+        recent = ()
+    elif known.reads(compared.root) > NODES_UNRECORDED:
+        children = compared.root.children
+    ranges = []
+    for child in children:
+        ranges.append((yield from known.store(child)))
+    return Discovery(
+        i=i, first=first, recent=recent, pages=pages, known=tuple(ranges), settled_ns=settled_ns, nonce=nonce
     )
-    return [*made, last]
 
 
-def _settled_of(entry: Discovery) -> tuple[int, str, int, dict[str, int], int]:
-    return entry.settled_ns, entry.settled_digest, entry.settled_count, dict(entry.edge), entry.vanished
+def _paged(pages: Sequence[PageRef], files: Sequence[FoundFile]) -> Procedure[tuple[PageRef, ...]]:
+    """The pages with more files after the last; whole runs of one level become a page of the next."""
+    refs = list(pages)
+    for at in range(0, len(files), PAGE_FILES):
+        part = tuple(files[at : at + PAGE_FILES])
+        refs.append((yield from _store(FilePage(files=part), level=0, files=len(part))))
+        while len(run := refs[-PAGE_REFS:]) == PAGE_REFS and run[0].level == run[-1].level:
+            files_below = sum(ref.files for ref in run)
+            above = yield from _store(FilePage(pages=tuple(run)), level=run[0].level + 1, files=files_below)
+            refs[-PAGE_REFS:] = [above]
+    return tuple(refs)
 
 
-def _settled(
-    newest: Discovery | None, listed: Sequence[FoundFile], found: News
-) -> tuple[int, str, int, dict[str, int]]:
+def _store(page: FilePage, *, level: int, files: int) -> Procedure[PageRef]:
+    encoded = codec.encode(page)
+    written = yield from create(keys.page(encoded.sha256), encoded.data)
+    invariants.check_i1(keys.page(encoded.sha256), written.data, encoded.data)
+    return PageRef(sha256=encoded.sha256, level=level, files=files)
+
+
+def files(pages: Sequence[PageRef], start: int, end: int) -> Procedure[list[FoundFile]]:
+    """The files ``[start, end)`` of the pages, counted from the first file of the first page; reads only the pages that hold them."""
+    found: list[FoundFile] = []
+    first = 0
+    for ref in pages:
+        after = first + ref.files
+        if first < end and start < after:
+            page = yield from read(ref)
+            inside = max(start - first, 0), min(end - first, ref.files)
+            found += (yield from files(page.pages, *inside)) if page.pages else page.files[slice(*inside)]
+        first = after
+    return found
+
+
+def read(ref: PageRef) -> Procedure[FilePage]:
     """
-    Bound, digest and count below it, and every known file at or above it, listed or not.
+    A page.
 
-    Where not the whole seen set is at hand, the bound never goes back: of what lies between a lower bound and the old one, only the listed files are known.
+    :raises LogDamagedError: it is missing, differs from its name, or holds another number of files
     """
-    known = {**found.known, **{fingerprint(f): f.mtime_ns for f in listed}}
-    times = sorted(known.values(), reverse=True)
-    bound = times[EDGE_FILES - 1] if len(times) >= EDGE_FILES else 0
-    if newest is not None and not found.whole:
-        bound = max(bound, newest.settled_ns)
-    edge = {mark: time for mark, time in known.items() if time >= bound}
-    if len(edge) > LONGEST_EDGE:
-        bound, edge = times[0] + 1, {}
-    total, count = digest(fingerprint(f) for f in listed if f.mtime_ns < bound)
-    return bound, total, count, edge
+    found = yield from read_entry(FilePage, keys.page(ref.sha256))
+    if found is None or found[1] != ref.sha256:
+        what = "a page of discovered files is missing or differs from its name"
+        raise LogDamagedError(what, invariant="I1", key=keys.page(ref.sha256))
+    page = found[0]
+    if ref.files != len(page.files) + sum(below.files for below in page.pages):
+        what = "a page of discovered files holds another number of files than its place says"
+        raise LogDamagedError(what, invariant="D2", key=keys.page(ref.sha256))
+    return page

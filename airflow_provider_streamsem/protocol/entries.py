@@ -298,34 +298,98 @@ class FoundFile:
     mtime_ns: int
 
 
+FileKey: TypeAlias = tuple[str, str]
+"""path and fingerprint of a file; their order is that of a listing"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageRef:
+    """Names a page: ``files`` files with consecutive ordinals; at level 0 the page holds them, above it names pages of the level below."""
+
+    sha256: str
+    level: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePage:
+    """``files/<sha256>``: discovered files in the order of their ordinals, or the pages that hold them."""
+
+    entry: ClassVar[str] = "page"
+    spillable: ClassVar[tuple[str, ...]] = ()
+    files: tuple[FoundFile, ...] = field(default=(), metadata=SPARSE)
+    pages: tuple[PageRef, ...] = field(default=(), metadata=SPARSE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRange:
+    """
+    Names a node of the tree of known files, and summarises the files in and below it.
+
+    ``first`` and ``last`` are the smallest and the largest key, both inclusive. ``files`` counts the files. ``listed`` of them were listed when the node was
+    last compared with a listing, and ``digest`` is the digest of these. Bit i of ``absent`` is set where the i-th of the node's own files was not listed.
+    """
+
+    sha256: str
+    first: FileKey
+    last: FileKey
+    files: int
+    listed: int
+    digest: int
+    absent: int = field(default=0, metadata=SPARSE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownNode:
+    """``known/<sha256>``: files by key, ascending, and ranges that do not overlap, ascending. A leaf has no ranges."""
+
+    entry: ClassVar[str] = "known"
+    spillable: ClassVar[tuple[str, ...]] = ()
+    files: tuple[FileKey, ...] = field(default=(), metadata=SPARSE)
+    ranges: tuple[KnownRange, ...] = field(default=(), metadata=SPARSE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
     """
-    ``discovered/<i>``: files that got the ordinals ``first, first + 1, …`` (PROTOCOL.md, 9).
+    ``discovered/<i>``: every file that was discovered so far (PROTOCOL.md, 9). The newest discovery is the root of both trees.
 
-    ``settled_ns`` is -1 where the entry is followed by another of the same discovery and says nothing about the whole. Else: the known files with
-    ``mtime_ns < settled_ns`` that were listed number ``settled_count`` and have the digest ``settled_digest``; ``edge`` maps the fingerprint of each
-    known file at or above it to its ``mtime_ns``; ``vanished`` known files were not listed.
+    The files with the ordinals ``[0, paged)`` are in ``pages``, in the order of their ordinals, and in ``known``, by key. Those with the ordinals
+    ``[paged, end)`` are ``recent``. This discovery gave the ordinals ``[first, end)``. Every file of ``known`` has ``mtime_ns < settled_ns``.
     """
 
     entry: ClassVar[str] = "discovery"
     spillable: ClassVar[tuple[str, ...]] = ()
     i: int
     first: int
-    files: tuple[FoundFile, ...]
-    settled_ns: int = -1
-    settled_digest: str = ""
-    settled_count: int = 0
-    edge: Mapping[str, int] = field(default_factory=dict)
-    vanished: int = 0
+    recent: tuple[FoundFile, ...]
+    pages: tuple[PageRef, ...]
+    known: tuple[KnownRange, ...]
+    settled_ns: int
     nonce: str
+
+    @property
+    def paged(self) -> int:
+        """The ordinal of the first recent file."""
+        return sum(page.files for page in self.pages)
 
     @property
     def end(self) -> int:
         """The next ordinal to give."""
-        return self.first + len(self.files)
+        return self.paged + len(self.recent)
 
 
 Entry: TypeAlias = (
-    PipelineRecord | Plan | StagedManifest | Outcome | Receipts | Claim | Effects | RunPointer | Segment | Discovery
+    PipelineRecord
+    | Plan
+    | StagedManifest
+    | Outcome
+    | Receipts
+    | Claim
+    | Effects
+    | RunPointer
+    | Segment
+    | FilePage
+    | KnownNode
+    | Discovery
 )

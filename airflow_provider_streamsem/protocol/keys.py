@@ -76,6 +76,16 @@ def discovered(i: int) -> str:
     return f"{DISCOVERED}{_inv(i)}-{i}.json"
 
 
+def page(sha256: str) -> str:
+    """Key of a page of discovered files."""
+    return f"files/{sha256}.json"
+
+
+def known(sha256: str) -> str:
+    """Key of a node of the tree of known files."""
+    return f"known/{sha256}.json"
+
+
 def parse_newest_first(key: str) -> int | None:
     """The number in a run pointer's or a discovery's key, or ``None`` where the key is not one of ours."""
     match = _NEWEST_FIRST.fullmatch(key)

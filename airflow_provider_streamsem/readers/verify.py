@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -19,13 +19,16 @@ from airflow_provider_streamsem.errors import (
     NewerFormatError,
     StreamsemError,
 )
-from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
-from airflow_provider_streamsem.protocol.discovery import fingerprint
+from airflow_provider_streamsem.protocol import discovery, invariants, keys, known, procedures, segments
 from airflow_provider_streamsem.protocol.entries import (
     DataFile,
     Discovery,
     Entry,
+    FileKey,
+    FoundFile,
+    KnownNode,
     Outcome,
+    PageRef,
     Plan,
     Receipts,
     RunPointer,
@@ -279,24 +282,56 @@ class _Verification:
             }
 
     def _discoveries(self) -> None:
-        """Ordinals follow one another, and no file has two (D1)."""
-        numbers = sorted(
-            i for i in map(keys.parse_newest_first, self.opened.log.list_keys(keys.DISCOVERED)) if i is not None
-        )
-        seen: set[str] = set()
+        """Ordinals follow one another, no file has two (D1), and both trees of the newest discovery hold exactly the discovered files (D2, D4)."""
+        numbers = (keys.parse_newest_first(key) for key in self.opened.log.list_keys(keys.DISCOVERED))
+        newest = self._entry(Discovery, keys.discovered(max((i for i in numbers if i is not None), default=0)))
+        if newest is None:
+            return  # no discovery yet, or one that cannot be read, which was reported
+        key = keys.discovered(newest[0].i)
+        paged, pages = self._pages(newest[0].pages, key)
+        files = [*paged, *newest[0].recent]
+        if len({known.key(file) for file in files}) != len(files):
+            self._found("D1", "a file was given two ordinals", key=key)
+        root = KnownNode(ranges=newest[0].known)
+        in_tree = self._known(root)
+        if not known.in_order(root):
+            self._found("D4", "the ranges of the tree of known files are not in order", key=key)
+        if in_tree != sorted(map(known.key, paged)) or any(file.mtime_ns >= newest[0].settled_ns for file in paged):
+            self._found("D4", "the tree of known files holds other files than the pages", key=key)
         expected = 0
-        for i in range(max(numbers, default=-1) + 1):
+        for i in range(newest[0].i + 1):
             found = self._entry(Discovery, keys.discovered(i))
             if found is None:
                 self._found("I1", "a discovery is missing", key=keys.discovered(i))
                 return
             entry = found[0]
-            marks = {fingerprint(f) for f in entry.files}
-            if entry.first != expected or len(marks) != len(entry.files) or marks & seen:
-                what = "a file was given two ordinals, or ordinals do not follow one another"
-                self._found("D1", what, key=keys.discovered(i))
-            seen |= marks
+            same = [*entry.recent] == files[entry.paged : entry.end] and pages.issuperset(entry.pages)
+            if entry.first != expected or entry.end < expected or not same:
+                what = "ordinals of discovered files do not follow one another, or changed"
+                self._found("D2", what, key=keys.discovered(i))
             expected = entry.end
+
+    def _pages(self, refs: Sequence[PageRef], key: str) -> tuple[list[FoundFile], set[PageRef]]:
+        """The files of pages, in order, and all the pages that hold them."""
+        files: list[FoundFile] = []
+        pages = set(refs)
+        for ref in refs:
+            page = self._try(partial(self.opened.log.perform, discovery.read(ref)))
+            if page is not None:
+                below, more = self._pages(page.pages, key)
+                files += [*page.files, *below]
+                pages |= more
+                if any(child.level != ref.level - 1 for child in page.pages) or (page.files and ref.level):
+                    self._found("D2", "a page of discovered files is of another level than its place says", key=key)
+        return files, pages
+
+    def _known(self, node: KnownNode) -> list[FileKey]:
+        """The keys of all files in and below a node of the tree, sorted."""
+        found = [*node.files]
+        for below in node.ranges:
+            read = self._try(partial(self.opened.log.perform, known.read(below)))
+            found += [] if read is None else self._known(read)
+        return sorted(found)
 
     def _quarantine(self, outcome: Outcome) -> None:
         rows = 0

@@ -1,16 +1,16 @@
 """
 Files that arrive in a place: JSON lines, CSV, Parquet, ORC or text, on local disk or under an S3 prefix.
 
-Finding new files lists the place, which is linear in what lies there (``start_after`` and a narrower place help); what is read and written of the *log*
-depends only on the new files. Names that start with ``_`` or ``.`` in any part of the path, and names ending in ``._COPYING_``, are files that
-their writers have not finished, as in Hadoop and Spark; they are passed over until they are renamed.
+Finding new files lists the path, which is linear in the files listed (``start_after`` and a narrower path help). What is read and written in the *log*
+depends only on the files that changed since the last listing, not on all files ever discovered. Names that start with ``_`` or ``.`` in any part of the path,
+and names ending in ``._COPYING_``, are files that their writers have not finished, as in Hadoop and Spark; they are skipped until they are renamed.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
@@ -280,7 +280,7 @@ class FilesPlanner:
         self._source = source
         self._clock = log.clock
         self._listed: Mapping[str, tuple[int, str]] = {}
-        self._ledger = Ledger(log, newest_hint=_number(hint, "newest", -1), at_hint=_number(hint, "at", -1))
+        self._ledger = Ledger(log, newest_hint=_number(hint, "newest", -1))
         self._bytes_per_row = max(1, _number(hint, "bytes_per_row", ASSUMED_BYTES_PER_ROW))
 
     def follow(self, last: Outcome | None) -> None:
@@ -332,12 +332,11 @@ class FilesPlanner:
         return stat is not None and (stat.bytes, _identity(stat)) == (file.bytes, file.identity)
 
     def hint(self, plan: Plan, counts: Mapping[str, int]) -> Json:
-        """Where the newest discovery and the next ordinal stand, and the bytes per row of this batch."""
+        """The number of the newest discovery, and the bytes per row of this batch."""
         newest = self._ledger.newest()
         size, rows = sum(pin[1] for pin in plan.pins), counts.get("read", 0)
         return {
             "newest": -1 if newest is None else newest.i,
-            "at": self._ledger.index_of(plan.ranges[PARTITION][1]),
             "bytes_per_row": max(1, size // rows) if rows else self._bytes_per_row,
         }
 
@@ -356,7 +355,7 @@ class FilesPlanner:
         """By their time of modification."""
         newest = self._ledger.newest()
         first = position(start, PARTITION)
-        discovered = [] if newest is None else self._ledger.files(first, newest.end)
+        discovered: Iterable[FoundFile] = () if newest is None else self._ledger.files(first, newest.end)
         return sum(file.mtime_ns < at_ms * 1_000_000 for file in (*discovered, *self._unseen()))
 
     def discovered(self) -> bool:
@@ -364,7 +363,7 @@ class FilesPlanner:
         return self._ledger.newest() is not None
 
     def _unseen(self) -> Sequence[FoundFile]:
-        return self._ledger.unseen(self._source.listing(self._clock.now_ms())).new
+        return self._ledger.unseen(self._source.listing(self._clock.now_ms()))
 
 
 def _number(hint: Mapping[str, Any], name: str, default: int) -> int:
@@ -372,10 +371,12 @@ def _number(hint: Mapping[str, Any], name: str, default: int) -> int:
     return value if type(value) is int else default
 
 
-def _within(files: Sequence[FoundFile], most_bytes: int | None) -> Sequence[FoundFile]:
+def _within(files: Iterable[FoundFile], most_bytes: int | None) -> list[FoundFile]:
+    taken: list[FoundFile] = []
     total = 0
-    for count, file in enumerate(files):
+    for file in files:
         total += file.bytes
-        if most_bytes is not None and total > most_bytes and count > 0:
-            return files[:count]
-    return files
+        if most_bytes is not None and total > most_bytes and taken:
+            break
+        taken.append(file)
+    return taken

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError
@@ -10,87 +10,101 @@ from airflow_provider_streamsem.protocol import discovery, keys, procedures
 from airflow_provider_streamsem.protocol.codec import decode
 from airflow_provider_streamsem.protocol.entries import Discovery, FoundFile
 
+BLOCK_FILES = 1_000
+"""ordinals that are read at once"""
+
 
 class Ledger:
     """
-    The discoveries of one log, as far as this process has read them.
+    The discovered files of one log. It keeps the newest discovery that this process has read.
 
     :param newest_hint: number of the newest discovery that is known to exist; -1: ask a listing
-    :param at_hint: number of a discovery at or before the one that holds the next ordinal to read
     """
 
-    def __init__(self, log: CommitLog, newest_hint: int = -1, at_hint: int = -1) -> None:
+    def __init__(self, log: CommitLog, newest_hint: int = -1) -> None:
         self._log = log
-        self._known: dict[int, Discovery] = {}
+        self._newest: Discovery | None = None
         self._newest_hint = newest_hint
-        self._at_hint = at_hint
+        self._kept: tuple[int, int, list[FoundFile]] = (0, 0, [])
 
     def newest(self) -> Discovery | None:
-        """The newest discovery that is known; ``None`` before the first. One that another process adds meanwhile is found by :meth:`add`."""
-        if self._known:
-            return self._known[max(self._known)]
-        if self._newest_hint < 0:
-            listed = self._log.list_keys(keys.DISCOVERED, 1)
-            numbers = [i for i in map(keys.parse_newest_first, listed) if i is not None]
-            if not numbers:
-                return None
-            self._newest_hint = max(numbers)
-        return self._entry(self._newest_hint)
+        """The newest discovery that is known; ``None`` before the first. A later one of another process is found by :meth:`add` and :meth:`files`."""
+        if self._newest is None:
+            if self._newest_hint < 0:
+                self._newest_hint = self._listed()
+            if self._newest_hint >= 0:
+                self._newest = self._entry(self._newest_hint)
+        return self._newest
 
-    def unseen(self, listed: Sequence[FoundFile]) -> discovery.News:
-        """What of a listing has no ordinal yet. Writes nothing."""
-        found = discovery.news(self.newest(), listed)
-        return discovery.news_by_seen_set(self._seen(), listed) if found is None else found
+    def unseen(self, listed: Sequence[FoundFile]) -> tuple[FoundFile, ...]:
+        """The files of a listing without an ordinal, in the order in which they would get theirs. Writes nothing."""
+        return self._log.perform(discovery.compare(self.newest(), listed)).new
 
     def add(self, listed: Sequence[FoundFile]) -> int | None:
         """
-        Give ordinals to what is new in a listing; returns the next ordinal to give.
+        Give ordinals to the new files of a listing; returns the next ordinal to give.
 
-        ``None``: another discoverer was first. Its entry is known now; list again, for this listing may be older than that one (D2).
+        ``None``: another discoverer was first. Its discovery is known now. Do: list again, because this listing may be older than that discovery (D3).
         """
-        made = discovery.entries(self.newest(), listed, self.unseen(listed), self._log.clock.new_id())
-        if not all(self._create(entry) for entry in made):
+        compared = self._log.perform(discovery.compare(self.newest(), listed))
+        made = self._log.perform(discovery.extend(self.newest(), compared, self._log.clock.new_id()))
+        if made is not None and not self._create(made):
             return None
         newest = self.newest()
         return 0 if newest is None else newest.end
 
-    def files(self, start: int, end: int) -> list[FoundFile]:
-        """The files with ordinals ``[start, end)``, in order."""
-        found: list[FoundFile] = []
-        i = self.index_of(start)
-        while len(found) < end - start:
-            entry = self._entry(i)
-            found += entry.files[max(start - entry.first, 0) : max(end - entry.first, 0)]
-            i += 1
-        return found
+    def files(self, start: int, end: int) -> Iterator[FoundFile]:
+        """
+        The files with ordinals ``[start, end)``, in order; reads as many as are asked for, and few more.
 
-    def index_of(self, ordinal: int) -> int:
-        """Number of the discovery that holds an ordinal; of the newest one where the ordinal is still to be given."""
+        :raises LogDamagedError: no discovery gave one of these ordinals
+        """
+        if start >= end:
+            return
         newest = self.newest()
-        if newest is None:
-            return 0
-        i = self._at_hint if 0 <= self._at_hint <= newest.i else newest.i
-        while i > 0 and self._entry(i).first > ordinal:
-            i -= 1
-        while i < newest.i and self._entry(i).end <= ordinal:
+        if newest is None or newest.end < end:
+            newest = self._reaching(end)
+        for first in range(start - start % BLOCK_FILES, end, BLOCK_FILES):
+            yield from self._block(newest, first)[max(start - first, 0) : end - first]
+
+    def _block(self, newest: Discovery, first: int) -> list[FoundFile]:
+        """The files with ordinals from ``first``, as many as a block holds; the last block read is kept for the next batch of a drain."""
+        end = min(first + BLOCK_FILES, newest.end)
+        if self._kept[:2] != (first, end):
+            found = self._log.perform(discovery.files(newest.pages, first, end))
+            found += newest.recent[max(first - newest.paged, 0) : max(end - newest.paged, 0)]
+            if len(found) != end - first:
+                what = "pages of discovered files do not hold the files of their ordinals"
+                raise LogDamagedError(what, invariant="D2", first=first, end=end)
+            self._kept = first, end, found
+        return self._kept[2]
+
+    def _reaching(self, end: int) -> Discovery:
+        """A discovery that knows all ordinals below ``end``: the newest listed one, or one that the listing does not show yet."""
+        i = max(self._listed(), self._newest_hint, 0)
+        self._newest = self._entry(i)
+        while self._newest.end < end:
             i += 1
-        return i
+            self._newest = self._entry(i)
+        return self._newest
 
     def _create(self, entry: Discovery) -> bool:
         key = keys.discovered(entry.i)
         written = self._log.perform(procedures.create_entry(key, entry))
-        self._known[entry.i] = entry if written.mine else decode(Discovery, key, written.data)
+        if written.mine:
+            self._newest = entry
+        else:
+            newer = self._listed()
+            self._newest = self._entry(newer) if newer > entry.i else decode(Discovery, key, written.data)
         return written.mine
 
-    def _entry(self, i: int) -> Discovery:
-        if i not in self._known:
-            found = self._log.perform(procedures.read_entry(Discovery, keys.discovered(i)))
-            if found is None:
-                raise LogDamagedError("a discovery is missing", invariant="I1", key=keys.discovered(i))
-            self._known[i] = found[0]
-        return self._known[i]
+    def _listed(self) -> int:
+        """Number of the newest discovery that a listing shows; -1 where it shows none."""
+        numbers = map(keys.parse_newest_first, self._log.list_keys(keys.DISCOVERED, 1))
+        return max((i for i in numbers if i is not None), default=-1)
 
-    def _seen(self) -> dict[str, int]:
-        newest = self.newest()
-        count = 0 if newest is None else newest.i + 1
-        return {discovery.fingerprint(file): file.mtime_ns for i in range(count) for file in self._entry(i).files}
+    def _entry(self, i: int) -> Discovery:
+        found = self._log.perform(procedures.read_entry(Discovery, keys.discovered(i)))
+        if found is None:
+            raise LogDamagedError("a discovery is missing", invariant="I1", key=keys.discovered(i))
+        return found[0]

@@ -198,18 +198,22 @@ def vacuum_deletes_what_redos_replaced(patch: pytest.MonkeyPatch) -> None:
 
 
 def files_that_a_listing_missed_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    real = discovery._settled
+    real = discovery.compare
 
-    def settled(newest: Any, listed: Any, found: Any) -> Any:
-        return real(newest, listed, replace(found, known={}))
+    def compare(newest: Any, listed: Any) -> Any:
+        compared = yield from real(newest, listed)
+        missed = {known.key(file) for file in newest.recent} if newest else set()
+        missed -= {known.key(file) for file in listed}
+        kept = newest and tuple(file for file in newest.recent if known.key(file) not in missed)
+        return compared if not missed else replace((yield from real(replace(newest, recent=kept), listed)))
 
-    patch.setattr(discovery, "_settled", settled)
+    patch.setattr(discovery, "compare", compare)
 
 
 def lost_discovery_is_kept(patch: pytest.MonkeyPatch) -> None:
     def create(self: Ledger, entry: Discovery) -> bool:
         self._log.perform(procedures.create_entry(keys.discovered(entry.i), entry))
-        self._known[entry.i] = entry
+        self._newest = entry
         return True
 
     patch.setattr(Ledger, "_create", create)
