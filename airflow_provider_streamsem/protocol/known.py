@@ -56,11 +56,6 @@ class Opened:
         """The smallest key of the node and the ranges below it."""
         return min([*self.files, *(child.first for child in self.children[:1])])
 
-    @property
-    def last(self) -> FileKey:
-        """The largest key of the node and the ranges below it."""
-        return max([*self.files, *(child.last for child in self.children[-1:])])
-
 
 Child: TypeAlias = KnownRange | Opened
 
@@ -249,7 +244,7 @@ def summary(node: KnownNode, sha256: str, *, absent: int) -> KnownRange:
         files=len(node.files) + sum(below.files for below in node.ranges),
         listed=len(own) + sum(below.listed for below in node.ranges),
         digest=digest([*own, *(below.digest for below in node.ranges)]),
-        absent=absent,
+        absent=absent & (1 << len(node.files)) - 1,
     )
 
 

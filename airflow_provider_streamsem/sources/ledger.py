@@ -46,12 +46,12 @@ class Ledger:
 
         ``None``: another discoverer was first. Its discovery is known now. Do: list again, because this listing may be older than that discovery (D3).
         """
-        compared = self._log.perform(discovery.compare(self.newest(), listed))
-        made = self._log.perform(discovery.extend(self.newest(), compared, self._log.clock.new_id()))
-        if made is not None and not self._create(made):
-            return None
         newest = self.newest()
-        return 0 if newest is None else newest.end
+        compared = self._log.perform(discovery.compare(newest, listed))
+        made = self._log.perform(discovery.extend(newest, compared, self._log.clock.new_id()))
+        if made is None:
+            return 0 if newest is None else newest.end
+        return made.end if self._create(made) else None
 
     def files(self, start: int, end: int) -> Iterator[FoundFile]:
         """

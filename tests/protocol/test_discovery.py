@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pytest
@@ -15,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError
-from airflow_provider_streamsem.protocol import codec, discovery, keys, known
+from airflow_provider_streamsem.protocol import codec, keys, known
 from airflow_provider_streamsem.protocol.entries import Discovery, FilePage, FoundFile, KnownNode, KnownRange
-from airflow_provider_streamsem.sources import ledger as ledgers
 from airflow_provider_streamsem.sources.ledger import Ledger
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
+from tests.small_nodes import small_nodes
 
 
 def found(path: str, time: int, *, etag: str = "", size: int = 1) -> FoundFile:
@@ -40,19 +38,6 @@ def tree(store: MemoryStore, ranges: tuple[KnownRange, ...]) -> list[tuple[str, 
         node = CommitLog(store).perform(known.read(one))
         marks += [*node.files, *tree(store, node.ranges)]
     return sorted(marks)
-
-
-@contextmanager
-def small_nodes() -> Iterator[None]:
-    """Nodes and pages of a few files, so that a few files reach every case."""
-    small: list[tuple[Any, str, int]] = [
-        (known, "NODE_FILES", 3), (known, "NODE_RANGES", 3), (discovery, "RECENT_FILES", 3), (discovery, "PAGE_FILES", 2),
-        (discovery, "PAGE_REFS", 3), (discovery, "NODES_UNRECORDED", 1), (ledgers, "BLOCK_FILES", 4),
-    ]  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        for module, name, value in small:
-            patch.setattr(module, name, value)
-        yield
 
 
 class Place(RuleBasedStateMachine):
@@ -287,6 +272,23 @@ def test_discovery_that_a_listing_does_not_show_yet_is_found_by_its_key() -> Non
     assert list(Ledger(CommitLog(store)).files(0, 3)) == files
     with pytest.raises(LogDamagedError, match="a discovery is missing"):
         list(Ledger(CommitLog(store)).files(0, 4))
+
+
+def test_D3_first_discovery_of_another_process_is_not_extended_by_a_listing_that_was_not_compared_with_it() -> None:
+    other = MemoryStore()
+    files = [found(name(n), n) for n in range(5)]
+
+    class Behind(MemoryStore):
+        def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Any:
+            before = list(super().list(prefix, limit, start_after))
+            self._objects.update(other._objects)
+            return iter(before)
+
+    store = Behind()
+    assert Ledger(CommitLog(other)).add(files) == 5
+    ledger = Ledger(CommitLog(store))
+    assert ledger.add(files) is None
+    assert ledger.add(files) == 5
 
 
 def test_late_file_with_an_old_time_is_found() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,9 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import decode, encode
 from airflow_provider_streamsem.protocol.entries import Discovery, RunPointer, Segment
 from airflow_provider_streamsem.readers.lag import lag
+from airflow_provider_streamsem.sources.ledger import Ledger
 from airflow_provider_streamsem.stores.memory import MemoryStore
+from tests.small_nodes import small_nodes
 from tests.worlds import World
 
 
@@ -106,11 +111,28 @@ def test_I16_pointer_to_another_version(world: World) -> None:
     assert findings(world) == [("I16", 1)]
 
 
+def discovered(world: World) -> Discovery:
+    newest = Ledger(world.opened().log).newest()
+    assert newest is not None
+    return newest
+
+
+def forge(world: World, entry: Discovery) -> None:
+    objects(world)[keys.discovered(entry.i)] = encode(entry).data
+
+
 def test_D1_file_with_two_ordinals(world: World) -> None:
-    first = decode(Discovery, "k", objects(world)[keys.discovered(0)])
-    doubled = Discovery(i=1, first=first.end, files=first.files[:1], nonce="n")
-    objects(world)[keys.discovered(1)] = encode(doubled).data
+    first = discovered(world)
+    forge(world, replace(first, i=1, first=first.end, recent=(*first.recent, first.recent[0])))
     assert findings(world) == [("D1", None)]
+
+
+@pytest.mark.parametrize("change", [{"first": 5}, {"recent": ()}])
+def test_D2_ordinals_that_changed_or_leave_a_hole(world: World, change: dict[str, Any]) -> None:
+    world.arrive(1)
+    world.run("b")
+    forge(world, replace(discovered(world), **change))
+    assert {*findings(world)} == {("D2", None)}
 
 
 def test_missing_discovery(world: World) -> None:
@@ -118,6 +140,46 @@ def test_missing_discovery(world: World) -> None:
     world.run("b")
     del objects(world)[keys.discovered(0)]
     assert ("I1", None) in findings(world)
+
+
+class TestTreesOfDiscoveredFiles:
+    @pytest.fixture
+    def grown(self, tmp_path: Path) -> Iterator[World]:
+        with small_nodes():
+            made = World(tmp_path)
+            for n in range(4):
+                made.arrive(5)
+                made.run(f"r{n}", drain=True)
+            assert made.verdict().clean
+            yield made
+
+    @pytest.mark.parametrize("kind", ["known", "pages"])
+    def test_missing_object_is_named(self, grown: World, kind: str) -> None:
+        newest = discovered(grown)
+        key = keys.known(newest.known[0].sha256) if kind == "known" else keys.page(newest.pages[0].sha256)
+        del objects(grown)[key]
+        assert key in {finding.key for finding in grown.verdict().findings}
+
+    @pytest.mark.parametrize("change", [{"listed": 1}, {"digest": 7}, {"absent": 1}, {"files": 1}, {"last": ("z", "")}])
+    def test_D4_range_that_is_not_the_summary_of_its_node(self, grown: World, change: dict[str, Any]) -> None:
+        """A digest of other files could make an unknown file pass for a known one."""
+        newest = discovered(grown)
+        forge(grown, replace(newest, known=(*newest.known[:-1], replace(newest.known[-1], **change))))
+        assert ("D4", None) in findings(grown)
+
+    @pytest.mark.parametrize(
+        "change", [lambda e: {"known": e.known[1:]}, lambda e: {"known": e.known[::-1]}, lambda e: {"settled_ns": 0}]
+    )
+    def test_D4_tree_of_other_files_than_the_pages(self, grown: World, change: Any) -> None:
+        newest = discovered(grown)
+        forge(grown, replace(newest, **change(newest)))
+        assert findings(grown) == [("D4", None)]
+
+    def test_D2_page_of_another_level(self, grown: World) -> None:
+        newest = discovered(grown)
+        assert newest.pages[0].level
+        forge(grown, replace(newest, pages=(replace(newest.pages[0], level=0), *newest.pages[1:])))
+        assert ("D2", None) in findings(grown)
 
 
 def test_quarantine_that_is_gone_or_cut(world: World) -> None:

@@ -13,7 +13,7 @@ from airflow_provider_streamsem.batch.plan import plan_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engines import dedup
 from airflow_provider_streamsem.errors import UnavailableError
-from airflow_provider_streamsem.protocol import codec, discovery, keys, machine, procedures
+from airflow_provider_streamsem.protocol import codec, keys, known, machine, procedures
 from airflow_provider_streamsem.protocol.entries import Discovery, Outcome, RunPointer, StagedManifest
 from airflow_provider_streamsem.sinks.files import FilesSink
 from airflow_provider_streamsem.sources.ledger import Ledger
@@ -198,16 +198,14 @@ def vacuum_deletes_what_redos_replaced(patch: pytest.MonkeyPatch) -> None:
 
 
 def files_that_a_listing_missed_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    real = discovery.compare
+    real = known.compare
 
-    def compare(newest: Any, listed: Any) -> Any:
-        compared = yield from real(newest, listed)
-        missed = {known.key(file) for file in newest.recent} if newest else set()
-        missed -= {known.key(file) for file in listed}
-        kept = newest and tuple(file for file in newest.recent if known.key(file) not in missed)
-        return compared if not missed else replace((yield from real(replace(newest, recent=kept), listed)))
+    def compare(node: known.Opened, listed: Any, settled_ns: int) -> Any:
+        new = yield from real(node, listed, settled_ns)
+        node.files = {file: True for file, was_listed in node.files.items() if was_listed}
+        return new
 
-    patch.setattr(discovery, "compare", compare)
+    patch.setattr(known, "compare", compare)
 
 
 def lost_discovery_is_kept(patch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from tests.simulation.effects import Effects
 from tests.simulation.scheduler import Process, Scheduler, Violation
 from tests.simulation.tables import Tables
 from tests.simulation.worlds import Repeats, World
+from tests.small_nodes import small_nodes
 
 SINGLES, DRAINS, REDOS = ("single-a", "single-b"), ("drain-a", "drain-b"), ("redo-a", "redo-b")
 WORLDS: tuple[type[World], ...] = (
@@ -360,7 +361,8 @@ def simulate(seed: int, root: Path, before: Callable[[Simulation], None] = lambd
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        simulation.play()
+        with small_nodes():
+            simulation.play()
     except Exception as error:
         violation = Violation(f"{error}\nAgain: python -m tests.simulation {seed} -v")
         violation.trace = simulation.scheduler.trace

@@ -97,7 +97,7 @@ class TestWithoutSpark:
         # Each is told twice: before and after. What a first run asks of its log stands in PROTOCOL.md, 4.
         requests = [
             "read pipeline.json", "create specs/ID.json", "create pipeline.json", "read pipeline.json", "list log/", "read runs/ID/999999999999-0.json",
-            "list discovered/", "list discovered/", "create discovered/999999999999-0.json", "create log/99999999/999999999999-0.p.json", *ENGINE,
+            "list discovered/", "create discovered/999999999999-0.json", "create log/99999999/999999999999-0.p.json", *ENGINE,
             "create quarantine/0/ID/00000.jsonl", "create attempts/0/ID.json", "create runs/ID/999999999999-0.json", "create log/99999999/999999999999-0.c.json",
             "create log/99999999/999999999998-1.p.json", *ENGINE,
             "create attempts/1/ID.json", "create runs/ID/999999999998-1.json", "create log/99999999/999999999998-1.c.json",

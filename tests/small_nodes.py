@@ -1,0 +1,31 @@
+"""The trees of discovered files with nodes and pages of a few files, so that a few files reach every case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem.protocol import discovery, known
+from airflow_provider_streamsem.sources import ledger
+
+SMALL: list[tuple[Any, str, int]] = [
+    (known, "NODE_FILES", 3),
+    (known, "NODE_RANGES", 3),
+    (discovery, "RECENT_FILES", 3),
+    (discovery, "PAGE_FILES", 2),
+    (discovery, "PAGE_REFS", 3),
+    (discovery, "NODES_UNRECORDED", 1),
+    (ledger, "BLOCK_FILES", 4),
+]
+
+
+@contextmanager
+def small_nodes() -> Iterator[None]:
+    """Nodes and pages are small until the block ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, value in SMALL:
+            patch.setattr(module, name, value)
+        yield
