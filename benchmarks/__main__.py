@@ -2,7 +2,7 @@
 ``make bench``: what the product costs, in counts and in ratios against a peer in the same run. No figure here is a test: these are readings.
 
 1. Log requests of a batch at 10^2, 10^4 and 10^6 versions (in memory, the history synthesised), and the time of planning beside them.
-2. Log requests and bytes of a discovery with 1,000,000 files seen before.
+2. Log requests and bytes of a poll of a path with 1,000,000 files and 100,000 discoveries before it.
 3. A batch on Spark against a plain read and Parquet write of the same files in the same process.
 4. A retry of a committed batch, and the import of the package.
 5. Where they are named, on real parts: ``kafka``, Kafka to Parquet against peers; ``delta``, the same into Delta tables; ``connect``,
@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import statistics
 import subprocess
 import sys
@@ -27,21 +26,22 @@ from rich.table import Table
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.protocol import codec, discovery, keys, segments
+from airflow_provider_streamsem.protocol import codec, keys, segments
 from airflow_provider_streamsem.protocol.entries import (
     Committable,
     DataFile,
-    FoundFile,
+    Discovery,
     Outcome,
+    PageRef,
     PipelineRecord,
     Plan,
     RunPointer,
 )
-from airflow_provider_streamsem.sources.ledger import Ledger
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore
 from tests.integration.parts.server import stop_servers_on_sigterm
+from benchmarks import discovery
 
 console = Console(width=120)
 ON_REAL_PARTS = ("connect", "dedup", "delta", "iceberg_publish", "kafka", "postgres")
@@ -75,14 +75,8 @@ def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryS
     spec = pipeline.spec_bytes()
     record = PipelineRecord(pipeline_uuid="u", name="bench", genesis={"files": 0}, spec=codec.sha256(spec), nonce="n")
     objects = {keys.PIPELINE: codec.encode(record).data, keys.spec(codec.sha256(spec)): spec}
-    found = [
-        FoundFile(path=f"{n:07d}.json", bytes=10, identity=f"mtime:{n}", mtime_ns=n)
-        for n in range(max(0, versions - 999), versions)
-    ]
-    (entry,) = discovery.entries(None, found, discovery.News(new=tuple(found), known={}, whole=True, vanished=0), "n")[
-        -1:
-    ]
-    newest = dataclasses.replace(entry, first=versions - len(found))
+    pages = (PageRef(sha256="", level=0, files=versions),)  # no file of it is read again
+    newest = Discovery(i=0, first=0, recent=(), pages=pages, known=(), settled_ns=versions, nonce="n")
     objects[keys.discovered(newest.i)] = codec.encode(newest).data
     previous = ""
     for version in range(max(0, versions - whole)):
@@ -97,7 +91,7 @@ def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryS
             version=version, result="commit", plan=encoded.sha256, attempt_id="a",
             sinks={"out": Committable(format="json", rows=1, files=(DataFile(key=f"data/{version}/a/f.json", bytes=9, rows=1, checksum="x"),))},
             counts={"read": 1, "parsed": 1, "quarantined": 0, "filtered": 0, "written.out": 1}, next={"files": version + 1},
-            source={"newest": newest.i, "at": newest.i, "bytes_per_row": 10}, spec=codec.sha256(spec), transform="", decided_at_ms=2, nonce=f"o{version}",
+            source={"newest": newest.i, "bytes_per_row": 10}, spec=codec.sha256(spec), transform="", decided_at_ms=2, nonce=f"o{version}",
         )  # fmt: skip
         data = codec.encode(outcome)
         objects[keys.plan(version)], objects[keys.outcome(version)] = encoded.data, data.data
@@ -173,36 +167,11 @@ def segment_costs() -> None:
 
 
 def discoveries() -> None:
-    """What finding 10 new files costs the log, by how many files were seen before."""
-    rows = []
-    for seen in (1_000, 100_000, 1_000_000):
-        files = [
-            FoundFile(path=f"dt={n // 1000}/{n:07d}.json", bytes=10, identity=f"mtime:{n}", mtime_ns=n)
-            for n in range(seen)
-        ]
-        made = discovery.entries(None, files, discovery.News(new=tuple(files), known={}, whole=True, vanished=0), "n")
-        store = CountingStore(MemoryStore(objects={keys.discovered(e.i): codec.encode(e).data for e in made}))
-        new = [
-            FoundFile(path=f"new/{n}.json", bytes=10, identity=f"mtime:{seen + n}", mtime_ns=seen + n)
-            for n in range(10)
-        ]
-        began = time.perf_counter()
-        Ledger(CommitLog(store), newest_hint=made[-1].i).add(files + new)
-        spent = time.perf_counter() - began
-        rows.append(
-            [
-                f"{seen:,}",
-                str(store.requests["read"]),
-                str(store.requests["create"]),
-                f"{store.read_bytes:,}",
-                f"{store.sent_bytes:,}",
-                f"{spent:.2f} s",
-            ]
-        )
+    """What one poll costs the log, by how many files were discovered before and by what changed since."""
     show(
-        "2. log cost of discovering 10 files (comparing the listing itself is linear in what lies there)",
-        ["files seen before", "GET", "PUT", "bytes read", "bytes written", "comparing"],
-        rows,
+        "2. log cost of one poll, mean / most (listing the path, and comparing the listing, are linear in the files listed)",
+        discovery.COLUMNS,
+        list(discovery.rows()),
     )
 
 

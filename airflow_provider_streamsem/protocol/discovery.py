@@ -37,7 +37,7 @@ class Comparison:
 
 
 def compare(newest: Discovery | None, listed: Iterable[FoundFile]) -> Procedure[Comparison]:
-    """Which files of a listing are new (D4-D6). Writes nothing."""
+    """Which files of a listing are new (D3, D4, D7). Writes nothing."""
     root = known.Opened({})
     if newest is not None:
         root = known.Opened({known.key(file): True for file in newest.recent}, list(newest.known))
@@ -50,7 +50,7 @@ def extend(newest: Discovery | None, compared: Comparison, nonce: str) -> Proced
     """
     The next discovery, ready to be created: all that it names is stored. ``None`` where there is nothing to record.
 
-    Only the discovery itself gives ordinals: what was stored for one that is never created, or loses, is named by nothing (D3).
+    Only the discovery itself gives ordinals: what was stored for one that is never created, or loses, is named by nothing (D2).
     """
     if not compared.new and known.reads(compared.root) <= NODES_UNRECORDED:
         return None
@@ -125,5 +125,5 @@ def read(ref: PageRef) -> Procedure[FilePage]:
     page = found[0]
     if ref.files != len(page.files) + sum(below.files for below in page.pages):
         what = "a page of discovered files holds another number of files than its place says"
-        raise LogDamagedError(what, invariant="D2", key=keys.page(ref.sha256))
+        raise LogDamagedError(what, invariant="D6", key=keys.page(ref.sha256))
     return page

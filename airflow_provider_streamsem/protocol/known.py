@@ -1,5 +1,5 @@
 """
-The tree of known files: tells which files of a listing are new, and reads only the nodes whose listed files changed (PROTOCOL.md, D4-D8).
+The tree of known files: tells which files of a listing are new, and reads only the nodes whose listed files changed (PROTOCOL.md, D3, D4, D7, D8).
 
 A search tree by path and fingerprint. Every node may hold files of its own: new files wait near the root, and are pushed down in bulk. A range of the
 tree stores the digest of those of its files that were listed when it was last compared. Where the same files are listed again, all of them are known,
@@ -122,7 +122,7 @@ def _without_reading(known: KnownRange, inside: Sequence[Listed], settled_ns: in
     fresh = [item for item in inside if item.file.mtime_ns >= settled_ns]
     settled = [item for item in inside if item.file.mtime_ns < settled_ns]
     same = _is_as_expected(known, settled)
-    # A file that vanished may come back with a later time, unless the time is part of its identity (D6).
+    # A file that vanished may come back with a later time, unless the time is part of its identity (D7).
     never_known = (same and known.listed == known.files) or all(_has_its_time(item.file) for item in fresh)
     return fresh if never_known and (same or not settled) else None
 

@@ -282,7 +282,7 @@ class _Verification:
             }
 
     def _discoveries(self) -> None:
-        """Ordinals follow one another, no file has two (D1), and both trees of the newest discovery hold exactly the discovered files (D2, D4)."""
+        """Ordinals follow one another, no file has two (D1), and both trees of the newest discovery hold exactly the discovered files (D6, D4)."""
         numbers = (keys.parse_newest_first(key) for key in self.opened.log.list_keys(keys.DISCOVERED))
         newest = self._entry(Discovery, keys.discovered(max((i for i in numbers if i is not None), default=0)))
         if newest is None:
@@ -308,7 +308,7 @@ class _Verification:
             same = [*entry.recent] == files[entry.paged : entry.end] and pages.issuperset(entry.pages)
             if entry.first != expected or entry.end < expected or not same:
                 what = "ordinals of discovered files do not follow one another, or changed"
-                self._found("D2", what, key=keys.discovered(i))
+                self._found("D6", what, key=keys.discovered(i))
             expected = entry.end
 
     def _pages(self, refs: Sequence[PageRef], key: str) -> tuple[list[FoundFile], set[PageRef]]:
@@ -322,7 +322,7 @@ class _Verification:
                 files += [*page.files, *below]
                 pages |= more
                 if any(child.level != ref.level - 1 for child in page.pages) or (page.files and ref.level):
-                    self._found("D2", "a page of discovered files is of another level than its place says", key=key)
+                    self._found("D6", "a page of discovered files is of another level than its place says", key=key)
         return files, pages
 
     def _known(self, node: KnownNode) -> list[FileKey]:

@@ -44,7 +44,7 @@ class Ledger:
         """
         Give ordinals to the new files of a listing; returns the next ordinal to give.
 
-        ``None``: another discoverer was first. Its discovery is known now. Do: list again, because this listing may be older than that discovery (D3).
+        ``None``: another discoverer was first. Its discovery is known now. Do: list again, because this listing may be older than that discovery (D2).
         """
         newest = self.newest()
         compared = self._log.perform(discovery.compare(newest, listed))
@@ -75,7 +75,7 @@ class Ledger:
             found += newest.recent[max(first - newest.paged, 0) : max(end - newest.paged, 0)]
             if len(found) != end - first:
                 what = "pages of discovered files do not hold the files of their ordinals"
-                raise LogDamagedError(what, invariant="D2", first=first, end=end)
+                raise LogDamagedError(what, invariant="D6", first=first, end=end)
             self._kept = first, end, found
         return self._kept[2]
 

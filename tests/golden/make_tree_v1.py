@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline
+from tests.small_nodes import small_nodes
 from tests.worlds import World
 
 KEPT = Path(__file__).parent / "tree_v1"
@@ -44,12 +45,12 @@ def in_place() -> Iterator[Path]:
 
 
 def make() -> None:
-    """Two versions of a drain, a redo of the first, an abort, and a version that is open."""
+    """Two versions of a drain, a redo of the first, an abort, and a version that is open; discovered files in small nodes, so that both trees exist."""
     from airflow_provider_streamsem.batch.maintenance import abort
     from airflow_provider_streamsem.stores.local import LocalStore
 
     shutil.rmtree(KEPT, ignore_errors=True)
-    with in_place() as place:
+    with in_place() as place, small_nodes():
         world = World(place, store=LocalStore(str(place / "log")))
         world.arrive(3)
         world.run("first", drain=True, pipeline=pipeline())

@@ -274,7 +274,7 @@ def test_discovery_that_a_listing_does_not_show_yet_is_found_by_its_key() -> Non
         list(Ledger(CommitLog(store)).files(0, 4))
 
 
-def test_D3_first_discovery_of_another_process_is_not_extended_by_a_listing_that_was_not_compared_with_it() -> None:
+def test_D2_first_discovery_of_another_process_is_not_extended_by_a_listing_that_was_not_compared_with_it() -> None:
     other = MemoryStore()
     files = [found(name(n), n) for n in range(5)]
 
@@ -319,7 +319,7 @@ def test_object_that_came_back_after_its_absence_was_recorded_is_not_new() -> No
         assert cost(store, rest + back)[0] == 30
 
 
-def test_D3_discoverer_that_was_second_lists_again() -> None:
+def test_D2_discoverer_that_was_second_lists_again() -> None:
     store = MemoryStore()
     first, second = Ledger(CommitLog(store)), Ledger(CommitLog(store))
     a, b, c = found("a", 1), found("b", 2), found("c", 3)

@@ -128,11 +128,11 @@ def test_D1_file_with_two_ordinals(world: World) -> None:
 
 
 @pytest.mark.parametrize("change", [{"first": 5}, {"recent": ()}])
-def test_D2_ordinals_that_changed_or_leave_a_hole(world: World, change: dict[str, Any]) -> None:
+def test_D6_ordinals_that_changed_or_leave_a_hole(world: World, change: dict[str, Any]) -> None:
     world.arrive(1)
     world.run("b")
     forge(world, replace(discovered(world), **change))
-    assert {*findings(world)} == {("D2", None)}
+    assert {*findings(world)} == {("D6", None)}
 
 
 def test_missing_discovery(world: World) -> None:
@@ -175,11 +175,11 @@ class TestTreesOfDiscoveredFiles:
         forge(grown, replace(newest, **change(newest)))
         assert findings(grown) == [("D4", None)]
 
-    def test_D2_page_of_another_level(self, grown: World) -> None:
+    def test_D6_page_of_another_level(self, grown: World) -> None:
         newest = discovered(grown)
         assert newest.pages[0].level
         forge(grown, replace(newest, pages=(replace(newest.pages[0], level=0), *newest.pages[1:])))
-        assert ("D2", None) in findings(grown)
+        assert ("D6", None) in findings(grown)
 
 
 def test_quarantine_that_is_gone_or_cut(world: World) -> None:

@@ -1,0 +1,140 @@
+"""
+``make bench ARGS=discovery``: what one poll of a path costs the log, by how many files were discovered before.
+
+Listing the path is the source's own cost and is not counted. Each poll is a new process that knows the newest discovery from the last outcome, as after a
+commit. The history is made by the product itself, 260 files at a time: 26 discoveries of 10 files leave the same trees, and of their own objects only the
+newest is ever read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.protocol import codec, keys
+from airflow_provider_streamsem.protocol.entries import FoundFile
+from airflow_provider_streamsem.sources.ledger import Ledger
+from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.testing.stores import CountingStore
+
+PER_DISCOVERY = 10
+FLUSH = 260
+SIZES = (10_000, 100_000, 1_000_000)
+FILES_A_DAY = 10_000
+Listings = Iterator[list[FoundFile]]
+
+
+def file(n: int, path: str = "") -> FoundFile:
+    """The n-th file of a bucket: an object whose identity has no time in it, modified at second n."""
+    path = path or f"dt={n // FILES_A_DAY:05d}/hour={n % FILES_A_DAY * 24 // FILES_A_DAY:02d}/{n:08d}.json"
+    return FoundFile(path=path, bytes=1_000, identity=f"etag:{n:032x}", mtime_ns=n * 10**9)
+
+
+def at_random(n: int) -> FoundFile:
+    """The same with a name that says nothing of its time."""
+    return file(n, path=f"{hashlib.md5(b'%d' % n, usedforsecurity=False).hexdigest()}.json")
+
+
+def history(seen: int, of: Callable[[int], FoundFile], *, at_once: int = FLUSH) -> MemoryStore:
+    """A log that has discovered this many files, ``PER_DISCOVERY`` a discovery."""
+    store = MemoryStore()
+    ledger = Ledger(CommitLog(store))
+    for first in range(0, seen, at_once):
+        ledger.add([of(n) for n in range(first, min(first + at_once, seen))])
+    newest = ledger.newest()
+    assert newest is not None
+    newest = dataclasses.replace(newest, i=seen // PER_DISCOVERY - 1)
+    store.create(keys.discovered(newest.i), codec.encode(newest).data)
+    return store
+
+
+def polls(store: MemoryStore, listings: Listings, seen: int, warm_up: int) -> list[tuple[int, ...]]:
+    """GET, PUT, bytes read, bytes written of each poll after the first ones."""
+    hint, found = seen // PER_DISCOVERY - 1, []
+    for listed in listings:
+        counting = CountingStore(store)
+        ledger = Ledger(CommitLog(counting), newest_hint=hint)
+        ledger.add(listed)
+        newest = ledger.newest()
+        assert newest is not None
+        hint = newest.i
+        counts = (counting.requests[name] for name in ("list", "read", "create"))
+        found.append((*counts, counting.read_bytes, counting.sent_bytes))
+    return found[warm_up:]
+
+
+def everything_stays(seen: int, count: int, *, without: int = -1) -> Listings:
+    """Every file ever discovered is listed, and 10 new ones; one may be missing."""
+    files = [file(n) for n in range(seen) if n != without]
+    for first in range(seen, seen + count * PER_DISCOVERY, PER_DISCOVERY):
+        files += [file(n) for n in range(first, first + PER_DISCOVERY)]
+        yield files
+
+
+def moving_window(seen: int, count: int, *, new: int, window: int, late: int = 0) -> Listings:
+    """The window holds the newest files; it moves on at each poll. Of the new files some have an old name and an old time."""
+    rng = random.Random(seen)
+    extra: list[FoundFile] = []
+    for poll in range(1, count + 1):
+        end = seen + poll * new
+        for n in range(late):
+            older = file(rng.randrange(end - window, end))
+            extra.append(dataclasses.replace(older, path=older.path + f".late{n}", identity=f"etag:late-{poll}-{n}"))
+        start = file(end - window).path
+        yield [file(n) for n in range(end - window, end)] + [late for late in extra if late.path > start]
+
+
+def idle_window(seen: int, count: int) -> Listings:
+    """Nothing arrives; the window moves on by a few files at each poll."""
+    for poll in range(1, count + 1):
+        yield [file(n) for n in range(seen - 2_000 + 7 * poll, seen)]
+
+
+def deleted_daily(seen: int, count: int, of: Callable[[int], FoundFile], *, new: int, polls_a_day: int) -> Listings:
+    """What was processed is deleted once a day."""
+    first = seen
+    for poll in range(1, count + 1):
+        end = seen + poll * new
+        if poll % polls_a_day == 0:
+            first = end - new
+        yield [of(n) for n in range(first, end)]
+
+
+def rows() -> Iterator[list[str]]:
+    """The rows of the table."""
+    days = {"new": 10, "window": 2 * FILES_A_DAY}
+    scenarios: list[tuple[str, Callable[[int], FoundFile], Callable[[int], Listings], int]] = [
+        ("all files stay, 10 new", file, partial(everything_stays, count=3), 0),
+        ("one object of them was deleted, 10 new", file, partial(everything_stays, count=4, without=5_000), 1),
+        ("window moves each poll, 10 new", file, partial(moving_window, count=90, **days), 10),
+        ("window moves each poll, nothing new", file, partial(idle_window, count=60), 2),
+        ("window moves each poll, 1 new", file, partial(moving_window, count=300, new=1, window=1_440), 10),
+        ("window moves each poll, 10 new, 2 more are late", file, partial(moving_window, count=90, late=2, **days), 10),
+        ("processed files deleted daily, 10 new", file, partial(deleted_daily, count=96, of=file, new=10, polls_a_day=24), 24),
+        ("the same, random names", at_random, partial(deleted_daily, count=96, of=at_random, new=10, polls_a_day=24), 24),
+    ]  # fmt: skip
+    histories: dict[tuple[str, int], MemoryStore] = {}
+    for what, of, listings, warm_up in scenarios:
+        for seen in SIZES:
+            at_once = FLUSH if of is file else seen
+            kept = histories.setdefault((of.__name__, seen), MemoryStore())
+            if not kept._objects:
+                kept._objects.update(history(seen, of, at_once=at_once)._objects)
+            found = polls(MemoryStore(objects=dict(kept._objects)), listings(seen), seen, warm_up)
+            columns = list(zip(*found, strict=True))
+            per_poll = [f"{statistics.mean(column):.2f} / {max(column)}" for column in columns[1:3]]
+            kilobytes = [f"{statistics.mean(column) / 1e3:.0f} / {max(column) / 1e3:.0f}" for column in columns[3:]]
+            yield [what, f"{seen:,}", f"{seen // PER_DISCOVERY:,}", str(len(found)), *per_poll, *kilobytes]
+
+
+COLUMNS = ["poll", "files discovered", "discoveries", "polls", "GET", "PUT", "KB read", "KB written"]
+
+if __name__ == "__main__":
+    print("|", " | ".join(COLUMNS), "|", flush=True)
+    for row in rows():
+        print("|", " | ".join(row), "|", flush=True)
