@@ -116,14 +116,14 @@ def read(ref: PageRef) -> Procedure[FilePage]:
     """
     A page.
 
-    :raises LogDamagedError: it is missing, differs from its name, or holds another number of files
+    :raises LogDamagedError: it is missing, differs from its name, or does not hold the files that the page above it says
     """
     found = yield from read_entry(FilePage, keys.page(ref.sha256))
     if found is None or found[1] != ref.sha256:
         what = "a page of discovered files is missing or differs from its name"
         raise LogDamagedError(what, invariant="I1", key=keys.page(ref.sha256))
     page = found[0]
-    if ref.files != len(page.files) + sum(below.files for below in page.pages):
-        what = "a page of discovered files holds another number of files than its place says"
+    if (page.files and page.pages) or ref.files != len(page.files) + sum(below.files for below in page.pages):
+        what = "a page of discovered files holds another number of files than the page above it says"
         raise LogDamagedError(what, invariant="D6", key=keys.page(ref.sha256))
     return page

@@ -8,6 +8,7 @@ import pytest
 
 from airflow_provider_streamsem import FilesSource, Limits
 from airflow_provider_streamsem.errors import SourceChangedError
+from airflow_provider_streamsem.testing.stores import CountingStore
 from tests.worlds import World
 
 DAY_MS = 86_400_000
@@ -61,6 +62,21 @@ def test_files_in_a_narrower_window_are_read_once_when_it_widens_again(tmp_path:
     for run, pipeline in (("c", narrow), ("d", plain), ("e", narrow), ("f", plain)):
         world.run(run, drain=True, pipeline=pipeline)
     world.check()
+
+
+def test_poll_of_a_moving_window_does_not_read_all_earlier_discoveries(tmp_path: Path) -> None:
+    world = World(tmp_path, rows_per_file=1)
+    costs = []
+    for n in range(20):
+        world.arrive(30)
+        store = CountingStore(world.store)
+        window = world.pipeline(
+            source=source(tmp_path / "in", start_after=f"{max(0, 30 * n - 40):05d}.json"), limits=Limits()
+        )
+        world.run(f"r{n}", drain=True, pipeline=window, store=store)
+        costs.append(sum(key.split("/")[0] in ("discovered", "files", "known") for _, key in store.keys))
+    assert max(costs) <= 8
+    assert sum(costs) <= 20 * 4
 
 
 def test_discovered_file_that_left_the_window_before_it_was_read_is_read_and_is_no_gap(tmp_path: Path) -> None:
