@@ -40,8 +40,8 @@ from airflow_provider_streamsem.protocol.entries import (
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore
-from tests.integration.parts.server import stop_servers_on_sigterm
 from benchmarks import discovery
+from tests.integration.parts.server import stop_servers_on_sigterm
 
 console = Console(width=120)
 ON_REAL_PARTS = ("connect", "dedup", "delta", "iceberg_publish", "kafka", "postgres")
