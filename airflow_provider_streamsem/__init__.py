@@ -15,6 +15,7 @@ _NAMES = {
     "AmqpQueue": "airflow_provider_streamsem.sources.amqp",
     "Avro": "airflow_provider_streamsem.sources.decoding",
     "BatchCommittedSensor": "airflow_provider_streamsem.sensors.committed",
+    "CompletedVersion": "airflow_provider_streamsem.batch.result",
     "Dedup": "airflow_provider_streamsem.engines.dedup",
     "DeltaSink": "airflow_provider_streamsem.sinks.delta",
     "FilesSink": "airflow_provider_streamsem.sinks.files",
@@ -55,6 +56,7 @@ __all__ = [
     "AmqpQueue",
     "Avro",
     "BatchCommittedSensor",
+    "CompletedVersion",
     "Dedup",
     "DeltaSink",
     "FilesSink",
@@ -97,7 +99,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.batch.guarantee import Guarantee, guarantee
     from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
     from airflow_provider_streamsem.batch.redo import redo
-    from airflow_provider_streamsem.batch.result import RunResult
+    from airflow_provider_streamsem.batch.result import CompletedVersion, RunResult
     from airflow_provider_streamsem.batch.run import run_batch
     from airflow_provider_streamsem.engines.dedup import Dedup
     from airflow_provider_streamsem.engines.spark import SparkEngine

@@ -35,6 +35,7 @@ class World:
     store: Store = field(default_factory=lambda: MemoryStore(f"memory://world-{next(_NAMES)}"))
     made: int = 0
     clocks: Any = field(default_factory=count)
+    returned: list[RunResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         (self.root / "in").mkdir(parents=True, exist_ok=True)
@@ -82,18 +83,14 @@ class World:
         pipeline: Pipeline | None = None,
         redone: int | None = None,
     ) -> RunResult:
-        """Run as a process of its own would, or redo the version ``redone``."""
+        """Run as a process of its own would, or redo the version ``redone``. What it returns is kept in ``returned``."""
+        spec, log, engine = pipeline or self.pipeline(), self.log(store), engine or RowsEngine()
         if redone is not None:
-            return redo(
-                pipeline or self.pipeline(), redone, run_key=run_key, log=self.log(store), engine=engine or RowsEngine()
-            )
-        return run_batch(
-            pipeline or self.pipeline(),
-            run_key=run_key,
-            drain=drain,
-            log=self.log(store),
-            engine=engine or RowsEngine(),
-        )
+            result = redo(spec, redone, run_key=run_key, log=log, engine=engine)
+        else:
+            result = run_batch(spec, run_key=run_key, drain=drain, log=log, engine=engine)
+        self.returned.append(result)
+        return result
 
     def opened(self) -> CommittedLog:
         """The log to read."""
@@ -123,6 +120,19 @@ class World:
     def verdict(self) -> Verdict:
         """What verify says."""
         return verify(self.log())
+
+    def unannounced(self) -> list[int]:
+        """The committed versions that no result names which a run has returned."""
+        return [
+            v.version
+            for v in self.opened().versions(newest_first=False)
+            if v.outcome is not None and v.outcome.committed
+            and not any(
+                r.versions[0] <= v.version < r.versions[1]
+                and (r.run_key == v.plan.run_key or v.version in [one.version for one in r.completed])
+                for r in self.returned
+            )
+        ]  # fmt: skip
 
     def check(self, seen: Callable[[], Counter[int]] | None = None) -> None:
         """The log is clean and shows every id that arrived exactly once."""

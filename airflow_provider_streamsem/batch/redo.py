@@ -13,7 +13,7 @@ from airflow_provider_streamsem.batch.maintenance import abort
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.publish import publishing
-from airflow_provider_streamsem.batch.result import RunResult
+from airflow_provider_streamsem.batch.result import RunResult, together
 from airflow_provider_streamsem.batch.run import Run, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines.contract import Engine
@@ -106,11 +106,13 @@ def redo_run(
     counts: dict[str, int] = {}
     redone = 0
     last = result
+    results = [result]
     for version in opened_log.run_versions(run_key):
         found = opened_log.outcome(version)
         if found is not None and found[0].committed:
             last = redo(pipeline, version, run_key=f"{run_key}#{request}:{version}", engine=engine, log=log)
             counts, redone = add_counts(counts, last.counts), redone + 1
+            results.append(last)
     return RunResult(
         status="committed",
         pipeline=result.pipeline,
@@ -121,6 +123,8 @@ def redo_run(
         counts=counts,
         batches=redone,
         outcome=last.outcome,
+        versions=(min(one.versions[0] for one in results), max(one.versions[1] for one in results)),
+        completed=together(one.completed for one in results),
     )
 
 

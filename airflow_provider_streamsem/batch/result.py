@@ -1,10 +1,11 @@
-"""What a run answers: small, JSON, and equal to what is stored (I12)."""
+"""What a run returns: small, JSON, and equal to what is stored (I12)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from airflow_provider_streamsem.batch.announcement import LISTED, Completed, announce_others, announce_run
 from airflow_provider_streamsem.batch.opening import Opened
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
@@ -15,16 +16,38 @@ from airflow_provider_streamsem.protocol.view import Head, add_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompletedVersion:
+    """
+    A committed version of another run that no earlier result announced: this run completed it, or its own run failed after the commit.
+
+    :param run_key: the run that planned it
+    :param ranges: partition → ``[start, end)``
+    :param counts: as in :class:`RunResult`, of this version
+    :param outcome: key of its outcome under the log's root
+    """
+
+    version: int
+    run_key: str
+    ranges: Ranges
+    counts: Mapping[str, int]
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """
-    The answer of a run.
+    The result of a run.
 
-    :param status: ``committed``, or ``empty`` where the source had nothing new (or other runs committed all of it)
-    :param version: the run's last version; of an empty run the newest closed one, -1 before the first
-    :param ranges: partition → ``[start, end)``: of a drain from its first batch to its last, batches of other runs in between included. Empty for an empty run
+    :param status: ``committed``: this result announces rows, of this run or of ``completed`` versions. ``empty``: it announces none
+    :param version: the run's last version; where the run committed none, the newest of ``completed``; of an empty run the newest closed one, -1 before the
+        first
+    :param ranges: partition → ``[start, end)``: of a drain from its first batch to its last, batches of other runs in between included. Empty where the run
+        committed nothing itself
     :param counts: rows over all batches of the run: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``
     :param batches: how many versions the run committed or tried
-    :param outcome: key of the last outcome under the log's root, ``""`` for an empty run
+    :param outcome: key of the outcome of ``version`` under the log's root, ``""`` for an empty run
+    :param versions: ``[start, end)``: every committed version in it is announced by this result, or was by an earlier one
+    :param completed: the versions of other runs that this result announces, in order; of more than 20 the newest. Their rows are not in ``counts``
     """
 
     status: str
@@ -36,22 +59,35 @@ class RunResult:
     counts: Mapping[str, int]
     batches: int
     outcome: str
+    versions: tuple[int, int]
+    completed: tuple[CompletedVersion, ...] = ()
 
     def to_json(self) -> Json:
         """Small JSON, as XCom and asset events carry it."""
         return plain(self)
 
 
-def answer(opened: Opened, answered: Answered, run_key: str) -> RunResult:
-    """The result of a run whose last version is closed."""
+def answer(opened: Opened, answered: Answered, run_key: str, *, resumed: bool, announces: bool = True) -> RunResult:
+    """
+    The result of a run whose last version is closed.
+
+    :param resumed: the run was complete when this process began
+    :param announces: ``False``: another process returns the run's result, and announces the versions of other runs with it
+    """
     plan, outcome = answered.plan, answered.outcome
     counts = add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
+    versions = (plan.version, plan.version + 1)
+    completed: tuple[CompletedVersion, ...] = ()
+    if announces:
+        versions, found = announce_run(opened.log, plan, answered.head.closed, resumed=resumed)
+        completed = _completed(found)
+    last = completed[-1].version if completed and not counts else outcome.version
     return RunResult(
-        status="committed" if counts else "empty",
+        status="committed" if counts or completed else "empty",
         pipeline=opened.pipeline.name,
         log=opened.pipeline.log,
         run_key=run_key,
-        version=outcome.version,
+        version=last,
         ranges=plan.ranges
         if plan.target is None
         else {
@@ -61,20 +97,49 @@ def answer(opened: Opened, answered: Answered, run_key: str) -> RunResult:
         },
         counts=counts,
         batches=plan.j + 1,
-        outcome=keys.outcome(outcome.version),
+        outcome=keys.outcome(last),
+        versions=versions,
+        completed=completed,
     )
 
 
-def empty(opened: Opened, head: Head, run_key: str) -> RunResult:
-    """The result of a run that found nothing new and wrote nothing."""
+def empty(opened: Opened, head: Head, run_key: str, *, announces: bool = True) -> RunResult:
+    """The result of a run that found nothing new and planned nothing."""
+    versions = (head.closed + 1, head.closed + 1)
+    completed: tuple[CompletedVersion, ...] = ()
+    if announces:
+        versions, found = announce_others(opened.log, head.closed, run_key)
+        completed = _completed(found)
+    last = completed[-1].version if completed else head.closed
     return RunResult(
-        status="empty",
+        status="committed" if completed else "empty",
         pipeline=opened.pipeline.name,
         log=opened.pipeline.log,
         run_key=run_key,
-        version=head.closed,
+        version=last,
         ranges={},
         counts={},
         batches=0,
-        outcome="",
+        outcome=keys.outcome(last) if completed else "",
+        versions=versions,
+        completed=completed,
+    )
+
+
+def together(parts: Iterable[tuple[CompletedVersion, ...]]) -> tuple[CompletedVersion, ...]:
+    """The completed versions of several results as those of one."""
+    found = {one.version: one for part in parts for one in part}
+    return tuple(found[version] for version in sorted(found))[-LISTED:]
+
+
+def _completed(found: Completed) -> tuple[CompletedVersion, ...]:
+    return tuple(
+        CompletedVersion(
+            version=plan.version,
+            run_key=plan.run_key,
+            ranges=plan.ranges,
+            counts=outcome.counts,
+            outcome=keys.outcome(plan.version),
+        )
+        for plan, outcome in found
     )

@@ -34,12 +34,18 @@ logger = telemetry.log_of(__name__)
 
 @on_its_log
 def run_batch(
-    pipeline: Pipeline, *, run_key: str, drain: bool = False, engine: Engine | None = None, log: CommitLog | None = None
+    pipeline: Pipeline,
+    *,
+    run_key: str,
+    drain: bool = False,
+    engine: Engine | None = None,
+    log: CommitLog | None = None,
+    announces: bool = True,
 ) -> RunResult:
     """
     Run one batch of a pipeline, or with ``drain`` batches until the end that the source had when the run was planned.
 
-    The same ``run_key`` again gives the committed result without any work, or goes on where the run stopped. A run that found nothing new wrote nothing, so
+    The same ``run_key`` again gives the committed result without any work, or goes on where the run stopped. A run that found nothing new planned nothing, so
     the same key may find something later.
 
     :param pipeline: the spec
@@ -47,6 +53,7 @@ def run_batch(
     :param drain: several batches, towards a target that is frozen in the first plan
     :param engine: default: Spark in this process; no session is started before a batch is staged
     :param log: default: the log at ``pipeline.log``
+    :param announces: ``False``: another process returns the run's result, and announces the versions of other runs with it
     :returns: what is stored of the run (I12)
     :raises StreamsemError: see :mod:`airflow_provider_streamsem.errors`; its class says whether a retry can help
     """
@@ -54,7 +61,7 @@ def run_batch(
     flag("drain", drain)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         logger.info("guarantee: %s", guarantee(pipeline))
-        run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key, engine)
+        run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key, engine, announces=announces)
         return run.to_answer(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
 
@@ -77,22 +84,24 @@ def plan_run(
 class Run:
     """One run on an opened pipeline: what plans its versions is given, all else is the same for every kind of run."""
 
-    def __init__(self, opened: Opened, run_key: str, engine: Engine | None = None) -> None:
+    def __init__(self, opened: Opened, run_key: str, engine: Engine | None = None, *, announces: bool = True) -> None:
         self.opened = opened
         self.run_key = run_key
+        self.announces = announces
         self.planner: Planner = opened.pipeline.source.open(opened.log, opened.head.outcome)
         self.engine: Engine = engine or registry.lookup("engines", "spark")()
 
     def to_answer(self, planned: Callable[[Ready], Plan | None]) -> RunResult:
         """Look, plan, run, decide and publish until the run has its answer."""
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
+        resumed = isinstance(position, Answered)
         while not isinstance(position, Answered):
             fresh = False
             if isinstance(position, Ready):
                 self.opened.pipeline.load_transform()  # what cannot be imported is found before anything is written
                 step = self._plan(position, planned)
                 if step is None:
-                    return empty(self.opened, position.head, self.run_key)
+                    return empty(self.opened, position.head, self.run_key, announces=self.announces)
                 position, fresh = step
             if isinstance(position, Open):
                 position = self.close(position.head, fresh=fresh)
@@ -101,7 +110,7 @@ class Run:
                 is_own = found is not None and found[0].run_key == self.run_key
                 head = publish(self.opened, position.head, is_own=is_own)
                 position = self.opened.log.locate(self.run_key, head)
-        return answer(self.opened, position, self.run_key)
+        return answer(self.opened, position, self.run_key, resumed=resumed, announces=self.announces)
 
     def to_open(self, planned: Callable[[Ready], Plan | None]) -> RunResult | None:
         """Look and plan, until the run has its answer, or a version must be closed or published."""
@@ -111,7 +120,7 @@ class Run:
             if step is None:
                 return empty(self.opened, position.head, self.run_key)
             position, _ = step
-        return answer(self.opened, position, self.run_key) if isinstance(position, Answered) else None
+        return answer(self.opened, position, self.run_key, resumed=True) if isinstance(position, Answered) else None
 
     def _plan(self, ready: Ready, planned: Callable[[Ready], Plan | None]) -> tuple[Position, bool] | None:
         """Plan the next version; where the run then stands, and whether this process made the plan. ``None``: there is nothing to plan."""

@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     spark = SparkSession.builder.appName(f"streamsem {pipeline.name}").getOrCreate()
     try:
-        print(json.dumps(run_batch(pipeline, run_key=args.run_key, drain=args.drain).to_json()))
+        # The task that submitted this driver emits the run's event, so it announces the versions of other runs.
+        result = run_batch(pipeline, run_key=args.run_key, drain=args.drain, announces=False)
+        print(json.dumps(result.to_json()))
     finally:
         spark.stop()
 

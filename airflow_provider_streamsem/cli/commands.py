@@ -74,6 +74,7 @@ def _ran(pipeline: Pipeline, result: RunResult) -> Answer:
     lines = [f"run key    {result.run_key}", f"guarantee  {kept}", f"status     {result.status}"]
     lines += [f"version    {result.version}", f"ranges     {_ranges(result.ranges)}"]
     lines += [f"{name:<10} {count}" for name, count in sorted(result.counts.items())]
+    lines += [f"completed  version {one.version} of run {one.run_key}" for one in result.completed]
     return Answer(document={**result.to_json(), "guarantee": plain(kept)}, lines=lines)
 
 

@@ -20,12 +20,14 @@ from airflow_provider_streamsem.protocol.codec import sha256
 from airflow_provider_streamsem.protocol.entries import (
     READER_FEATURES,
     WRITER_FEATURES,
+    Announcement,
     Claim,
     Effects,
     Outcome,
     PipelineRecord,
     Plan,
     Receipts,
+    RunPointer,
     StagedManifest,
 )
 from airflow_provider_streamsem.protocol.machine import (
@@ -213,6 +215,28 @@ class CommitLog:
     def run_versions(self, run_key: str) -> list[int]:
         """The versions that were planned under a run key and closed, oldest first."""
         return self.perform(procedures.run_versions(run_key))
+
+    def others_between(self, run_key: str, first: tuple[int, int], last: tuple[int, int]) -> list[int]:
+        """The versions that other runs planned between two of a run's own; see :func:`procedures.others_between`."""
+        return self.perform(procedures.others_between(run_key, first, last))
+
+    def pointer(self, run_key: str, j: int) -> RunPointer | None:
+        """Pointer j of a run, or ``None`` where the run has not that many versions."""
+        found = self.perform(procedures.read_entry(RunPointer, keys.pointer(run_key, j)))
+        return None if found is None else found[0]
+
+    def newest_announced(self) -> int:
+        """Up to which version all are announced, as a listing hints; -1 where none is."""
+        return self.perform(procedures.newest_announced())
+
+    def announcement(self, key: str) -> Announcement | None:
+        """An announcement, or ``None`` where it is missing."""
+        found = self.perform(procedures.read_entry(Announcement, key))
+        return None if found is None else found[0]
+
+    def put_announcement(self, key: str, announcement: Announcement) -> Announcement:
+        """Create an announcement; returns what is stored."""
+        return self.perform(procedures.put_announcement(key, announcement))
 
     def put_plan(self, head: Head, plan: Plan) -> tuple[Head, bool]:
         """Create the next plan; see :func:`procedures.put_plan`."""

@@ -33,22 +33,29 @@ def checked_partition_key(template: str | None, outlets: Sequence[Any]) -> str |
 @mapped()
 def tell_outlets(task: Any, context: Any, answer: dict[str, Any]) -> None:
     """
-    Put a run's answer into the ``extra`` of each outlet's event, with ``rows`` (written, over all sinks) and ``manifest`` (key of the last outcome).
+    Put a run's result into the ``extra`` of each outlet's event, with ``rows`` and ``manifest`` (key of the last outcome).
 
-    ``task.partition_key`` is rendered with the names of the answer, and becomes the event's partition key where something was committed. Outlets that are
-    neither asset nor alias, such as files for lineage, have no events.
+    ``rows`` are those written over all sinks, of the run itself and of the versions of other runs in ``completed``.
+
+    ``task.partition_key`` is rendered with the names of the result, and once for each version in ``completed`` with that version's values in their place.
+    Each gives the event a partition key. Outlets that are neither asset nor alias, such as files for lineage, have no events.
 
     A key that is empty or too long fails the task without a retry; what was committed stays.
     """
-    rows = sum(count for name, count in answer["counts"].items() if name.startswith("written."))
+    counted = [answer, *answer["completed"]]
+    rows = sum(n for one in counted for name, n in one["counts"].items() if name.startswith("written."))
     for outlet in task.outlets:
         try:
             event = context["outlet_events"][outlet]
         except TypeError:  # Airflow's own word for what has no events
             continue
         event.extra = {**answer, "rows": rows, "manifest": answer["outcome"]}
-        if task.partition_key is not None and answer["status"] == "committed":
-            key = str(task.get_template_env().from_string(task.partition_key).render(answer))
-            if not 0 < len(key) <= _LONGEST_KEY:
-                raise InvalidError("a partition key must have 1 to 250 characters", task=task.task_id, given=key)
-            event.add_partitions(key)
+        if task.partition_key is not None:
+            template = task.get_template_env().from_string(task.partition_key)
+            for one in counted:
+                if not one["counts"]:  # the run itself committed nothing
+                    continue
+                key = str(template.render({**answer, **one}))
+                if not 0 < len(key) <= _LONGEST_KEY:
+                    raise InvalidError("a partition key must have 1 to 250 characters", task=task.task_id, given=key)
+                event.add_partitions(key)

@@ -252,6 +252,25 @@ class RunPointer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """
+    Says which versions the result of a run announces: those above ``since``, up to and including ``upto``.
+
+    ``version`` is the run's last version, or the newest closed one where the run planned none.
+
+    Created before the run returns its result, so that the next run announces what a dead run has not, and a retry announces the same again.
+    """
+
+    entry: ClassVar[str] = "announcement"
+    spillable: ClassVar[tuple[str, ...]] = ()
+    version: int
+    since: int
+    upto: int
+    run_key: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFile:
     """A visible file with the version that made it visible."""
 
@@ -388,6 +407,7 @@ Entry: TypeAlias = (
     | Claim
     | Effects
     | RunPointer
+    | Announcement
     | Segment
     | FilePage
     | KnownNode

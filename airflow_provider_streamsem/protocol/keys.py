@@ -11,6 +11,7 @@ PIPELINE = "pipeline.json"
 DATASET_MARKER = "_streamsem.json"
 LOG = "log/"
 DISCOVERED = "discovered/"
+ANNOUNCED = "announced/"
 
 _ENTRY = re.compile(r"log/(\d{8})/(\d{12})-(\d+)\.([pcd])\.json")
 _NEWEST_FIRST = re.compile(r".*/(\d{12})-(\d+)\.json")
@@ -71,6 +72,16 @@ def pointer(run_key: str, j: int) -> str:
     return f"{run(run_key)}{_inv(j)}-{j}.json"
 
 
+def announced(version: int) -> str:
+    """Key of the announcement of a run whose result ends at a version."""
+    return f"{ANNOUNCED}{_inv(version)}-{version}.json"
+
+
+def announced_by(run_key: str) -> str:
+    """Key of the announcement of a run that planned no version. Sorts after the run's pointers."""
+    return f"{run(run_key)}announced.json"
+
+
 def discovered(i: int) -> str:
     """Key of the i-th discovery."""
     return f"{DISCOVERED}{_inv(i)}-{i}.json"
@@ -87,7 +98,7 @@ def known(sha256: str) -> str:
 
 
 def parse_newest_first(key: str) -> int | None:
-    """The number in a run pointer's or a discovery's key, or ``None`` where the key is not one of ours."""
+    """The number in the key of a run pointer, an announcement or a discovery, or ``None`` where the key is not one of ours."""
     match = _NEWEST_FIRST.fullmatch(key)
     return int(match[2]) if match is not None and match[1] == _inv(int(match[2])) else None
 

@@ -100,7 +100,7 @@ def test_I19_retry_of_a_drain_goes_on_towards_the_same_target(world: World) -> N
     world.check()
 
 
-def test_single_batch_costs_seven_log_requests_and_two_for_discovery(world: World) -> None:
+def test_single_batch_costs_nine_log_requests_and_two_for_discovery(world: World) -> None:
     world.arrive(2)
     world.run("a")
     world.arrive(1)
@@ -117,6 +117,8 @@ def test_single_batch_costs_seven_log_requests_and_two_for_discovery(world: Worl
         ("create", "attempts"),
         ("create", "runs"),
         ("create", "log"),
+        ("read", "announced"),
+        ("create", "announced"),
     ]
 
 
@@ -124,7 +126,7 @@ def test_further_batch_of_a_drain_costs_four_log_requests(world: World) -> None:
     world.arrive(2)
     world.run("a")
     costs = []
-    for files in (2, 4, 6):
+    for files in (4, 6, 8):
         world.arrive(files)
         store = CountingStore(world.store)
         world.run(f"drain-{files}", drain=True, store=store)
@@ -132,7 +134,7 @@ def test_further_batch_of_a_drain_costs_four_log_requests(world: World) -> None:
     assert [later - earlier for earlier, later in pairwise(costs)] == [4, 4]
 
 
-def test_idle_poll_costs_one_listing_and_two_reads_besides_discovery(world: World) -> None:
+def test_idle_poll_costs_one_listing_and_four_reads_besides_discovery(world: World) -> None:
     world.arrive(2)
     world.run("a")
     store = CountingStore(world.store)
@@ -141,6 +143,8 @@ def test_idle_poll_costs_one_listing_and_two_reads_besides_discovery(world: Worl
         ("list", "log"),
         ("read", "log"),
         ("read", "runs"),
+        ("read", "runs"),
+        ("read", "announced"),
     ]
 
 

@@ -122,6 +122,35 @@ def test_partition_key_is_rendered_from_the_result_and_only_where_something_was_
         assert given["outlet_events"][asset].partition_keys == keys
 
 
+def test_event_of_a_task_that_finishes_the_version_of_another_run_has_its_rows(
+    world: World, rows_engine: list[str]
+) -> None:
+    from airflow.sdk import Asset
+
+    asset = Asset("orders")
+    world.dies("a task that failed")
+    given = context()
+    answer = operator(world, outlets=[asset], drain=True).execute(given)
+    extra = given["outlet_events"][asset].extra
+    assert (extra["status"], extra["rows"], extra["versions"]) == ("committed", 9, [0, 2])
+    assert [(one["version"], one["run_key"]) for one in extra["completed"]] == [(0, "a task that failed")]
+    assert (extra["version"], extra["counts"]["read"]) == (1, 3)
+    given = context()
+    assert operator(world, outlets=[asset], drain=True).execute(given) == answer
+    assert given["outlet_events"][asset].extra == extra
+
+
+@since("3.3", "partition keys of events")
+def test_each_completed_version_has_a_partition_key(world: World, rows_engine: list[str]) -> None:
+    from airflow.sdk import Asset
+
+    asset = Asset("orders")
+    world.dies("a task that failed")
+    given = context()
+    operator(world, outlets=[asset], partition_key="{{ version }}-{{ counts['read'] }}").execute(given)
+    assert given["outlet_events"][asset].partition_keys == {"0-6", "1-3"}
+
+
 def test_partition_key_is_refused_where_airflow_has_none(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     import airflow.sdk
 
