@@ -92,6 +92,11 @@ class World:
         self.returned.append(result)
         return result
 
+    def planner(self, pipeline: Pipeline | None = None) -> Any:
+        """The source's planner on the log, as a process of its own would bind it before the first version."""
+        source = (pipeline or self.pipeline()).source
+        return source.open(self.log().of_source(source.guarded()), None)
+
     def opened(self) -> CommittedLog:
         """The log to read."""
         from airflow_provider_streamsem.readers.files import open_log

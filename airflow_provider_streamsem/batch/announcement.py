@@ -2,7 +2,8 @@
 Which versions the result of a run announces: its own, and every earlier one that no result has announced (PROTOCOL.md, 4.8).
 
 Airflow emits an asset event only for a task that succeeds. A run that committed versions and then failed emits none, so the next run that succeeds announces
-them. The record is created before the result is returned: a process that dies before it leaves the versions to the next run, one that dies after it to its retry.
+them. The record is created before the result is returned. A process that dies before it leaves the versions to the next run.
+A process that dies after it leaves them to its retry.
 """
 
 from __future__ import annotations
@@ -32,10 +33,8 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
     is_contiguous = last.version - first == last.j
     stored = log.announcement(key) if resumed else None
     if stored is None:
-        if is_contiguous and (first == 0 or log.announcement(keys.announced(first - 1)) is not None):
-            since = first - 1
-        else:
-            since = log.newest_announced()
+        is_next = is_contiguous and (first == 0 or log.announcement(keys.announced(first - 1)) is not None)
+        since = first - 1 if is_next else log.newest_announced()
         if since < last.version:
             stored = log.put_announcement(key, _made(log, last.version, since, closed, last.run_key))
     since, upto = (last.version, last.version) if stored is None else (stored.since, stored.upto)

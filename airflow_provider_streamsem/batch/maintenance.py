@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from airflow_provider_streamsem.arguments import text, whole
+from airflow_provider_streamsem.batch.opening import claim_datasets
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.publish import publishing
 from airflow_provider_streamsem.commitlog.log import CommitLog
@@ -31,7 +32,7 @@ def abort(
     """
     whole("version", version, least=0)
     text("reason", reason)
-    head = log.find_head(record.genesis)
+    head = log.find_head()
     if head.plan is None or head.plan.version != version:
         raise InvalidError(
             "only the open version can be aborted",
@@ -40,17 +41,16 @@ def abort(
             newest_closed=head.closed,
             waits_for_receipts=head.owes,
         )
-    planner = None if source is None else source.open(log, head.outcome)
-    stored = log.decide(head, aborting(log, head, record.spec, reason=reason, planner=planner)).outcome
+    planner = None if source is None else source.open(log.of_source(source.guarded()), head.outcome)
+    stored = log.decide(head, aborting(log, head, reason=reason, planner=planner)).outcome
     assert stored is not None
     return stored
 
 
-def aborting(log: CommitLog, head: Head, spec: str, *, reason: str, planner: Planner | None) -> Outcome:
+def aborting(log: CommitLog, head: Head, *, reason: str, planner: Planner | None) -> Outcome:
     """
     The abort of an open version: what was remembered is as it was before.
 
-    :param spec: the digest of the spec to name where no version came before
     :param planner: of the pipeline's source, so that what the plan of a batch knew of its ends is kept; ``None``: only what was known before it
     """
     plan, before = head.plan, head.outcome
@@ -70,7 +70,7 @@ def aborting(log: CommitLog, head: Head, spec: str, *, reason: str, planner: Pla
         source=source,
         markers=head.markers,
         state=None if before is None else before.state,
-        spec=spec if before is None else before.spec,
+        spec=plan.spec if before is None else before.spec,
         transform="" if before is None else before.transform,
         decided_at_ms=now_ms,
         duration_ms=max(0, now_ms - plan.planned_at_ms),
@@ -101,8 +101,7 @@ def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_ru
     sinks = pipeline.sinks
     if log.outcome(0) is None:  # nothing has lost, and a first run that died may have left its datasets unmarked
         return Vacuumed(attempts=(), keys=(), bytes=0)
-    for sink in sinks.values():
-        sink.claim(record.pipeline_uuid, pipeline.log, new=False)
+    claim_datasets(pipeline, record, new=False)
     has_lost = _Losers(log)
     has_receipts = cache(lambda version: log.receipts(version) is not None)
     attempts, stale = [], []

@@ -1,15 +1,21 @@
-"""Opening a pipeline on its log: identity, safety of the store, guarded fields, claims on the datasets."""
+"""
+Opening a pipeline on its log: identity, safety of the store, guarded fields, claims on the datasets.
+
+Until Plan(0) exists nothing binds the log to a spec: a corrected path or topic simply counts. The create of Plan(0) decides which spec the log is bound to.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from airflow_provider_streamsem.batch.changes import changed_fields, described
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
-from airflow_provider_streamsem.protocol.entries import PUBLISH, PipelineRecord
+from airflow_provider_streamsem.protocol.entries import PUBLISH, Genesis, PipelineRecord
+from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.stores.contract import open_store
 
@@ -30,24 +36,77 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
     Find the pipeline in its log, or create it there.
 
     :raises UnsafeStoreError: a new log on a store that does not keep create-if-absent
-    :raises ConflictError: the log is of another pipeline or of a spec with other guarded fields; a dataset belongs to another log
+    :raises ConflictError: the log is of another pipeline, or its versions were planned by a spec with other guarded fields; a dataset belongs to another log
     """
     if open_store(pipeline.log).url != log.store.url:
         raise InvalidError("the log that was given is not the pipeline's", pipeline=pipeline.log, given=log.store.url)
-    spec = pipeline.spec_bytes()
-    record = log.read_pipeline() or _create(pipeline, log, spec)
+    record = log.read_pipeline() or _create(pipeline, log)
     if record.name != pipeline.name:
         raise ConflictError(
             "the log belongs to a pipeline of another name", log=pipeline.log, stored=record.name, given=pipeline.name
         )
-    head = log.find_head(record.genesis)
-    digest = _settle_spec(pipeline, log, spec, record.spec if head.outcome is None else head.outcome.spec)
+    head = log.find_head()
+    newest = head.outcome or head.plan
+    if newest is None:
+        head = replace(head, genesis=genesis(pipeline, log, fixes=True))
+        if pipeline.spec_sha256 != record.spec:
+            log.put_spec(pipeline.spec_bytes())
+        return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+    settle_spec(pipeline, log, newest.spec, version=newest.version)
+    claim_datasets(pipeline, record, new=head.outcome is None)
+    return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+
+
+def genesis(pipeline: Pipeline, log: CommitLog, *, fixes: bool) -> Offsets:
+    """
+    Where version 0 starts with the pipeline's source, while it is not planned.
+
+    :param fixes: store it where no run has, so that later runs with this source start there too
+    """
+    stored = log.genesis(pipeline.source_sha256)
+    if stored is not None:
+        return stored.offsets
+    wanted = Genesis(offsets=pipeline.source.genesis(), nonce=log.clock.new_id())
+    return log.put_genesis(pipeline.source_sha256, wanted).offsets if fixes else wanted.offsets
+
+
+def claim_datasets(pipeline: Pipeline, record: PipelineRecord, *, new: bool) -> None:
+    """
+    Mark the pipeline's datasets as its own, or find that they are.
+
+    :param new: no version is committed yet, so that a dataset without a mark may be taken
+    :raises ConflictError: a dataset belongs to another pipeline or log
+    """
     for sink in pipeline.sinks.values():
-        sink.claim(record.pipeline_uuid, pipeline.log, new=head.outcome is None)
-    return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=digest)
+        sink.claim(record.pipeline_uuid, pipeline.log, new=new)
 
 
-def _create(pipeline: Pipeline, log: CommitLog, spec: bytes) -> PipelineRecord:
+def settle_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int) -> None:
+    """
+    Store the pipeline's spec where it is new. Its guarded fields must equal those of the newest version's.
+
+    :param stored: sha256 of the spec of ``version``
+    :raises ConflictError: they differ
+    """
+    if pipeline.spec_sha256 == stored:
+        return
+    before, now = json.loads(log.read_spec(stored))["guarded"], pipeline.guarded()
+    if before != now:
+        plan = log.plan(version)
+        raise ConflictError(
+            "the spec's guarded fields differ from those in the log, which are fixed since its first version was planned",
+            log=pipeline.log,
+            pipeline=pipeline.name,
+            fields=changed_fields(before, now),
+            stored=before,
+            given=now,
+            version=version,
+            planned_by="" if plan is None else described(plan[0].run_key),
+        )
+    log.put_spec(pipeline.spec_bytes())
+
+
+def _create(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:
     try:
         for sink in pipeline.sinks.values():
             sink.refuse_orphan(pipeline.log)
@@ -61,22 +120,8 @@ def _create(pipeline: Pipeline, log: CommitLog, spec: bytes) -> PipelineRecord:
     record = PipelineRecord(
         pipeline_uuid=log.clock.new_id(),
         name=pipeline.name,
-        genesis=pipeline.source.genesis(),
-        spec=log.put_spec(spec),
-        writer_features=(PUBLISH,) if pipeline.publishes else (),
+        spec=log.put_spec(pipeline.spec_bytes()),
+        writer_features=(PUBLISH,),
         nonce=log.clock.new_id(),
     )
     return log.create_pipeline(record)
-
-
-def _settle_spec(pipeline: Pipeline, log: CommitLog, spec: bytes, stored: str) -> str:
-    """The sha256 of this spec, stored where it is new; guarded fields must equal those of the newest outcome's spec."""
-    digest = pipeline.spec_sha256
-    if digest == stored:
-        return digest
-    before, now = json.loads(log.read_spec(stored))["guarded"], json.loads(spec)["guarded"]
-    if before != now:
-        raise ConflictError(
-            "the spec's guarded fields differ from those in the log", log=pipeline.log, stored=before, given=now
-        )
-    return log.put_spec(spec)

@@ -183,6 +183,11 @@ class Pipeline:
         """By which plans and outcomes name this spec."""
         return sha256(self.spec_bytes())
 
+    @property
+    def source_sha256(self) -> str:
+        """By which the log knows where version 0 starts with this source."""
+        return sha256(canonical(_arguments("sources", self.source)))
+
     def load_transform(self) -> Callable[[Any], Any]:
         """
         The transform as a function.

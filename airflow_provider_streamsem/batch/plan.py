@@ -58,6 +58,7 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     return Plan(
         version=ready.head.closed + 1,
         previous=ready.head.outcome_sha,
+        genesis=start if last is None else None,
         ranges=cut.ranges,
         gaps=cut.gaps,
         pins=cut.pins,

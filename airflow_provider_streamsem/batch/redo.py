@@ -76,7 +76,7 @@ def _refuse_sinks(pipeline: Pipeline) -> None:
 
 def _give_up(opened: Opened, run_key: str, error: StreamsemError) -> None:
     """Close a redo that no retry can stage: no offset depends on it, and an open version would stop every other run (W22)."""
-    head = opened.log.find_head(opened.record.genesis)
+    head = opened.log.find_head()
     if head.plan is not None and head.plan.kind == "redo" and head.plan.run_key == run_key:
         abort(opened.log, opened.record, head.plan.version, reason=f"the redo cannot be staged: {type(error).__name__}")
 
@@ -130,10 +130,9 @@ def redo_run(
 
 def _is_answered(log: CommitLog, run_key: str) -> bool:
     """Whether the run has its answer, whatever other runs have left open or unpublished since."""
-    record = log.read_pipeline()
-    if record is None:
+    if log.read_pipeline() is None:
         return False
-    head = log.find_head(record.genesis)
+    head = log.find_head()
     closed = replace(head, plan=None, plan_sha="", owes=False)
     return isinstance(log.locate(run_key, closed), Answered)
 

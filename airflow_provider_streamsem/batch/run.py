@@ -11,10 +11,11 @@ from functools import partial
 
 from airflow_provider_streamsem import registry, telemetry
 from airflow_provider_streamsem.arguments import flag, text
+from airflow_provider_streamsem.batch import changes
 from airflow_provider_streamsem.batch.guarantee import guarantee
 from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.maintenance import aborting
-from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
+from airflow_provider_streamsem.batch.opening import Opened, claim_datasets, open_pipeline, settle_spec
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.plan import plan_batch
 from airflow_provider_streamsem.batch.publish import publish
@@ -88,7 +89,9 @@ class Run:
         self.opened = opened
         self.run_key = run_key
         self.announces = announces
-        self.planner: Planner = opened.pipeline.source.open(opened.log, opened.head.outcome)
+        self.planner: Planner = opened.pipeline.source.open(
+            opened.log.of_source(opened.pipeline.source.guarded()), opened.head.outcome
+        )
         self.engine: Engine = engine or registry.lookup("engines", "spark")()
 
     def to_answer(self, planned: Callable[[Ready], Plan | None]) -> RunResult:
@@ -128,9 +131,18 @@ class Run:
             plan = planned(ready)
             if plan is None:
                 return None
-            head, fresh = self.opened.log.put_plan(ready.head, plan)
-            logger.info("version %d: planned %s", plan.version, dict(plan.ranges))
-        if head.plan_sha == "" or head.plan != plan:
+            log, pipeline = self.opened.log, self.opened.pipeline
+            if plan.version == 0:
+                claim_datasets(pipeline, self.opened.record, new=True)
+            head, fresh = log.put_plan(ready.head, plan)
+            if head.plan == plan:
+                logger.info("version %d: planned %s", plan.version, dict(plan.ranges))
+                changes.report(log, ready.head, plan, pipeline.to_json())
+        if head.plan != plan:
+            if plan.version == 0:  # the log is bound to the winner's spec
+                winner = log.plan(0)
+                assert winner is not None
+                settle_spec(pipeline, log, winner[0].spec, version=0)
             return self.opened.log.locate(self.run_key, head), False  # lost the create: look again (W12)
         return Open(head=head), fresh
 
@@ -139,6 +151,9 @@ class Run:
         assert head.plan is not None
         plan, log = head.plan, self.opened.log
         telemetry.tell(telemetry.Planned.by, plan)
+        if plan.spec != self.opened.spec:
+            what = "version %d was planned by %s with another spec; this process stages it with its own"
+            logger.warning(what, plan.version, changes.described(plan.run_key))
         offered = self._offer(head, plan, fresh=fresh)
         if isinstance(offered, Head):
             return log.locate(self.run_key, offered)
@@ -164,7 +179,7 @@ class Run:
             raise
         except Exception as error:
             # Where others closed the version meanwhile, vacuum may have removed what this attempt wrote: it has lost, it has not failed (W21).
-            found = self.opened.log.read_head(head.genesis, plan.version)
+            found = self.opened.log.read_head(plan.version)
             if found is not None and found.plan is None:
                 return found
             if not isinstance(error, SourceChangedError):
@@ -192,7 +207,7 @@ class Run:
         """The abort, with what this plan knew of the source: of what is deleted there, only that says how far it went."""
         reason = f"{error.truth} {error.fields}"
         logger.warning("version %d: closing it as an abort: %s", plan.version, reason)
-        return aborting(self.opened.log, head, self.opened.spec, reason=reason, planner=self.planner)
+        return aborting(self.opened.log, head, reason=reason, planner=self.planner)
 
     def _adopt(self, head: Head) -> StagedManifest | None:
         """An attempt that somebody finished and nobody decided, if all of it is there (W17)."""

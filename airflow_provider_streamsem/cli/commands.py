@@ -6,11 +6,15 @@ them are the public ones.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
+from itertools import zip_longest
 
 from airflow_provider_streamsem.arguments import whole
 from airflow_provider_streamsem.batch import maintenance
+from airflow_provider_streamsem.batch.changes import changed_fields
 from airflow_provider_streamsem.batch.guarantee import guarantee
 from airflow_provider_streamsem.batch.location import located
 from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
@@ -84,7 +88,13 @@ def log(args: argparse.Namespace) -> Answer:
         raise InvalidError("--limit must be a whole number of 1 or more", given=args.limit)
     opened = open_log(args.log)
     sinks = opened.pipeline().sinks
-    rows = [_version_row(opened, sinks, version) for version in opened.versions(limit=args.limit)]
+    versions = [*opened.versions(limit=args.limit + 1)]
+    spec = cache(lambda digest: json.loads(opened.log.read_spec(digest)))
+    rows = [
+        {**_version_row(opened, sinks, version), "changed": _changed(spec, before, version)}
+        for version, before in zip_longest(versions[: args.limit], versions[1:])
+        if version is not None
+    ]
     return Answer(
         document={"log": opened.log.store.url, "pipeline": opened.record.name, "versions": rows},
         tables=[log_table(opened.record.name, rows)],
@@ -106,6 +116,12 @@ def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Versi
     }
 
 
+def _changed(spec: Callable[[str], Json], before: Version | None, version: Version) -> list[str]:
+    """The fields of the spec in which a version differs from the one before it."""
+    specs = [(one.outcome or one.plan).spec for one in (before, version) if one is not None]
+    return [] if len({*specs}) < 2 else changed_fields(spec(specs[0]), spec(specs[1]))
+
+
 def _result(version: Version) -> str:
     """``open``, ``commit`` or ``abort``; ``publishing`` of a commit whose receipts are not there yet."""
     if version.outcome is None:
@@ -122,9 +138,11 @@ def log_table(name: str, rows: list[Json]) -> Table:
         duration = "" if row["duration_ms"] is None else f"{row['duration_ms'] / 1000:.1f} s"
         shown = [row["version"], row["result"], _ranges(row["ranges"]), row["files"], counts.get("read", ""), written]
         shown += [counts.get("filtered", ""), counts.get("quarantined", ""), row["attempts"], duration]
+        shown += [", ".join(row["changed"])]
         cells.append([str(cell) for cell in shown])
     columns = ["version", "result", "offsets", "files", "read", "written", "filtered", "bad", "attempts", "duration"]
-    return Table(title=f"commit log of {name}", columns=columns, rows=cells, whole=columns)
+    title = f"commit log of {name}"
+    return Table(title=title, columns=[*columns, "changed in the spec"], rows=cells, whole=columns)
 
 
 def _ranges(ranges: Ranges) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -15,14 +14,16 @@ from airflow_provider_streamsem.errors import (
     StoreRefusedError,
     UnavailableError,
 )
-from airflow_provider_streamsem.protocol import keys, procedures
-from airflow_provider_streamsem.protocol.codec import sha256
+from airflow_provider_streamsem.protocol import announcements, keys, procedures
+from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import (
     READER_FEATURES,
     WRITER_FEATURES,
     Announcement,
     Claim,
     Effects,
+    Genesis,
+    Json,
     Outcome,
     PipelineRecord,
     Plan,
@@ -47,9 +48,9 @@ from airflow_provider_streamsem.protocol.machine import (
     get,
     list_keys,
 )
-from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.view import Head, LogView, fold
 from airflow_provider_streamsem.stores.contract import Store, UnknownAnswerError, open_store
+from airflow_provider_streamsem.stores.prefix import PrefixStore
 
 T = TypeVar("T")
 
@@ -186,15 +187,43 @@ class CommitLog:
             )
         return data
 
+    def genesis(self, source: str) -> Genesis | None:
+        """Where version 0 starts with a source, by the sha256 of its arguments; ``None`` where no run has fixed it."""
+        found = self.perform(procedures.read_entry(Genesis, keys.genesis(source)))
+        return None if found is None else found[0]
+
+    def put_genesis(self, source: str, wanted: Genesis) -> Genesis:
+        """Fix where version 0 starts with a source; returns what is stored, ours or that of a process that was first."""
+        self.perform(procedures.create_entry(keys.genesis(source), wanted))
+        stored = self.genesis(source)
+        if stored is None:
+            what = "an object that was created cannot be read"
+            raise LogDamagedError(what, invariant="I1", key=keys.genesis(source))
+        return stored
+
+    def of_source(self, guarded: Json) -> CommitLog:
+        """
+        The part of the log in which planning keeps what it knows of a source.
+
+        Each source has its own, so that what a run with a wrong path discovered is never read by a run with the corrected one.
+
+        :param guarded: the source's guarded fields
+        """
+        return self.under(keys.source(sha256(canonical(guarded))))
+
+    def under(self, prefix: str) -> CommitLog:
+        """The part of the log below a prefix, which ends with ``/``."""
+        return CommitLog(PrefixStore(self.store, prefix), self.clock, self.patience)
+
     # --- versions, for writers
 
-    def find_head(self, genesis: Offsets) -> Head:
+    def find_head(self) -> Head:
         """The newest version that a listing hints at."""
-        return self.perform(procedures.find_head(genesis))
+        return self.perform(procedures.find_head())
 
-    def read_head(self, genesis: Offsets, version: int) -> Head | None:
+    def read_head(self, version: int) -> Head | None:
         """The head at ``version``, by computed keys; ``None`` where nothing of it is stored."""
-        return self.perform(procedures.read_head(genesis, version))
+        return self.perform(procedures.read_head(version))
 
     def confirm_head(self, head: Head) -> Head:
         """The newest version by computed keys, whatever a listing has shown."""
@@ -217,8 +246,8 @@ class CommitLog:
         return self.perform(procedures.run_versions(run_key))
 
     def others_between(self, run_key: str, first: tuple[int, int], last: tuple[int, int]) -> list[int]:
-        """The versions that other runs planned between two of a run's own; see :func:`procedures.others_between`."""
-        return self.perform(procedures.others_between(run_key, first, last))
+        """The versions that other runs planned between two of a run's own; see :func:`announcements.others_between`."""
+        return self.perform(announcements.others_between(run_key, first, last))
 
     def pointer(self, run_key: str, j: int) -> RunPointer | None:
         """Pointer j of a run, or ``None`` where the run has not that many versions."""
@@ -227,7 +256,7 @@ class CommitLog:
 
     def newest_announced(self) -> int:
         """Up to which version all are announced, as a listing hints; -1 where none is."""
-        return self.perform(procedures.newest_announced())
+        return self.perform(announcements.newest_announced())
 
     def announcement(self, key: str) -> Announcement | None:
         """An announcement, or ``None`` where it is missing."""
@@ -236,7 +265,7 @@ class CommitLog:
 
     def put_announcement(self, key: str, announcement: Announcement) -> Announcement:
         """Create an announcement; returns what is stored."""
-        return self.perform(procedures.put_announcement(key, announcement))
+        return self.perform(announcements.put_announcement(key, announcement))
 
     def put_plan(self, head: Head, plan: Plan) -> tuple[Head, bool]:
         """Create the next plan; see :func:`procedures.put_plan`."""
@@ -292,17 +321,17 @@ class CommitLog:
         """Outcome(version) and the sha256 of its bytes."""
         return self.perform(procedures.read_entry(Outcome, keys.outcome(version)))
 
-    def closed_head(self, genesis: Offsets) -> int:
+    def closed_head(self) -> int:
         """The newest closed version as a listing shows it; -1 where there is none."""
-        return self.find_head(genesis).closed
+        return self.find_head().closed
 
-    def view(self, genesis: Mapping[str, int], *, version: int | None = None, since: int = -1) -> LogView:
+    def view(self, *, version: int | None = None, since: int = -1) -> LogView:
         """
         The log folded at ``version`` (default: the newest closed one), files above ``since`` only.
 
         :raises InvalidError: ``version`` is not closed yet, or the two contradict each other
         """
-        head = self.closed_head(genesis)
+        head = self.closed_head()
         if version is not None and version > head and self.outcome(version) is not None:
             head = version  # the listing lags: what was read once must read again (I7)
         at = head if version is None else version
@@ -313,7 +342,7 @@ class CommitLog:
                 since=since,
                 newest_closed=head,
             )
-        view = fold(self.perform(procedures.read_parts_to(at)), genesis=genesis, since=since)
+        view = fold(self.perform(procedures.read_parts_to(at)), genesis={}, since=since)
         if view.version != at:
             raise LogDamagedError(
                 "a read did not reach the version it was fixed at", invariant="I5", version=at, reached=view.version

@@ -27,13 +27,12 @@ Json: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRecord:
-    """``pipeline.json``: what never changes about a pipeline."""
+    """``pipeline.json``: what never changes about a pipeline. ``spec`` is that of the run that created the log; only Plan(0) makes a spec count."""
 
     entry: ClassVar[str] = "pipeline"
     spillable: ClassVar[tuple[str, ...]] = ()
     pipeline_uuid: str
     name: str
-    genesis: Offsets
     spec: str
     reader_features: tuple[str, ...] = ()
     writer_features: tuple[str, ...] = ()
@@ -88,10 +87,11 @@ class Plan:
     """Plan(n): what version n will do. Written before the first row is read."""
 
     entry: ClassVar[str] = "plan"
-    spillable: ClassVar[tuple[str, ...]] = ("pins", "ranges")
+    spillable: ClassVar[tuple[str, ...]] = ("pins", "ranges", "genesis")
     version: int
     kind: Literal["batch", "redo"] = "batch"
     previous: str
+    genesis: Offsets | None = field(default=None, metadata=SPARSE)
     ranges: Ranges
     gaps: Gaps = field(default_factory=dict)
     replaces: Replaced | None = field(default=None, metadata=SPARSE)
@@ -252,6 +252,16 @@ class RunPointer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Genesis:
+    """Where version 0 starts with a source, fixed by the first run with these arguments of the source. Plan(0) names the offsets that count."""
+
+    entry: ClassVar[str] = "genesis"
+    spillable: ClassVar[tuple[str, ...]] = ("offsets",)
+    offsets: Offsets
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
     """
     Says which versions the result of a run announces: those above ``since``, up to and including ``upto``.
@@ -407,6 +417,7 @@ Entry: TypeAlias = (
     | Claim
     | Effects
     | RunPointer
+    | Genesis
     | Announcement
     | Segment
     | FilePage

@@ -12,6 +12,7 @@ DATASET_MARKER = "_streamsem.json"
 LOG = "log/"
 DISCOVERED = "discovered/"
 ANNOUNCED = "announced/"
+SOURCES = "sources/"
 
 _ENTRY = re.compile(r"log/(\d{8})/(\d{12})-(\d+)\.([pcd])\.json")
 _NEWEST_FIRST = re.compile(r".*/(\d{12})-(\d+)\.json")
@@ -70,6 +71,16 @@ def run(run_key: str) -> str:
 def pointer(run_key: str, j: int) -> str:
     """Key of the j-th pointer of a run."""
     return f"{run(run_key)}{_inv(j)}-{j}.json"
+
+
+def genesis(source: str) -> str:
+    """Key of where version 0 starts with a source, by the sha256 of its arguments."""
+    return f"genesis/{source}.json"
+
+
+def source(guarded: str) -> str:
+    """Prefix of what planning stores about a source (discoveries), by the sha256 of its guarded fields."""
+    return f"{SOURCES}{guarded[:16]}/"
 
 
 def announced(version: int) -> str:

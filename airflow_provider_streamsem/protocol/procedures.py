@@ -13,7 +13,6 @@ from typing import TypeVar
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, invariants, keys, offsets, segments
 from airflow_provider_streamsem.protocol.entries import (
-    Announcement,
     Claim,
     Effects,
     Entry,
@@ -108,45 +107,45 @@ def create_entry(key: str, entry: Entry) -> Procedure[Creation]:
     return (yield from create(key, encoded.data))
 
 
-def find_head(genesis: Offsets) -> Procedure[Head]:
+def find_head() -> Procedure[Head]:
     """The newest version that a listing hints at (W8, W9), and whether it owes receipts (P1)."""
     listed = yield from list_keys(keys.LOG, HEAD_KEYS)
     versions = [parsed[0] for parsed in map(keys.parse_entry, listed) if parsed is not None]
     if not versions:
-        return Head(genesis=genesis)
-    head = yield from read_head(genesis, max(versions))
+        return Head()
+    head = yield from read_head(max(versions))
     if head is None:
         raise LogDamagedError("a listed version has neither plan nor outcome", invariant="I1", version=max(versions))
     return head
 
 
-def read_head(genesis: Offsets, version: int) -> Procedure[Head | None]:
+def read_head(version: int) -> Procedure[Head | None]:
     """The head, if ``version`` is the newest: by computed keys. ``None`` where nothing of ``version`` is stored."""
     outcome = yield from read_entry(Outcome, keys.outcome(version))
     if outcome is not None:
-        return (yield from _closed_head(genesis, *outcome))
+        return (yield from _closed_head(*outcome))
     plan = yield from read_entry(Plan, keys.plan(version))
     if plan is None:
         return None
-    before = Head(genesis=genesis)
+    before = Head()
     if version > 0:
         previous = yield from read_entry(Outcome, keys.outcome(version - 1))
         if previous is None:
             raise LogDamagedError("a plan stands before the outcome it should follow", invariant="I2", version=version)
-        before = yield from _closed_head(genesis, *previous)
+        before = yield from _closed_head(*previous)
     return before.planned(*plan)
 
 
-def _closed_head(genesis: Offsets, outcome: Outcome, outcome_sha: str) -> Procedure[Head]:
+def _closed_head(outcome: Outcome, outcome_sha: str) -> Procedure[Head]:
     """The head at a closed version, with the receipts that it owes, where they are there (P1)."""
-    head = Head(genesis=genesis, outcome=outcome, outcome_sha=outcome_sha, owes=outcome.owes, markers=outcome.markers)
+    head = Head(outcome=outcome, outcome_sha=outcome_sha, owes=outcome.owes, markers=outcome.markers)
     receipts = (yield from read_entry(Receipts, keys.receipts(outcome.version))) if outcome.owes else None
     return head if receipts is None else head.published(receipts[0])
 
 
 def confirm_head(head: Head) -> Procedure[Head]:
     """The newest version by computed keys, from one that a listing hinted at: what a listing does not show proves nothing (W8)."""
-    while (later := (yield from read_head(head.genesis, head.closed + 1))) is not None:
+    while (later := (yield from read_head(head.closed + 1))) is not None:
         head = later
         if head.plan is not None:
             break
@@ -167,7 +166,7 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
     if pointer is None:
         return Ready(head=head)
     if pointer.version > head.closed:
-        later = yield from read_head(head.genesis, pointer.version)
+        later = yield from read_head(pointer.version)
         if later is None:
             raise LogDamagedError(
                 "a run's pointer names a version that does not exist", invariant="I16", version=pointer.version
@@ -247,7 +246,7 @@ def put_plan(head: Head, plan: Plan) -> Procedure[tuple[Head, bool]]:
         return head.planned(plan, codec.sha256(written.data)), written.first
     winner = yield from read_parts(Plan, key, written.data)
     head.planned(*winner)
-    found = yield from read_head(head.genesis, plan.version)
+    found = yield from read_head(plan.version)
     if found is None:
         raise LogDamagedError("a plan that was read is no longer there", invariant="I1", key=key)
     return found, False
@@ -327,40 +326,6 @@ def put_effects(effects: Effects) -> Procedure[Effects]:
     key = keys.effects(effects.version, effects.sink, effects.part)
     written = yield from create_entry(key, effects)
     return effects if written.mine else (yield from read_parts(Effects, key, written.data))[0]
-
-
-def newest_announced() -> Procedure[int]:
-    """Up to which version the newest announcement reaches; -1 where there is none. A hint: it may be too low (W8)."""
-    listed = yield from list_keys(keys.ANNOUNCED, 1)
-    newest = max((n for n in map(keys.parse_newest_first, listed) if n is not None), default=None)
-    found = None if newest is None else (yield from read_entry(Announcement, keys.announced(newest)))
-    return -1 if found is None else found[0].upto
-
-
-def put_announcement(key: str, announcement: Announcement) -> Procedure[Announcement]:
-    """Create an announcement; returns what is stored, ours or that of another process of the run."""
-    written = yield from create_entry(key, announcement)
-    return announcement if written.mine else (yield from read_parts(Announcement, key, written.data))[0]
-
-
-def others_between(run_key: str, first: tuple[int, int], last: tuple[int, int]) -> Procedure[list[int]]:
-    """
-    The versions between two of a run that other runs planned, in order. Reads about log2(n) pointers for each place where another run came between.
-
-    :param first: number and version of one of the run's pointers; ``last``: of a later one
-    """
-    (low, low_version), (high, high_version) = first, last
-    if high_version - low_version == high - low:
-        return []
-    if high - low == 1:
-        return [*range(low_version + 1, high_version)]
-    middle = (low + high) // 2
-    pointer = yield from read_entry(RunPointer, keys.pointer(run_key, middle))
-    if pointer is None:
-        raise LogDamagedError("a run's pointer is missing below a newer one", invariant="I16", version=high_version)
-    at = (middle, pointer[0].version)
-    before = yield from others_between(run_key, first, at)
-    return before + (yield from others_between(run_key, at, last))
 
 
 def write_segments(version: int, known: Sequence[tuple[Outcome, str]] = ()) -> Procedure[None]:

@@ -16,12 +16,13 @@ class Head:
     """
     The newest version that is known, and what the next plan needs of it.
 
+    ``genesis`` is where version 0 starts: of its plan where that is stored, else of the caller's own source; empty where the caller has none.
     ``outcome`` and ``outcome_sha`` are those of the newest *closed* version (``None`` and ``""`` before the first); ``plan`` and ``plan_sha`` those
     of the open version after it, where there is one. ``owes``: the closed version is a commit whose receipts are not there yet.
     ``markers``: sink → the newest version that set its marker, as far as receipts say: what the next outcome carries.
     """
 
-    genesis: Offsets
+    genesis: Offsets = field(default_factory=dict)
     outcome: Outcome | None = None
     outcome_sha: str = ""
     plan: Plan | None = None
@@ -56,10 +57,11 @@ class Head:
 
     def planned(self, plan: Plan, sha256: str) -> Head:
         """The head after Plan(closed + 1) was stored. Checks I2, I3 and I4."""
+        genesis = self.genesis if plan.genesis is None else plan.genesis
         invariants.check_i2_receipts(plan, owes=self.owes)
         invariants.check_i3_plan(plan, after=self.outcome_sha)
-        invariants.check_i4(plan, closed=self.closed, next=self.next)
-        return replace(self, plan=plan, plan_sha=sha256)
+        invariants.check_i4(plan, closed=self.closed, next=self.next if self.outcome is not None else genesis)
+        return replace(self, genesis=genesis, plan=plan, plan_sha=sha256)
 
     def decided(self, outcome: Outcome, sha256: str) -> Head:
         """The head after the outcome of its open plan was stored. Checks I2, I3, I4, I14 and I15."""

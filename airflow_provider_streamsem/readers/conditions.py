@@ -90,9 +90,9 @@ class BatchCommitted:
         if self.version is not None:
             found = self._of_version(log, self.version)
         elif self.run_key is not None:
-            found = self._of_run(log, log.find_head(record.genesis), self.run_key)
+            found = self._of_run(log, log.find_head(), self.run_key)
         else:
-            found = self._of_offsets(log.find_head(record.genesis), self.offsets or {})
+            found = self._of_offsets(log.find_head(), self.offsets or {})
         return Finding(met=found.met, seen={**told, **found.seen})
 
     def _of_version(self, log: CommitLog, version: int) -> Finding:
@@ -217,7 +217,7 @@ class RunNeedsItsTask:
             record = log.read_pipeline()
             if record is None:
                 return Finding(met=True, seen={"run_key": self.run_key, "version": -1, "stalled": False})
-            head = log.find_head(record.genesis)
+            head = log.find_head()
             position = log.locate(self.run_key, head)
         told = {"run_key": self.run_key, "version": head.closed}
         if isinstance(position, Answered) or (isinstance(position, Ready) and position.j == 0):

@@ -71,13 +71,14 @@ class CommittedLog:
     @property
     def head(self) -> int:
         """The newest closed version; -1 where there is none."""
-        return self.log.closed_head(self.record.genesis)
+        return self.log.closed_head()
 
     def pipeline(self) -> Pipeline:
-        """The spec of the newest outcome, or the first spec; its transform is only a name."""
+        """The spec of the newest outcome, else of Plan(0), else of the run that created the log; its transform is only a name."""
         if self._pipeline is None:
-            outcome = self.log.find_head(self.record.genesis).outcome
-            self._pipeline = pipeline_of_spec(self.log.read_spec(self.record.spec if outcome is None else outcome.spec))
+            head = self.log.find_head()
+            newest = head.outcome or head.plan
+            self._pipeline = pipeline_of_spec(self.log.read_spec(self.record.spec if newest is None else newest.spec))
         return self._pipeline
 
     def view(self, *, version: int | None = None, since: int | None = None) -> LogView:
@@ -85,7 +86,7 @@ class CommittedLog:
         for name, value in (("version", version), ("since", since)):
             if value is not None:
                 whole(name, value, least=-1)
-        return self.log.view(self.record.genesis, version=version, since=-1 if since is None else since)
+        return self.log.view(version=version, since=-1 if since is None else since)
 
     def files(
         self, *, version: int | None = None, since: int | None = None, sink: str | None = None
@@ -168,7 +169,7 @@ class CommittedLog:
 
     def versions(self, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Version]:
         """The versions with what is stored of them, an open one included."""
-        head = self.log.find_head(self.record.genesis)
+        head = self.log.find_head()
         newest = head.closed if head.plan is None else head.plan.version
         numbers = range(newest, -1, -1) if newest_first else range(newest + 1)
         for number in list(numbers)[:limit]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 from airflow_provider_streamsem.batch.location import on_its_log
+from airflow_provider_streamsem.batch.opening import claim_datasets
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.publish import publishing
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
@@ -19,16 +20,11 @@ from airflow_provider_streamsem.errors import (
     NewerFormatError,
     StreamsemError,
 )
-from airflow_provider_streamsem.protocol import discovery, invariants, keys, known, procedures, segments
+from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
 from airflow_provider_streamsem.protocol.entries import (
     DataFile,
-    Discovery,
     Entry,
-    FileKey,
-    FoundFile,
-    KnownNode,
     Outcome,
-    PageRef,
     Plan,
     Receipts,
     RunPointer,
@@ -36,6 +32,7 @@ from airflow_provider_streamsem.protocol.entries import (
 )
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import Head, add_counts, net_counts
+from airflow_provider_streamsem.readers.discoveries import DiscoveryCheck
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.sinks.contract import Sink
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -150,15 +147,18 @@ class _Verification:
 
     def _versions(self) -> list[tuple[Outcome, str]]:
         """Every version in order, each held against the one before it."""
-        log, genesis = self.opened.log, self.opened.record.genesis
+        log = self.opened.log
         listed = [parsed for parsed in map(keys.parse_entry, log.list_keys(keys.LOG)) if parsed is not None]
         newest = max((version for version, _ in listed), default=-1)
         outcomes: list[tuple[Outcome, str]] = []
-        head = Head(genesis=genesis)
+        head, genesis = Head(), dict[str, int]()
         ranges: list[Ranges] = []
         visible: set[int] = set()
         for version in range(newest + 1):
             plan = self._entry(Plan, keys.plan(version), version)
+            if version == 0 and plan is not None:
+                genesis = dict(plan[0].genesis or {})
+                head = Head(genesis=genesis)
             outcome = self._entry(Outcome, keys.outcome(version), version)
             if plan is None:
                 self._found("I2", "a version has no plan that can be read", version=version)
@@ -174,7 +174,7 @@ class _Verification:
                     visible.discard(plan[0].replaces.version)
                 visible.add(version)
             if outcome is not None:
-                head = Head(genesis=genesis, outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers)
+                head = Head(outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers)
                 outcomes.append(outcome)
                 if outcome[0].owes:
                     head = self._receipts(head, newest)
@@ -282,56 +282,14 @@ class _Verification:
             }
 
     def _discoveries(self) -> None:
-        """Ordinals follow one another, no file has two (D1), and both trees of the newest discovery hold exactly the discovered files (D6, D4)."""
-        numbers = (keys.parse_newest_first(key) for key in self.opened.log.list_keys(keys.DISCOVERED))
-        newest = self._entry(Discovery, keys.discovered(max((i for i in numbers if i is not None), default=0)))
-        if newest is None:
-            return  # no discovery yet, or one that cannot be read, which was reported
-        key = keys.discovered(newest[0].i)
-        paged, pages = self._pages(newest[0].pages, key)
-        files = [*paged, *newest[0].recent]
-        if len({known.key(file) for file in files}) != len(files):
-            self._found("D1", "a file was given two ordinals", key=key)
-        root = KnownNode(ranges=newest[0].known)
-        in_tree = self._known(root)
-        if not known.in_order(root):
-            self._found("D4", "the ranges of the tree of known files are not in order", key=key)
-        if in_tree != sorted(map(known.key, paged)) or any(file.mtime_ns >= newest[0].settled_ns for file in paged):
-            self._found("D4", "the tree of known files holds other files than the pages", key=key)
-        expected = 0
-        for i in range(newest[0].i + 1):
-            found = self._entry(Discovery, keys.discovered(i))
-            if found is None:
-                self._found("I1", "a discovery is missing", key=keys.discovered(i))
-                return
-            entry = found[0]
-            same = [*entry.recent] == files[entry.paged : entry.end] and pages.issuperset(entry.pages)
-            if entry.first != expected or entry.end < expected or not same:
-                what = "ordinals of discovered files do not follow one another, or changed"
-                self._found("D6", what, key=keys.discovered(i))
-            expected = entry.end
-
-    def _pages(self, refs: Sequence[PageRef], key: str) -> tuple[list[FoundFile], set[PageRef]]:
-        """The files of pages, in order, and all the pages that hold them."""
-        files: list[FoundFile] = []
-        pages = set(refs)
-        for ref in refs:
-            page = self._try(partial(self.opened.log.perform, discovery.read(ref)))
-            if page is not None:
-                below, more = self._pages(page.pages, key)
-                files += [*page.files, *below]
-                pages |= more
-                if any(child.level != ref.level - 1 for child in page.pages) or (page.files and ref.level):
-                    self._found("D6", "a page of discovered files is of another level than its place says", key=key)
-        return files, pages
-
-    def _known(self, node: KnownNode) -> list[FileKey]:
-        """The keys of all files in and below a node of the tree, sorted."""
-        found = [*node.files]
-        for below in node.ranges:
-            read = self._try(partial(self.opened.log.perform, known.read(below)))
-            found += [] if read is None else self._known(read)
-        return sorted(found)
+        """Check what each source has discovered."""
+        found = [key.partition(keys.DISCOVERED) for key in self.opened.log.list_keys(keys.SOURCES)]
+        for prefix in sorted({before for before, sep, _ in found if sep}):
+            numbers = [keys.parse_newest_first(sep + name) for before, sep, name in found if before == prefix and sep]
+            newest = max((i for i in numbers if i is not None), default=None)
+            if newest is not None:
+                log = self.opened.log.under(prefix)
+                DiscoveryCheck(log=log, prefix=prefix, attempt=self._try, report=self._found).run(newest)
 
     def _quarantine(self, outcome: Outcome) -> None:
         rows = 0
@@ -359,9 +317,9 @@ class _Verification:
             self._found("I6", "a file of what is remembered is missing or was changed", version=outcomes[-1].version)
         named: set[tuple[str, str]] = set()
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
-        for name, sink in pipeline.sinks.items():
-            if outcomes:  # a first run that died before its first version may have left its datasets unmarked
-                self._try(partial(sink.claim, self.opened.record.pipeline_uuid, pipeline.log, new=False))
+        if outcomes:  # a first run that died before its first version may have left its datasets unmarked
+            self._try(partial(claim_datasets, pipeline, self.opened.record, new=False))
+        for name in pipeline.sinks:
             self.verdict.rows[name] = 0
         for outcome in outcomes:
             for name, committable in outcome.sinks.items():

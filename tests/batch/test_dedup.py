@@ -172,7 +172,7 @@ def test_layers_are_few_and_each_id_is_written_a_logarithmic_number_of_times(wor
     world.arrive(64)
     world.run("all", drain=True)
     opened = world.opened()
-    outcome = opened.log.find_head(opened.record.genesis).outcome
+    outcome = opened.log.find_head().outcome
     assert outcome is not None
     layers = outcome.state["dedup"]
     assert sum(layer["rows"] for layer in layers) == 64 * 3
@@ -192,7 +192,7 @@ def test_rows_bound_keeps_at_least_the_newest_and_not_twice_as_many(world: Repea
     bounded = world.pipeline(dedup=Dedup(keys=["id"], rows=30))
     world.run("all", drain=True, pipeline=bounded)
     opened = world.opened()
-    outcome = opened.log.find_head(opened.record.genesis).outcome
+    outcome = opened.log.find_head().outcome
     assert outcome is not None
     assert sum(layer["rows"] for layer in outcome.state["dedup"]) < 120
     world.check()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_streamsem import FilesSink, Limits
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline
 from airflow_provider_streamsem.errors import (
     ConflictError,
     InvalidError,
     LogDamagedError,
 )
 from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.worlds import World
 
 
@@ -67,3 +73,133 @@ def test_run_takes_the_log_of_its_pipeline_only(world: World, tmp_path: Path) ->
 
     with pytest.raises(InvalidError, match="not the pipeline's"):
         run_batch(world.pipeline(), run_key="a", log=World(tmp_path / "other").log(), engine=RowsEngine())
+
+
+def elsewhere(world: World, *, files: int = 0) -> Pipeline:
+    """The pipeline with the path of another directory, which holds files of its own."""
+    other = world.root / "wrong"
+    other.mkdir(exist_ok=True)
+    for n in range(files):
+        (other / f"{n}.json").write_text('{"id": 999}\n')
+    return world.pipeline(
+        source=FilesSource(path=str(other), format="json", schema="id long"),
+        sinks={"out": FilesSink(path=str(world.root / "wrong out"), format="json")},
+    )
+
+
+def test_corrected_path_counts_while_no_version_is_planned(world: World) -> None:
+    assert world.run("a", pipeline=elsewhere(world)).status == "empty"
+    world.arrive(2)
+    assert world.run("a").counts["read"] == 6
+    world.check()
+    assert not (world.root / "wrong out").exists()
+
+
+def test_nothing_of_a_wrong_source_is_left_for_the_corrected_one_by_a_death_at_any_request(tmp_path: Path) -> None:
+    for at in count():
+        world = World(tmp_path / str(at))
+        wrong = elsewhere(world, files=3)
+        store = FaultyStore(world.store, at, Fault.CRASH_AFTER)
+        with pytest.raises(Crash):
+            world.run("a", pipeline=wrong, store=store)
+        if any(stat.key.startswith("log/") for stat in world.store.list("")):
+            assert at > 5
+            with pytest.raises(ConflictError, match="first version was planned"):
+                world.run("b")
+            return
+        world.arrive(2)
+        assert world.run("b").ranges == {"files": (0, 2)}
+        world.check()
+
+
+def ran_into(
+    results: dict[str, str], world: World, name: str, pipeline: Pipeline, store: FaultyStore | None = None
+) -> None:
+    try:
+        results[name] = world.run(name, pipeline=pipeline, store=store).status
+    except ConflictError as error:
+        results[name] = f"refused: planned by {error.fields['planned_by']}"
+
+
+@pytest.mark.parametrize("fault", [Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER], ids=lambda fault: fault.name)
+def test_create_of_the_first_plan_decides_between_two_specs(tmp_path: Path, fault: Fault) -> None:
+    seen = set()
+    for at in count():
+        world = World(tmp_path / str(at))
+        world.arrive(1)
+        wrong = elsewhere(world, files=3)
+        results: dict[str, str] = {}
+
+        right = partial(ran_into, results, world, "right", world.pipeline())
+        store = FaultyStore(world.store, at, fault, meanwhile=right)
+        ran_into(results, world, "wrong", wrong, store)
+        if not store.reached:
+            break
+        assert sorted(results.values()) in (
+            ["committed", "refused: planned by right"],
+            ["committed", "refused: planned by wrong"],
+        )
+        seen.add(results["right"])
+        assert world.verdict().findings == []
+    assert len(seen) == 2
+
+
+def test_start_of_a_source_is_fixed_by_the_first_run_with_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = count(10)
+    monkeypatch.setattr(FilesSource, "genesis", lambda self: {"files": 0, "latest": next(starts)})
+    other = world.pipeline(source=FilesSource(path=str(world.root / "in"), format="json", schema="id long, x long"))
+    for pipeline in (world.pipeline(), other, world.pipeline()):
+        world.run("empty", pipeline=pipeline)
+    world.arrive(1)
+    world.run("a", pipeline=other)
+    plan = world.log().plan(0)
+    assert plan is not None
+    assert plan[0].genesis == {"files": 0, "latest": 11}
+    assert world.opened().log.find_head().next == {"files": 1, "latest": 11}
+
+
+KEYS = [json.dumps([dag, "load", "run", -1], separators=(",", ":")) for dag in ("orders", "orders_v2")]
+
+
+def kept(rows: object) -> object:
+    return rows
+
+
+def planned_with(world: World, run_key: str, transform: Callable[[object], object] | None) -> None:
+    world.arrive(1)
+    world.run(run_key, pipeline=world.pipeline(transform=transform))
+
+
+def test_changed_transform_is_said_when_a_version_is_planned(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    planned_with(world, "a", None)
+    planned_with(world, "b", kept)
+    (record,) = [r for r in caplog.records if "another spec" in r.message]
+    assert record.levelname == "INFO"
+    what = "version 1 is planned with another spec than version 0: transform; transform: '' before, 'tests.batch.test_opening:kept' now"
+    assert what in record.message
+
+
+def test_two_tasks_with_different_specs_are_named(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    planned_with(world, f"airflow:{KEYS[0]}", None)
+    planned_with(world, f"airflow:{KEYS[1]}", kept)
+    (record,) = [r for r in caplog.records if "two tasks run one pipeline" in r.message]
+    assert record.levelname == "WARNING"
+    for part in ("version 0 by DAG orders, task load", "version 1 by DAG orders_v2, task load", "transform"):
+        assert part in record.message
+
+
+def test_spec_that_goes_back_is_warned_of(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    for run_key, transform in (("a", None), ("b", kept), ("c", None)):
+        planned_with(world, run_key, transform)
+    (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert "goes back to that of version 0" in record.message
+
+
+def test_refused_spec_names_the_version_and_the_task_that_planned_it(world: World, tmp_path: Path) -> None:
+    planned_with(world, f"airflow:{KEYS[0]}", None)
+    moved = world.pipeline(sinks={"out": FilesSink(path=str(tmp_path / "moved"), format="json")})
+    with pytest.raises(ConflictError) as caught:
+        world.run("b", pipeline=moved)
+    assert caught.value.fields["fields"] == ["sinks.out.path"]
+    assert (caught.value.fields["version"], caught.value.fields["planned_by"]) == (0, "DAG orders, task load")

@@ -111,8 +111,8 @@ def test_single_batch_costs_nine_log_requests_and_two_for_discovery(world: World
         ("list", "log"),
         ("read", "log"),
         ("read", "runs"),
-        ("read", "discovered"),  # discovery
-        ("create", "discovered"),
+        ("read", "sources"),  # discovery
+        ("create", "sources"),
         ("create", "log"),
         ("create", "attempts"),
         ("create", "runs"),
@@ -139,7 +139,7 @@ def test_idle_poll_costs_one_listing_and_four_reads_besides_discovery(world: Wor
     world.run("a")
     store = CountingStore(world.store)
     world.run("b", store=store)
-    assert [r for r in requests(store) if r[1] not in ("pipeline.json", "discovered")] == [
+    assert [r for r in requests(store) if r[1] not in ("pipeline.json", "sources")] == [
         ("list", "log"),
         ("read", "log"),
         ("read", "runs"),

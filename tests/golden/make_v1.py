@@ -66,7 +66,7 @@ SPEC = canonical(
 def objects(chain: list[tuple[Plan, Outcome]]) -> Objects:
     """A log of these versions."""
     spec = SPEC
-    record = PipelineRecord(pipeline_uuid="u", name="golden", genesis={"files": 0}, spec=sha256(spec), nonce="n")
+    record = PipelineRecord(pipeline_uuid="u", name="golden", spec=sha256(spec), nonce="n")
     made = {keys.PIPELINE: encode(record).data, keys.spec(sha256(spec)): spec}
     for plan, outcome in chain:
         pointer = RunPointer(run_key=plan.run_key, j=plan.j, version=plan.version, target=plan.target)
@@ -81,7 +81,10 @@ def chained(*ranges: tuple[int, int]) -> list[tuple[Plan, Outcome]]:
     made: list[tuple[Plan, Outcome]] = []
     for version, (start, end) in enumerate(ranges):
         previous = encode(made[-1][1]).sha256 if made else ""
-        plan = samples.plan(version, previous=previous, ranges={"files": (start, end)}, run_start={"files": start})
+        genesis = {"files": 0} if version == 0 else None
+        plan = samples.plan(
+            version, previous=previous, genesis=genesis, ranges={"files": (start, end)}, run_start={"files": start}
+        )
         made.append((plan, samples.outcome(plan, next={"files": end}, spec=sha256(SPEC))))
     return made
 

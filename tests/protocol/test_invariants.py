@@ -149,13 +149,13 @@ def found(entry: object) -> Found:
 
 def test_listed_version_of_which_nothing_can_be_read_is_damage() -> None:
     with pytest.raises(LogDamagedError, match="neither plan nor outcome"):
-        drive(procedures.find_head({}), Listed(("log/99999999/999999999999-0.p.json",)), Missing(), Missing())
+        drive(procedures.find_head(), Listed(("log/99999999/999999999999-0.p.json",)), Missing(), Missing())
 
 
 def test_open_version_whose_predecessor_is_open_is_damage() -> None:
     second = samples.plan(1, previous="x")
     with broken("I2"):  # type: ignore[attr-defined]
-        drive(procedures.read_head({}, 1), Missing(), found(second), Missing())
+        drive(procedures.read_head(1), Missing(), found(second), Missing())
 
 
 def test_pointer_to_a_version_that_does_not_exist_is_damage() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import verify
+from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import decode, encode
@@ -111,14 +112,23 @@ def test_I16_pointer_to_another_version(world: World) -> None:
     assert findings(world) == [("I16", 1)]
 
 
+def of_source(world: World) -> CommitLog:
+    return world.log().of_source(world.pipeline().source.guarded())
+
+
+def stored_key(world: World, key: str) -> str:
+    """The key under the log's root of an object of the world's source."""
+    return of_source(world).store.url.removeprefix(f"{world.store.url}/") + f"/{key}"
+
+
 def discovered(world: World) -> Discovery:
-    newest = Ledger(world.opened().log).newest()
+    newest = Ledger(of_source(world)).newest()
     assert newest is not None
     return newest
 
 
 def forge(world: World, entry: Discovery) -> None:
-    objects(world)[keys.discovered(entry.i)] = encode(entry).data
+    objects(world)[stored_key(world, keys.discovered(entry.i))] = encode(entry).data
 
 
 def test_D1_file_with_two_ordinals(world: World) -> None:
@@ -138,7 +148,7 @@ def test_D6_ordinals_that_changed_or_leave_a_hole(world: World, change: dict[str
 def test_missing_discovery(world: World) -> None:
     world.arrive(1)
     world.run("b")
-    del objects(world)[keys.discovered(0)]
+    del objects(world)[stored_key(world, keys.discovered(0))]
     assert ("I1", None) in findings(world)
 
 
@@ -157,7 +167,7 @@ class TestTreesOfDiscoveredFiles:
     def test_missing_object_is_named(self, grown: World, kind: str) -> None:
         newest = discovered(grown)
         key = keys.known(newest.known[0].sha256) if kind == "known" else keys.page(newest.pages[0].sha256)
-        del objects(grown)[key]
+        del objects(grown)[stored_key(grown, key)]
         assert key in {finding.key for finding in grown.verdict().findings}
 
     @pytest.mark.parametrize("change", [{"listed": 1}, {"digest": 7}, {"absent": 1}, {"files": 1}, {"last": ("z", "")}])

@@ -158,7 +158,7 @@ def test_between_two_batches_of_a_drain_its_target_is_still_taken(tmp_path: Path
         with suppress(Crash):
             world.run("drain", drain=True, pipeline=spec, store=FaultyStore(world.store, at, Fault.CRASH_BEFORE))
         record = world.log().read_pipeline()
-        head = None if record is None else world.log().find_head(record.genesis)
+        head = None if record is None else world.log().find_head()
         if head is not None and head.closed == 0 and head.plan is None:
             seen += 1
             found = waiting(spec, clock=after(0))
@@ -171,7 +171,7 @@ def test_what_a_run_would_refuse_is_refused(world: World) -> None:
     world.run("first")
     world.arrive(2)
     spec = world.pipeline()
-    spec.source.open(world.log(), None).latest_offsets()
+    world.planner(spec).latest_offsets()
     (world.root / "in" / "00002.json").unlink()
     with pytest.raises(SourceChangedError):
         waiting(spec, clock=after(0))
@@ -273,7 +273,7 @@ def test_discovered_and_undiscovered_files_grow_old_alike(world: World) -> None:
     world.arrive(2)
     world.run("first")
     world.arrive(2)
-    planner = world.pipeline().source.open(world.log(), None)
+    planner = world.planner()
     assert planner.unread_before({"files": 0}, START_MS + 10) == 4
     planner.latest_offsets()
     assert planner.unread_before({"files": 0}, START_MS + 10) == 4

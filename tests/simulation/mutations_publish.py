@@ -100,8 +100,8 @@ def receipts_are_written_before_publishing(patch: pytest.MonkeyPatch) -> None:
 def receipts_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     real = procedures.read_head
 
-    def read_head(genesis: Any, version: int) -> Any:
-        head = yield from real(genesis, version)
+    def read_head(version: int) -> Any:
+        head = yield from real(version)
         return None if head is None else replace(head, owes=False)
 
     patch.setattr(procedures, "read_head", read_head)

@@ -238,7 +238,7 @@ def test_what_is_due_with_landings_that_nobody_planned(tmp_path: Path) -> None:
     made = QueueWorld(tmp_path)
     made.send(20)
     made.run("a")
-    planner = made.pipeline().source.open(made.world.log(), None)
+    planner = made.world.planner(made.pipeline())
     planner.latest_offsets()
     planner.latest_offsets()  # two landings wait
     for most, ranges in ((1, (1, 2)), (2, (1, 3)), (3, (1, 4)), (None, (1, 4))):

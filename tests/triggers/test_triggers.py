@@ -339,7 +339,7 @@ def test_a_pipeline_without_a_log_is_told_once(world: World) -> None:
 def test_an_error_that_only_a_person_can_heal_is_one_event(world: World) -> None:
     world.run("makes the log")
     world.arrive(2)
-    planner = world.pipeline().source.open(world.log(), None)
+    planner = world.planner()
     planner.latest_offsets()
     lost = world.root / "in" / "00000.json"
     data, stat = lost.read_bytes(), lost.stat()

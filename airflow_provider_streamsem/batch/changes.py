@@ -1,0 +1,93 @@
+"""What changed between two specs of a pipeline, and which runs used them: written to the log of the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.protocol.entries import Json, Plan
+from airflow_provider_streamsem.protocol.view import Head
+
+logger = telemetry.log_of(__name__)
+
+SHOWN = ("where", "transform")
+"""fields whose values are logged; of others only the names: the values may be long"""
+
+
+def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """
+    The fields in which two specs differ, as paths such as ``where``, ``source.schema`` or ``sinks.lake.codec``, in order.
+
+    :param before: a spec as :meth:`Pipeline.to_json` gives it
+    """
+    return _differences({**before, "guarded": None}, {**now, "guarded": None}, "")
+
+
+def _differences(before: Any, now: Any, path: str) -> list[str]:
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return [] if before == now else [path]
+    names = sorted({*before, *now})
+    paths = {name: f"{path}.{name}" if path else name for name in names}
+    return [found for name in names for found in _differences(before.get(name), now.get(name), paths[name])]
+
+
+def described(run_key: str) -> str:
+    """A run for people: the DAG and the task where the run key is Airflow's, else the run key itself."""
+    parts = _airflow_parts(run_key)
+    return run_key if parts is None else f"DAG {parts[0]}, task {parts[1]}"
+
+
+def _airflow_parts(run_key: str) -> list[str] | None:
+    """DAG, task and run id of a run key that an operator made; ``None`` of another."""
+    prefix, _, rest = run_key.partition(":")
+    if prefix != "airflow":
+        return None
+    try:
+        parts, _ = json.JSONDecoder().raw_decode(rest)
+    except ValueError:
+        return None
+    return [str(part) for part in parts[:3]] if isinstance(parts, list) and len(parts) >= 3 else None
+
+
+def report(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
+    """
+    Log that a version was planned with another spec than the version before it: a warning where two tasks seem to run one pipeline with different specs.
+
+    :param before: the head that the plan follows
+    """
+    last = before.outcome
+    if last is None or last.spec == plan.spec:
+        return
+    stored = json.loads(log.read_spec(last.spec))
+    names = changed_fields(stored, spec)
+    values = "".join(
+        f"; {name}: {stored.get(name)!r} before, {spec.get(name)!r} now" for name in SHOWN if name in names
+    )
+    told = (
+        f"version {plan.version} is planned with another spec than version {last.version}: {', '.join(names)}{values}"
+    )
+    found = log.plan(last.version)
+    earlier = log.outcome(last.version - 1) if last.version > 0 else None
+    theirs, ours = _airflow_parts(found[0].run_key) if found else None, _airflow_parts(plan.run_key)
+    if found and theirs and ours and theirs[:2] != ours[:2]:
+        what = "two tasks run one pipeline with different specs: version %d by %s, version %d by %s. %s. Do: give both one spec, or each its own pipeline."
+        logger.warning(
+            what, last.version, described(found[0].run_key), plan.version, described(plan.run_key), what_changed
+        )
+    elif earlier is not None and earlier[0].spec == plan.spec:
+        what = "the spec goes back to that of version %d; do two processes run this pipeline with different specs? version %d by %s, version %d by %s. %s"
+        theirs_key = found[0].run_key if found else ""
+        logger.warning(
+            what,
+            earlier[0].version,
+            last.version,
+            described(theirs_key),
+            plan.version,
+            described(plan.run_key),
+            what_changed,
+        )
+    else:
+        logger.info("%s", what_changed)

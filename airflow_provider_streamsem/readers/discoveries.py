@@ -1,0 +1,97 @@
+"""What verification checks of discoveries: ordinals, pages, and the tree of known files (PROTOCOL.md, 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.protocol import discovery, keys, known, procedures
+from airflow_provider_streamsem.protocol.entries import Discovery, FileKey, FoundFile, KnownNode, PageRef
+
+
+class Report(Protocol):
+    """Takes one finding: the rule that is broken, what is wrong, and the key of the object."""
+
+    def __call__(self, invariant: str, what: str, *, key: str) -> None: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoveryCheck:
+    """
+    Checks the discoveries of one source.
+
+    :param log: the part of the log that belongs to the source
+    :param prefix: of its keys, for findings; ends with ``/``
+    :param attempt: returns what a read returns, or reports why it failed and returns ``None``
+    """
+
+    log: CommitLog
+    prefix: str
+    attempt: Callable[[Callable[[], Any]], Any]
+    report: Report
+
+    def run(self, newest: int) -> None:
+        """
+        Check that ordinals follow one another, that no file has two (D1), and that both trees hold exactly the discovered files (D4, D6).
+
+        :param newest: number of the newest discovery
+        """
+        last = self._read(newest)
+        if last is None:
+            return
+        key = self.prefix + keys.discovered(newest)
+        paged, pages = self._pages(last.pages, key)
+        files = [*paged, *last.recent]
+        if len({known.key(file) for file in files}) != len(files):
+            self.report("D1", "a file was given two ordinals", key=key)
+        root = KnownNode(ranges=last.known)
+        in_tree = self._known(root)
+        if not known.in_order(root):
+            self.report("D4", "the ranges of the tree of known files are not in order", key=key)
+        if in_tree != sorted(map(known.key, paged)) or any(file.mtime_ns >= last.settled_ns for file in paged):
+            self.report("D4", "the tree of known files holds other files than the pages", key=key)
+        self._ordinals(newest, files, pages)
+
+    def _ordinals(self, newest: int, files: Sequence[FoundFile], pages: set[PageRef]) -> None:
+        expected = 0
+        for i in range(newest + 1):
+            entry = self._read(i)
+            if entry is None:
+                return
+            same = [*entry.recent] == files[entry.paged : entry.end] and pages.issuperset(entry.pages)
+            if entry.first != expected or entry.end < expected or not same:
+                what = "ordinals of discovered files do not follow one another, or changed"
+                self.report("D6", what, key=self.prefix + keys.discovered(i))
+            expected = entry.end
+
+    def _read(self, i: int) -> Discovery | None:
+        key = keys.discovered(i)
+        found = self.attempt(lambda: self.log.perform(procedures.read_entry(Discovery, key)) or ())
+        if found == ():
+            self.report("I1", "a discovery is missing", key=self.prefix + key)
+        return found[0] if found else None
+
+    def _pages(self, refs: Sequence[PageRef], key: str) -> tuple[list[FoundFile], set[PageRef]]:
+        """The files of pages, in order, and all the pages that hold them."""
+        files: list[FoundFile] = []
+        pages = set(refs)
+        for ref in refs:
+            page = self.attempt(partial(self.log.perform, discovery.read(ref)))
+            if page is not None:
+                below, more = self._pages(page.pages, key)
+                files += [*page.files, *below]
+                pages |= more
+                if any(child.level != ref.level - 1 for child in page.pages) or (page.files and ref.level):
+                    self.report("D6", "a page of discovered files is of another level than its parent says", key=key)
+        return files, pages
+
+    def _known(self, node: KnownNode) -> list[FileKey]:
+        """The keys of all files in and below a node of the tree, sorted."""
+        found = [*node.files]
+        for below in node.ranges:
+            read = self.attempt(partial(self.log.perform, known.read(below)))
+            found += [] if read is None else self._known(read)
+        return sorted(found)
