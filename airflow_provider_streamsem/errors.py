@@ -47,6 +47,28 @@ class ConflictError(StreamsemError):
     do = "give this pipeline a log and datasets of its own, or make its guarded fields equal to those in the log; nothing was written."
 
 
+class DatasetTakenError(ConflictError):
+    """A dataset is marked as the output of another pipeline or log. Nothing was written."""
+
+    do = (
+        "if the log in the mark was moved to this pipeline's log, run `streamsem move-log` with the two logs; "
+        "else give this pipeline a dataset of its own; nothing was written."
+    )
+
+
+class LogMovedError(ConflictError):
+    """The log was moved to another place, and goes on there. Nothing was written."""
+
+    do = "set the pipeline's log to the place that is named as `moved_to`, then run again; nothing was written."
+
+
+class LogMovingError(ConflictError):
+    """The log is being moved here and is not complete yet. Nothing was written."""
+
+    retryable = True
+    do = "run `streamsem move-log` with the two logs that are named until it succeeds, then run again; nothing was written."
+
+
 class UnavailableError(StreamsemError):
     """The store gave no clear answer within the budget. Whether the last request was applied is unknown; nothing was deleted."""
 

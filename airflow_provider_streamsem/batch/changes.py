@@ -66,7 +66,7 @@ def report(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
     values = "".join(
         f"; {name}: {stored.get(name)!r} before, {spec.get(name)!r} now" for name in SHOWN if name in names
     )
-    told = (
+    what_changed = (
         f"version {plan.version} is planned with another spec than version {last.version}: {', '.join(names)}{values}"
     )
     found = log.plan(last.version)

@@ -99,9 +99,10 @@ def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_ru
     :raises ConflictError: a dataset belongs to another log; nothing was deleted
     """
     sinks = pipeline.sinks
+    log.find_head()  # refuses a log that was moved
     if log.outcome(0) is None:  # nothing has lost, and a first run that died may have left its datasets unmarked
         return Vacuumed(attempts=(), keys=(), bytes=0)
-    claim_datasets(pipeline, record, new=False)
+    claim_datasets(pipeline, log, record, new=False)
     has_lost = _Losers(log)
     has_receipts = cache(lambda version: log.receipts(version) is not None)
     attempts, stale = [], []

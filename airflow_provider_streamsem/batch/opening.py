@@ -13,7 +13,7 @@ from airflow_provider_streamsem.batch.changes import changed_fields, described
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import ConflictError, InvalidError
+from airflow_provider_streamsem.errors import ConflictError, DatasetTakenError, InvalidError
 from airflow_provider_streamsem.protocol.entries import PUBLISH, Genesis, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.view import Head
@@ -43,7 +43,11 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
     record = log.read_pipeline() or _create(pipeline, log)
     if record.name != pipeline.name:
         raise ConflictError(
-            "the log belongs to a pipeline of another name", log=pipeline.log, stored=record.name, given=pipeline.name
+            "the log belongs to a pipeline of another name",
+            log=pipeline.log,
+            stored=record.name,
+            stored_uuid=record.pipeline_uuid,
+            given=pipeline.name,
         )
     head = log.find_head()
     newest = head.outcome or head.plan
@@ -53,7 +57,7 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
             log.put_spec(pipeline.spec_bytes())
         return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
     settle_spec(pipeline, log, newest.spec, version=newest.version)
-    claim_datasets(pipeline, record, new=head.outcome is None)
+    claim_datasets(pipeline, log, record, new=head.outcome is None)
     return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
 
 
@@ -70,15 +74,20 @@ def genesis(pipeline: Pipeline, log: CommitLog, *, fixes: bool) -> Offsets:
     return log.put_genesis(pipeline.source_sha256, wanted).offsets if fixes else wanted.offsets
 
 
-def claim_datasets(pipeline: Pipeline, record: PipelineRecord, *, new: bool) -> None:
+def claim_datasets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *, new: bool) -> None:
     """
-    Mark the pipeline's datasets as its own, or find that they are.
+    Mark the pipeline's datasets as its own, or find that they are. A mark that names a place from which the log was moved counts, too.
 
     :param new: no version is committed yet, so that a dataset without a mark may be taken
-    :raises ConflictError: a dataset belongs to another pipeline or log
+    :raises DatasetTakenError: a dataset belongs to another pipeline or log
     """
-    for sink in pipeline.sinks.values():
-        sink.claim(record.pipeline_uuid, pipeline.log, new=new)
+    for name, sink in pipeline.sinks.items():
+        try:
+            sink.claim(record.pipeline_uuid, pipeline.log, new=new)
+        except DatasetTakenError as error:
+            marked_log = str(error.fields["marked_log"])
+            if error.fields["marked_uuid"] != record.pipeline_uuid or log.moved(marked_log) is None:
+                raise DatasetTakenError(error.truth, pipeline=pipeline.name, sink=name, **error.fields) from error
 
 
 def settle_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int) -> None:
@@ -110,11 +119,11 @@ def _create(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:
     try:
         for sink in pipeline.sinks.values():
             sink.refuse_orphan(pipeline.log)
-    except ConflictError:
+    except ConflictError as error:
         # Another process may have created log and mark since we looked for the log.
         meanwhile = log.read_pipeline()
         if meanwhile is None:
-            raise
+            raise type(error)(error.truth, pipeline=pipeline.name, **error.fields) from error
         return meanwhile
     doctor.require_safe(log)
     record = PipelineRecord(

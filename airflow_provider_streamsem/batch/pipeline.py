@@ -282,7 +282,12 @@ def load_pipeline(path: str) -> Pipeline:
     return from_json(spec, where=path)
 
 
-def pipeline_of_spec(data: bytes) -> Pipeline:
-    """A pipeline from the bytes of a stored spec, to read with: it has no transform."""
+def pipeline_of_spec(data: bytes, log: str | None = None) -> Pipeline:
+    """
+    A pipeline from the bytes of a stored spec, to read with: it has no transform.
+
+    :param log: where the log is now, if it may have been moved since
+    """
     spec = json.loads(data)
-    return from_json({**spec, "transform": None}, where="the stored spec")
+    moved = {} if log is None else {"log": log}
+    return from_json({**spec, "transform": None, **moved}, where="the stored spec")

@@ -133,7 +133,7 @@ class Run:
                 return None
             log, pipeline = self.opened.log, self.opened.pipeline
             if plan.version == 0:
-                claim_datasets(pipeline, self.opened.record, new=True)
+                claim_datasets(pipeline, log, self.opened.record, new=True)
             head, fresh = log.put_plan(ready.head, plan)
             if head.plan == plan:
                 logger.info("version %d: planned %s", plan.version, dict(plan.ranges))

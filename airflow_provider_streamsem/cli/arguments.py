@@ -28,7 +28,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: a function of its name in :mod:`airflow_provider_streamsem.cli.commands`."""
+    """A command: a function of its name, with ``_`` for ``-``, in :mod:`airflow_provider_streamsem.cli.commands`."""
 
     name: str
     help: str
@@ -101,6 +101,18 @@ COMMANDS = (
             _VERSION,
             _argument("--sink", required=True, help="which sink"),
             _argument("--reason", required=True, help="kept in the log"),
+        ),
+    ),
+    Command(
+        "move-log",
+        "Move a commit log to another place; datasets stay where they are. After a crash, run it again.",
+        (
+            _argument("to", metavar="NEW", help="URL or path of the new place"),
+            _argument(
+                "--already-moved",
+                action="store_true",
+                help="all objects were moved by hand and the old place holds none: only record it",
+            ),
         ),
     ),
     Command("explain", "What the pipeline guarantees, and why.", ()),

@@ -25,6 +25,7 @@ from airflow_provider_streamsem.batch.run import run_batch
 from airflow_provider_streamsem.cli.output import Answer, Table
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog import doctor as doctor_
+from airflow_provider_streamsem.commitlog import move
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.engines.contract import Engine
@@ -40,7 +41,7 @@ from airflow_provider_streamsem.sinks.contract import Sink
 
 def answer(args: argparse.Namespace) -> Answer:
     """Run the command that ``args.command`` names, on the log at a URL or on that of a pipeline file."""
-    command: Callable[[argparse.Namespace], Answer] = globals()[args.command]
+    command: Callable[[argparse.Namespace], Answer] = globals()[args.command.replace("-", "_")]
     if not args.target.endswith(".toml"):
         args.pipeline, args.log = None, args.target
         return command(args)
@@ -241,6 +242,16 @@ def skip(args: argparse.Namespace) -> Answer:
     results = {name: receipt.result for name, receipt in receipts.sinks.items()}
     lines = [f"version {args.version}: sink {name}: {result}" for name, result in sorted(results.items())]
     return Answer(document={"version": args.version, "results": results}, lines=lines)
+
+
+def move_log(args: argparse.Namespace) -> Answer:
+    """``streamsem move-log``"""
+    done = move.move_log(open_commit_log(args.log), open_commit_log(args.to), already_moved=args.already_moved)
+    lines = [
+        f"moved pipeline {done.pipeline} from {done.moved_from} to {done.moved_to}: versions up to {done.version}, {done.copied} objects copied",
+        f"Set the pipeline's log to {done.moved_to}. Runs with the old log are refused from now on.",
+    ]
+    return Answer(document=plain(done), lines=lines)
 
 
 def explain(args: argparse.Namespace) -> Answer:

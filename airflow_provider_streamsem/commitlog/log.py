@@ -10,6 +10,7 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.errors import (
     InvalidError,
     LogDamagedError,
+    LogMovingError,
     NewerFormatError,
     StoreRefusedError,
     UnavailableError,
@@ -24,6 +25,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Effects,
     Genesis,
     Json,
+    Moved,
     Outcome,
     PipelineRecord,
     Plan,
@@ -78,11 +80,13 @@ class CommitLog:
     :param store: where the log lies
     :param clock: waits between repeated requests
     :param patience: for unknown answers
+    :param sources: below which prefix planning keeps what it knows of sources; of a log that was moved, :meth:`read_pipeline` finds it
     """
 
     store: Store
     clock: Clock = SYSTEM_CLOCK
     patience: Patience = field(default_factory=Patience)
+    sources: str = keys.SOURCES
 
     def perform(self, procedure: Procedure[T]) -> T:
         """
@@ -153,6 +157,7 @@ class CommitLog:
         ``pipeline.json``, or ``None`` where the log does not exist yet.
 
         :raises NewerFormatError: it requires a feature that this release lacks
+        :raises LogMovingError: the log is being moved here and is not complete yet
         """
         found = self.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
         if found is None:
@@ -162,7 +167,18 @@ class CommitLog:
             raise NewerFormatError(
                 "the log requires features that this release lacks", place=self.store.url, features=sorted(unknown)
             )
+        if found[0].moved_from:
+            moved = self.moved(found[0].moved_from)
+            if moved is None:
+                what = "the log is being moved here and is not complete yet"
+                raise LogMovingError(what, moved_from=found[0].moved_from, log=self.store.url)
+            self.sources = moved.sources
         return found[0]
+
+    def moved(self, url: str) -> Moved | None:
+        """The record that this log was at ``url`` before, complete; ``None`` where there is none."""
+        found = self.perform(procedures.read_entry(Moved, keys.moved(url)))
+        return None if found is None else found[0]
 
     def create_pipeline(self, record: PipelineRecord) -> PipelineRecord:
         """Create ``pipeline.json``; returns what is stored, ours or another's who was first."""
@@ -209,7 +225,7 @@ class CommitLog:
 
         :param guarded: the source's guarded fields
         """
-        return self.under(keys.source(sha256(canonical(guarded))))
+        return self.under(keys.source(sha256(canonical(guarded)), self.sources))
 
     def under(self, prefix: str) -> CommitLog:
         """The part of the log below a prefix, which ends with ``/``."""

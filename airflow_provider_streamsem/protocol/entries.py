@@ -36,6 +36,23 @@ class PipelineRecord:
     spec: str
     reader_features: tuple[str, ...] = ()
     writer_features: tuple[str, ...] = ()
+    moved_from: str = field(default="", metadata=SPARSE)
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """
+    Says that the pipeline's log was at ``moved_from`` and is here now, complete: marks of datasets that name that place count for this log.
+
+    ``sources`` is the prefix below which the sources' discoveries were copied.
+    """
+
+    entry: ClassVar[str] = "moved"
+    spillable: ClassVar[tuple[str, ...]] = ()
+    moved_from: str
+    pipeline_uuid: str
+    sources: str
     nonce: str
 
 
@@ -84,17 +101,22 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Plan(n): what version n will do. Written before the first row is read."""
+    """
+    Plan(n): what version n will do. Written before the first row is read.
+
+    The kind ``move`` ends the log: it goes on at ``moved_to``, and nothing follows here.
+    """
 
     entry: ClassVar[str] = "plan"
     spillable: ClassVar[tuple[str, ...]] = ("pins", "ranges", "genesis")
     version: int
-    kind: Literal["batch", "redo"] = "batch"
+    kind: Literal["batch", "redo", "move"] = "batch"
     previous: str
     genesis: Offsets | None = field(default=None, metadata=SPARSE)
     ranges: Ranges
     gaps: Gaps = field(default_factory=dict)
     replaces: Replaced | None = field(default=None, metadata=SPARSE)
+    moved_to: str = field(default="", metadata=SPARSE)
     pins: Json = None
     run_key: str
     j: int
@@ -410,6 +432,7 @@ class Discovery:
 
 Entry: TypeAlias = (
     PipelineRecord
+    | Moved
     | Plan
     | StagedManifest
     | Outcome

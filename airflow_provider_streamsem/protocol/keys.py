@@ -78,9 +78,14 @@ def genesis(source: str) -> str:
     return f"genesis/{source}.json"
 
 
-def source(guarded: str) -> str:
-    """Prefix of what planning stores about a source (discoveries), by the sha256 of its guarded fields."""
-    return f"{SOURCES}{guarded[:16]}/"
+def source(guarded: str, root: str = SOURCES) -> str:
+    """Prefix of what planning stores about a source (discoveries), by the sha256 of its guarded fields; ``root`` differs in a log that was moved."""
+    return f"{root}{guarded[:16]}/"
+
+
+def moved(url: str) -> str:
+    """Key of the record that a log which was at ``url`` is here now."""
+    return f"moved/{hashlib.sha256(url.encode()).hexdigest()}.json"
 
 
 def announced(version: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from airflow_provider_streamsem.errors import LogMovedError
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, Receipts, Segment, SegmentFile
 from airflow_provider_streamsem.protocol.machine import VERSION, VersionState
@@ -56,7 +57,14 @@ class Head:
         return ("plan", self.outcome.result, *(["receipts"] if self.outcome.owes and not self.owes else []))
 
     def planned(self, plan: Plan, sha256: str) -> Head:
-        """The head after Plan(closed + 1) was stored. Checks I2, I3 and I4."""
+        """
+        The head after Plan(closed + 1) was stored. Checks I2, I3 and I4.
+
+        :raises LogMovedError: the plan is of the kind ``move``
+        """
+        if plan.kind == "move":
+            what = "the log was moved to another place"
+            raise LogMovedError(what, moved_to=plan.moved_to, version=plan.version)
         genesis = self.genesis if plan.genesis is None else plan.genesis
         invariants.check_i2_receipts(plan, owes=self.owes)
         invariants.check_i3_plan(plan, after=self.outcome_sha)

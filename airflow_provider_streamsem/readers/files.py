@@ -78,7 +78,8 @@ class CommittedLog:
         if self._pipeline is None:
             head = self.log.find_head()
             newest = head.outcome or head.plan
-            self._pipeline = pipeline_of_spec(self.log.read_spec(self.record.spec if newest is None else newest.spec))
+            spec = self.log.read_spec(self.record.spec if newest is None else newest.spec)
+            self._pipeline = pipeline_of_spec(spec, self.log.store.url)
         return self._pipeline
 
     def view(self, *, version: int | None = None, since: int | None = None) -> LogView:

@@ -159,6 +159,8 @@ class _Verification:
             if version == 0 and plan is not None:
                 genesis = dict(plan[0].genesis or {})
                 head = Head(genesis=genesis)
+            if plan is not None and plan[0].kind == "move":
+                head.planned(*plan)  # raises: the log was moved
             outcome = self._entry(Outcome, keys.outcome(version), version)
             if plan is None:
                 self._found("I2", "a version has no plan that can be read", version=version)
@@ -318,7 +320,7 @@ class _Verification:
         named: set[tuple[str, str]] = set()
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
         if outcomes:  # a first run that died before its first version may have left its datasets unmarked
-            self._try(partial(claim_datasets, pipeline, self.opened.record, new=False))
+            self._try(partial(claim_datasets, pipeline, self.opened.log, self.opened.record, new=False))
         for name in pipeline.sinks:
             self.verdict.rows[name] = 0
         for outcome in outcomes:

@@ -17,6 +17,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import (
     ConflictError,
     DataError,
+    DatasetTakenError,
     LogDamagedError,
     StageError,
     UnavailableError,
@@ -114,18 +115,23 @@ class FilesSink:
                 "the dataset's place gave no clear answer; nothing became visible", place=self.path
             ) from error
         if stored != mark:
-            raise ConflictError(
-                "the dataset belongs to another pipeline or log", place=self.path, mark=keys.DATASET_MARKER, log=log
+            raise DatasetTakenError(
+                "the dataset belongs to another pipeline or log",
+                place=self.path,
+                pipeline_uuid=pipeline_uuid,
+                log=normalised(log),
+                **_marked(stored),
             )
 
     def refuse_orphan(self, log: str) -> None:
         """A marked dataset without its log is never started over."""
         store = self._dataset()
         if store.stat(keys.DATASET_MARKER) is not None:
-            raise ConflictError(
+            raise DatasetTakenError(
                 "the dataset is marked as the output of a log, but there is no log at the given place",
                 place=self.path,
-                log=log,
+                log=normalised(log),
+                **_marked(store.read(keys.DATASET_MARKER)),
             )
         if self._holds_files(store):
             raise _unknown_output(self.path)
@@ -231,6 +237,16 @@ class FilesSink:
 
     def _dataset(self) -> Dataset:
         return open_dataset(self.path)
+
+
+def _marked(mark: bytes | None) -> dict[str, str]:
+    """The pipeline and the log that a mark names, as fields of an error; empty where it cannot be read."""
+    try:
+        found = json.loads(mark or b"{}")
+    except ValueError:
+        found = {}
+    named = found if isinstance(found, dict) else {}
+    return {"marked_uuid": str(named.get("pipeline_uuid", "")), "marked_log": str(named.get("log", ""))}
 
 
 def _is_data(relative: str) -> bool:

@@ -27,8 +27,11 @@ def test_two_logs_over_one_dataset_are_refused(world: World, tmp_path: Path) -> 
     world.run("a")
     other = World(tmp_path)
     other.made = world.made
-    with pytest.raises(ConflictError, match="marked as the output of a log"):
+    with pytest.raises(ConflictError, match="marked as the output of a log") as caught:
         other.run("b")
+    assert (caught.value.fields["pipeline"], caught.value.fields["log"]) == ("world", other.store.url)
+    assert caught.value.fields["marked_uuid"] == world.opened().record.pipeline_uuid
+    assert caught.value.fields["marked_log"] == world.store.url
 
 
 def test_dataset_with_unknown_output_is_refused(world: World) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_streamsem import Limits
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.stores.local import LocalStore
 from tests.worlds import World
@@ -246,5 +247,37 @@ def test_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         main(["--help"])
     out = capsys.readouterr().out
-    for word in ("run", "explain", "log", "show", "files", "verify", "doctor", "lag", "abort", "vacuum", "exit codes"):
+    for word in (
+        "run",
+        "explain",
+        "log",
+        "show",
+        "files",
+        "verify",
+        "doctor",
+        "lag",
+        "abort",
+        "vacuum",
+        "move-log",
+        "exit codes",
+    ):
         assert word in out
+
+
+def test_move_log_moves_and_says_where_runs_go_on(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = str(world.root / "log"), str(world.root / "moved")
+    code, out, _ = run(capsys, "move-log", str(world.root / "p.toml"), new, "--json")
+    assert code == 0
+    assert {**json.loads(out), "copied": 0} == {
+        "pipeline": "world", "moved_from": old, "moved_to": new, "version": 0, "copied": 0,
+    }  # fmt: skip
+    code, _, err = run(capsys, "log", old)
+    assert (code, new in err) == (4, True)
+    code, out, _ = run(capsys, "verify", new)
+    assert (code, out.startswith("clean: 1 versions")) == (0, True)
+
+
+def test_log_lists_what_changed_in_the_spec(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.run("b", pipeline=world.pipeline(limits=Limits(max_files=7)))
+    _, out, _ = run(capsys, "log", str(world.root / "log"), "--json", "--limit", "2")
+    assert [row["changed"] for row in json.loads(out)["versions"]] == [["limits.max_files"], []]
