@@ -37,8 +37,8 @@ class Mutation:
 
     def seeds(self, seeds: int) -> list[int]:
         """Those of its kind of world, in the order in which they are tried."""
-        found = [seed for seed in range(seeds) if world_of(seed).name == self.world]
-        return sorted(found, key=lambda seed: seed != self.first)
+        found = [seed for seed in range(seeds) if world_of(seed).name == self.world and seed != self.first]
+        return found if self.first is None else [self.first, *found]
 
 
 def outcome_before_its_pointer(patch: pytest.MonkeyPatch) -> None:

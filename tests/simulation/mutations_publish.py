@@ -22,15 +22,19 @@ from tests.simulation.mutations import Mutation
 def publisher_does_not_ask_the_marker(patch: pytest.MonkeyPatch) -> None:
     real = database.advance_marker
 
-    def advance_marker(connection: Any, table: Any, marker: tuple[str, str], version: int, state: str) -> bool:
-        real(connection, table, marker, version, state)
+    def advance_marker(
+        connection: Any, table: Any, marker: tuple[str, str], version: int, state: str, **named: Any
+    ) -> bool:
+        real(connection, table, marker, version, state, **named)
         return True
 
     patch.setattr(database, "advance_marker", advance_marker)
 
 
 def marker_may_go_back(patch: pytest.MonkeyPatch) -> None:
-    def advance_marker(connection: Any, table: Any, marker: tuple[str, str], version: int, state: str) -> bool:
+    def advance_marker(
+        connection: Any, table: Any, marker: tuple[str, str], version: int, state: str, **named: Any
+    ) -> bool:
         this = (table.c.pipeline_uuid == marker[0]) & (table.c.sink == marker[1]) & (table.c.version != version)
         row = {"pipeline_uuid": marker[0], "sink": marker[1], "version": version, "state": state}
         added = table.insert().prefix_with("OR IGNORE").values(row)
@@ -45,13 +49,13 @@ def marker_and_rows_are_two_transactions(patch: pytest.MonkeyPatch) -> None:
     def commit(self: JdbcSink, connection: Any, markers: Any, batch: Batch, state: str) -> bool:
         marker = (batch.pipeline_uuid, batch.sink)
         with connection.begin():
-            if not advance(connection, markers, marker, batch.version, state):
+            if not advance(connection, markers, marker, batch.version, state, least=batch.expected_marker):
                 return False
         database.read_marker(connection, markers, *marker)
         return real(self, connection, markers, batch, state)
 
     patch.setattr(JdbcSink, "_commit", commit)
-    patch.setattr(database, "advance_marker", lambda *given: True)
+    patch.setattr(database, "advance_marker", lambda *given, **named: True)
 
 
 def skip_moves_no_marker(patch: pytest.MonkeyPatch) -> None:
@@ -117,6 +121,8 @@ def last_sink_is_forgotten(patch: pytest.MonkeyPatch) -> None:
         return Unmoved()
 
     class Unmoved:
+        delivery = "exactly_once"
+
         def publish(self, batch: Batch, effects: Any) -> Receipt:
             return Receipt(result="applied", rows=batch.committable.rows)
 
@@ -195,7 +201,7 @@ def at_most_once_calls_again(patch: pytest.MonkeyPatch) -> None:
 
 PUBLISH_MUTATIONS = (
     Mutation(publisher_does_not_ask_the_marker, "I18", "tables"),
-    Mutation(marker_may_go_back, "I15|I18", "tables", first=369),
+    Mutation(marker_may_go_back, "I15|I18", "tables", first=2241),
     Mutation(marker_and_rows_are_two_transactions, "I18", "tables"),
     Mutation(skip_moves_no_marker, "I15|I18|marker", "tables"),
     Mutation(publisher_believes_itself_and_not_the_marker, "receipts", "tables"),
