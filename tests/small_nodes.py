@@ -17,7 +17,7 @@ SMALL: list[tuple[Any, str, int]] = [
     (discovery, "RECENT_FILES", 3),
     (discovery, "PAGE_FILES", 2),
     (discovery, "PAGE_REFS", 3),
-    (discovery, "NODES_UNRECORDED", 1),
+    (discovery, "OUTDATED_NODES", 1),
     (ledger, "BLOCK_FILES", 4),
 ]
 

@@ -19,8 +19,8 @@ RECENT_FILES = 256
 """files that a discovery names itself, at most; with one more, all of them go to the pages and the tree"""
 PAGE_FILES = 1_000
 PAGE_REFS = 32
-NODES_UNRECORDED = 8
-"""nodes that a comparison may read without recording what it found: a moving window changes one range at each poll, which is not worth a discovery"""
+OUTDATED_NODES = 8
+"""nodes whose ranges may be outdated before a discovery records what was listed: a moving window changes one range at each poll, not worth a discovery"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def extend(newest: Discovery | None, compared: Comparison, nonce: str) -> Proced
 
     Only the discovery itself gives ordinals: what was stored for one that is never created, or loses, is named by nothing (D2).
     """
-    if not compared.new and known.reads(compared.root) <= NODES_UNRECORDED:
+    if not compared.new and known.outdated(compared.root) <= OUTDATED_NODES:
         return None
     i, first, settled_ns = 0, 0, 0
     pages: tuple[PageRef, ...] = ()
@@ -68,7 +68,7 @@ def extend(newest: Discovery | None, compared: Comparison, nonce: str) -> Proced
         pages = yield from _paged(pages, recent)
         settled_ns = max(settled_ns, *(file.mtime_ns + 1 for file in recent))
         recent = ()
-    elif known.reads(compared.root) > NODES_UNRECORDED:
+    elif known.outdated(compared.root) > OUTDATED_NODES:
         children = compared.root.children
     ranges = []
     for child in children:

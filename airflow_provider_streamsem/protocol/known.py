@@ -45,11 +45,13 @@ class Opened:
 
     :param files: the node's own files → whether each was listed when the node was last compared
     :param stored: sha256 of the stored node that it was read from, ``""`` where there is none
+    :param outdated: the next listing, if nothing changes, differs from the stored range too, so that the node would be read again
     """
 
     files: dict[FileKey, bool]
     children: list[Child] = field(default_factory=list)
     stored: str = ""
+    outdated: bool = False
 
     @property
     def first(self) -> FileKey:
@@ -111,6 +113,7 @@ def compare(node: Opened, listed: Sequence[Listed], settled_ns: int) -> Procedur
         if found is None:
             node.children[position] = opened = yield from _open(child)
             found = yield from compare(opened, inside, settled_ns)
+            opened.outdated = _without_reading(child, _minus(inside, found), settled_ns) is None
         new += found
     return new + rest[at:]
 
@@ -135,9 +138,15 @@ def _has_its_time(file: FoundFile) -> bool:
     return file.identity == f"mtime:{file.mtime_ns}"
 
 
-def reads(node: Opened) -> int:
-    """How many nodes below this one are in memory."""
-    return sum(1 + reads(child) for child in node.children if isinstance(child, Opened))
+def _minus(listed: Sequence[Listed], new: Iterable[Listed]) -> list[Listed]:
+    found = {item.key for item in new}
+    return [item for item in listed if item.key not in found]
+
+
+def outdated(node: Opened) -> int:
+    """How many nodes below this one every poll would read, until a discovery records what they are now."""
+    below = [child for child in node.children if isinstance(child, Opened)]
+    return sum(child.outdated + outdated(child) for child in below)
 
 
 def insert(root: Opened, added: Mapping[FileKey, bool]) -> Procedure[list[Child]]:

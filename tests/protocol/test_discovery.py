@@ -222,6 +222,14 @@ def test_deleted_object_costs_one_path_of_the_tree_and_many_are_recorded_once() 
     assert cost(store, files)[0] == 20_000
 
 
+def test_new_objects_among_deleted_ones_are_looked_up_and_nothing_else_is_recorded() -> None:
+    store, _ = seen(20_000, etags=True)
+    new = [found(f"{name(n)}.new", 10**9, etag=f"n{n}") for n in range(500, 20_000, 2_000)]
+    end, reads, writes, _ = cost(store, new)
+    assert (end, 10 < reads < 30, writes) == (20_010, True, 1)
+    assert cost(store, new)[:3] == (20_010, 1, 0)
+
+
 def test_one_file_a_discovery_costs_one_write_and_a_bounded_share_of_the_trees() -> None:
     store, files = seen(4_000, etags=True)
     reads = writes = 0
