@@ -1,4 +1,4 @@
-"""How a sink's columns may change from batch to batch: by added nullable columns, and not otherwise."""
+"""The columns of each sink as the log records them, folded from batch to batch."""
 
 from __future__ import annotations
 
@@ -6,40 +6,36 @@ import json
 from collections.abc import Mapping
 
 from airflow_provider_streamsem.errors import DataError
-
-
-def names(schema: str | None) -> list[str]:
-    """Column names of a schema in Spark's JSON form; none where nothing was recorded."""
-    return [] if schema is None else [field["name"] for field in json.loads(schema)["fields"]]
+from airflow_provider_streamsem.sinks.column_types import widened
 
 
 def evolve(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
     """
     The schemas to record: sink → Spark schema JSON.
 
-    A sink's columns are those of the log with new ones added at the end; files of earlier batches read back as null there.
-
-    :raises DataError: a column changed its type, or a recorded one is missing; nothing became visible
+    :raises DataError: see :func:`folded`
     """
-    return {**before, **{sink: _evolve(sink, before.get(sink), given) for sink, given in now.items()}}
+    return {**before, **{sink: folded(sink, before.get(sink), given) for sink, given in now.items()}}
 
 
-def _evolve(sink: str, before: str | None, now: str) -> str:
-    if before is None:
-        return now
-    old = {field["name"]: field for field in json.loads(before)["fields"]}
-    new = {field["name"]: field for field in json.loads(now)["fields"]}
-    for name, field in new.items():
-        if name in old and old[name]["type"] != field["type"]:
-            raise DataError(
-                "a column changed its type", sink=sink, column=name, recorded=old[name]["type"], found=field["type"]
-            )
-    missing = [name for name in old if name not in new]
-    if missing:
-        raise DataError("columns of earlier batches are missing", sink=sink, columns=missing)
-    added = [{**field, "nullable": True} for name, field in new.items() if name not in old]
-    return (
-        before
-        if not added
-        else json.dumps({"type": "struct", "fields": [*old.values(), *added]}, separators=(",", ":"))
-    )
+def folded(sink: str, recorded: str | None, given: str) -> str:
+    """
+    The columns of a sink's earlier batches and of a new one.
+
+    They are the recorded columns, each with the type that :func:`airflow_provider_streamsem.sinks.column_types.widened` gives, then the new ones. Files of
+    earlier batches read back as null in new columns, and with their values in wider ones.
+
+    :param recorded: ``None`` before the first batch
+    :param given: the columns of the new batch; both are schema JSON in Spark's form
+    :raises DataError: a column changed to a type that does not hold the values of both, or a recorded column is missing
+    """
+    if recorded is None:
+        return given
+    names = [field["name"] for field in json.loads(given)["fields"]]
+    if len(set(names)) < len(names):
+        return given  # the sink refuses it, and names the columns
+    try:
+        result = widened(json.loads(recorded), json.loads(given))
+    except DataError as error:
+        raise DataError(error.truth, sink=sink, **error.fields) from None
+    return recorded if result == json.loads(recorded) else json.dumps(result, separators=(",", ":"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,6 +10,7 @@ from typing import Protocol
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
@@ -19,8 +21,11 @@ from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Json, Quarantine
+from airflow_provider_streamsem.sinks import column_types
 from airflow_provider_streamsem.sinks.write import quoted
 from airflow_provider_streamsem.sources.contract import Loaded
+
+logger = telemetry.log_of(__name__)
 
 
 class Inspection(Protocol):
@@ -55,6 +60,7 @@ class Staging:
     log: CommitLog
     _kept: list[DataFrame] = field(default_factory=list)
     _accepted: dict[str, frozenset[str] | None] = field(default_factory=dict)
+    _schemas: dict[str, str] = field(default_factory=dict)
     _seen: Seen | None = None
 
     def run(self) -> Produced:
@@ -71,7 +77,7 @@ class Staging:
             )  # fmt: skip
         try:
             outputs = {
-                name: self._ordered(name, frame) for name, frame in self._outputs(self._good(loaded, records)).items()
+                name: self._fitted(name, frame) for name, frame in self._outputs(self._good(loaded, records)).items()
             }
             reread = self.inspect.may_have_run(watched, self.session) or not all(
                 self.inspect.reads_input_once(frame) for frame in outputs.values()
@@ -100,7 +106,7 @@ class Staging:
         counts |= {} if self._seen is None else self._seen.counts
         return Produced(
             sinks=sinks,
-            schemas={name: frame.schema.json() for name, frame in outputs.items()},
+            schemas=self._schemas,
             quarantine=self._quarantine(loaded, bad),
             counts=counts,
             handed=handed,
@@ -164,12 +170,25 @@ class Staging:
             once = {key: self._keep(frame) for key, frame in once.items()}
         return {name: once[id(frame)] for name, frame in result.items()}
 
-    def _ordered(self, name: str, frame: DataFrame) -> DataFrame:
-        """The columns in the order that the log has recorded, new ones after them: formats without names are read back by position."""
-        recorded = schema.names(self.job.schemas.get(name))
-        given = frame.columns
-        ordered = [c for c in recorded if c in given] + [c for c in given if c not in recorded]
-        return frame if ordered == given else frame.select(*[quoted(c) for c in ordered])
+    def _fitted(self, name: str, frame: DataFrame) -> DataFrame:
+        """
+        The rows with the columns, order and types that the log has recorded and the sink's table has; new columns follow.
+
+        Formats without names are read back by position, and files of one dataset have the same types. Columns without a type are left out.
+        """
+        given = frame.schema.json()
+        accepted = self.job.sinks[name].accept(schema.folded(name, self.job.schemas.get(name), given))
+        self._schemas[name], untyped = column_types.typed(accepted)
+        if untyped:
+            logger.info(
+                "sink %s: every value of these columns is null and nothing tells their types; the columns are left out of this batch: %s",
+                name,
+                ", ".join(untyped),
+            )
+        wanted = json.loads(self._schemas[name])
+        if column_types.bare(wanted) == column_types.bare(json.loads(given)):
+            return frame
+        return frame.to(StructType.fromJson(wanted))
 
     def _keep(self, frame: DataFrame) -> DataFrame:
         self._kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
@@ -178,7 +197,6 @@ class Staging:
     def _write(self, name: str, frame: DataFrame) -> int | None:
         """Stage one sink; returns the rows that Spark handed to its writer."""
         handed = Observation()
-        self.job.sinks[name].accept(frame.schema.json())
         self._accepted[name] = self.job.sinks[name].stage(
             frame.observe(handed, F.expr("count(1) AS rows")), self.job.plan.version, self.job.attempt_id
         )

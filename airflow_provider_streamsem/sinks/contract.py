@@ -69,11 +69,12 @@ class Sink(Protocol):
         """Directory or prefix of one attempt, as the engine's writer takes it."""
         ...
 
-    def accept(self, schema: str) -> None:
+    def accept(self, schema: str) -> str:
         """
-        Refuse columns that could not be made visible; asked before anything is staged.
+        Refuse columns that could not be made visible, and say as which types the rest are to be staged. Called before anything is staged.
 
-        :param schema: schema JSON in Spark's form
+        :param schema: schema JSON in Spark's form. A column whose type nothing tells yet is ``void``
+        :returns: the same columns, each with its type or the wider one of the sink's table. The engine casts to them, and leaves out what is still ``void``
         :raises DataError: they do not fit the sink
         """
         ...
@@ -220,6 +221,15 @@ class PublishingSink(Sink, Protocol):
     @property
     def redoes(self) -> bool:
         """Whether :meth:`publish` replaces the rows of a redo's chain; else a redo is refused before anything is written."""
+        ...
+
+    def check_redo(self, replaced: Committable | None) -> None:
+        """
+        Refuse to replace rows that the table, as it is now, does not let go. Called before a redo is planned.
+
+        :param replaced: what the redo would replace; ``None`` where nothing of it is in the sink
+        :raises InvalidError: says why; nothing was written
+        """
         ...
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:

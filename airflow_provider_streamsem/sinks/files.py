@@ -143,7 +143,7 @@ class FilesSink:
         """The attempt's own directory or prefix."""
         return self._dataset().engine_path(keys.data_prefix(version, attempt_id))
 
-    def accept(self, schema: str) -> None:
+    def accept(self, schema: str) -> str:
         """Every column that the format can hold. CSV has no form for bytes: Spark writes them as text that it does not read back."""
         binary = [field["name"] for field in json.loads(schema)["fields"] if field["type"] == "binary"]
         if self.format == "csv" and binary:
@@ -152,6 +152,7 @@ class FilesSink:
                 sink=self.path,
                 columns=binary,
             )
+        return schema
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
         """Write with Spark's own writer."""

@@ -170,13 +170,14 @@ class HttpSink(StagedSink):
             "record_id": list(self.record_id),
         }
 
-    def accept(self, schema: str) -> None:
+    def accept(self, schema: str) -> str:
         """JSON must have every column's type, ``record_id`` must be there, and the connection must be one that can be called."""
         names = check_types(schema)
         missing = sorted({*self.record_id} - {*names}) if names else []
         if missing:
             raise DataError("columns of record_id are missing; nothing became visible", missing=missing, found=names)
         self._address()
+        return schema
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
         """Perform, part by part, what nobody has written down yet."""

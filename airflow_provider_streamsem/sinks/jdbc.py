@@ -103,7 +103,7 @@ class JdbcSink(StagedSink):
             "version_column": self.version_column if self.redoes else None,
         }
 
-    def accept(self, schema: str) -> None:
+    def accept(self, schema: str) -> str:
         """The database must be there, with a table that the columns fit; the publishing transaction is rehearsed without rows, and rolled back."""
         failure: StreamsemError | None = None
         try:
@@ -122,6 +122,7 @@ class JdbcSink(StagedSink):
             raise DataError("the database refuses what publishing does; nothing became visible", **failure.fields)
         if failure is not None:
             raise failure
+        return schema
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
         """As every staged sink. Where the log is new the table of markers is created, and never later: an empty one would say that nothing was published."""

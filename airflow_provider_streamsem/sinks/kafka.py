@@ -117,7 +117,7 @@ class KafkaSink(StagedSink):
         if new:
             self._control().ensure()
 
-    def accept(self, schema: str) -> None:
+    def accept(self, schema: str) -> str:
         """The columns must be a record's, and the control topic fit to keep markers."""
         check_columns(schema, self.topic)
         control = self._control()
@@ -128,6 +128,7 @@ class KafkaSink(StagedSink):
             )
             raise DataError(what, control_topic=self.control_topic)
         control.check()
+        return schema
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """

@@ -55,8 +55,12 @@ class StagedSink:
         """The attempt's own directory or prefix."""
         return self._staging.attempt_place(version, attempt_id)
 
-    def accept(self, schema: str) -> None:
+    def accept(self, schema: str) -> str:
         """Every column that Parquet can hold."""
+        return schema
+
+    def check_redo(self, replaced: Committable | None) -> None:
+        """Nothing but the sink's own kind speaks against it."""
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
         """Write with Spark's own writer."""

@@ -16,6 +16,7 @@ from airflow_provider_streamsem.errors import DataError, InvalidError, StageErro
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Json, Quarantine
+from airflow_provider_streamsem.sinks import column_types
 from airflow_provider_streamsem.sources.landing import body_of
 from airflow_provider_streamsem.sources.queue import QueueSource
 from airflow_provider_streamsem.stores.contract import open_store, split_url
@@ -58,7 +59,7 @@ class RowsEngine:
         for name, sink in sorted(job.sinks.items()):
             self._step(f"write {name}")
             if sink.publishes:
-                sink.accept(_schema(out[name]))
+                _refuse_casts(name, _schema(out[name]), sink.accept(_schema(out[name])))
             self._write(sink.attempt_place(job.plan.version, job.attempt_id), out[name], sink.format)
             with telemetry.phase("collect"):
                 self._step(f"collect {name}")
@@ -190,6 +191,12 @@ def _schema(rows: list[dict[str, Any]]) -> str:
         for name, value in (rows[0] if rows else {}).items()
     ]
     return json.dumps({"type": "struct", "fields": fields})
+
+
+def _refuse_casts(name: str, given: str, accepted: str) -> None:
+    if column_types.bare(json.loads(accepted)) != column_types.bare(json.loads(given)):
+        what = "the sink's table has wider types than the rows, and an engine without Spark does not cast"
+        raise InvalidError(what, sink=name, given=given, accepted=accepted)
 
 
 def _refuse_what_needs_spark(job: Job) -> None:

@@ -1,0 +1,101 @@
+"""Batches whose types differ, in one dataset: every reader gets the values as they were."""
+
+from __future__ import annotations
+
+import logging
+from decimal import Decimal
+from typing import Any
+
+import duckdb
+import pyarrow.parquet
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_streamsem import open_log
+from airflow_provider_streamsem.errors import DataError
+from tests.engines.places import Place
+
+pytestmark = pytest.mark.spark
+
+FLAT = [
+    "select 0 as id, cast(7 as int) as n, cast(1.5 as float) as f, 1.25BD as d, null as late",
+    "select 1L as id, 5000000000L as n, 1.1D as f, 12345.6789BD as d, 'now' as late",
+    "select cast(2 as short) as id, null as n, cast(2.5 as float) as f, 1.5BD as d, null as late",
+    "select null as late, 3 as id, cast(3 as byte) as n, 4 as f, null as d",
+]
+FLAT_ROWS = [
+    {"id": 0, "n": 7, "f": 1.5, "d": Decimal("1.2500"), "late": None},
+    {"id": 1, "n": 5000000000, "f": 1.1, "d": Decimal("12345.6789"), "late": "now"},
+    {"id": 2, "n": None, "f": 2.5, "d": Decimal("1.5000"), "late": None},
+    {"id": 3, "n": 3, "f": 4.0, "d": None, "late": None},
+]
+NESTED = [
+    "select 0 as id, named_struct('a', 1, 'gap', null) as s, array(1, 2) as l, map('k', named_struct('x', 1)) as m",
+    "select 1 as id, named_struct('b', 'new', 'a', 5000000000L) as s, array(5000000000L, null) as l, map('k', named_struct('x', 2, 'y', 'z'), 'n', null) as m",
+    "select 2 as id, null as s, array() as l, map() as m",
+    "select 3 as id, named_struct('a', null, 'b', null) as s, null as l, map('k', null) as m",
+]
+NESTED_ROWS: list[dict[str, Any]] = [
+    {"id": 0, "s": {"a": 1, "b": None}, "l": [1, 2], "m": {"k": {"x": 1, "y": None}}},
+    {"id": 1, "s": {"a": 5000000000, "b": "new"}, "l": [5000000000, None], "m": {"k": {"x": 2, "y": "z"}, "n": None}},
+    {"id": 2, "s": None, "l": [], "m": {}},
+    {"id": 3, "s": {"a": None, "b": None}, "l": None, "m": {"k": None}},
+]
+
+
+def run_each(place: Place, format: str, queries: list[str]) -> None:
+    for query in queries:
+        place.put(f"{place.runs}.txt", "x")
+
+        def transform(frame: DataFrame, query: str = query) -> DataFrame:
+            return frame.sparkSession.sql(query)
+
+        pipeline = place.pipeline(source={"format": "text"}, sink={"format": format}, transform=transform)
+        place.run(pipeline)
+
+
+@pytest.mark.parametrize("format", ["parquet", "orc", "json", "csv"])
+def test_rows_of_narrower_wider_and_untyped_batches_read_back_as_they_were(
+    place: Place, spark: SparkSession, format: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        run_each(place, format, FLAT)
+    assert "nothing tells their types; the columns are left out of this batch: late" in caplog.text
+    assert place.rows(spark) == FLAT_ROWS
+    if format == "parquet":
+        files = [file.path for file in open_log(str(place.root / "log")).files()]
+        types = {str(pyarrow.parquet.read_schema(path).field("n").type) for path in files[1:]}
+        assert types == {"int64"}, "a narrower batch was not cast to the recorded type"
+        seen = duckdb.sql(f"SELECT id, n, f, d, late FROM read_parquet({files}, union_by_name=true) ORDER BY id")
+        assert seen.to_arrow_table().to_pylist() == FLAT_ROWS
+    place.check()
+
+
+@pytest.mark.parametrize("format", ["parquet", "orc", "json"])
+def test_nested_parts_that_grow_read_back_as_they_were(place: Place, spark: SparkSession, format: str) -> None:
+    run_each(place, format, NESTED)
+    rows = [row.asDict(recursive=True) for row in sorted(_frame(place, spark).collect(), key=lambda row: row["id"])]
+    assert rows == NESTED_ROWS
+    place.check()
+
+
+def _frame(place: Place, spark: SparkSession) -> DataFrame:
+    from airflow_provider_streamsem import read_committed
+
+    return read_committed(spark, str(place.root / "log"))
+
+
+def test_values_that_the_recorded_type_does_not_hold_are_refused_before_anything_is_staged(
+    place: Place, spark: SparkSession
+) -> None:
+    run_each(place, "parquet", ["select 1 as id, 1 as n"])
+    for query, says in [
+        ("select 2 as id, 1.5D as n", "changed its type"),
+        ("select 2 as id, 'one' as n", "changed its type"),
+        ("select 2 as id", "columns of earlier batches are missing"),
+        ("select 2 as id, 2 as n, array() as a", "elements of an array or map have no type"),
+    ]:
+        with pytest.raises(DataError, match=says):
+            run_each(place, "parquet", [query])
+        assert not (place.root / "out" / "data" / "1").exists()
+    assert place.rows(spark) == [{"id": 1, "n": 1}]
