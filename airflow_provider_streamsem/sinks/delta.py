@@ -14,13 +14,22 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.errors import ConflictError, DataError, MarkerLostError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    DataError,
+    InvalidError,
+    MarkerLostError,
+    PublishError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Receipt
 from airflow_provider_streamsem.sinks import delta_merge, keyed_rows
 from airflow_provider_streamsem.sinks.bounds import delta_stats
 from airflow_provider_streamsem.sinks.column_names import more_than_once
+from airflow_provider_streamsem.sinks.column_types import VOID, bare, widened
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
-from airflow_provider_streamsem.sinks.delta_table import OWN_ENTRY, HeldTable, create, take
+from airflow_provider_streamsem.sinks.delta_requirements import Requirements, is_append_only, unwritable
+from airflow_provider_streamsem.sinks.delta_table import OWN_ENTRY, HeldTable, create, is_transient, take
 from airflow_provider_streamsem.sinks.table import TableSink
 from airflow_provider_streamsem.stores.contract import normalised
 
@@ -40,20 +49,6 @@ _PRIMITIVES = frozenset(
         "timestamp_ntz",
     ]
 )
-# Writer features that an entry of added and removed files keeps by itself; constraints and computed columns are looked for one by one.
-_FEATURES = frozenset(
-    [
-        "appendOnly",
-        "invariants",
-        "checkConstraints",
-        "changeDataFeed",
-        "generatedColumns",
-        "timestampNtz",
-        "v2Checkpoint",
-    ]
-)
-_EXPIRY = "delta.setTransactionRetentionDuration"
-_COMPUTED = ("delta.invariants", "delta.generationExpression", "delta.identity.")
 _TRIES = 12
 _LONGEST_WAIT_S = 2.0
 
@@ -64,7 +59,7 @@ class DeltaSink(TableSink):
     Rows of a Delta table. Any reader of Delta reads it; others may append to it, compact it and delete from it.
 
     The table is made with the first batch that has rows, or one that is there is taken if its columns and partitions fit. Columns that the transform adds are
-    added to the table; a type never changes. A redo replaces the files of the version that it redoes.
+    added to the table; its types never change, and narrower rows are cast to them. A redo replaces the files of the version that it redoes.
 
     :param path: the table: an absolute path, ``file:///path`` or ``s3://bucket/prefix``; files are staged below its ``data/``
     :param partition_by: the table's partition columns
@@ -90,31 +85,48 @@ class DeltaSink(TableSink):
         place = {"path": normalised(self.path), "partition_by": list(self.partition_by)}
         return {"type": "delta", **place, **self.guarded_mode}
 
-    def accept(self, schema: str) -> None:
-        """The columns must be of types that Delta has, and fit the table where it is there already."""
+    def accept(self, schema: str) -> str:
+        """The columns must be of types that Delta has, and fit the table where it is there already; then they are staged as the table's types."""
         fields = _fields(schema)
-        keyed_rows.check_keys(fields, self.keys)
-        if self.merges:
-            delta_merge.check_columns(fields, self.partition_by)
         lacking = sorted(set(self.partition_by) - {field["name"] for field in fields})
         if fields and lacking:
             raise DataError("the rows lack partition columns; nothing became visible", missing=lacking)
-        held = take(self.path)
+        held = take(self.path, refusal=DataError)
         if held is not None:
             table = held.table
-            problems = self._problems(table)
-            if problems:
-                raise DataError(
-                    "the Delta table asks more of its writers than is kept here; nothing became visible",
-                    table=self.path,
-                    asks=problems,
-                )
             self._check_partitions(table)
-            _new_fields(table, fields)
+            if problems := self._problems(table):
+                what = "the Delta table requires more of its writers than this sink does; nothing became visible"
+                raise DataError(what, table=self.path, requires=problems)
+            Requirements.of(table).check_columns([field["name"] for field in fields])
+            fields = self._as_in(table, fields)
             held.keep()
+        keyed_rows.check_keys(fields, self.keys)
+        if self.merges:
+            delta_merge.check_columns(fields, self.partition_by)
+        return _with_types(schema, fields)
+
+    def check_redo(self, replaced: Committable | None) -> None:
+        """The table must let rows go, and still have the files that the redo replaces."""
+        if replaced is None or not replaced.files:
+            return
+        held = take(self.path, refusal=InvalidError)
+        if held is None:
+            return
+        if is_append_only(held.table):
+            what = "the Delta table takes only appends (delta.appendOnly=true), so no version of it can be reprocessed; nothing was written"
+            raise InvalidError(what, table=self.path)
+        if missing := _missing(held.table, replaced.files):
+            what = "others rewrote or deleted files of this version in the Delta table, so it cannot be reprocessed; nothing was written"
+            raise InvalidError(what, table=self.path, files=missing)
+        held.keep()
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
-        """As every staged sink; refuses an empty text as a partition value, for which Delta has no form: some readers give null."""
+        """
+        As every staged sink; refuses values that the table does not take.
+
+        An empty text is refused as a partition value, for which Delta has no form: some readers give null.
+        """
         found = TableSink.collect(self, version, attempt_id, accepted)
         empty = sorted({name for file in found.files for name, value in file.partition.items() if value == ""})
         if empty:
@@ -123,6 +135,10 @@ class DeltaSink(TableSink):
                 table=self.path,
                 columns=empty,
             )
+        held = take(self.path, refusal=DataError)
+        if held is not None:
+            Requirements.of(held.table).check_values(self.path, found)
+            held.keep()
         return found
 
     def stats(self, parquet: Any) -> str:
@@ -158,10 +174,11 @@ class DeltaSink(TableSink):
             return Receipt(result="applied", rows=0)
         app = f"{batch.pipeline_uuid}/{batch.sink}"
         cause: Exception | None = None
+        refused_at: int | None = None
         for attempt in range(_TRIES):
             if cause is not None:
                 SYSTEM_CLOCK.sleep(min(0.02 * 2**attempt, _LONGEST_WAIT_S))
-            held = take(self.path)
+            held = take(self.path, refusal=PublishError)
             found = None if held is None else held.transaction(app)
             if found is not None and found > batch.version:
                 return None
@@ -170,16 +187,23 @@ class DeltaSink(TableSink):
             if not skipped:
                 self._check_marker(batch, held, found)
             held = held or create(self.path, _fields(batch.schema), self.partition_by)
+            if refused_at == held.table.version():
+                what = "the Delta table refuses the batch; nothing of it is in the table"
+                raise PublishError(
+                    what, table=self.path, version=batch.version, problem=type(cause).__name__
+                ) from cause
             entry = held.table.version() + 1  # without retries of its own it commits this one, or none
             try:
                 if self._commit(held.table, batch, app, skipped=skipped):
                     held.committed(app, batch.version, entry)
                     held.keep()
                     return _receipt(batch, "skipped" if skipped else "applied", entry)
-            except (ConflictError, PublishError):
+            except PublishError:
                 raise
             except Exception as error:  # whatever it says, it may have landed
                 cause = error
+                # Another writer's entry explains a failure, and so does the store. What fails in the table as it was read fails again.
+                refused_at = None if is_transient(error) else held.table.version()
         raise UnavailableError(
             "the Delta table gave no clear answer; whether the batch is in it is unknown",
             table=self.path,
@@ -219,16 +243,34 @@ class DeltaSink(TableSink):
         return True
 
     def _ready(self, table: Any, batch: Batch) -> bool:
-        """Whether the table, which others may have changed since the batch was accepted, has its columns: it is given those that it lacks."""
-        self._check_partitions(table)
+        """Whether the table, which others may have changed since the batch was accepted, has its columns: else it gets them, in an entry of their own."""
+        from deltalake import CommitProperties
+        from deltalake.schema import Field
+
         if problems := self._problems(table):
             raise PublishError(
-                "the Delta table has come to ask more of its writers than is kept here",
+                "the Delta table was changed and now requires more of its writers than this sink does; nothing of the batch is in it",
                 table=self.path,
                 version=batch.version,
-                asks=problems,
+                requires=problems,
             )
-        return not self._evolved(table, batch)
+        try:
+            self._check_partitions(table)
+            Requirements.of(table).check_values(self.path, batch.committable)
+            new = self._lacking(table, batch)
+        except (ConflictError, DataError) as error:
+            raise PublishError(
+                "the Delta table was changed after the batch was staged and does not take its rows; nothing of the batch is in it",
+                version=batch.version,
+                problem=error.truth,
+                **{"table": self.path, **error.fields},
+            ) from error
+        if new:
+            table.alter.add_columns(
+                [Field.from_json(json.dumps(field)) for field in new],
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        return not new
 
     def _changes(self, table: Any, batch: Batch) -> list[Any]:
         """The files that come to the table, and those that a redo takes out of it."""
@@ -249,41 +291,63 @@ class DeltaSink(TableSink):
     def _standing(self, table: Any, batch: Batch) -> Sequence[DataFile]:
         """The files that a redo takes out of the table: they must be there as they were put there, or rows would stay."""
         files = () if batch.replaced is None else batch.replaced.files
-        there = set(table.file_uris()) if files else set()
-        gone = [file.key for file in files if not any(uri.endswith(f"/{file.key}") for uri in there)]
-        if gone:
+        if files and is_append_only(table):
+            what = "the Delta table takes only appends (delta.appendOnly=true), and the reprocessed rows must replace others; nothing of the batch is in it"
+            raise PublishError(what, table=self.path, version=batch.version)
+        if missing := _missing(table, files):
             raise PublishError(
                 "files that a redo replaces were rewritten or deleted in the Delta table by others; the redo would double their rows",
                 table=self.path,
                 version=batch.version,
-                files=gone,
+                files=missing,
             )
         return files
 
-    def _evolved(self, table: Any, batch: Batch) -> bool:
-        """Add the columns that the table lacks, in an entry of its own; whether there were any."""
-        from deltalake import CommitProperties
-        from deltalake.schema import Field
+    def _as_in(self, table: Any, fields: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """
+        The columns with the types that the table has.
 
+        :raises DataError: a type of the table does not hold the values of a column, or spells its name otherwise
+        """
+        there = {field["name"].lower(): field for field in _columns(table)}
+        fitted = []
+        for field in fields:
+            known = there.get(field["name"].lower())
+            if known is not None and known["name"] != field["name"]:
+                what = "a column is of another type or spelling in the Delta table; nothing became visible"
+                raise DataError(what, table=self.path, column=field["name"], found=known["name"])
+            kind = field["type"] if known is None else self._held(known, field["type"])
+            fitted.append({**field, "type": kind})
+        return fitted
+
+    def _held(self, known: dict[str, Any], given: Any) -> Any:
         try:
-            new = _new_fields(table, _fields(batch.schema))
+            return widened(_nullable(known["type"]), given, known["name"], grows=_never, lacks=not self.merges)
         except DataError as error:
-            raise PublishError(
-                "the Delta table has changed since the batch was staged, and no longer takes its columns",
+            raise DataError(
+                "a column is of another type or spelling in the Delta table; nothing became visible",
                 table=self.path,
-                version=batch.version,
-                **error.fields,
+                column=error.fields.get("column", known["name"]),
+                given=error.fields.get("found", given),
+                found=error.fields.get("recorded", known["type"]),
             ) from error
-        if new:
-            table.alter.add_columns(
-                [Field.from_json(json.dumps(field)) for field in new],
-                commit_properties=CommitProperties(max_commit_retries=0),
-            )
-        return bool(new)
+
+    def _lacking(self, table: Any, batch: Batch) -> list[dict[str, Any]]:
+        """
+        The columns, and fields of structs, that the table lacks.
+
+        :raises DataError: the staged files have another type than the table
+        """
+        fields = _fields(batch.schema)
+        there = {field["name"]: field for field in _columns(table)}
+        for field, fitted in zip(fields, self._as_in(table, fields), strict=True):
+            # Both ways: the files are written, and no reader casts them.
+            self._held(field, fitted["type"])
+        return [new for field in fields if (new := _added(there.get(field["name"]), field)) is not None]
 
     def _problems(self, table: Any) -> list[str]:
         """What keeps the table from being written."""
-        return [*_unwritable(table), *(delta_merge.unmergeable(table) if self.merges else [])]
+        return [*unwritable(table), *(delta_merge.unmergeable(table) if self.merges else [])]
 
     def _check_partitions(self, table: Any) -> None:
         found = list(table.metadata().partition_columns)
@@ -294,19 +358,6 @@ class DeltaSink(TableSink):
                 partition_by=list(self.partition_by),
                 found=found,
             )
-
-
-def _unwritable(table: Any) -> list[str]:
-    """What a table asks of its writers that adding files does not keep: features, constraints, columns that are computed or renamed."""
-    protocol, metadata = table.protocol(), table.metadata()
-    asked = set(protocol.writer_features or ()) - _FEATURES
-    # Where transaction numbers expire, a late publisher would find none, and bring back what it has.
-    asked |= {name for name in metadata.configuration if name.startswith("delta.constraints.") or name == _EXPIRY}
-    if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
-        asked.add("delta.columnMapping.mode")
-    for field in json.loads(table.schema().to_json())["fields"]:
-        asked |= {f"{field['name']}: {name}" for name in field["metadata"] if name.startswith(_COMPUTED)}
-    return sorted(asked)
 
 
 def _restored(marker: int | None, entry: int) -> str:
@@ -345,7 +396,7 @@ def _is_known(kind: Any) -> bool:
         parts = [field["type"] for field in kind.get("fields", [])]
         parts += [kind[name] for name in ("elementType", "keyType", "valueType") if name in kind]
         return kind["type"] in ("struct", "array", "map") and all(_is_known(part) for part in parts)
-    return kind in _PRIMITIVES or kind.startswith("decimal(")
+    return kind in _PRIMITIVES or kind == VOID or kind.startswith("decimal(")
 
 
 def _nullable(kind: Any) -> Any:
@@ -360,23 +411,47 @@ def _nullable(kind: Any) -> Any:
     }
 
 
-def _new_fields(table: Any, fields: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """
-    The columns that the table lacks.
+def _columns(table: Any) -> list[dict[str, Any]]:
+    fields: list[dict[str, Any]] = json.loads(table.schema().to_json())["fields"]
+    return fields
 
-    :raises DataError: a column is of another type there
-    """
-    there = {field["name"].lower(): field for field in json.loads(table.schema().to_json())["fields"]}
-    new = []
-    for field in fields:
-        known = there.get(field["name"].lower())
-        if known is None:
-            new.append(field)
-        elif known["name"] != field["name"] or _nullable(known["type"]) != field["type"]:
-            raise DataError(
-                "a column is of another type or spelling in the Delta table; nothing became visible",
-                column=field["name"],
-                given=field["type"],
-                found=known["type"],
-            )
-    return new
+
+def _never(column: str, recorded: str, wider: str) -> bool:
+    """Delta changes the type of a column only where the feature typeWidening is on, which this sink does not write."""
+    return False
+
+
+def _with_types(schema: str, fields: Sequence[dict[str, Any]]) -> str:
+    """A schema with the types of these columns; the very same text where they are its own."""
+    given = json.loads(schema)
+    types = [field["type"] for field in fields]
+    if all(bare(field["type"]) == bare(kind) for field, kind in zip(given["fields"], types, strict=True)):
+        return schema
+    typed = [{**field, "type": kind} for field, kind in zip(given["fields"], types, strict=True)]
+    return json.dumps({**given, "fields": typed}, separators=(",", ":"))
+
+
+def _added(there: dict[str, Any] | None, field: dict[str, Any]) -> dict[str, Any] | None:
+    """A column reduced to what the table lacks of it, a field of a struct for example; ``None`` where it lacks nothing."""
+    if there is None:
+        return field
+    kind = _added_type(there["type"], field["type"])
+    return None if kind is None else {**there, "type": kind}
+
+
+def _added_type(there: Any, kind: Any) -> Any:
+    if not isinstance(kind, dict):
+        return None
+    if kind["type"] == "struct":
+        known = {field["name"]: field for field in there["fields"]}
+        added = [part for field in kind["fields"] if (part := _added(known.get(field["name"]), field)) is not None]
+        return {**there, "fields": added} if added else None
+    parts = {name: _added_type(there[name], kind[name]) for name in ("elementType", "keyType", "valueType") if name in kind}  # fmt: skip
+    added_parts = {name: part for name, part in parts.items() if part is not None}
+    return {**there, **added_parts} if added_parts else None
+
+
+def _missing(table: Any, files: Sequence[DataFile]) -> list[str]:
+    """Files that a table no longer names."""
+    there = set(table.file_uris()) if files else set()
+    return [file.key for file in files if not any(uri.endswith(f"/{file.key}") for uri in there)]

@@ -8,11 +8,12 @@ written is brought up to date instead, by the entries that came since.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
 
-from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.errors import InvalidError, PublishError, StreamsemError, UnavailableError
 from airflow_provider_streamsem.stores import s3
 from airflow_provider_streamsem.stores.contract import ObjectStat, normalised, split_url
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -21,6 +22,11 @@ OWN_ENTRY = "streamsem"
 """names, in the commit information of an entry, the application whose transaction number the entry sets"""
 _MOST_KEPT = 8
 _MOST_ENTRIES = 1000
+_NO_PERMISSION = re.compile(r"\b40[13]\b|AccessDenied|PermissionDenied|Forbidden|Unauthenticated|Unauthorized")
+_OF_THE_STORE = re.compile(
+    r"object ?store|Generic \w+ error|error sending request|timed? ?out|connection|throttl|SlowDown|Too ?Many ?Requests|\b(429|50[0-9])\b",
+    re.IGNORECASE,
+)
 _kept: dict[str, HeldTable] = {}
 _lock = Lock()
 
@@ -110,11 +116,24 @@ def _lost_by(restored: Mapping[int, int], at: int, *, own: int) -> int | None:
     return None
 
 
-def take(path: str) -> HeldTable | None:
+def is_transient(error: BaseException) -> bool:
+    """
+    Whether an error of deltalake comes from the store, so that the same request may succeed later: I/O, timeouts, throttling. No permission is not among them.
+
+    deltalake reports a store's failure while it commits as a failed commit; only the text says which it is.
+    """
+    text = str(error)
+    if isinstance(error, PermissionError) or _NO_PERMISSION.search(text):
+        return False
+    return isinstance(error, (OSError, MemoryError, UnavailableError)) or _OF_THE_STORE.search(text) is not None
+
+
+def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> HeldTable | None:
     """
     The table as it is now; ``None`` where there is none.
 
-    :raises UnavailableError: it cannot be opened
+    :param refusal: what is raised where deltalake cannot read such a table, now or later
+    :raises UnavailableError: it cannot be opened now
     """
     options = _store_options(path)
     with _lock:
@@ -133,7 +152,8 @@ def take(path: str) -> HeldTable | None:
     except TableNotFoundError:
         return None
     except Exception as error:
-        raise UnavailableError("the Delta table cannot be opened", table=path) from error
+        kind = UnavailableError if is_transient(error) else refusal
+        raise kind("the Delta table cannot be opened", table=path, problem=type(error).__name__) from error
 
 
 def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str]) -> HeldTable:
@@ -141,7 +161,8 @@ def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequenc
     The new table, empty; or the one that another process made meanwhile.
 
     :param fields: its columns, in Delta's form
-    :raises UnavailableError: it cannot be made
+    :raises UnavailableError: it cannot be made now
+    :raises PublishError: it cannot be made
     """
     from deltalake import CommitProperties, DeltaTable, Schema
 
@@ -159,9 +180,9 @@ def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequenc
     except Exception as error:
         held = take(path)
         if held is None:
-            raise UnavailableError(
-                "the Delta table cannot be made; nothing of the batch is in it", table=path
-            ) from error
+            kind = UnavailableError if is_transient(error) else PublishError
+            what = "the Delta table cannot be created; nothing of the batch is in it"
+            raise kind(what, table=path, problem=type(error).__name__) from error
         return held
     return HeldTable(path, options, table)
 

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections import Counter
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,84 @@ def test_type_that_delta_lacks_is_refused_before_the_decision(spark: SparkSessio
     with pytest.raises(DataError, match="nothing became visible"):
         run_batch(pipeline.replace(transform=lambda frame: frame.selectExpr("*", "interval 1 day as gap")), run_key="a")
     assert run_batch(pipeline, run_key="a").version == 0
+
+
+def test_types_that_differ_between_batches_read_as_they_were_in_spark_and_delta_rs(
+    spark: SparkSession, lake: str, arrivals: Path, tmp_path: Path
+) -> None:
+    """A new table, whose types each batch must fit; fields of structs are added, and an untyped column waits for its type."""
+    table = str(tmp_path / "table")
+    pipeline = pipeline_to(table, f"{lake}/log", arrivals, sinks={"table": DeltaSink(table)})
+    selects = [
+        "0L id, 5000000000L n, 1.5D f, 1.25BD d, null late, named_struct('a', 1L, 'gap', null) s, array(named_struct('x', 1L)) l, map('k', 1L) m",
+        "1 id, 7 n, cast(1.5 as float) f, 2.5BD d, 'now' late, named_struct('b', 'new', 'a', 2) s, array(named_struct('y', 'new', 'x', 2), null) l, map('k', null) m",
+        "cast(2 as short) id, null n, 3 f, null d, null late, null s, array() l, map() m",
+    ]
+    for number, select in enumerate(selects):
+        arrive(arrivals, range(number, number + 1))
+        run_batch(pipeline.replace(transform=lambda frame, s=select: frame.selectExpr(*_split(s))), run_key=str(number))
+    late = pipeline.replace(transform=lambda frame: frame.selectExpr("3L id", "1.5D n", *_split(selects[0])[2:]))
+    arrive(arrivals, range(3, 4))
+    with pytest.raises(DataError, match="changed its type"):
+        run_batch(late, run_key="3")
+    expected = [
+        {"id": 0, "n": 5_000_000_000, "f": 1.5, "d": Decimal("1.25"), "late": None, "s": {"a": 1, "b": None}, "l": [{"x": 1, "y": None}], "m": {"k": 1}},
+        {"id": 1, "n": 7, "f": 1.5, "d": Decimal("2.50"), "late": "now", "s": {"a": 2, "b": "new"}, "l": [{"x": 2, "y": "new"}, None], "m": {"k": None}},
+        {"id": 2, "n": None, "f": 3.0, "d": None, "late": None, "s": None, "l": [], "m": {}},
+    ]  # fmt: skip
+    read = [row.asDict(recursive=True) for row in spark_rows(spark, table)]
+    assert [{name: row[name] for name in expected[0]} for row in read] == expected
+    by_delta_rs = DeltaTable(table).to_pyarrow_table().sort_by("id").to_pylist()
+    assert [row["s"] for row in by_delta_rs] == [row["s"] for row in expected]
+    assert [row["n"] for row in by_delta_rs] == [row["n"] for row in expected]
+    assert verify(f"{lake}/log").clean
+
+
+def _split(select: str) -> list[str]:
+    """Expressions of a list at its commas outside of parentheses."""
+    parts, depth = [""], 0
+    for sign in select:
+        depth += (sign == "(") - (sign == ")")
+        if sign == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts
+
+
+def test_table_that_spark_made_with_requirements_is_right_for_spark_after_each_publish(
+    spark: SparkSession, lake: str, arrivals: Path, tmp_path: Path
+) -> None:
+    """NOT NULL, VARCHAR, change data feed and v2 checkpoints: Spark counts, compacts and lists the changes."""
+    table = str(tmp_path / "table")
+    spark.sql(
+        f"CREATE TABLE delta.`{table}` (id long NOT NULL, v varchar(3), s struct<a: int NOT NULL, b: int>) USING delta "
+        "TBLPROPERTIES (delta.enableChangeDataFeed = true, delta.checkpointPolicy = 'v2')"
+    )
+    pipeline = pipeline_to(table, f"{lake}/log", arrivals, sinks={"table": DeltaSink(table)})
+    good = ["id", "substring(p, 1, 3) v", "named_struct('a', cast(id as int), 'b', null) s"]
+    arrive(arrivals, range(10))
+    for select, says in [
+        (["if(id = 3, null, id) id", *good[1:]], "NOT NULL"),
+        ([*good[:2], "if(id = 3, null, named_struct('a', 1, 'b', 1)) s"], "NOT NULL"),
+        (["id", "repeat('é', 4) v", good[2]], "VARCHAR"),
+        (["id", "array(id) v", good[2]], "another type"),
+    ]:
+        with pytest.raises(DataError, match=says):
+            run_batch(pipeline.replace(transform=lambda frame, s=select: frame.selectExpr(*s)), run_key="a")
+    spec = pipeline.replace(transform=lambda frame: frame.selectExpr(*good))
+    run_batch(spec, run_key="a")
+    spark.sql(f"OPTIMIZE delta.`{table}`")
+    arrive(arrivals, range(10, 20))
+    run_batch(spec, run_key="b")
+    redo(spec.replace(transform=lambda frame: frame.selectExpr("id + 100 id", *good[1:])), 1)
+    found = spark.sql(f"SELECT count(*), count(id), sum(id), max(length(v)), count(s.a) FROM delta.`{table}`").first()
+    assert tuple(found or ()) == (20, 20, sum(range(10)) + sum(range(110, 120)), 3, 20)
+    changes = spark.sql(
+        f"SELECT _change_type, count(DISTINCT id) n FROM table_changes_by_path('{table}', 0) GROUP BY 1"
+    )
+    assert {row["_change_type"]: row["n"] for row in changes.collect()} == {"insert": 30, "delete": 10}
+    assert verify(f"{lake}/log").clean
 
 
 def test_empty_text_as_a_partition_value_is_refused_before_the_decision(

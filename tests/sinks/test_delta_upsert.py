@@ -203,7 +203,7 @@ def test_several_keys_with_odd_names_and_a_column_that_comes_later(tmp_path: Pat
 
 def test_table_that_only_takes_appends_is_refused_before_the_decision(world: UpsertWorld) -> None:
     write_deltalake(world.table, pyarrow.table({"k": [100], "v": [-1]}), configuration={"delta.appendOnly": "true"})
-    with pytest.raises(DataError, match="asks more of its writers") as caught:
+    with pytest.raises(DataError, match="requires more of its writers") as caught:
         world.run("first")
     assert "delta.appendOnly" in str(caught.value)
     assert world.opened().head == -1
@@ -287,7 +287,7 @@ def test_table_whose_transaction_numbers_expire_is_refused_before_the_decision(w
     table = pyarrow.table({"k": [100], "v": [-1]})
     write_deltalake(world.table, table, configuration={"delta.setTransactionRetentionDuration": "interval 1 days"})
     sink = DeltaSink(world.table, mode=mode, keys=["k"] if mode == "upsert" else [])
-    with pytest.raises(DataError, match="asks more of its writers") as caught:
+    with pytest.raises(DataError, match="requires more of its writers") as caught:
         world.run("first", pipeline=world.pipeline(sinks={"table": sink}))
     assert "setTransactionRetentionDuration" in str(caught.value)
 
@@ -312,7 +312,7 @@ def test_column_that_must_not_be_null_is_refused_before_the_decision(world: Upse
     inner = pyarrow.struct([pyarrow.field("a", pyarrow.int64(), nullable=False)])
     schema = pyarrow.schema([pyarrow.field("k", pyarrow.int64(), nullable=False), ("v", pyarrow.int64()), ("s", inner)])
     write_deltalake(world.table, pyarrow.table({"k": [100], "v": [-1], "s": [{"a": 1}]}, schema=schema))
-    with pytest.raises(DataError, match="asks more of its writers") as caught:
+    with pytest.raises(DataError, match="requires more of its writers") as caught:
         world.run("first")
     assert "k: NOT NULL" in str(caught.value)
     assert "s: NOT NULL" in str(caught.value)
