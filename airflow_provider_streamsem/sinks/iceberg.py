@@ -23,11 +23,20 @@ from airflow_provider_streamsem.errors import (
     InvalidError,
     MarkerLostError,
     PublishError,
+    StreamsemError,
     UnavailableError,
 )
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
-from airflow_provider_streamsem.sinks import iceberg_catalog, iceberg_columns, iceberg_files, iceberg_merge, keyed_rows
+from airflow_provider_streamsem.sinks import (
+    column_types,
+    iceberg_catalog,
+    iceberg_columns,
+    iceberg_files,
+    iceberg_merge,
+    keyed_rows,
+)
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
+from airflow_provider_streamsem.sinks.iceberg_catalog import is_transient
 from airflow_provider_streamsem.sinks.table import TableSink
 from airflow_provider_streamsem.stores.contract import normalised, split_url
 
@@ -55,7 +64,7 @@ class IcebergSink(TableSink):
     Rows of an Iceberg table, in any catalog that pyiceberg knows. Any reader of Iceberg reads it; others may append to it, compact it and delete from it.
 
     The table is made with the first batch that has rows, or one that is there is taken if its columns and partitions fit. Columns that the transform adds are
-    added to the table; a type never changes. A redo replaces the files of the version that it redoes.
+    added to the table, and types widen where Iceberg promotes them. A redo replaces the files of the version that it redoes.
 
     :param path: where files are staged, below ``data/``, and stay: an absolute path, ``file:///path`` or ``s3://bucket/prefix``. A new table gets this location
     :param table: ``namespace.table``; a namespace may have several parts
@@ -112,19 +121,29 @@ class IcebergSink(TableSink):
             **self.guarded_mode,
         }
 
-    def accept(self, schema: str) -> None:
-        """The columns must be of types that Iceberg has, and fit the table where it is there already."""
+    def accept(self, schema: str) -> str:
+        """The columns must be of types that Iceberg has, and fit the table where it is there already; then they are staged as the table's types."""
         with self._opened() as catalog:
-            columns = iceberg_columns.iceberg_schema(schema, self.partition_by)
-            keyed_rows.check_keys(json.loads(schema)["fields"] if schema else [], self.keys)
-            try:
-                table = self._loaded(catalog)
-            except Exception as error:
-                raise UnavailableError("the Iceberg table cannot be loaded", table=self.table) from error
+            table = self._read(catalog, refusal=DataError)
             if table is not None:
-                self._check_partitions(table)
-                iceberg_columns.new_columns(table.metadata, columns)
+                schema = self._fitted(table, schema)
+            named, _ = column_types.typed(schema)
+            columns = iceberg_columns.iceberg_schema(named, self.partition_by)
+            keyed_rows.check_keys(json.loads(named)["fields"], self.keys)
+            if table is not None:
                 self._check_merge(table, columns)
+            return schema
+
+    def check_redo(self, replaced: Committable | None) -> None:
+        """The table must still have the files that the redo replaces."""
+        if replaced is None or not replaced.files:
+            return
+        with self._opened() as catalog:
+            table = self._read(catalog, refusal=InvalidError)
+            changed = [] if table is None else self._changed(table, replaced)[0]
+        if changed:
+            what = "others rewrote or deleted files of this version in the Iceberg table, so it cannot be reprocessed; nothing was written"
+            raise InvalidError(what, table=self.table, files=changed)
 
     def stats(self, parquet: Any) -> str:
         """A file's metrics, by column path; pyiceberg makes those of files that it writes."""
@@ -144,10 +163,7 @@ class IcebergSink(TableSink):
     def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
         """What the table's property says. A rollback leaves it as it was, and takes out the rows: that is an error."""
         with self._opened() as catalog:
-            try:
-                table = self._loaded(catalog)
-            except Exception as error:
-                raise UnavailableError("the Iceberg table cannot be loaded", table=self.table) from error
+            table = self._read(catalog, refusal=UnavailableError)
             key = _key(pipeline_uuid, sink)
             found = _NONE if table is None else _marker(table, key)
             if table is not None and found != _NONE and _is_rolled_back(table, key):
@@ -160,14 +176,21 @@ class IcebergSink(TableSink):
             return Receipt(result="applied", rows=0)
         key = _key(batch.pipeline_uuid, batch.sink)
         cause: Exception | None = None
+        refused_at: str | None = None
         with self._opened() as catalog:
             for attempt in range(_TRIES):
+                reached = ""
                 if attempt:
                     SYSTEM_CLOCK.sleep(min(0.02 * 2**attempt, _LONGEST_WAIT_S))
                 try:
-                    table = self._loaded(catalog)
+                    table = self._read(catalog, refusal=PublishError)
                     if not skipped:
                         self._check_marker(batch, table, key)
+                    reached = "" if table is None else table.metadata_location
+                    if refused_at == reached and (table is None or _marker(table, key)[0] < batch.version):
+                        what = "the Iceberg table refuses the batch; nothing of it is in the table"
+                        facts = {"table": self.table, "version": batch.version, "problem": type(cause).__name__}
+                        raise PublishError(what, **facts) from cause
                     table = table or self._created(catalog, batch)
                     if _marker(table, key)[0] < batch.version:
                         self._commit(table, batch, key, "skipped" if skipped else "applied")
@@ -180,6 +203,8 @@ class IcebergSink(TableSink):
                     raise
                 except Exception as error:  # whatever it says, it may have landed
                     cause = error
+                    # Another writer's commit explains a failure, and so do the catalog and the store. What fails on the table as it was read fails again.
+                    refused_at = None if is_transient(error) else reached
         raise UnavailableError(
             "the Iceberg table gave no clear answer; whether the batch is in it is unknown",
             table=self.table,
@@ -227,21 +252,20 @@ class IcebergSink(TableSink):
     def _fit(self, commit: Transaction, table: Table, batch: Batch) -> None:
         """Check the table again, add the columns that it lacks, and have it map names to columns: the files have no ids."""
         try:
-            self._check_partitions(table)
-            new = iceberg_columns.new_columns(table.metadata, self._columns(batch))
-            self._check_merge(table, self._columns(batch))
+            wanted = self._fitted(table, batch.schema)
+            iceberg_columns.check_staged_types(table.metadata, batch.schema)
+            columns = iceberg_columns.iceberg_schema(wanted, self.partition_by)
+            self._check_merge(table, columns)
         except (ConflictError, DataError) as error:
             raise PublishError(
-                "the Iceberg table has changed since the batch was staged, and no longer takes its rows",
+                "the Iceberg table was changed after the batch was staged and does not take its rows; nothing of the batch is in it",
                 table=self.table,
                 version=batch.version,
                 problem=error.truth,
                 **{name: value for name, value in error.fields.items() if name not in ("table", "version")},
             ) from error
-        if new:
-            with commit.update_schema() as update:
-                for column in new:
-                    update.add_column((column.name,), column.field_type)
+        with commit.update_schema() as update:  # of a table that has all columns this changes nothing
+            update.union_by_name(columns)
         if table.name_mapping() is None:
             mapping = commit.table_metadata.schema().name_mapping
             commit.set_properties({"schema.name-mapping.default": mapping.model_dump_json()})
@@ -251,9 +275,7 @@ class IcebergSink(TableSink):
         replaced = Committable(format="parquet", rows=0, files=()) if batch.replaced is None else batch.replaced
         if not replaced.files:
             return []
-        uris = [self._uri(file.key) for file in replaced.files]
-        there = {task.file.file_path: task for task in table.scan().plan_files()}
-        changed = [uri for uri in uris if uri not in there or there[uri].delete_files]
+        changed, standing = self._changed(table, replaced)
         if changed:
             raise PublishError(
                 "files that a redo replaces were rewritten or deleted in the Iceberg table by others; the redo would double their rows",
@@ -261,7 +283,14 @@ class IcebergSink(TableSink):
                 version=batch.version,
                 files=changed,
             )
-        return [there[uri].file for uri in uris]
+        return standing
+
+    def _changed(self, table: Table, replaced: Committable) -> tuple[list[str], list[IcebergFile]]:
+        """The files that are not in the table as they were put there, and those that are."""
+        uris = [self._uri(file.key) for file in replaced.files]
+        there = {task.file.file_path: task for task in table.scan().plan_files()}
+        changed = [uri for uri in uris if uri not in there or there[uri].delete_files]
+        return changed, [there[uri].file for uri in uris if uri not in changed]
 
     def _created(self, catalog: Catalog, batch: Batch) -> Table:
         """The new table, empty. Where another process made one meanwhile this is an error like any other."""
@@ -289,6 +318,28 @@ class IcebergSink(TableSink):
             return catalog.load_table(self.table)
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
+
+    def _read(self, catalog: Catalog, *, refusal: type[StreamsemError]) -> Table | None:
+        """
+        The table as it is now.
+
+        :param refusal: what is raised where pyiceberg cannot read such a table, now or later
+        :raises UnavailableError: it cannot be loaded now
+        """
+        try:
+            return self._loaded(catalog)
+        except Exception as error:
+            kind = UnavailableError if is_transient(error) else refusal
+            raise kind("the Iceberg table cannot be loaded", table=self.table, problem=type(error).__name__) from error
+
+    def _fitted(self, table: Table, schema: str) -> str:
+        """The columns as the table has them, after what this sink does not satisfy was refused."""
+        self._check_partitions(table)
+        asked = iceberg_columns.unwritable(table.metadata, expires=self.expire_after_s is not None)
+        if asked:
+            what = "the Iceberg table requires more of its writers than this sink does; nothing became visible"
+            raise DataError(what, table=self.table, requires=asked)
+        return iceberg_columns.fitted(table.metadata, schema, self.partition_by, lacks=not self.merges)
 
     def _check_partitions(self, table: Table) -> None:
         schema = table.schema()

@@ -20,6 +20,18 @@ _SECRET = re.compile(
     r"(^auth($|\.))|authorization|((password|secret|token|credential|access-key|account-key|connection-string)$)",
     re.IGNORECASE,
 )
+_OF_SERVICES = {
+    "sqlalchemy.OperationalError",
+    "sqlalchemy.InterfaceError",
+    "sqlalchemy.IntegrityError",
+    "sqlalchemy.TimeoutError",
+    "botocore.BotoCoreError",
+    "thrift.TTransportException",
+    "google.ServerError",
+    "google.RetryError",
+    "google.TooManyRequests",
+}
+"""base classes of errors of the catalogs' own clients, which may not be installed"""
 _CODE = ("py-catalog-impl", "py-io-impl", "py-location-provider-impl")
 
 
@@ -79,6 +91,35 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, place:
         raise UnavailableError("the Iceberg catalog cannot be opened", catalog=name) from error
     with catalog:
         yield catalog
+
+
+def is_transient(error: BaseException) -> bool:
+    """
+    Whether an error comes from the catalog's service, the store or another writer, so that the same request may succeed later.
+
+    These are I/O, timeouts, throttling, refused commits, and tables that other writers created or dropped at the same time. Everything else, no permission
+    among it, is answered in the same way again.
+    """
+    from pyiceberg import exceptions as told
+
+    from airflow_provider_streamsem.sinks.iceberg_commit import RefusedError
+
+    if isinstance(error, PermissionError):
+        return False
+    named = (
+        told.CommitFailedException, told.CommitStateUnknownException, told.ServiceUnavailableError, told.ServerError, told.TooManyRequestsError,
+        told.AuthorizationExpiredError, told.WaitingForLockException, told.TableAlreadyExistsError, told.NamespaceAlreadyExistsError,
+        told.NoSuchTableError, told.GenericDynamoDbError, told.ConditionalCheckFailedException,
+    )  # fmt: skip
+    if isinstance(error, (OSError, MemoryError, UnavailableError, RefusedError, *named)):
+        return True
+    kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
+    if "botocore.ClientError" in kinds:
+        answer: Any = getattr(error, "response", {})
+        status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 500))
+        code = str(answer.get("Error", {}).get("Code", ""))
+        return status >= 500 or status in (408, 409, 429) or "Throttl" in code or "Concurrent" in code
+    return bool(kinds & _OF_SERVICES)
 
 
 def _s3_properties(place: str) -> dict[str, str]:

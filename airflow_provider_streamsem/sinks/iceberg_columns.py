@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.sinks.column_names import more_than_once
+from airflow_provider_streamsem.sinks.column_types import bare, widened
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.name_mapping import MappedField, NameMapping
     from pyiceberg.types import IcebergType, NestedField
 
 _PRIMITIVES = {
@@ -32,6 +34,16 @@ _PRIMITIVES = {
 }
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _NO_PARTITION = {"float", "double", "binary"}
+_SPARK_NAMES = {name: spark for spark, name in _PRIMITIVES.items() if spark not in ("byte", "short")}
+_PROMOTED = {
+    ("integer", "long"),
+    ("byte", "integer"),
+    ("short", "integer"),
+    ("byte", "long"),
+    ("short", "long"),
+    ("float", "double"),
+}
+_NEWEST_FORMAT = 2
 
 
 def iceberg_schema(schema: str, partition_by: Sequence[str]) -> Schema:
@@ -96,43 +108,148 @@ def _type(given: Any, column: str, ids: Any) -> IcebergType:
     return DecimalType(int(decimal[1]), int(decimal[2]))
 
 
-def new_columns(table: TableMetadata, columns: Schema) -> list[NestedField]:
+def unwritable(table: TableMetadata, *, expires: bool) -> list[str]:
     """
-    The columns that the table lacks.
+    What a table requires of its writers that this sink does not satisfy, each with Iceberg's own name; empty where the table is accepted.
 
-    :raises DataError: a column is of another type or spelling there, was renamed there, or the table requires what the rows may lack
+    Other properties are preferences of writers (``write.*``) and do not change what rows mean. A sort order is one, too: files that are not sorted say so.
+
+    :param expires: whether snapshots are to be expired
     """
+    asked = []
+    if table.format_version > _NEWEST_FORMAT:  # default values, row lineage, variant, deletion vectors
+        asked.append(f"format-version {table.format_version}")
+    asked += [f"{name}: must not be null" for name, required in _required(table.schema()) if required]
+    asked += [
+        name for name in table.properties if name.startswith("encryption.") or name == "write.py-location-provider.impl"
+    ]
+    if expires and table.properties.get("gc.enabled", "true").lower() == "false":
+        asked.append("gc.enabled=false, and expire_after_s is set")
+    return sorted(asked)
+
+
+def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, lacks: bool) -> str:
+    """
+    The columns with the types of the table, or wider ones that Iceberg promotes the table's to.
+
+    :param schema: schema JSON in Spark's form
+    :param lacks: whether structs may lack fields that the table has
+    :returns: the same columns; the very same text where they have the table's types
+    :raises DataError: a column is of another type or spelling there, or was renamed there
+    """
+    if not schema:
+        return schema
     current, mapping = table.schema(), table.name_mapping()
     there = {field.name.lower(): field for field in current.fields}
     # Files name their columns, and have no ids: the mapping says which is which.
     mapped = {} if mapping is None else {name: field.field_id for field in mapping for name in field.names}
-    new = []
-    for field in columns.fields:
-        known = there.get(field.name.lower())
-        if known is None and field.name in mapped:
-            raise DataError(
-                "a column was renamed or dropped in the Iceberg table; nothing became visible", column=field.name
-            )
+
+    def grows(column: str, recorded: str, wider: str) -> bool:
+        return column not in partition_by and _promotes(recorded, wider)
+
+    given = json.loads(schema)
+    types = []
+    for field in given["fields"]:
+        name, known = field["name"], there.get(field["name"].lower())
+        if known is None and name in mapped:
+            raise DataError("a column was renamed or dropped in the Iceberg table; nothing became visible", column=name)
         if known is None:
-            new.append(field)
-        elif known.name != field.name or _shape(known.field_type) != _shape(field.field_type):
+            types.append(field["type"])
+            continue
+        if mapping is not None and mapped.get(known.name) != known.field_id:
+            raise DataError(
+                "the Iceberg table's name mapping does not lead to a column; nothing became visible", column=name
+            )
+        kind = _spark_type(known.field_type)
+        try:
+            _check_spelling(name, known)
+            types.append(widened(kind, field["type"], name, grows=grows, lacks=lacks))
+        except DataError as error:
             raise DataError(
                 "a column is of another type or spelling in the Iceberg table; nothing became visible",
-                column=field.name,
-                given=str(field.field_type),
-                found=f"{known.name}: {known.field_type}",
-            )
-        elif mapping is not None and mapped.get(field.name) != known.field_id:
-            raise DataError(
-                "the Iceberg table's name mapping does not lead to a column; nothing became visible", column=field.name
-            )
-    required = [name for name, kind in _required(current) if kind]
-    if required:
-        raise DataError(
-            "the Iceberg table has columns that must not be null, which Spark's rows may be; nothing became visible",
-            columns=required,
-        )
-    return new
+                column=error.fields.get("column", name),
+                given=error.fields.get("found", field["type"]),
+                found=error.fields.get("recorded", f"{known.name}: {known.field_type}"),
+            ) from error
+        if mapping is not None:
+            _check_dropped(mapping, current, types[-1], name)
+    if bare(types) == bare([field["type"] for field in given["fields"]]):
+        return schema
+    fields = [{**field, "type": kind} for field, kind in zip(given["fields"], types, strict=True)]
+    return json.dumps({**given, "fields": fields}, separators=(",", ":"))
+
+
+def check_staged_types(table: TableMetadata, schema: str) -> None:
+    """
+    Staged files may have narrower types than the table only where Iceberg promotes them: readers do.
+
+    :raises DataError: names the column
+    """
+    types = {field.name: _spark_type(field.field_type) for field in table.schema().fields}
+    for field in json.loads(schema)["fields"] if schema else []:
+        if field["name"] in types:
+            promotes = lambda column, recorded, wider: _promotes(recorded, wider)  # noqa: E731
+            widened(field["type"], types[field["name"]], field["name"], grows=promotes, lacks=True)
+
+
+def _check_spelling(name: str, known: NestedField) -> None:
+    if name != known.name:
+        raise DataError("a column is spelled in another way", column=name)
+
+
+def _promotes(narrow: str, wide: str) -> bool:
+    """Whether Iceberg promotes one type to another (*Schema Evolution*)."""
+    both = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
+    if both[0] and both[1]:
+        return both[0][2] == both[1][2]
+    return (narrow, wide) in _PROMOTED
+
+
+def _check_dropped(mapping: NameMapping, current: Schema, kind: Any, column: str) -> None:
+    """A field of a struct that was renamed or dropped in the table must not come back: the mapping leads to the old one."""
+    dropped = set(_mapped(mapping)) - {*current.column_names}
+    found = sorted(dropped.intersection(_paths(kind, column)))
+    if found:
+        what = "a column was renamed or dropped in the Iceberg table; nothing became visible"
+        raise DataError(what, column=found[0])
+
+
+def _mapped(fields: Iterable[MappedField], above: str = "") -> Iterator[str]:
+    for field in fields:
+        for name in field.names:
+            yield f"{above}{name}"
+            yield from _mapped(field.fields, f"{above}{name}.")
+
+
+def _paths(kind: Any, column: str) -> Iterator[str]:
+    """The paths of the fields of structs in a type."""
+    if not isinstance(kind, dict):
+        return
+    for field in kind.get("fields", []):
+        yield f"{column}.{field['name']}"
+        yield from _paths(field["type"], f"{column}.{field['name']}")
+    for part, name in (("elementType", "element"), ("keyType", "key"), ("valueType", "value")):
+        yield from _paths(kind.get(part), f"{column}.{name}")
+
+
+def _spark_type(kind: IcebergType) -> Any:
+    """A type of the table as Spark's schema JSON has it, every part nullable; of a type that Spark does not have, its name in Iceberg."""
+    from pyiceberg.types import DecimalType, ListType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        fields = [
+            {"name": field.name, "type": _spark_type(field.field_type), "nullable": True, "metadata": {}}
+            for field in kind.fields
+        ]
+        return {"type": "struct", "fields": fields}
+    if isinstance(kind, ListType):
+        return {"type": "array", "elementType": _spark_type(kind.element_type), "containsNull": True}
+    if isinstance(kind, MapType):
+        key, value = _spark_type(kind.key_type), _spark_type(kind.value_type)
+        return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
+    if isinstance(kind, DecimalType):
+        return f"decimal({kind.precision},{kind.scale})"
+    return _SPARK_NAMES.get(str(kind), f"iceberg {kind}")
 
 
 def _required(schema: Schema) -> list[tuple[str, bool]]:
@@ -148,16 +265,3 @@ def _every(schema: Schema) -> list[NestedField]:
     from pyiceberg.schema import index_by_id
 
     return list(index_by_id(schema).values())
-
-
-def _shape(kind: IcebergType) -> Any:
-    """A type without ids and without what may be null."""
-    from pyiceberg.types import ListType, MapType, StructType
-
-    if isinstance(kind, StructType):
-        return [(field.name, _shape(field.field_type)) for field in kind.fields]
-    if isinstance(kind, ListType):
-        return "list", _shape(kind.element_type)
-    if isinstance(kind, MapType):
-        return "map", _shape(kind.key_type), _shape(kind.value_type)
-    return str(kind)

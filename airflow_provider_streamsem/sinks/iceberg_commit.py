@@ -64,8 +64,8 @@ class _Expiry(UpdateTableMetadata["_Expiry"]):
         return (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": self._ids}),), ()
 
 
-class _RefusedError(Exception):
-    """A commit was refused. It stays inside: the sink asks the table."""
+class RefusedError(Exception):
+    """A commit was refused. The sink catches it, and loads the table again to find out."""
 
 
 class _Once:
@@ -84,7 +84,7 @@ class _Once:
         try:
             return self._catalog.commit_table(*arguments)
         except (CommitFailedException, ValidationException) as error:
-            raise _RefusedError from error
+            raise RefusedError from error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._catalog, name)

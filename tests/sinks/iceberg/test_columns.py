@@ -14,7 +14,8 @@ import pytest
 from pyiceberg.expressions import EqualTo, GreaterThan, IsNull, LessThan
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import DayTransform
+from pyiceberg.table.sorting import SortField, SortOrder
+from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from airflow_provider_streamsem.connections import Connection, looked_up_by
@@ -104,7 +105,7 @@ def test_a_table_partitioned_by_a_transform_is_refused(tmp_path: Path) -> None:
         lake.with_(partition_by=["at"]).sink.accept(spark_schema([("at", "timestamp")]))
 
 
-@pytest.mark.parametrize("kind", ["void", "interval day to second", "variant", {"type": "udt"}])
+@pytest.mark.parametrize("kind", ["interval day to second", "variant", {"type": "udt"}])
 def test_types_that_iceberg_lacks_are_refused_before_the_decision(tmp_path: Path, kind: Any) -> None:
     with pytest.raises(DataError, match="does not have"):
         Lake(tmp_path).sink.accept(spark_schema([*ID, ("odd", kind)]))
@@ -150,7 +151,7 @@ def test_a_table_that_requires_what_rows_may_lack_is_refused(tmp_path: Path) -> 
     with lake.catalog() as catalog:
         catalog.create_namespace("lake")
         catalog.create_table("lake.rows", Schema(NestedField(1, "id", LongType(), required=True)), location=f"file://{tmp_path}/table")  # fmt: skip
-    with pytest.raises(DataError, match="must not be null"):
+    with pytest.raises(DataError, match="id: must not be null"):
         lake.sink.accept(spark_schema(ID))
 
 
@@ -193,6 +194,160 @@ def test_new_columns_come_in_the_commit_that_brings_their_rows(tmp_path: Path) -
     assert lake.rows() == [0, 1, 2]
     assert lake.table().scan(row_filter=EqualTo("inner.a", 5)).to_arrow()["id"].to_pylist() == [1]
     assert lake.table().scan(row_filter=EqualTo("inner.a", 6)).to_arrow().num_rows == 0
+
+
+def struct_of(*fields: tuple[str, Any]) -> dict[str, Any]:
+    return json.loads(spark_schema(fields))  # type: ignore[no-any-return]
+
+
+def array_of(element: Any) -> dict[str, Any]:
+    return {"type": "array", "elementType": element, "containsNull": True}
+
+
+def test_types_that_iceberg_promotes_are_promoted_in_the_commit_that_needs_it(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    narrow = [
+        ("id", "long"),
+        ("n", "integer"),
+        ("f", "float"),
+        ("d", "decimal(5,2)"),
+        ("s", struct_of(("a", "integer"))),
+        ("l", array_of(struct_of(("x", "integer")))),
+    ]
+    first = pyarrow.table(
+        {
+            "id": [0],
+            "n": pyarrow.array([7], pyarrow.int32()),
+            "f": pyarrow.array([1.5], pyarrow.float32()),
+            "d": pyarrow.array([Decimal("1.25")], pyarrow.decimal128(5, 2)),
+            "s": pyarrow.array([{"a": 1}], pyarrow.struct([("a", pyarrow.int32())])),
+            "l": pyarrow.array([[{"x": 1}]], pyarrow.list_(pyarrow.struct([("x", pyarrow.int32())]))),
+        }
+    )
+    lake.publish(lake.batch(0, [("", first)], columns=narrow))
+    wide = [
+        ("id", "long"),
+        ("n", "long"),
+        ("f", "double"),
+        ("d", "decimal(12,2)"),
+        ("s", struct_of(("a", "long"), ("b", "string"))),
+        ("l", array_of(struct_of(("x", "long"), ("y", "string")))),
+    ]
+    second = pyarrow.table(
+        {
+            "id": [1],
+            "n": [5_000_000_000],
+            "f": [1.1],
+            "d": pyarrow.array([Decimal("1234567890.25")], pyarrow.decimal128(12, 2)),
+            "s": [{"a": 5_000_000_000, "b": "new"}],
+            "l": [[{"x": 5_000_000_000, "y": "new"}]],
+        }
+    )
+    assert lake.sink.accept(spark_schema(wide)) == spark_schema(wide)
+    before = len(lake.table().metadata.metadata_log)
+    lake.publish(lake.batch(1, [("", second)], columns=wide))
+    assert len(lake.table().metadata.metadata_log) == before + 1
+    expected = [
+        {"id": 0, "n": 7, "f": 1.5, "d": Decimal("1.25"), "s": {"a": 1, "b": None}, "l": [{"x": 1, "y": None}]},
+        {
+            "id": 1,
+            "n": 5_000_000_000,
+            "f": 1.1,
+            "d": Decimal("1234567890.25"),
+            "s": {"a": 5_000_000_000, "b": "new"},
+            "l": [{"x": 5_000_000_000, "y": "new"}],
+        },
+    ]
+    assert sorted(lake.table().scan().to_arrow().to_pylist(), key=lambda row: row["id"]) == expected
+    for wanted, ids in [
+        (EqualTo("n", 7), [0]),
+        (GreaterThan("n", 8), [1]),
+        (EqualTo("s.a", 1), [0]),
+        (LessThan("d", Decimal("2.00")), [0]),
+    ]:
+        assert lake.table().scan(row_filter=wanted).to_arrow()["id"].to_pylist() == ids
+    # The next batch is as narrow as the first: it is staged as the table's types.
+    accepted = {field["name"]: field["type"] for field in json.loads(lake.sink.accept(spark_schema(narrow)))["fields"]}
+    assert (accepted["n"], accepted["f"], accepted["d"]) == ("long", "double", "decimal(12,2)")
+    assert [part["name"] for part in accepted["s"]["fields"]] == ["a", "b"]
+    # A batch that was staged before the table was promoted is published as it is, since readers promote it.
+    lake.publish(lake.batch(2, [("", first)], columns=narrow))
+    assert len([row for row in lake.table().scan().to_arrow().to_pylist() if row == expected[0]]) == 2
+
+
+@pytest.mark.parametrize(
+    ("there", "given"),
+    [("integer", "double"), ("integer", "decimal(10,0)"), ("decimal(5,2)", "decimal(7,4)"), ("date", "timestamp_ntz"), ("string", "long")],
+)  # fmt: skip
+def test_type_that_iceberg_does_not_promote_is_refused_before_the_decision(
+    tmp_path: Path, there: str, given: str
+) -> None:
+    lake = Lake(tmp_path)
+    lake.sink._created(lake.catalog(), lake.batch(0, [], columns=[*ID, ("v", there)]))
+    with pytest.raises(DataError, match="another type"):
+        lake.sink.accept(spark_schema([*ID, ("v", given)]))
+
+
+def test_partition_column_is_not_promoted(tmp_path: Path) -> None:
+    lake = Lake(tmp_path).with_(partition_by=["p"])
+    lake.sink._created(lake.catalog(), lake.batch(0, [], columns=[*ID, ("p", "integer")]))
+    with pytest.raises(DataError, match="another type"):
+        lake.sink.accept(spark_schema([*ID, ("p", "long")]))
+
+
+def test_untyped_column_gets_the_type_of_the_table(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.sink._created(lake.catalog(), lake.batch(0, [], columns=[*ID, ("v", "date")]))
+    accepted = json.loads(lake.sink.accept(spark_schema([*ID, ("v", "void"), ("unknown", "void")])))["fields"]
+    assert [field["type"] for field in accepted] == ["long", "date", "void"]
+
+
+def test_field_of_a_struct_that_was_dropped_in_the_table_does_not_come_back(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    columns = [*ID, ("s", struct_of(("a", "long"), ("b", "long")))]
+    lake.publish(lake.batch(0, [("", pyarrow.table({"id": [0], "s": [{"a": 1, "b": 2}]}))], columns=columns))
+    with lake.table().update_schema() as update:
+        update.delete_column(("s", "b"))
+    with pytest.raises(DataError, match="renamed or dropped"):
+        lake.sink.accept(spark_schema(columns))
+
+
+@pytest.mark.parametrize(
+    ("properties", "requires"),
+    [
+        ({"encryption.key-id": "k"}, "encryption.key-id"),
+        ({"write.py-location-provider.impl": "os.path"}, "write.py-location-provider.impl"),
+        ({"gc.enabled": "false"}, "gc.enabled=false, and expire_after_s is set"),
+        ({"format-version": "3"}, "format-version 3"),
+    ],
+)
+def test_table_that_requires_more_of_its_writers_is_refused_by_name(
+    tmp_path: Path, properties: dict[str, str], requires: str
+) -> None:
+    lake = Lake(tmp_path).with_(expire_after_s=60)
+    lake.sink._created(lake.catalog(), lake.batch(0, []))
+    stored = Path(lake.table().metadata_location.removeprefix("file://"))  # as a writer leaves it that can do more
+    metadata = {**json.loads(stored.read_text()), "properties": properties}
+    if "format-version" in properties:
+        metadata |= {"format-version": 3, "next-row-id": 0, "properties": {}}
+    stored.write_text(json.dumps(metadata))
+    with pytest.raises(DataError, match="requires more of its writers") as caught:
+        lake.sink.accept(spark_schema(ID))
+    assert caught.value.fields["requires"] == [requires]
+
+
+def test_sorted_table_of_format_1_takes_rows(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    with lake.catalog() as catalog:
+        catalog.create_namespace("lake")
+        order = SortOrder(SortField(1, IdentityTransform()))
+        catalog.create_table(
+            "lake.rows", Schema(NestedField(1, "id", LongType(), required=False)), location=f"file://{tmp_path}/table",
+            sort_order=order, properties={"format-version": "1", "write.distribution-mode": "range"},
+        )  # fmt: skip
+    lake.sink.accept(spark_schema(ID))
+    lake.publish(lake.batch(0, [3, 1, 2]))
+    assert lake.rows() == [1, 2, 3]
 
 
 VALUES: dict[str, tuple[Any, list[Any]]] = {

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import requests
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import BadRequestError, CommitFailedException, ForbiddenError, ServiceUnavailableError
 from pyiceberg.expressions import EqualTo
+from sqlalchemy.exc import OperationalError
 
 from airflow_provider_streamsem import FilesSink
 from airflow_provider_streamsem.batch.publish import skip
-from airflow_provider_streamsem.errors import MarkerLostError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import InvalidError, MarkerLostError, PublishError, UnavailableError
 from airflow_provider_streamsem.sinks import iceberg
 from tests.sinks.iceberg.kills import SCENARIOS, Later, kill_at_every_step
 from tests.sinks.iceberg.lake import ID, Lake, Steps, spark_schema
@@ -255,7 +256,7 @@ def test_a_batch_that_the_table_refuses_can_be_skipped(tmp_path: Path) -> None:
             update.rename_column("id", "key")
 
     at("before load_table", retype, nth=2)  # the first look is accept's
-    with pytest.raises(PublishError, match="no longer takes its rows"):
+    with pytest.raises(PublishError, match="does not take its rows"):
         world.run("b", pipeline=pipeline)
     Steps.hook = None
     skip(pipeline, 1, sink="t", reason="renamed by the owner", log=world.log())
@@ -273,6 +274,64 @@ def test_a_redo_whose_files_others_changed_is_refused_and_nothing_changes(tmp_pa
     with pytest.raises(PublishError, match="rewritten or deleted"):
         lake.publish(lake.batch(1, [3], redoes=first))
     assert lake.table().metadata_location == head
+
+
+def test_redo_of_rows_that_others_deleted_is_refused_before_the_plan(tmp_path: Path) -> None:
+    lake, world = Lake(tmp_path), World(tmp_path)
+    world.arrive(4)
+    pipeline = world.pipeline(sinks={"t": lake.sink})
+    world.run("d", drain=True, pipeline=pipeline)
+    lake.table().delete(EqualTo("id", 0))
+    with pytest.raises(InvalidError, match="cannot be reprocessed"):
+        world.run("r", redone=0, pipeline=pipeline)
+    assert world.log().plan(2) is None
+    assert lake.rows() == list(range(1, 12))
+
+
+def test_failure_that_the_table_explains_is_permanent_and_one_of_the_catalog_is_not(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(iceberg, "_LONGEST_WAIT_S", 0.0)
+    lake = Lake(tmp_path, stepped=True)
+    lake.publish(lake.batch(0, [0]))
+    batch = lake.batch(1, [1])
+    for error, raised, tries in [
+        (BadRequestError("no such column"), PublishError, 1),
+        (ForbiddenError("read only"), PublishError, 1),
+        (ValueError("Cannot write manifest for table version: 3"), PublishError, 1),
+        (CommitFailedException("stale"), UnavailableError, 12),
+        (ServiceUnavailableError("503"), UnavailableError, 12),
+        (ConnectionError("reset"), UnavailableError, 12),
+        (OperationalError("locked", None, Exception()), UnavailableError, 12),
+    ]:
+        asked: list[str] = []
+
+        def fail(name: str, error: Exception = error, asked: list[str] = asked) -> None:
+            if name == "before commit_table":
+                asked.append(name)
+                raise error
+
+        Steps.hook = fail
+        with pytest.raises(raised):
+            lake.publish(batch)
+        assert len(asked) == tries, error
+    Steps.hook = None
+    assert lake.publish(batch) is not None
+    assert lake.rows() == [0, 1]
+
+
+@pytest.mark.parametrize("step", ["load_table", "create_table"])
+def test_table_that_the_catalog_forbids_to_read_or_create_names_skip(tmp_path: Path, step: str) -> None:
+    lake = Lake(tmp_path, stepped=True)
+    batch = lake.batch(0, [0])
+
+    def forbid(name: str) -> None:
+        if name == f"before {step}":
+            raise ForbiddenError("not yours")
+
+    Steps.hook = forbid
+    with pytest.raises(PublishError, match="streamsem skip"):
+        lake.publish(batch)
 
 
 def test_the_marker_outlives_the_snapshots(tmp_path: Path) -> None:
