@@ -11,7 +11,14 @@ from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
-from airflow_provider_streamsem.protocol.entries import Claim, Effects, Outcome, Receipt, Receipts
+from airflow_provider_streamsem.protocol.entries import (
+    Claim,
+    Committable,
+    Effects,
+    Outcome,
+    Receipt,
+    Receipts,
+)
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.sinks.contract import Batch, PublishingSink
 
@@ -113,16 +120,7 @@ def _stored(log: CommitLog, version: int, sink: str) -> Receipts:
 
 def batch_of(opened: Opened, outcome: Outcome, name: str) -> Batch:
     """What one sink has to publish of a commit; of a redo, with what stands there of its chain (P3)."""
-    log, stands = opened.log, None
-    root, at = outcome.version, outcome.replaces
-    while at is not None:
-        found = log.outcome(at.version)
-        if found is None:
-            raise LogDamagedError("a redo replaces a version without outcome", invariant="I20", version=at.version)
-        receipts = log.receipts(at.version)
-        if stands is None and receipts is not None and receipts.sinks[name].result == "applied":
-            stands = found[0].sinks[name]
-        root, at = found[0].version, found[0].replaces
+    root, stands = _chain(opened.log, outcome, name)
     return Batch(
         pipeline_uuid=opened.record.pipeline_uuid,
         sink=name,
@@ -133,6 +131,35 @@ def batch_of(opened: Opened, outcome: Outcome, name: str) -> Batch:
         replaced=stands,
         expected_marker=outcome.markers.get(name),
     )
+
+
+def standing(log: CommitLog, version: int, name: str) -> Committable | None:
+    """What is in one sink of a committed version now, which a redo of it would replace; ``None`` where all of its chain was skipped."""
+    outcome = _outcome(log, version)
+    return _applied(log, outcome, name) or _chain(log, outcome, name)[1]
+
+
+def _chain(log: CommitLog, outcome: Outcome, name: str) -> tuple[int, Committable | None]:
+    """The version at the root of a redo's chain, and what is in one sink of the commits that the redo replaces."""
+    stands = None
+    while outcome.replaces is not None:
+        outcome = _outcome(log, outcome.replaces.version)
+        stands = stands or _applied(log, outcome, name)
+    return outcome.version, stands
+
+
+def _outcome(log: CommitLog, version: int) -> Outcome:
+    found = log.outcome(version)
+    if found is None:
+        raise LogDamagedError("a redo replaces a version without outcome", invariant="I20", version=version)
+    return found[0]
+
+
+def _applied(log: CommitLog, outcome: Outcome, name: str) -> Committable | None:
+    """The rows of a commit in one sink, where they were applied."""
+    receipts = log.receipts(outcome.version)
+    receipt = None if receipts is None else receipts.sinks.get(name)
+    return outcome.sinks[name] if receipt is not None and receipt.result == "applied" else None
 
 
 def publishing(pipeline: Pipeline, name: str) -> PublishingSink:

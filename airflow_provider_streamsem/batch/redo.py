@@ -12,7 +12,7 @@ from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.maintenance import abort
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
-from airflow_provider_streamsem.batch.publish import publishing
+from airflow_provider_streamsem.batch.publish import publishing, standing
 from airflow_provider_streamsem.batch.result import RunResult, together
 from airflow_provider_streamsem.batch.run import Run, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
@@ -43,7 +43,7 @@ def redo(
 
     :param version: a committed version; where redos have replaced it, the newest of them is replaced
     :param run_key: names the redo; the same for its retries. Default: made of ``version`` and of the commit that is replaced
-    :raises InvalidError: the version is not closed, or was aborted
+    :raises InvalidError: the version is not closed, or was aborted; or a sink's table does not let its rows go
     :raises SourceChangedError: the source no longer holds what the version read; nothing changed
     :raises DataError: the rows cannot be made anew by this transform; the redo is closed as an abort, and nothing became visible
     """
@@ -162,8 +162,10 @@ def _plan_redo(opened: Opened, version: int, run_key: str, ready: Ready) -> Plan
         nonce=clock.new_id(),
     )
     invariants.check_i20(redone, plan[0], outcome[0])
-    # Before anything is written: an open version stops every other run.
+    # Before anything is written: an open version stops every other run, and so does one that no sink can publish.
     opened.pipeline.source.check_pins(redone.pins, was_read=False)
+    for name in opened.pipeline.publishes:
+        publishing(opened.pipeline, name).check_redo(standing(opened.log, current, name))
     return redone
 
 

@@ -331,6 +331,7 @@ REFUSED = {
     "another case": ("append", "CREATE TABLE t (ID BIGINT)", {"id": "long"}),
     "another type": ("append", "CREATE TABLE t (id TEXT)", {"id": "long"}),
     "a decimal that a float cannot hold": ("append", "CREATE TABLE t (id NUMERIC(30,2))", {"id": "decimal(30,2)"}),
+    "a column whose type nothing tells": ("append", "CREATE TABLE t (id BIGINT, a BIGINT)", {"id": "long", "a": "void"}),
     "a type that no column has": ("append", "CREATE TABLE t (id TEXT)", {"id": "interval day to second"}),
     "a column that must have a value": ("append", "CREATE TABLE t (id BIGINT, must TEXT NOT NULL)", {"id": "long"}),
     "a column that the database makes": ("append", "CREATE TABLE t (id BIGINT, twice BIGINT AS (id * 2) STORED)", {"id": "long", "twice": "long"}),
