@@ -14,7 +14,14 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_streamsem import redo
 from airflow_provider_streamsem.batch.publish import skip
-from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, MarkerLostError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    DataError,
+    InvalidError,
+    MarkerLostError,
+    PublishError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.rows import RowsEngine
