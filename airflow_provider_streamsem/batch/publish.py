@@ -31,18 +31,22 @@ class LoggedEffects:
     def __init__(self, log: CommitLog, version: int, sink: str, *, may_close: bool) -> None:
         self._log, self._version, self._sink = log, version, sink
         self._nonce = log.clock.new_id()  # minted at every entry to publishing (P4)
+        self.clock = log.clock
         self.may_close = may_close
 
-    def claim(self, part: int) -> bool:
-        """Whether this very entry, and no other ever, may perform the effects of a part."""
-        return self._log.claim(Claim(version=self._version, sink=self._sink, part=part, nonce=self._nonce))
+    def claim(self, part: int, round: int) -> bool:
+        """Whether this very entry, and no other ever, may perform the effects of one round of a part."""
+        wanted = Claim(version=self._version, sink=self._sink, part=part, round=round, nonce=self._nonce)
+        return self._log.claim(wanted)
 
-    def known(self, part: int) -> Effects | None:
-        """What became of a part, where somebody has written it down."""
-        return self._log.effects(self._version, self._sink, part)
+    def known(self, part: int, round: int) -> Effects | None:
+        """What became of one round of a part, where an entry recorded it."""
+        return self._log.effects(self._version, self._sink, part, round)
 
-    def record(self, part: int, *, done: int, refused: int = 0, unknown: int = 0, skipped: int = 0) -> Effects:
-        """Write down what became of a part; returns what is stored."""
+    def record(
+        self, part: int, round: int, *, done: int, refused: int = 0, unknown: int = 0, skipped: int = 0, left: int = 0
+    ) -> Effects:
+        """Record what became of one round of a part; returns what is stored."""
         effects = Effects(
             version=self._version,
             sink=self._sink,
@@ -51,6 +55,8 @@ class LoggedEffects:
             refused=refused,
             unknown=unknown,
             skipped=skipped,
+            left=left,
+            round=round,
             nonce=self._nonce,
         )
         return self._log.put_effects(effects)

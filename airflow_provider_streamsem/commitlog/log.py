@@ -311,16 +311,16 @@ class CommitLog:
         return self.perform(procedures.put_receipts(head, receipts))
 
     def claim(self, wanted: Claim) -> bool:
-        """Claim one part of a version's effects; whether the stored claim is this very entry's."""
+        """Claim one round of a part of a version's effects; whether the stored claim is this very entry's."""
         return self.perform(procedures.claim(wanted))
 
-    def effects(self, version: int, sink: str, part: int) -> Effects | None:
-        """What became of one part of a version's effects, or ``None`` where nobody has written it down."""
-        found = self.perform(procedures.read_entry(Effects, keys.effects(version, sink, part)))
+    def effects(self, version: int, sink: str, part: int, round: int = 0) -> Effects | None:
+        """What became of one round of a part of a version's effects, or ``None`` where no entry recorded it."""
+        found = self.perform(procedures.read_entry(Effects, keys.effects(version, sink, part, round)))
         return None if found is None else found[0]
 
     def put_effects(self, effects: Effects) -> Effects:
-        """Write down what became of a part's effects; returns what is stored."""
+        """Record what became of one round of a part's effects; returns what is stored."""
         return self.perform(procedures.put_effects(effects))
 
     def write_segments(self, version: int, known: list[tuple[Outcome, str]]) -> None:

@@ -231,22 +231,28 @@ class Receipts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who alone may perform one part of a version's at-most-once effects: the entry to publishing that minted ``nonce``."""
+    """
+    Who alone may perform one round of a part of a version's at-most-once effects: the entry to publishing that minted ``nonce``.
+
+    ``round`` 0 begins with the part's first record, each later one with the first record that the round before it left.
+    """
 
     entry: ClassVar[str] = "claim"
     spillable: ClassVar[tuple[str, ...]] = ()
     version: int
     sink: str
     part: int
+    round: int = field(default=0, metadata=SPARSE)
     nonce: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
     """
-    What became of the effects of one part, written after the last of them; in records.
+    What became of the effects of one round of a part, written after the last of them; in records.
 
-    ``done`` were acknowledged, ``refused`` never will be, ``unknown`` may have been performed, ``skipped`` were given up by a person.
+    ``done`` were acknowledged, ``refused`` never will be, ``unknown`` may have been performed, ``skipped`` were given up by an operator.
+    ``left``: the last records of the part, which the next round performs. A part is over with the round that leaves none.
     """
 
     entry: ClassVar[str] = "effects"
@@ -258,6 +264,8 @@ class Effects:
     refused: int = 0
     unknown: int = 0
     skipped: int = 0
+    left: int = field(default=0, metadata=SPARSE)
+    round: int = field(default=0, metadata=SPARSE)
     nonce: str
 
 

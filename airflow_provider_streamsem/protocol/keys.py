@@ -124,14 +124,18 @@ def quarantine(version: int, attempt_id: str, part: int) -> str:
     return f"quarantine/{version}/{attempt_id}/{part:05d}.jsonl"
 
 
-def claim(version: int, sink: str, part: int) -> str:
-    """Key of the claim on one part of a version's effects."""
-    return f"claims/{version}/{sink}/{part:08d}.json"
+def claim(version: int, sink: str, part: int, round: int = 0) -> str:
+    """Key of the claim on one round of a part of a version's effects."""
+    return f"claims/{version}/{sink}/{_part(part, round)}.json"
 
 
-def effects(version: int, sink: str, part: int) -> str:
-    """Key of what became of one part of a version's effects."""
-    return f"effects/{version}/{sink}/{part:08d}.json"
+def effects(version: int, sink: str, part: int, round: int = 0) -> str:
+    """Key of what became of one round of a part of a version's effects."""
+    return f"effects/{version}/{sink}/{_part(part, round)}.json"
+
+
+def _part(part: int, round: int) -> str:
+    return f"{part:08d}-{round}" if round else f"{part:08d}"
 
 
 def segment(level: int, index: int) -> str:

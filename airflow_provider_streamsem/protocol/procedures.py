@@ -317,13 +317,14 @@ def put_receipts(head: Head, receipts: Receipts) -> Procedure[tuple[Head, Receip
 
 
 def claim(wanted: Claim) -> Procedure[bool]:
-    """Claim one part of a version's effects; whether the claim that is stored shows this very entry's nonce (P4)."""
-    return (yield from create_entry(keys.claim(wanted.version, wanted.sink, wanted.part), wanted)).mine
+    """Claim one round of a part of a version's effects; whether the stored claim shows this very entry's nonce (P4)."""
+    key = keys.claim(wanted.version, wanted.sink, wanted.part, wanted.round)
+    return (yield from create_entry(key, wanted)).mine
 
 
 def put_effects(effects: Effects) -> Procedure[Effects]:
-    """Write down what became of a part's effects; returns what is stored, mine or another's."""
-    key = keys.effects(effects.version, effects.sink, effects.part)
+    """Record what became of one round of a part's effects; returns what is stored, mine or another's."""
+    key = keys.effects(effects.version, effects.sink, effects.part, effects.round)
     written = yield from create_entry(key, effects)
     return effects if written.mine else (yield from read_parts(Effects, key, written.data))[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from airflow_provider_streamsem.clock import Clock
 from airflow_provider_streamsem.errors import MarkerLostError
 from airflow_provider_streamsem.protocol.entries import Committable, Effects, Json, Receipt
 
@@ -183,23 +184,32 @@ class EffectLedger(Protocol):
     """
     What is known of a version's effects on one sink, part by part.
 
-    A part is a run of records, in the order of the staged files; parts are the same for everyone.
+    A part is a run of records, in the order of the staged files; parts are the same for every publisher. A part is performed in one round, or in several where
+    its calls were interrupted: each round begins with the first record that the round before it left.
 
-    :param may_close: whether this entry may call claims of other entries *unknown*: a retry of the commit's own run, or a person
+    :param clock: the time by which the publisher waits
+    :param may_close: whether this entry may call claims of other entries *unknown*: a retry of the commit's own run, or an operator
     """
 
+    clock: Clock
     may_close: bool
 
-    def claim(self, part: int) -> bool:
-        """Whether this very entry, and no other ever, may perform the effects of a part (I17)."""
+    def claim(self, part: int, round: int) -> bool:
+        """Whether this very entry, and no other ever, may perform the effects of one round of a part (I17)."""
         ...
 
-    def known(self, part: int) -> Effects | None:
-        """What became of a part, where somebody has written it down."""
+    def known(self, part: int, round: int) -> Effects | None:
+        """What became of one round of a part, where an entry recorded it."""
         ...
 
-    def record(self, part: int, *, done: int, refused: int = 0, unknown: int = 0, skipped: int = 0) -> Effects:
-        """Write down what became of a part; returns what is stored, mine or another's."""
+    def record(
+        self, part: int, round: int, *, done: int, refused: int = 0, unknown: int = 0, skipped: int = 0, left: int = 0
+    ) -> Effects:
+        """
+        Record what became of one round of a part, after its last effect; returns what is stored, mine or another's.
+
+        :param left: the last records of the part, which no call of this round performed
+        """
         ...
 
 

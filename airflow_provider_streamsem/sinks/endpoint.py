@@ -6,9 +6,12 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timezone
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from airflow_provider_streamsem.clock import Clock
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 
@@ -17,7 +20,14 @@ _TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
 # What Airflow's Http provider reads of a connection's extra besides headers; all else there is a header.
 _OWN = ("verify", "cert", "proxies")
 _LEFT = ("timeout", "allow_redirects", "stream", "max_redirects", "check_response", "trust_env")
-_LATER = (408, 425, 429)
+NOT_PERFORMED = (425, 429)
+"""statuses by which a server says that it refused a call before it performed anything, and that the call may be sent again (RFC 8470, RFC 6585)"""
+NOT_PERFORMED_IF_DATED = (503,)
+"""statuses that say the same only together with a ``Retry-After`` (RFC 9110); without one a server may have failed half-way"""
+NOT_PERFORMED_TEXT = (
+    f"{', '.join(map(str, NOT_PERFORMED))}, {', '.join(map(str, NOT_PERFORMED_IF_DATED))} with Retry-After"
+)
+_UNCLEAR = (408,)
 _OF_THE_CALLER = (401, 403, 404, 405, 407)
 
 
@@ -26,13 +36,16 @@ class Answer:
     """
     What a call's answer proves.
 
-    ``done``: it was performed. ``refused``: it was not, and never will be. ``redirect``: somebody else should be asked, whom nobody asks. ``unclear``: a
-    time-out, a lost connection, a failing server: it may have been performed.
+    ``done``: it was performed. ``refused``: it was not, and never will be. ``deferred``: it was not, and may be sent again later. ``redirect``: the endpoint
+    names another address, which is never called. ``unclear``: a timeout, a lost connection, a failing server: it may have been performed.
+
+    :attr retry_after_s: seconds after which a deferred call may be sent again, where the endpoint says so
     """
 
-    kind: Literal["done", "refused", "redirect", "unclear"]
+    kind: Literal["done", "refused", "deferred", "redirect", "unclear"]
     status: int = 0
     problem: str = ""
+    retry_after_s: float | None = None
 
     @property
     def is_about_the_caller(self) -> bool:
@@ -94,13 +107,14 @@ class Endpoint:
 
     :param method: ``POST``, ``PUT`` or ``PATCH``
     :param timeout_s: how long to wait for a connection, and then for the answer
+    :param clock: the time to which a ``Retry-After`` that is a date is compared, where the answer has no ``Date``
     """
 
-    def __init__(self, at: Address, method: str, timeout_s: int) -> None:
+    def __init__(self, at: Address, method: str, timeout_s: int, clock: Clock) -> None:
         import requests
         from requests.adapters import HTTPAdapter
 
-        self._at, self._method, self._timeout_s = at, method, timeout_s
+        self._at, self._method, self._timeout_s, self._clock = at, method, timeout_s, clock
         self._session = requests.Session()
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(max_retries=0))
@@ -157,6 +171,7 @@ class Endpoint:
             # Whatever it says, the call may have been performed. The error itself is dropped: its text may hold a header or a query.
             return Answer("unclear", problem=type(error).__name__)
         status = response.status_code
+        after_s = retry_after_s(response.headers, self._clock.now_ms())
         with suppress(Exception):
             # A short body is read, so that the connection can be used again; the status says all.
             response.raw.read(_AT_ONCE_BYTES)
@@ -165,9 +180,36 @@ class Endpoint:
             return Answer("done", status)
         if 300 <= status < 400:
             return Answer("redirect", status)
-        if 400 <= status < 500 and status not in _LATER:
+        if status in NOT_PERFORMED or (status in NOT_PERFORMED_IF_DATED and after_s is not None):
+            return Answer("deferred", status, retry_after_s=after_s)
+        if 400 <= status < 500 and status not in _UNCLEAR:
             return Answer("refused", status)
         return Answer("unclear", status)
+
+
+def retry_after_s(headers: Mapping[str, str], now_ms: int) -> float | None:
+    """
+    The seconds that ``Retry-After`` asks for, as a number of seconds or an HTTP date; ``None`` where it is missing or neither.
+
+    A date is compared to the answer's own ``Date``, so that the two clocks need not agree.
+    """
+    text = headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return float(text)
+    until_ms = _date_ms(text)
+    if until_ms is None:
+        return None
+    since_ms = _date_ms(headers.get("Date", ""))
+    return max(0.0, (until_ms - (now_ms if since_ms is None else since_ms)) / 1000)
+
+
+def _date_ms(text: str) -> int | None:
+    try:
+        found = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    aware = found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)
+    return int(aware.timestamp() * 1000)
 
 
 def _as_it_is(request: Any) -> Any:

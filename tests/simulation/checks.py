@@ -14,8 +14,8 @@ from airflow_provider_streamsem import RunResult
 from tests.simulation.scheduler import Violation
 
 _ENTRY = re.compile(r"log/\d{8}/\d{12}-(\d+)\.([pcd])\.json")
-_PART = re.compile(r"(claims|effects)/(\d+)/([^/]+)/(\d+)\.json")
-Part = tuple[int, str, int]
+_PART = re.compile(r"(claims|effects)/(\d+)/([^/]+)/(\d+)(?:-(\d+))?\.json")
+Part = tuple[int, str, int, int]
 
 
 def require(holds: object, what: str, *facts: object) -> None:
@@ -28,7 +28,7 @@ class RawLog:
     """
     Plans, outcomes and receipts by version, and which files are visible at each version.
 
-    :attr claims: by version, sink and part; so are ``effects``
+    :attr claims: by version, sink, part and round; so are ``effects``
     """
 
     plans: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -93,9 +93,8 @@ def raw_log(objects: Mapping[str, bytes]) -> RawLog:
         if (entry := _ENTRY.fullmatch(key)) is not None:
             {"p": log.plans, "c": log.outcomes, "d": log.receipts}[entry[2]][int(entry[1])] = json.loads(data)
         elif (part := _PART.fullmatch(key)) is not None:
-            {"claims": log.claims, "effects": log.effects}[part[1]][int(part[2]), part[3], int(part[4])] = json.loads(
-                data
-            )
+            kept = {"claims": log.claims, "effects": log.effects}[part[1]]
+            kept[int(part[2]), part[3], int(part[4]), int(part[5] or 0)] = json.loads(data)
     require(sorted(log.plans) == list(range(len(log.plans))), "versions are missing", sorted(log.plans))
     require(sorted(log.outcomes) == list(range(len(log.outcomes))), "outcomes are missing", sorted(log.outcomes))
     require(len(log.plans) - len(log.outcomes) in (0, 1), "more than one version is open")

@@ -31,16 +31,19 @@ class Call:
         return [row["id"] for row in (self.body if isinstance(self.body, list) else [self.body])]
 
 
+Answer = int | str | tuple[int, dict[str, str]]
+
+
 @dataclass
 class Recorder:
     """
     ``calls``: every call whose effect took place, in order; ``heard``: all that came in.
 
     ``answers`` gives a call's status. ``"lost"`` performs it and closes the connection; ``"silent"`` performs it and does not answer in time; ``"dropped"``
-    closes the connection before it is performed. A status of 4xx or 3xx performs nothing, one of 5xx performs it.
+    closes the connection before it is performed. A status of 4xx or 3xx performs nothing, one of 5xx performs it. A status with headers performs nothing.
     """
 
-    answers: Callable[[Call], int | str] = lambda call: 200
+    answers: Callable[[Call], Answer] = lambda call: 200
     calls: list[Call] = field(default_factory=list)
     heard: list[Call] = field(default_factory=list)
     port: int = 0
@@ -72,17 +75,20 @@ def _handler(recorder: Recorder) -> type[BaseHTTPRequestHandler]:
             call = Call(self.command, self.path, headers, json.loads(body) if body else None)
             recorder.heard.append(call)
             answer = recorder.answers(call)
+            answer, extra = answer if isinstance(answer, tuple) else (answer, {})
             if answer == "dropped":
                 self.close_connection = True
                 return
-            if isinstance(answer, str) or answer < 300 or answer >= 500:
+            if not extra and (isinstance(answer, str) or answer < 300 or answer >= 500):
                 recorder.calls.append(call)
             if answer == "silent":
                 time.sleep(1.5)
             if isinstance(answer, str):
                 self.close_connection = True
                 return
-            self.send_response(answer)
+            self.send_response_only(answer)
+            for name, value in extra.items():
+                self.send_header(name, value)
             if 300 <= answer < 400:
                 self.send_header("Location", f"http://127.0.0.1:{recorder.port}/elsewhere")
             self.send_header("Content-Length", "2")

@@ -18,20 +18,30 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_streamsem import guarantee
+from airflow_provider_streamsem import Limits, guarantee, run_batch
 from airflow_provider_streamsem.batch.maintenance import vacuum
 from airflow_provider_streamsem.batch.opening import open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json
 from airflow_provider_streamsem.batch.publish import LoggedEffects, batch_of, skip
-from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, UnavailableError
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    DataError,
+    InvalidError,
+    LogDamagedError,
+    PublishError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.protocol.entries import Receipt
-from airflow_provider_streamsem.sinks import http
+from airflow_provider_streamsem.sinks.endpoint import retry_after_s
 from airflow_provider_streamsem.sinks.http import HttpSink
 from airflow_provider_streamsem.sinks.json_rows import check_types, json_rows
 from airflow_provider_streamsem.sinks.operations import OPERATIONS
+from airflow_provider_streamsem.testing.clock import ManualClock
+from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.steps import SteppedStore
-from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
-from tests.sinks.endpoints import Call, Recorder, serving
+from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
+from tests.sinks.endpoints import Answer, Call, Recorder, serving
 from tests.worlds import World
 
 CHOICES: dict[str, dict[str, Any]] = {
@@ -45,11 +55,6 @@ CHOICES: dict[str, dict[str, Any]] = {
 def recorder() -> Iterator[Recorder]:
     with serving(Recorder()) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_WAITS_S", (0.0, 0.0))
 
 
 def world(root: Path, files: int = 2) -> World:
@@ -123,6 +128,21 @@ def die() -> None:
     raise Crash
 
 
+def untroubled(recorder: Recorder) -> Callable[[Call], Answer]:
+    return lambda call: 200
+
+
+def limited(recorder: Recorder) -> Callable[[Call], Answer]:
+    """Defers the first call of two records: one for so long that the publisher records its progress before it waits."""
+
+    def answer(call: Call) -> Answer:
+        wait_s = {3: 10, 4: 1}.get(call.ids[0])
+        is_first = sum(heard.ids == call.ids for heard in recorder.heard) == 1
+        return (429, {"Retry-After": str(wait_s)}) if wait_s and is_first else 200
+
+    return answer
+
+
 def judge(choice: str, w: World, recorder: Recorder, where: str) -> None:
     seen, told = recorder.ids(), receipt(w)
     lost, twice = w.expected - seen, {n for n, times in seen.items() if times > 1}
@@ -140,15 +160,18 @@ def judge(choice: str, w: World, recorder: Recorder, where: str) -> None:
         assert Counter(body["id"] for body in recorder.table().values()) == w.expected, where
 
 
+@pytest.mark.parametrize("answers", [untroubled, limited])
 @pytest.mark.parametrize("who", ["same run", "other run"])
 @pytest.mark.parametrize("choice", CHOICES)
 def test_killed_at_every_step_and_followed(
-    choice: str, who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+    choice: str, who: str, answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     outside, lost, repeated = Outside(monkeypatch), 0, 0
+    recorder.answers = answers(recorder)
     at, steps = 0, 1
     while at < steps:
         recorder.calls.clear()
+        recorder.heard.clear()
         w = world(tmp_path / str(at))
         pipeline = pushing(w, recorder, **CHOICES[choice])
         assert guarantee(pipeline).label == choice
@@ -169,15 +192,18 @@ def test_killed_at_every_step_and_followed(
     assert (repeated > 0) == (choice != "at_most_once"), "that it may repeat is none either"
 
 
+@pytest.mark.parametrize("answers", [untroubled, limited])
 @pytest.mark.parametrize("who", ["a", "b"])
 @pytest.mark.parametrize("choice", CHOICES)
 def test_two_at_once_and_one_of_them_pauses_at_every_step(
-    choice: str, who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+    choice: str, who: str, answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     outside = Outside(monkeypatch)
+    recorder.answers = answers(recorder)
     at, steps = 0, 1
     while at < steps:
         recorder.calls.clear()
+        recorder.heard.clear()
         w = world(tmp_path / str(at))
         pipeline = pushing(w, recorder, **CHOICES[choice])
 
@@ -347,9 +373,11 @@ def test_pipelines_of_the_page_are_accepted_and_the_mails_label_says_what_is_tru
 # --- what answers prove
 
 
-@pytest.mark.parametrize("answer", [500, 503, 408, 425, 429, "lost", "dropped", "silent"])
+@pytest.mark.parametrize(
+    "answer", [500, 503, (500, {"Retry-After": "1"}), (503, {"Retry-After": "soon"}), 408, "lost", "dropped", "silent"]
+)
 def test_unclear_answer_is_called_again_or_counted_unknown_by_choice(
-    answer: int | str, tmp_path: Path, recorder: Recorder
+    answer: Answer, tmp_path: Path, recorder: Recorder
 ) -> None:
     for choice, given in CHOICES.items():
         w = world(tmp_path / choice)
@@ -362,6 +390,177 @@ def test_unclear_answer_is_called_again_or_counted_unknown_by_choice(
         assert heard == w.expected + (Counter() if choice == "at_most_once" else Counter([3]))
         judge(choice, w, recorder, choice)
         assert receipt(w).detail["unknown"] == (1 if choice == "at_most_once" else 0)
+
+
+@pytest.mark.parametrize(
+    "answer", [425, 429, (429, {"Retry-After": "1"}), (429, {"Retry-After": "soon"}), (503, {"Retry-After": "0"})]
+)
+@pytest.mark.parametrize("choice", CHOICES)
+def test_call_that_the_endpoint_says_it_did_not_perform_is_sent_again_under_the_same_claim(
+    choice: str, answer: Answer, tmp_path: Path, recorder: Recorder
+) -> None:
+    w = world(tmp_path)
+    recorder.answers = lambda call: answer if call.ids == [3] and recorder.heard.count(call) < 4 else 200
+    w.run("a", pipeline=pushing(w, recorder, **CHOICES[choice]))
+    assert Counter(found for call in recorder.heard for found in call.ids) == w.expected + Counter({3: 3})
+    assert recorder.ids() == w.expected
+    assert receipt(w).rows == 6
+    assert len(claims(w)) == (3 if choice == "at_most_once" else 0)
+
+
+class Window:
+    """An endpoint that performs ``calls`` calls in each window of 60 seconds, and says when the next one begins."""
+
+    def __init__(self, clock: ManualClock, calls: int) -> None:
+        self.clock, self.calls = clock, calls
+        self.performed: Counter[int] = Counter()
+
+    def __call__(self, call: Call) -> Answer:
+        window, into_ms = divmod(self.clock.now_ms(), 60_000)
+        if self.performed[window] == self.calls:
+            return 429, {"Retry-After": str(-(-(60_000 - into_ms) // 1000))}
+        self.performed[window] += 1
+        return 200
+
+
+def run_at(w: World, clock: ManualClock, pipeline: Pipeline, run_key: str = "a") -> CountingStore:
+    """Run with a clock that other runs share; returns the store, which has counted the requests."""
+    store = CountingStore(w.store)
+    run_batch(pipeline, run_key=run_key, log=CommitLog(store, clock), engine=RowsEngine())
+    return store
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_batch_of_ten_times_the_rate_limit_passes_in_one_run(choice: str, tmp_path: Path, recorder: Recorder) -> None:
+    w, clock = world(tmp_path, 100), ManualClock()
+    recorder.answers = Window(clock, 30)
+    began_ms = clock.now_ms()
+    store = run_at(
+        w, clock, pushing(w, recorder, part_rows=100, **CHOICES[choice]).replace(limits=Limits(max_files=100))
+    )
+    assert recorder.ids() == w.expected
+    assert receipt(w) == Receipt(
+        result="applied", rows=300, detail={"parts": 3, "refused": 0, "unknown": 0, "skipped": 0}
+    )
+    assert len(recorder.heard) - 300 < 30, "the rate adapts: few calls are refused"
+    assert clock.now_ms() - began_ms < 3 * 10 * 60_000, "and it is not given up"
+    kept = [key for method, key in store.keys if method == "create" and key.startswith(("effects/", "claims/"))]
+    assert len(kept) < (clock.now_ms() - began_ms) / 5_000 * 2 + 6, (
+        "at most one note and one claim in five seconds of waiting"
+    )
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_tries_under_a_rate_limit_repeat_no_call_and_lose_no_record(
+    choice: str, tmp_path: Path, recorder: Recorder
+) -> None:
+    w, clock = world(tmp_path, 100), ManualClock()
+    recorder.answers = Window(clock, 30)
+    pipeline = pushing(w, recorder, part_rows=100, max_wait_s=0, **CHOICES[choice]).replace(
+        limits=Limits(max_files=100)
+    )
+    for again in range(1, 10):
+        with pytest.raises(UnavailableError, match="no record is lost") as ended:
+            run_at(w, clock, pipeline, "a" if again % 2 else "b")
+        assert ended.value.retryable
+        assert (ended.value.fields["done"], ended.value.fields["rows"]) == (30 * again, 300)
+        until = datetime.datetime.fromisoformat(str(ended.value.fields["run_again_at"]))
+        clock.sleep(until.timestamp() - clock.now_ms() / 1000)
+    run_at(w, clock, pipeline)
+    assert recorder.ids() == w.expected
+    assert len(recorder.heard) == 300 + 9
+    assert receipt(w) == Receipt(
+        result="applied", rows=300, detail={"parts": 3, "refused": 0, "unknown": 0, "skipped": 0}
+    )
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_publisher_that_dies_in_a_long_wait_has_repeated_and_lost_nothing(
+    choice: str, tmp_path: Path, recorder: Recorder
+) -> None:
+    class Dying(ManualClock):
+        def sleep(self, seconds: float) -> None:
+            if seconds > 5:
+                raise Crash
+
+    w = world(tmp_path)
+    recorder.answers = limited(recorder)
+    pipeline = pushing(w, recorder, **CHOICES[choice])
+    with pytest.raises(Crash):
+        run_at(w, Dying(), pipeline)
+    w.run("b", pipeline=pipeline)
+    assert recorder.ids() == w.expected
+    assert receipt(w) == Receipt(
+        result="applied", rows=6, detail={"parts": 3, "refused": 0, "unknown": 0, "skipped": 0}
+    )
+
+
+def test_retry_after_is_heeded_as_seconds_and_as_a_date_by_the_endpoints_own_clock(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    assert retry_after_s({"Retry-After": "7"}, 0) == 7
+    for date in ({}, {"Date": "Thu, 01 Jan 2026 00:00:00 GMT"}):
+        now_ms = 1_767_225_600_000 if not date else 5
+        assert retry_after_s({"Retry-After": "Thu, 01 Jan 2026 00:02:00 GMT", **date}, now_ms) == 120
+    assert retry_after_s({"Retry-After": "Thu, 01 Jan 2015 00:02:00 GMT"}, 1_767_225_600_000) == 0
+    for bad in ("", "-1", "1.5", "soon", "9" * 10, "Thu, 99 Jan 2026 00:00:00 GMT"):
+        assert retry_after_s({"Retry-After": bad}, 0) is None
+    w, clock = world(tmp_path), ManualClock()
+    began_ms = clock.now_ms()
+    recorder.answers = lambda call: (503, {"Retry-After": "40"}) if len(recorder.heard) == 2 else 200
+    run_at(w, clock, pushing(w, recorder, delivery="at_most_once"))
+    assert clock.now_ms() - began_ms >= 40_000
+    assert recorder.ids() == w.expected
+
+
+def test_calls_stay_below_the_rate_that_is_set(tmp_path: Path, recorder: Recorder) -> None:
+    w, clock = world(tmp_path, 20), ManualClock()
+    times = []
+    recorder.answers = lambda call: times.append(clock.now_ms()) or 200  # type: ignore[func-returns-value]
+    run_at(w, clock, pushing(w, recorder, part_rows=7, max_per_s=4).replace(limits=Limits(max_files=20)))
+    assert len(times) == 60
+    assert times[-1] - times[0] == 59 * 250
+
+
+def test_round_that_was_released_and_is_claimed_by_a_live_publisher_is_not_closed_as_unknown(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that committed waits; another run goes on with the rest, and has not recorded it when the first one wakes."""
+    w = world(tmp_path)
+    recorder.answers = limited(recorder)
+    pipeline = pushing(w, recorder, delivery="at_most_once", part_rows=6)
+
+    class Waking(ManualClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if seconds > 5:
+                with monkeypatch.context() as stuck:
+                    stuck.setattr(LoggedEffects, "record", lambda *args, **named: die())
+                    with pytest.raises(Crash):
+                        w.run("b", pipeline=pipeline)
+
+    with pytest.raises(UnavailableError, match="another entry has claimed"):
+        run_at(w, Waking(), pipeline)
+    w.run("a", pipeline=pipeline)
+    assert recorder.ids() == w.expected
+    told = receipt(w)
+    assert (told.result, told.rows, told.detail["unknown"]) == ("unknown", 3, 3)
+
+
+@pytest.mark.parametrize("changed", [{"left": 9}, {"left": 0}, {"done": -3, "left": 5}])
+def test_effects_that_are_not_about_their_rounds_records_are_damage(
+    changed: dict[str, int], tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = world(tmp_path)
+    pipeline = pushing(w, recorder)
+    recorder.answers = lambda call: (429, {"Retry-After": "999"}) if call.ids == [1] else 200
+    with monkeypatch.context() as forged:
+        real = LoggedEffects.record
+        forged.setattr(LoggedEffects, "record", lambda self, *at, **named: real(self, *at, **{**named, **changed}))
+        with pytest.raises((LogDamagedError, UnavailableError)):
+            w.run("a", pipeline=pipeline)
+    with pytest.raises(LogDamagedError, match="not those of its records"):
+        w.run("a", pipeline=pipeline)
 
 
 def test_endpoint_that_stays_unclear_is_called_again_by_the_next_try(tmp_path: Path, recorder: Recorder) -> None:
@@ -654,6 +853,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"url": "http://h", "delivery": "at_most_once", "idempotent": True}, "no call twice"), ({"url": "http://h", "idempotent": 1}, "idempotent"),
     ({"url": "http://h", "delivery": "at_most_once", "on_refusal": "fail"}, "on_refusal"), ({"url": "http://h", "key_header": "a b"}, "key_header"),
     ({"url": "http://h", "record_id": "id"}, "record_id"), ({"url": "http://h", "record_id": ["id"], "records_per_call": 2}, "one record"),
+    ({"url": "http://h", "max_per_s": 0}, "max_per_s"), ({"url": "http://h", "max_wait_s": -1}, "max_wait_s"),
     ({"url": "http://h", "part_rows": 0}, "part_rows"), ({"url": "http://h", "records_per_call": True}, "records_per_call"), ({"url": "http://h", "timeout_s": 0}, "timeout_s"),
 ]  # fmt: skip
 
@@ -672,7 +872,7 @@ def test_label_and_spec_are_those_of_the_choice(choice: str, tmp_path: Path) -> 
     found = guarantee(pipeline)
     assert found.label == choice
     promise = {
-        "at_least_once": "may repeat.*idempotent=True", "at_most_once": "no call is made twice.*unknown", "effectively_once": "its promise.*not checked",
+        "at_least_once": "may repeat.*idempotent=True", "at_most_once": "no call is performed twice.*unknown", "effectively_once": "its promise.*not checked",
     }  # fmt: skip
     assert re.search(promise[choice], " ".join(found.reasons))
     spec = pipeline.to_json()

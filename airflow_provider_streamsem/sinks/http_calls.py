@@ -1,0 +1,279 @@
+"""One publisher's calls of an HTTP endpoint: part by part, round by round, with a ledger in the log (PROTOCOL.md, P4 and P5)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.errors import LogDamagedError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import Effects, Receipt
+from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
+from airflow_provider_streamsem.sinks.endpoint import Answer, Endpoint
+from airflow_provider_streamsem.sinks.json_rows import json_rows
+from airflow_provider_streamsem.sinks.pace import Pace
+from airflow_provider_streamsem.sinks.staged import record_batches
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.sinks.http import HttpSink
+
+VERSION_HEADER = "Streamsem-Version"
+POSITION_HEADER = "Streamsem-Position"
+_UNCLEAR_WAITS_S = (0.1, 0.5, 2.0)
+_LONG_WAIT_S = 5.0
+_COUNTS = ("done", "refused", "unknown", "skipped")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a part. ``index`` of its first row in the part, ``position`` in the version."""
+
+    index: int
+    position: int
+    rows: int
+    key: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """The last ``rows`` records of a part, which the rounds before this one left."""
+
+    part: int
+    number: int
+    rows: int
+
+
+class Publication:
+    """
+    One entry to publishing a batch.
+
+    A round ends early, and records how far it came, where its calls are refused, where the endpoint defers them too long, and before every long wait. So a
+    publisher that dies while it waits repeats no call, and holds no claim.
+    """
+
+    def __init__(self, sink: HttpSink, batch: Batch, effects: EffectLedger) -> None:
+        self._sink, self._batch, self._effects = sink, batch, effects
+        self._claims = sink.delivery == "at_most_once"
+        self._rows = batch.committable.rows
+        self._clock = effects.clock
+        self._pace = Pace(effects.clock, sink.max_per_s)
+        self._total: Counter[str] = Counter()
+        self._fault: StreamsemError | None = None
+        self._released: tuple[int, int] | None = None
+        self._pieces: Iterator[list[Any]] | None = None
+        self._part = -1
+        self._calls: list[_Call] = []
+        self._ended: list[str] = []
+
+    def publish(self) -> Receipt:
+        """Make the calls of which no entry has recorded how they ended."""
+        sink = self._sink
+        with Endpoint(sink.address(), sink.method, sink.timeout_s, self._clock) as endpoint:
+            return self._over_all(lambda at: self._performed(endpoint, at))
+
+    def skip(self) -> Receipt:
+        """Give up the records of which no entry has recorded anything."""
+        return self._over_all(self._given_up)
+
+    def _over_all(self, close: Callable[[_Round], Effects]) -> Receipt:
+        parts = range(-(-self._rows // self._sink.part_rows))
+        for part in parts:
+            at: _Round | None = _Round(part, 0, self._rows_of(part))
+            while at is not None:
+                if (
+                    self._fault is None
+                ):  # Before the ledger is read: another publisher may finish the part during the wait.
+                    self._pace.wait()
+                found = self._effects.known(at.part, at.number)
+                if found is None:
+                    if self._fault is not None:
+                        raise self._fault
+                    found = close(at)
+                at = self._after(at, found)
+        detail = {"parts": len(parts), **{name: self._total[name] for name in _COUNTS[1:]}}
+        if self._total["unknown"]:
+            return Receipt(result="unknown", rows=self._total["done"], detail=detail)
+        # *skipped* says that no row of the version is in the sink.
+        is_skipped = self._total["skipped"] and not self._total["done"]
+        return Receipt(result="skipped" if is_skipped else "applied", rows=self._total["done"], detail=detail)
+
+    def _after(self, at: _Round, found: Effects) -> _Round | None:
+        """The round that follows, or ``None`` where the part is over."""
+        counts = {name: getattr(found, name) for name in _COUNTS}
+        if sum(counts.values()) + found.left != at.rows or min(found.left, *counts.values()) < 0:
+            raise LogDamagedError(
+                "the effects that are recorded for a round are not those of its records",
+                invariant="I18",
+                **self._where(at),
+                expected=at.rows,
+                left=found.left,
+                **counts,
+            )
+        self._total.update(counts)
+        return _Round(at.part, at.number + 1, found.left) if found.left else None
+
+    def _performed(self, endpoint: Endpoint, at: _Round) -> Effects:
+        """Make the calls of a round, each until its answer is clear (at most once: until it may have been performed), and record how they ended."""
+        calls = self._calls_of(at.part)
+        if self._claims:
+            endpoint.reach()
+            if not self._effects.claim(at.part, at.number):
+                return self._of_another(at)
+        first = (self._rows_of(at.part) - at.rows) // self._sink.records_per_call
+        ended = self._ended
+        ended += [""] * (first - len(ended))  # performed by another entry
+        error: StreamsemError | None = None
+        turned_away = 0
+        while error is None and len(ended) < len(calls):
+            if self._pace.wait_s >= _LONG_WAIT_S and (self._claims or len(ended) > first):
+                break
+            self._pace.wait()
+            call = calls[len(ended)]
+            answer = self._answer(endpoint, call)
+            error = self._deferral(at, answer) if answer.kind == "deferred" else self._refusal(at, call, answer)
+            if error is None and answer.kind != "deferred":
+                ended.append(answer.kind if answer.kind in _COUNTS else "unknown")
+                turned_away = answer.status if answer.is_about_the_caller else turned_away
+                self._pace.ended()
+        counts = self._counts(first)
+        if error is not None and not self._claims and not counts:
+            raise error
+        left = at.rows - counts.total()
+        found = self._effects.record(at.part, at.number, done=counts["done"], refused=counts["refused"], unknown=counts["unknown"], left=left)  # fmt: skip
+        if found.left:
+            self._released = at.part, at.number + 1
+            if error is not None:
+                raise error
+        if self._claims:
+            self._fault = self._fault or self._fault_of(at, counts, turned_away)
+        return found
+
+    def _counts(self, first: int) -> Counter[str]:
+        """How many records of the part ended how, from the call ``first`` on."""
+        counts: Counter[str] = Counter()
+        for call, kind in zip(self._calls[first:], self._ended[first:], strict=False):
+            counts[kind] += call.rows
+        return counts
+
+    def _answer(self, endpoint: Endpoint, call: _Call) -> Answer:
+        answer = endpoint.call(call.body, self._headers(call))
+        for wait_s in () if self._claims else _UNCLEAR_WAITS_S:
+            if answer.kind != "unclear":
+                break
+            self._clock.sleep(wait_s)
+            answer = endpoint.call(call.body, self._headers(call))
+        return answer
+
+    def _headers(self, call: _Call) -> dict[str, str]:
+        place = {VERSION_HEADER: str(self._batch.version), POSITION_HEADER: str(call.position)}
+        return {self._sink.key_header: call.key, **place}
+
+    def _deferral(self, at: _Round, answer: Answer) -> StreamsemError | None:
+        """Hold the pace, or say that the endpoint asks for a longer wait than the sink may make."""
+        wait_s = self._pace.backoff_s(answer.retry_after_s)
+        if self._pace.waited_s + wait_s <= self._sink.max_wait_s:
+            self._pace.deferred(wait_s)
+            return None
+        again = datetime.fromtimestamp(self._clock.now_ms() // 1000 + int(wait_s) + 1, timezone.utc)
+        first = (self._rows_of(at.part) - at.rows) // self._sink.records_per_call
+        return UnavailableError(
+            "the endpoint limits the rate of calls and asks for a longer wait than max_wait_s; it did not perform the last call, no record is lost, "
+            "and the next try begins with that call",
+            **self._where(at),
+            status=answer.status,
+            done=self._total["done"] + self._counts(first)["done"],
+            rows=self._rows,
+            max_wait_s=self._sink.max_wait_s,
+            run_again_at=again.isoformat(),
+        )
+
+    def _refusal(self, at: _Round, call: _Call, answer: Answer) -> StreamsemError | None:
+        """Why an at-least-once round ends with this call."""
+        if self._claims or answer.kind == "done":
+            return None
+        where = {**self._where(at), "record": call.index, "status": answer.status}
+        if answer.kind == "unclear":
+            return UnavailableError(
+                "the endpoint gave no clear answer; the call may have been performed, and is made again by the next try",
+                problem=answer.problem,
+                **where,
+            )
+        if self._sink.on_refusal == "record" and not answer.is_about_the_caller:
+            return None
+        return PublishError(
+            "the endpoint refuses a call; the next try begins with that call, and does not repeat those before it",
+            **where,
+        )
+
+    def _fault_of(self, at: _Round, counts: Counter[str], turned_away: int) -> StreamsemError | None:
+        """Why no other round should be claimed: its records would be lost as those of this one were."""
+        where = {**self._where(at), **{name: counts[name] for name in _COUNTS[:3]}}
+        if turned_away:
+            what = "the endpoint turns the caller away; parts after this one were not claimed, and wait"
+            return PublishError(what, status=turned_away, **where)
+        if counts["unknown"] == self._rows_of(at.part):
+            what = "the endpoint gave no clear answer for a whole part; parts after this one were not claimed, and wait"
+            return UnavailableError(what, **where)
+        return None
+
+    def _of_another(self, at: _Round) -> Effects:
+        """What became of a round that another entry has claimed."""
+        found = self._effects.known(at.part, at.number)
+        # An entry that claimed the round after this one had released it is alive: it is not closed behind its back.
+        may_close = self._effects.may_close and self._released != (at.part, at.number)
+        if found is None and not may_close:
+            raise UnavailableError(
+                "another entry has claimed a part of the effects, and has not recorded what became of it; a retry of the run that committed the version, or "
+                "`streamsem skip`, closes it as unknown",
+                **self._where(at),
+            )
+        return found or self._effects.record(at.part, at.number, done=0, unknown=at.rows)
+
+    def _given_up(self, at: _Round) -> Effects:
+        if self._claims and self._effects.claim(at.part, at.number):
+            return self._effects.record(at.part, at.number, done=0, skipped=at.rows)
+        return self._effects.record(at.part, at.number, done=0, unknown=at.rows)
+
+    def _where(self, at: _Round) -> dict[str, Any]:
+        return {"version": self._batch.version, "sink": self._batch.sink, "part": at.part}
+
+    def _rows_of(self, part: int) -> int:
+        return min(self._sink.part_rows, self._rows - part * self._sink.part_rows)
+
+    def _calls_of(self, part: int) -> list[_Call]:
+        """The calls of a part. Parts are asked for in order; those before it that were not asked for are passed over."""
+        if part == self._part:
+            return self._calls
+        if self._pieces is None:
+            self._pieces = _pieces(record_batches(self._sink.staging, self._batch), self._sink.part_rows)
+        for _ in range(part - self._part - 1):
+            next(self._pieces)
+        rows = [row for piece in next(self._pieces) for row in json_rows(piece)]
+        size = self._sink.records_per_call
+        self._part, self._calls, self._ended = part, [], []
+        for index in range(0, len(rows), size):
+            group = rows[index : index + size]
+            body = json.dumps(group if size > 1 else group[0], ensure_ascii=False, allow_nan=False).encode()
+            key = self._sink.key(self._batch, part, index, group[0])
+            self._calls.append(_Call(index, part * self._sink.part_rows + index, len(group), key, body))
+        return self._calls
+
+
+def _pieces(batches: Iterator[Any], rows: int) -> Iterator[list[Any]]:
+    """Record batches cut and joined so that each list holds ``rows`` rows, and the last one the rest."""
+    held: list[Any] = []
+    lacking = rows
+    for batch in batches:
+        while batch.num_rows:
+            held.append(batch.slice(0, lacking))
+            batch = batch.slice(held[-1].num_rows)
+            lacking -= held[-1].num_rows
+            if not lacking:
+                yield held
+                held, lacking = [], rows
+    if held:
+        yield held
