@@ -12,18 +12,20 @@ from unittest.mock import patch
 from airflow_provider_streamsem import FilesSink, Limits, Pipeline
 from airflow_provider_streamsem.errors import PublishError, UnavailableError
 from airflow_provider_streamsem.sinks.endpoint import Address, Answer
-from airflow_provider_streamsem.sinks.http import VERSION_HEADER, HttpSink
+from airflow_provider_streamsem.sinks.http import HttpSink
+from airflow_provider_streamsem.sinks.http_calls import VERSION_HEADER
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
 from tests.simulation.faults import Fate
-from tests.simulation.scheduler import Process, Scheduler, WaitingClock
+from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.worlds import World
 
 PART_ROWS = 2
 KEY = "Idempotency-Key"
 _UNHEARD = (Fate.LATE, Fate.NEVER, Fate.CONFLICT, Fate.LOST_REPLY)
-_SINK = "airflow_provider_streamsem.sinks.http"
+_SINK = "airflow_provider_streamsem.sinks.http_calls"
+_DEFERRED = 429
 
 
 class Effects(World):
@@ -39,10 +41,13 @@ class Effects(World):
         self.performed: Counter[tuple[str, int, str]] = Counter()
         self._keys: set[str] = set()
         self._refusing: dict[str, tuple[int, int]] = {}
+        self._deferring: dict[str, int] = {}
 
     def pipeline(self, **changes: Any) -> Pipeline:
         once, keyed = (
-            HttpSink(staging=str(self.root / name), url=f"http://outside/{name}", part_rows=PART_ROWS, **how)
+            HttpSink(
+                staging=str(self.root / name), url=f"http://outside/{name}", part_rows=PART_ROWS, max_wait_s=60, **how
+            )
             for name, how in (("once", {"delivery": "at_most_once"}), ("keyed", {"idempotent": True}))
         )
         out = FilesSink(path=str(self.root / "out"), format="json")
@@ -52,8 +57,8 @@ class Effects(World):
     @contextmanager
     def turning(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(patch(f"{_SINK}.Endpoint", lambda at, method, timeout_s: TurningEndpoint(self, at)))
-            stack.enter_context(patch(f"{_SINK}.SYSTEM_CLOCK", WaitingClock(self.scheduler)))
+            made = lambda at, method, timeout_s, clock: TurningEndpoint(self, at)  # noqa: E731
+            stack.enter_context(patch(f"{_SINK}.Endpoint", made))
             yield
 
     def perform(self, name: str, version: int, key: str, body: str) -> None:
@@ -75,6 +80,14 @@ class Effects(World):
         status, until = self._refusing[name + body]
         return status if self.scheduler.turns < until else 0
 
+    def deferral(self, name: str, body: str) -> int:
+        """How many seconds a call is deferred; 0 where it is performed now. Some records are deferred a few times."""
+        if self.scheduler.weather.calm:
+            return 0
+        times = self._deferring.setdefault(name + body, self.rng.choice((0, 0, 0, 0, 1, 2)))
+        self._deferring[name + body] = max(0, times - 1)
+        return self.rng.choice((1, 10, 100)) if times else 0
+
     # --- what must be true
 
     def excuses(self, process: Process, error: Exception | None, log: RawLog) -> bool:
@@ -83,8 +96,11 @@ class Effects(World):
             count["gave up: a sink refused"] += 1
             return True
         if isinstance(error, UnavailableError):
+            if "max_wait_s" in error.fields and process.deferred:
+                count["gave up: the rate is limited"] += 1
+                return True
             part = (error.fields.get("version"), error.fields.get("sink"), error.fields.get("part"))
-            if "has claimed" in str(error) and part in log.claims:
+            if "has claimed" in str(error) and any(claim[:3] == part for claim in log.claims):
                 count["gave up: claimed by another run"] += 1
                 return True
         return super().excuses(process, error, log)
@@ -104,34 +120,42 @@ class Effects(World):
         total: Counter[str] = Counter()
         for part in range(-(-len(bodies) // PART_ROWS)):
             mine = bodies[part * PART_ROWS : (part + 1) * PART_ROWS]
-            noted = log.effects.get((version, name, part))
-            require(noted is not None, "receipts without effects of a part", version, name, part)
-            assert noted is not None
-            counts = {word: noted[word] for word in ("done", "refused", "unknown", "skipped")}
-            performed = sum(self.performed[name, version, body] for body in mine)
-            facts = (version, name, part, counts, performed)
-            require(sum(counts.values()) == len(mine), "effects of other records than the part's", *facts)
-            require(
-                counts["done"] <= performed <= counts["done"] + counts["unknown"], "effects that are not so", *facts
-            )
-            callers = {by for body in mine for by in self.calls.get((name, version, body), ())}
-            require(name != "once" or len(callers) < 2, "two entries performed a part (I17)", *facts, callers)
-            self._check_closed(log, version, name, part)
-            total.update(counts)
+            turn, left = 0, len(mine)
+            while left:
+                noted = log.effects.get((version, name, part, turn))
+                require(noted is not None, "receipts without effects of a part", version, name, part, turn)
+                assert noted is not None
+                of_round = mine[len(mine) - left : len(mine) - noted.get("left", 0)]
+                self._check_round(log, version, name, (part, turn), of_round, noted, total)
+                self.scheduler.count["rounds that left records"] += bool(noted.get("left"))
+                turn, left = turn + 1, noted.get("left", 0)
         receipt = log.receipts[version]["sinks"][name]
         nothing = total["skipped"] and not total["done"]
         told = "unknown" if total["unknown"] else "skipped" if nothing else "applied"
         facts = (version, name, receipt, total)
         require((receipt["result"], receipt["rows"]) == (told, total["done"]), "receipts that are not so", *facts)
 
-    def _check_closed(self, log: RawLog, version: int, name: str, part: int) -> None:
-        """Only a retry of the commit's own run, or a person, calls another's claim unknown (P5)."""
-        claim, noted = log.claims.get((version, name, part)), log.effects[version, name, part]
+    def _check_round(
+        self, log: RawLog, version: int, name: str, at: tuple[int, int], mine: list[str], noted: Mapping[str, Any], total: Counter[str]
+    ) -> None:  # fmt: skip
+        counts = {word: noted[word] for word in ("done", "refused", "unknown", "skipped")}
+        performed = sum(self.performed[name, version, body] for body in mine)
+        facts = (version, name, at, counts, performed)
+        require(sum(counts.values()) == len(mine), "effects of other records than the round's", *facts)
+        require(counts["done"] <= performed <= counts["done"] + counts["unknown"], "effects that are not so", *facts)
+        callers = {by for body in mine for by in self.calls.get((name, version, body), ())}
+        require(name != "once" or len(callers) < 2, "two entries performed a round (I17)", *facts, callers)
+        self._check_closed(log, version, name, at)
+        total.update(counts)
+
+    def _check_closed(self, log: RawLog, version: int, name: str, at: tuple[int, int]) -> None:
+        """Only a retry of the commit's own run, or an operator, calls another's claim unknown (P5)."""
+        claim, noted = log.claims.get((version, name, *at)), log.effects[(version, name, *at)]
         if claim is None or claim["nonce"] == noted["nonce"]:
             return
         by = noted["nonce"].rpartition("-")[0]
         may = by.endswith(".skip") or self.run_keys.get(by) == log.plans[version]["run_key"]
-        require(may, "another run closed a claim (P5)", version, name, part, by)
+        require(may, "another run closed a claim (P5)", version, name, at, by)
 
     def check_end(self, log: RawLog) -> None:
         super().check_end(log)
@@ -169,6 +193,12 @@ class TurningEndpoint:
         by = process.name if process is not None else "by hand"
         what = f"{name}: call {version} {record}"
         fate = process.sends(what) if process is not None else Fate.GOOD
+        wait_s = world.deferral(name, record) if process is not None and fate is Fate.GOOD else 0
+        if wait_s and process is not None:
+            process.deferred = True
+            self._scheduler.count["calls deferred"] += 1
+            process.answered(fate, what, f"{what}: {_DEFERRED}, after {wait_s} s")
+            return Answer("deferred", _DEFERRED, retry_after_s=wait_s)
         world.calls[name, version, record].append(by)
         if fate is Fate.LATE:
             self._scheduler.later(what, lambda: world.perform(name, version, headers[KEY], record))

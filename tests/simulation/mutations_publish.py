@@ -12,9 +12,10 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.protocol import procedures
 from airflow_provider_streamsem.protocol.entries import Receipt, Receipts
 from airflow_provider_streamsem.protocol.view import Head
-from airflow_provider_streamsem.sinks import database, http, jdbc
+from airflow_provider_streamsem.sinks import database, jdbc
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.http import HttpSink
+from airflow_provider_streamsem.sinks.http_calls import Publication
 from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from tests.simulation.mutations import Mutation
 
@@ -146,11 +147,12 @@ def claim_is_not_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def claim_is_the_runs_and_not_the_entrys(patch: pytest.MonkeyPatch) -> None:
-    def claim(self: publish.LoggedEffects, part: int) -> bool:
+    def claim(self: publish.LoggedEffects, part: int, round: int) -> bool:
         plan = self._log.plan(self._version)
         assert plan is not None
         nonce = plan[0].run_key
-        return self._log.claim(publish.Claim(version=self._version, sink=self._sink, part=part, nonce=nonce))
+        wanted = publish.Claim(version=self._version, sink=self._sink, part=part, round=round, nonce=nonce)
+        return self._log.claim(wanted)
 
     patch.setattr(publish.LoggedEffects, "claim", claim)
 
@@ -158,27 +160,27 @@ def claim_is_the_runs_and_not_the_entrys(patch: pytest.MonkeyPatch) -> None:
 def unknown_is_called_done(patch: pytest.MonkeyPatch) -> None:
     real = publish.LoggedEffects.record
 
-    def record(self: publish.LoggedEffects, part: int, *, done: int, unknown: int = 0, **named: int) -> Any:
-        return real(self, part, done=done + unknown, **named)
+    def record(self: publish.LoggedEffects, part: int, round: int, *, done: int, unknown: int = 0, **named: int) -> Any:
+        return real(self, part, round, done=done + unknown, **named)
 
     patch.setattr(publish.LoggedEffects, "record", record)
 
 
 def effects_are_noted_before_the_calls(patch: pytest.MonkeyPatch) -> None:
-    real = http._Parts._performed
+    real = Publication._performed
 
-    def performed(self: http._Parts, endpoint: Any, part: int) -> Any:
-        self._effects.record(part, done=self._rows_of(part))
-        return real(self, endpoint, part)
+    def performed(self: Publication, endpoint: Any, at: Any) -> Any:
+        self._effects.record(at.part, at.number, done=at.rows)
+        return real(self, endpoint, at)
 
-    patch.setattr(http._Parts, "_performed", performed)
+    patch.setattr(Publication, "_performed", performed)
 
 
 def skip_claims_nothing(patch: pytest.MonkeyPatch) -> None:
-    def given_up(self: http._Parts, part: int) -> Any:
-        return self._effects.record(part, done=0, skipped=self._rows_of(part))
+    def given_up(self: Publication, at: Any) -> Any:
+        return self._effects.record(at.part, at.number, done=0, skipped=at.rows)
 
-    patch.setattr(http._Parts, "_given_up", given_up)
+    patch.setattr(Publication, "_given_up", given_up)
 
 
 def other_runs_close_claims(patch: pytest.MonkeyPatch) -> None:
@@ -193,10 +195,27 @@ def key_of_a_call_is_of_its_try(patch: pytest.MonkeyPatch) -> None:
 
 
 def at_most_once_calls_again(patch: pytest.MonkeyPatch) -> None:
-    def performed_once(self: http._Parts, endpoint: Any, part: int) -> Any:
-        return self._performed(endpoint, part) if self._effects.claim(part) else (self._of_another(part), None)
+    real = Publication._answer
 
-    patch.setattr(http._Parts, "_performed_once", performed_once)
+    def answer(self: Publication, endpoint: Any, call: Any) -> Any:
+        found = real(self, endpoint, call)
+        return real(self, endpoint, call) if found.kind == "unclear" else found
+
+    patch.setattr(Publication, "_answer", answer)
+
+
+def rest_of_a_part_is_performed_under_the_first_claim(patch: pytest.MonkeyPatch) -> None:
+    real = publish.LoggedEffects.claim
+    patch.setattr(publish.LoggedEffects, "claim", lambda self, part, round: round > 0 or real(self, part, round))
+
+
+def deferred_calls_are_counted_as_done(patch: pytest.MonkeyPatch) -> None:
+    real = publish.LoggedEffects.record
+
+    def record(self: publish.LoggedEffects, part: int, round: int, *, done: int, left: int = 0, **named: int) -> Any:
+        return real(self, part, round, done=done + left, **named)
+
+    patch.setattr(publish.LoggedEffects, "record", record)
 
 
 PUBLISH_MUTATIONS = (
@@ -220,4 +239,6 @@ PUBLISH_MUTATIONS = (
     Mutation(other_runs_close_claims, "P5", "effects"),
     Mutation(key_of_a_call_is_of_its_try, "performed twice", "effects"),
     Mutation(at_most_once_calls_again, "I17", "effects"),
+    Mutation(rest_of_a_part_is_performed_under_the_first_claim, "I17", "effects"),
+    Mutation(deferred_calls_are_counted_as_done, "not so", "effects"),
 )

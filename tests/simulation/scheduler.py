@@ -60,6 +60,7 @@ class Process:
 
     :attr holds_locks: whether others would wait for it for ever: what it does to files meanwhile is no turn
     :attr refused: whether a sink outside the log refused it something
+    :attr deferred: whether an endpoint limited the rate of its calls
     :attr manifests: keys of staged manifests that it read or made, and could decide
     :attr began_at: the newest closed version when it began
     :attr retry: what is to be started again where it ends without an answer
@@ -76,6 +77,7 @@ class Process:
         self.saw_stale = False
         self.disturbed = False
         self.refused = False
+        self.deferred = False
         self.holds_locks = False
         self.began_at = scheduler.truth.closed
         self.manifests: set[str] = set()
