@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -18,13 +19,74 @@ REFUSALS = (
     "SASL_AUTHENTICATION_FAILED",
     "_AUTHENTICATION",
 )
-_OF_A_CONSUMER = (
-    "group.id",
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+"""SASL mechanisms by which both clients sign in with nothing but a user and a password"""
+BOTH_CLIENTS = (
+    "bootstrap.servers",
+    "sasl.mechanism",
+    "sasl.mechanisms",
+    "sasl.password",
+    "sasl.username",
+    "security.protocol",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.key.location",
+    "ssl.key.password",
+)
+"""properties of a connection that librdkafka and Spark's Java client are both given"""
+ONLY_LIBRDKAFKA = (
+    "api.version.request",
+    "api.version.request.timeout.ms",
+    "batch.size",
+    "broker.address.family",
+    "broker.address.ttl",
+    "broker.version.fallback",
+    "client.dns.lookup",
+    "client.rack",
+    "compression.codec",
+    "compression.type",
+    "connections.max.idle.ms",
+    "debug",
+    "linger.ms",
+    "log.connection.close",
+    "log_level",
+    "message.max.bytes",
+    "metadata.max.age.ms",
+    "partitioner",
+    "queue.buffering.max.ms",
+    "receive.message.max.bytes",
+    "reconnect.backoff.max.ms",
+    "reconnect.backoff.ms",
+    "retry.backoff.max.ms",
+    "retry.backoff.ms",
+    "socket.connection.setup.timeout.ms",
+    "socket.keepalive.enable",
+    "socket.max.fails",
+    "socket.nagle.disable",
+    "socket.receive.buffer.bytes",
+    "socket.send.buffer.bytes",
+    "socket.timeout.ms",
+    "statistics.interval.ms",
+    "topic.metadata.propagation.max.ms",
+    "topic.metadata.refresh.fast.interval.ms",
+    "topic.metadata.refresh.interval.ms",
+    "topic.metadata.refresh.sparse",
+)
+"""properties that tune librdkafka; Spark's Java client is not given them"""
+# Source and sink set these themselves. A connection that other tasks use may hold them.
+_IGNORED = (
+    "acks",
     "auto.offset.reset",
-    "enable.auto.commit",
-    "isolation.level",
-    "enable.partition.eof",
     "client.id",
+    "delivery.timeout.ms",
+    "enable.auto.commit",
+    "enable.idempotence",
+    "enable.partition.eof",
+    "group.id",
+    "isolation.level",
+    "message.timeout.ms",
+    "request.required.acks",
 )
 
 
@@ -32,15 +94,41 @@ def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str,
     """
     Librdkafka's settings, from an Airflow connection of type ``kafka`` (its extra holds them) or from the servers alone.
 
-    :raises InvalidError: the connection names no servers
+    Every client gets its settings from here, and only properties of :data:`BOTH_CLIENTS` and :data:`ONLY_LIBRDKAFKA`. Others may load native code or Java
+    classes (``plugin.library.paths``, ``interceptor.classes``), run commands (``sasl.kerberos.kinit.cmd``) or call back (``error_cb``).
+
+    :raises InvalidError: the connection names no servers, or holds a property or a SASL mechanism that is not accepted
     """
     if conn_id is None:
         return {"bootstrap.servers": bootstrap_servers or ""}
     extra = connection(conn_id).extra
-    settings = {name: str(value) for name, value in extra.items() if name not in _OF_A_CONSUMER and not callable(value)}
+    accepted = (*BOTH_CLIENTS, *ONLY_LIBRDKAFKA)
+    refused = sorted(name for name in extra if name not in (*accepted, *_IGNORED))
+    if refused:
+        raise InvalidError(
+            "a kafka connection holds a property that is not passed to a Kafka client; no client was started",
+            conn_id=conn_id,
+            property=refused[0] if len(refused) == 1 else refused,
+            accepted=sorted(accepted),
+        )
+    settings = {name: str(value) for name, value in extra.items() if name in accepted}
     if not settings.get("bootstrap.servers"):
         raise InvalidError("a kafka connection must have bootstrap.servers in its extra", conn_id=conn_id)
+    _check_mechanism(conn_id, settings)
     return settings
+
+
+def _check_mechanism(conn_id: str, settings: Mapping[str, str]) -> None:
+    is_sasl = settings.get("security.protocol", "").upper().startswith("SASL")
+    given = [settings[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in settings]
+    # Without one librdkafka would choose GSSAPI, which runs kinit in a shell.
+    if (is_sasl and not given) or any(mechanism.upper() not in MECHANISMS for mechanism in given):
+        raise InvalidError(
+            "a kafka connection must name a supported sasl.mechanism; no client was started",
+            conn_id=conn_id,
+            given=given,
+            accepted=list(MECHANISMS),
+        )
 
 
 @lru_cache(maxsize=8)

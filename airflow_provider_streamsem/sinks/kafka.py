@@ -263,11 +263,7 @@ class KafkaSink(StagedSink):
         from confluent_kafka import Producer
 
         timeout_ms = self.transaction_timeout_s * 1000
-        settings = {
-            name: value
-            for name, value in settings_of(self.conn_id, self.bootstrap_servers).items()
-            if name not in ("message.timeout.ms", "acks", "request.required.acks")
-        }
+        settings = settings_of(self.conn_id, self.bootstrap_servers)
         producer = Producer(
             {
                 "linger.ms": "20", "compression.type": "zstd", "partitioner": "murmur2_random", "message.max.bytes": str(_MESSAGE_MAX_BYTES),

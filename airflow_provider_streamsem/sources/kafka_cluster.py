@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
-from airflow_provider_streamsem.kafka_client import QUIET, TIMEOUT_S, admin_client, answer
+from airflow_provider_streamsem.kafka_client import MECHANISMS, QUIET, TIMEOUT_S, admin_client, answer
 from airflow_provider_streamsem.protocol.offsets import Ranges
 
 _LOOK_AGAIN_S = (0.2, 0.5)
@@ -200,9 +200,8 @@ class KafkaCluster:
 
 
 _JAAS = {
-    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
-    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
-    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    name: f"org.apache.kafka.common.security.{'plain.Plain' if name == 'PLAIN' else 'scram.Scram'}LoginModule"
+    for name in MECHANISMS
 }
 _SAME_IN_JAVA = {
     "bootstrap.servers": "bootstrap.servers",
@@ -216,24 +215,14 @@ _PLACES_IN_JAVA = {
     "ssl.certificate.location": ("ssl.keystore.certificate.chain", "ssl.keystore.type"),
     "ssl.key.location": ("ssl.keystore.key", "ssl.keystore.type"),
 }
-_ONLY_OF_LIBRDKAFKA = (
-    "socket.",
-    "log.",
-    "debug",
-    "statistics.",
-    "broker.address",
-    "metadata.",
-    "api.version",
-    "message.max",
-    "topic.",
-)
 
 
 def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """
-    The same settings for Spark's Kafka client: ``kafka.<name of the Java client>`` → value.
+    The same settings for Spark's Kafka client: ``kafka.<name of the Java client>`` → value. Only names that stand here reach it.
 
-    :raises InvalidError: a setting has no equivalent here
+    :param settings: of :func:`airflow_provider_streamsem.kafka_client.settings_of`
+    :raises InvalidError: a file that a setting names cannot be read
     """
     java: dict[str, str] = {}
     for name, value in settings.items():
@@ -244,17 +233,8 @@ def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
             java |= {text: _pem(name, value), kind: "PEM"}
         elif name == "ssl.key.password":
             java["ssl.key.password"] = value
-        elif name not in ("sasl.username", "sasl.password") and not name.startswith(_ONLY_OF_LIBRDKAFKA):
-            accepted = sorted([*_SAME_IN_JAVA, *_PLACES_IN_JAVA, "ssl.key.password", "sasl.username", "sasl.password"])
-            raise InvalidError(
-                "a kafka connection holds a setting that Spark's client is not given here",
-                setting=name,
-                accepted=accepted,
-            )
     mechanism = java.get("sasl.mechanism")
     if mechanism is not None:
-        if mechanism not in _JAAS:
-            raise InvalidError("this SASL mechanism is not supported", given=mechanism, accepted=sorted(_JAAS))
         user, password = (
             json.dumps(settings.get(f"sasl.{part}", ""), ensure_ascii=False) for part in ("username", "password")
         )

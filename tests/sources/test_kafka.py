@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,10 @@ from airflow_provider_streamsem.batch.pipeline import from_json, pipeline_of_spe
 from airflow_provider_streamsem.connections import Connection, connection, looked_up_by
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.kafka_client import settings_of
-from airflow_provider_streamsem.sources.kafka import shared
+from airflow_provider_streamsem.protocol.entries import Committable
+from airflow_provider_streamsem.sinks.contract import Batch
+from airflow_provider_streamsem.sinks.kafka import KafkaSink
+from airflow_provider_streamsem.sources.kafka import KafkaPlanner, shared
 from airflow_provider_streamsem.sources.kafka_cluster import Partition, java_settings, parse_partition
 
 RECORD = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})
@@ -113,14 +117,76 @@ def test_settings_come_from_the_connection_and_spark_is_given_the_same() -> None
     }
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"sasl.mechanism": "GSSAPI"}, {"sasl.oauthbearer.config": "secret-value"}, {"ssl.ca.location": "/no/such/file"}],
-)
-def test_setting_that_cannot_be_passed_on_is_named_without_its_value(settings: dict[str, str]) -> None:
-    with pytest.raises(InvalidError) as caught:
-        java_settings({"bootstrap.servers": "h:1", **settings})
+HOSTILE = (
+    "plugin.library.paths", "ssl.engine.location", "ssl.engine.id", "ssl_engine_id", "ssl.engine.callback.data", "ssl.providers", "ssl.provider",
+    "sasl.oauthbearer.config", "sasl.oauthbearer.method", "sasl.oauthbearer.token.endpoint.url", "sasl.kerberos.kinit.cmd", "sasl.kerberos.principal",
+    "sasl.jaas.config", "sasl.login.class", "sasl.login.callback.handler.class", "sasl.client.callback.handler.class", "ssl.engine.factory.class",
+    "interceptor.classes", "metric.reporters", "config.providers", "key.deserializer", "value.serializer", "partitioner.class", "security.providers",
+    "kafka.plugin.library.paths", "Plugin.Library.Paths", "error_cb", "oauth_cb", "log_cb", "default.topic.config", "opaque", "socket.x",
+)  # fmt: skip
+
+
+def given_as(extra: dict[str, object]) -> Any:
+    """A connection with this extra, whatever its id."""
+    whole = {"bootstrap.servers": "127.0.0.1:1", **extra}
+    return looked_up_by(lambda conn_id: Connection(conn_id=conn_id, conn_type="kafka", extra=whole))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_property_that_may_load_code_reaches_no_client_and_is_named_without_its_value(name: str) -> None:
+    with given_as({name: "secret-value"}), pytest.raises(InvalidError, match="no client was started") as caught:
+        settings_of("k", None)
+    assert f"property={name!r}" in str(caught.value)
+    assert "bootstrap.servers" in str(caught.value)
     assert "secret-value" not in str(caught.value)
+
+
+SOURCE = KafkaSource(topics=["orders"], conn_id="k", starting="2026-01-31T00:00:00Z")
+SINK = KafkaSink("/staged", topic="orders", conn_id="k")
+BATCH = Batch(
+    pipeline_uuid="u", sink="s", version=0, committable=Committable(format="parquet", rows=0), schema="", root=0
+)
+PATHS: dict[str, Callable[[], object]] = {
+    "time look-up of a new pipeline": SOURCE.genesis,
+    "time look-up of a reader": lambda: SOURCE.offsets_for_time(0),
+    "retention sensor": lambda: SOURCE.expiry({}, within_ms=None, now_ms=0),
+    "offsets sensor and planner": lambda: KafkaPlanner(SOURCE, None).latest_offsets(),
+    "check of pins": lambda: SOURCE.check_pins([], was_read=False),
+    "Spark reader": lambda: SOURCE.load(None, []),  # type: ignore[arg-type]
+    "lineage": lambda: SOURCE.lineage({}),
+    "control topic of the sink": lambda: SINK.accept('{"type":"struct","fields":[{"name":"value","type":"binary","nullable":true}]}'),
+    "marker of the sink": lambda: SINK.marker("u", "s"),
+    "producer of the sink": lambda: SINK._fencing(BATCH),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_to_a_kafka_client_refuses_a_property_that_may_load_code(path: str) -> None:
+    with (
+        given_as({"plugin.library.paths": "/tmp/evil.so"}),
+        pytest.raises(InvalidError, match=r"plugin\.library\.paths"),
+    ):
+        PATHS[path]()
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"sasl.mechanism": "GSSAPI"}, {"sasl.mechanisms": "OAUTHBEARER"}, {"security.protocol": "sasl_ssl"}],
+)
+def test_sasl_mechanism_that_is_more_than_a_password_is_refused(extra: dict[str, object]) -> None:
+    with given_as(extra), pytest.raises(InvalidError, match=r"sasl\.mechanism"):
+        settings_of("k", None)
+
+
+def test_properties_of_other_tasks_in_the_same_connection_are_ignored() -> None:
+    with given_as({"acks": "1", "group.id": "g", "enable.idempotence": False, "linger.ms": 5}):
+        assert settings_of("k", None) == {"bootstrap.servers": "127.0.0.1:1", "linger.ms": "5"}
+        assert java_settings(settings_of("k", None)) == {"kafka.bootstrap.servers": "127.0.0.1:1"}
+
+
+def test_file_of_a_connection_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(InvalidError, match=r"ssl\.ca\.location"):
+        java_settings({"bootstrap.servers": "h:1", "ssl.ca.location": "/no/such/file"})
 
 
 def test_connection_is_read_from_the_environment_as_airflow_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
