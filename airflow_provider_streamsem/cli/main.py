@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 import traceback
@@ -20,31 +19,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     args = parser().parse_args(argv)
     if args.verbose:
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+        from airflow_provider_streamsem.cli.output import PrintableFormatter
+
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(PrintableFormatter("%(asctime)s %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
     return execute(args)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Run the command that ``args.command`` names; prints its answer, returns its exit code."""
+    from airflow_provider_streamsem.cli import output
+
     try:
         from airflow_provider_streamsem.cli import commands
 
         answer = commands.answer(args)
     except StreamsemError as error:
         if args.json:
-            print(json.dumps({"error": type(error).__name__, "retryable": error.retryable, "message": str(error)}))
+            output.show_json({"error": type(error).__name__, "retryable": error.retryable, "message": str(error)})
         else:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            output.show_error(f"{type(error).__name__}: {error}")
         return INVALID if isinstance(error, InvalidError) else RETRY if error.retryable else REFUSED
     except Exception:
-        traceback.print_exc()
+        output.show_error(traceback.format_exc(), keep="\n")
         return FAILED
     with suppress(BrokenPipeError):  # whoever read us has seen enough
         if args.json:
-            print(json.dumps(answer.document, indent=2, ensure_ascii=False))
+            output.show_json(answer.document)
         else:
-            from airflow_provider_streamsem.cli import output
-
             output.show(answer)
         sys.stdout.flush()
     return answer.exit_code
