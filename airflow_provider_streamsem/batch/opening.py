@@ -6,7 +6,6 @@ Until Plan(0) exists nothing binds the log to a spec: a corrected path or topic 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem.batch.changes import changed_fields, described
@@ -14,6 +13,8 @@ from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import ConflictError, DatasetTakenError, InvalidError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.codec import read_json
 from airflow_provider_streamsem.protocol.entries import PUBLISH, Genesis, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.view import Head
@@ -99,7 +100,7 @@ def settle_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int
     """
     if pipeline.spec_sha256 == stored:
         return
-    before, now = json.loads(log.read_spec(stored))["guarded"], pipeline.guarded()
+    before, now = read_json(log.read_spec(stored), keys.spec(stored))["guarded"], pipeline.guarded()
     if before != now:
         plan = log.plan(version)
         raise ConflictError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 from airflow_provider_streamsem import arguments, registry
 from airflow_provider_streamsem.engines.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.protocol.codec import canonical, plain, sha256
+from airflow_provider_streamsem.protocol.codec import canonical, plain, read_json, sha256
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.sinks.contract import Sink
 from airflow_provider_streamsem.sources.contract import Limits, Source
@@ -288,6 +287,6 @@ def pipeline_of_spec(data: bytes, log: str | None = None) -> Pipeline:
 
     :param log: where the log is now, if it may have been moved since
     """
-    spec = json.loads(data)
+    spec = read_json(data, "specs/")
     moved = {} if log is None else {"log": log}
     return from_json({**spec, "transform": None, **moved}, where="the stored spec")

@@ -28,6 +28,10 @@ def airflow_connection(conn_id: str) -> Connection:
                 raise InvalidError("Airflow has no such connection", conn_id=conn_id) from error
             # An API server that does not answer looks the same to a task as one that knows no such connection.
             SYSTEM_CLOCK.sleep(wait_s)
+    try:
+        extra = found.extra_dejson
+    except RecursionError:
+        raise InvalidError("the extra of a connection is nested too deep", conn_id=conn_id) from None
     return Connection(
         conn_id=conn_id,
         conn_type=found.conn_type or "",
@@ -36,7 +40,7 @@ def airflow_connection(conn_id: str) -> Connection:
         login=found.login or "",
         password=found.password or "",
         schema=found.schema or "",
-        extra=found.extra_dejson,
+        extra=extra,
     )
 
 

@@ -20,6 +20,8 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import FORMAT, Entry, Json
 
 SPILL_BYTES = 65_536
+MOST_LEVELS = 64
+"""how deep JSON in storage may be nested; what this package writes is nested far less"""
 _SPILL = "$spill"
 E = TypeVar("E", bound=Entry)
 
@@ -47,20 +49,50 @@ def canonical(value: Json) -> bytes:
     Canonical JSON of a value.
 
     :raises TypeError: a float or another type that JSON cannot hold exactly. Do: store exact numbers as integers or text.
+    :raises ValueError: nested deeper than :data:`MOST_LEVELS`
     """
-    _refuse_floats(value)
+    _check_values(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
-def _refuse_floats(value: Json) -> None:
+def _check_values(value: Json, levels: int = MOST_LEVELS) -> None:
     if isinstance(value, float):
         raise TypeError(f"a float has no canonical form: {value!r}")
+    _check_depth(value, levels)
     if isinstance(value, Mapping):
         for item in value.values():
-            _refuse_floats(item)
+            _check_values(item, levels - 1)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            _refuse_floats(item)
+            _check_values(item, levels - 1)
+
+
+def _check_depth(value: Json, levels: int) -> None:
+    if not levels and isinstance(value, (Mapping, list, tuple)):
+        raise ValueError(f"nested deeper than {MOST_LEVELS} levels")
+
+
+def read_json(data: bytes | str, key: str) -> Json:
+    """
+    JSON as storage has it. Every reader of stored JSON uses this: what is stored may be damaged, or forged.
+
+    :param key: names the object in an error
+    :raises LogDamagedError: not JSON, or nested deeper than :data:`MOST_LEVELS`
+    """
+    try:
+        value = json.loads(data)
+        _check_levels(value, MOST_LEVELS)
+    except (ValueError, RecursionError):  # the cause would quote what is stored
+        raise LogDamagedError("an object is not JSON, or is nested too deep", invariant="I1", key=key) from None
+    return value
+
+
+def _check_levels(value: Json, levels: int) -> None:
+    _check_depth(value, levels)
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, (dict, list)):
+                _check_levels(item, levels - 1)
 
 
 def plain(value: object, *, sparse: bool = False) -> Json:
@@ -120,10 +152,7 @@ def parse(cls: type[Any], key: str, data: bytes) -> dict[str, Json]:
     :raises NewerFormatError: the format is above this release's
     :raises LogDamagedError: not JSON, not this entry, or its checksum differs
     """
-    try:
-        body = json.loads(data)
-    except ValueError as error:
-        raise LogDamagedError("an entry is not JSON", invariant="I1", key=key) from error
+    body = read_json(data, key)
     if not isinstance(body, dict) or not isinstance(body.get("format"), int):
         raise LogDamagedError("an object is not an entry of this log", invariant="I1", key=key)
     if body["format"] > FORMAT:
@@ -164,9 +193,23 @@ def decode(cls: type[E], key: str, data: bytes, parts: Mapping[str, bytes] | Non
             raise LogDamagedError(
                 "a spilled part is missing or differs from its name", invariant="I1", key=keys.spill(digest), entry=key
             )
-        body[name] = json.loads(part)
+        body[name] = read_json(part, keys.spill(digest))
+    _check_texts(body, key)
     built: E = _build(cls, body, key)
     return built
+
+
+def _check_texts(body: Mapping[str, Json], key: str) -> None:
+    """Schemas, and bounds of files, are JSON in text, which readers parse again."""
+    schemas, sinks = body.get("schemas"), body.get("sinks")
+    texts = [*schemas.values()] if isinstance(schemas, dict) else []
+    for sink in sinks.values() if isinstance(sinks, dict) else ():
+        files = sink.get("files") if isinstance(sink, dict) else None
+        texts += [file.get("stats") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+    for text in texts:
+        # Text with so few brackets cannot be nested deeper; most need no second parse.
+        if isinstance(text, str) and text.count("{") + text.count("[") > MOST_LEVELS:
+            read_json(text, key)
 
 
 def _build(cls: type[Any], body: Json, where: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from airflow_provider_streamsem.arguments import whole
 from airflow_provider_streamsem.batch.pipeline import Pipeline, pipeline_of_spec
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.protocol.codec import read_json
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan, Receipts
 from airflow_provider_streamsem.protocol.view import LogView
 from airflow_provider_streamsem.stores.contract import split_url
@@ -166,7 +166,7 @@ class CommittedLog:
                 data = self.log.read(key)
                 if data is None:
                     raise LogDamagedError("quarantined records are missing", invariant="I6", key=key)
-                yield from map(json.loads, data.splitlines())
+                yield from (read_json(line, key) for line in data.splitlines())
 
     def versions(self, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Version]:
         """The versions with what is stored of them, an open one included."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.kafka_client import QUIET, TIMEOUT_S, admin_client, answer
+from airflow_provider_streamsem.protocol.codec import read_json
 
 _LOOK_AGAIN_S = (0.5, 1.0, 2.0)  # a broker may know of a topic later than others
 _CONFIG = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.1"}
@@ -127,7 +127,7 @@ class Control:
                     continue
                 if message.error() is None:
                     if message.key() == key.encode() and message.value() is not None:
-                        newest = json.loads(message.value())
+                        newest = read_json(message.value(), f"{self.topic}: {key}")
                 elif message.error().code() == KafkaError._PARTITION_EOF and message.offset() >= end:
                     return None if newest is None else (newest["version"], newest["state"])
         finally:

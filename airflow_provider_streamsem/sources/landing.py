@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import UnavailableError
-from airflow_provider_streamsem.protocol.codec import canonical
+from airflow_provider_streamsem.protocol.codec import canonical, read_json
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError
 
 logger = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class Landing:
 
 def body_of(line: str) -> str:
     """A landed message's body as text, ``""`` where it is not UTF-8 or has no id: for readers without Spark."""
-    landed = json.loads(line)
+    landed = read_json(line, "a landed message")
     return "" if landed.get("encoding") or landed["id"] is None else str(landed["body"])
 
 
@@ -287,7 +287,7 @@ def _line(message: Message, at_ms: int) -> bytes:
 
 
 def _landed(i: int, data: bytes) -> _Landed:
-    records = [json.loads(line) for line in data.splitlines()]
+    records = [read_json(line, _key(i)) for line in data.splitlines()]
     digests = tuple(_digest(record["id"]) for record in records if record["id"] is not None)
     return _Landed(i, records[0]["received_ms"], digests)
 
@@ -304,7 +304,7 @@ def _encoded(run: Sequence[_Landed]) -> bytes:
 
 def _decoded(data: bytes) -> tuple[_Landed, ...]:
     run = []
-    for i, at_ms, text in json.loads(data)["landings"]:
+    for i, at_ms, text in read_json(data, _IDS)["landings"]:
         joined = base64.b64decode(text)
         digests = tuple(joined[at : at + _DIGEST_BYTES] for at in range(0, len(joined), _DIGEST_BYTES))
         run.append(_Landed(i, at_ms, digests))

@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 
 from airflow_provider_streamsem.errors import LogDamagedError, NewerFormatError
 from airflow_provider_streamsem.protocol import codec
-from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan, Segment, StagedManifest
+from airflow_provider_streamsem.protocol.entries import (
+    Claim,
+    Committable,
+    Discovery,
+    Effects,
+    Outcome,
+    PipelineRecord,
+    Plan,
+    Receipts,
+    RunPointer,
+    Segment,
+    StagedManifest,
+)
 from tests.protocol import samples
 
 JSON = st.recursive(
@@ -149,3 +161,51 @@ def test_entry_of_another_kind_is_named() -> None:
 def test_kinds_are_different_words() -> None:
     kinds = [cls.entry for cls in (PipelineRecord, Plan, StagedManifest, Outcome, Segment)]
     assert len(set(kinds)) == len(kinds)
+
+
+def nested(levels: int) -> str:
+    return "[" * levels + "1" + "]" * levels
+
+
+@pytest.mark.parametrize("levels", [codec.MOST_LEVELS + 1, 900, 100_000])
+def test_json_in_storage_that_is_nested_too_deep_is_damage(levels: int) -> None:
+    deep = nested(levels)
+    for cls in (
+        PipelineRecord,
+        Plan,
+        StagedManifest,
+        Outcome,
+        Receipts,
+        Claim,
+        Effects,
+        RunPointer,
+        Segment,
+        Discovery,
+    ):
+        with pytest.raises(LogDamagedError):
+            codec.parse(cls, "k", f'{{"entry":"{cls.entry}","format":1,"x":{deep}}}'.encode())
+    with pytest.raises(LogDamagedError, match="nested too deep"):
+        codec.read_json(deep, "k")
+
+
+def test_nested_spill_schema_and_bounds_are_damage() -> None:
+    plan = samples.plan()
+    deep = nested(2_000)
+    body = json.loads(codec.encode(plan).data)
+    spilled = {**body, "pins": {"$spill": codec.sha256(deep.encode()), "bytes": len(deep)}}
+    with pytest.raises(LogDamagedError, match="nested too deep"):
+        codec.decode(Plan, "k", edited(codec.canonical(spilled), {}), {"pins": deep.encode()})
+    sinks = {"out": Committable(format="parquet", rows=2, files=(samples.file(stats=deep),))}
+    for change in ({"schemas": {"out": deep}}, {"sinks": sinks}):
+        with pytest.raises(LogDamagedError, match="nested too deep"):
+            codec.decode(Outcome, "k", codec.encode(samples.outcome(plan, **change)).data)
+
+
+def test_json_as_deep_as_is_accepted_comes_back() -> None:
+    pins = json.loads(nested(codec.MOST_LEVELS - 1))
+    assert codec.decode(Plan, "k", codec.encode(samples.plan(pins=pins)).data).pins == pins
+    wide = json.dumps([[i] for i in range(1_000)])
+    entry = samples.outcome(samples.plan(), schemas={"out": wide})
+    assert codec.decode(Outcome, "k", codec.encode(entry).data) == entry
+    with pytest.raises(ValueError, match="nested deeper"):
+        codec.encode(samples.plan(pins=[pins]))
