@@ -61,7 +61,7 @@ def report(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
     last = before.outcome
     if last is None or last.spec == plan.spec:
         return
-    stored = json.loads(log.read_spec(last.spec))
+    stored = read_json(log.read_spec(last.spec), keys.spec(last.spec))
     names = changed_fields(stored, spec)
     values = "".join(
         f"; {name}: {stored.get(name)!r} before, {spec.get(name)!r} now" for name in SHOWN if name in names

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
@@ -26,11 +26,13 @@ from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.sinks import direct
 from airflow_provider_streamsem.sinks.column_names import more_than_once
 from airflow_provider_streamsem.sinks.footers import PARTITION
+from airflow_provider_streamsem.stores.local import process_umask
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.sinks.files import FilesSink
 
 _LONGEST_NAMED_BYTES = 64
+UMASK = "fs.permissions.umask-mode"
 _NO_PARTITION = (ArrayType, MapType, StructType, BinaryType, VariantType)
 _NULL_TEXT_FOUND = "streamsem: the text that stands for null in column "
 _OPTIONS = {
@@ -92,6 +94,7 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
     options = {**_OPTIONS, **TEXT_OPTIONS.get(sink.format, {}), "compression": codec}
     if not _is_on_s3(place):
         options |= direct.PLAIN_FILES  # the manifest has checksums of its own
+        options |= _modes(frame.sparkSession)
     elif direct.is_possible(frame.sparkSession):
         # A committer renames, which is a copy there, or asks the store at each of many steps.
         with _null_text_named(sink):
@@ -130,6 +133,11 @@ def _null_text_named(sink: FilesSink) -> Iterator[None]:
             "a text is \\N, which stands for null in CSV files, and would be read back as null; nothing became visible"
         )
         raise DataError(what, sink=sink.path, column=column)
+def _modes(session: SparkSession) -> dict[str, str]:
+    """The process's umask, where Spark's configuration names none: Hadoop would write for every user to read."""
+    names = (UMASK, f"spark.hadoop.{UMASK}")
+    is_given = any(session.conf.get(name, "") for name in names)
+    return {} if is_given else {UMASK: f"{process_umask():03o}"}
 
 
 def _is_on_s3(place: str) -> bool:

@@ -48,7 +48,9 @@ class Dataset(Store, Protocol):
 
 
 class LocalDataset(LocalStore):
-    """Data files in a directory."""
+    """Data files in a directory. Other users may read them where the umask lets them."""
+
+    _other_users = 0o007
 
     def engine_path(self, key: str) -> str:
         """An absolute path."""

@@ -35,8 +35,12 @@ class LocalStore:
     """
     Objects as files below ``root``.
 
-    :param root: an absolute path; made on the first create
+    Files and directories get the modes of the process's umask, and none for other users than the owner and the group: a log holds quarantined records.
+
+    :param root: an absolute path; created with the first object
     """
+
+    _other_users = 0o000
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -52,7 +56,7 @@ class LocalStore:
         partial = os.path.join(directory, _PARTIAL + SYSTEM_CLOCK.new_id())
         try:
             self._make_directories(directory)
-            with open(partial, "xb") as file:
+            with open(partial, "xb", opener=self._opened) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -69,6 +73,9 @@ class LocalStore:
             self._remove_partial(partial)
         self._sync_directory(directory)
         return True
+
+    def _opened(self, path: str, flags: int) -> int:
+        return os.open(path, flags, 0o660 | (self._other_users & 0o006))
 
     def read(self, key: str) -> bytes | None:
         """The file's bytes, or ``None``."""
@@ -142,8 +149,9 @@ class LocalStore:
             missing.append(directory)
             directory = os.path.dirname(directory)
         for path in reversed(missing):
+            is_ours = f"{path}/".startswith(f"{self.root.rstrip('/')}/")
             try:
-                os.mkdir(path)
+                os.mkdir(path, 0o770 | self._other_users if is_ours else 0o777)
             except FileExistsError:
                 continue
             self._sync_directory(os.path.dirname(path))
@@ -194,6 +202,17 @@ def _listed_name(entry: os.DirEntry[str]) -> str:
     if entry.is_dir(follow_symlinks=False):
         return entry.name + "/"
     return entry.name if entry.is_file() and not entry.name.startswith(_PARTIAL) else ""
+
+
+def process_umask() -> int:
+    """The umask of this process. Linux tells it; elsewhere it can only be read by setting it."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
+    except (OSError, StopIteration):
+        found = os.umask(0o077)
+        os.umask(found)
+        return found
 
 
 def open_local_store(path: str) -> LocalStore:

@@ -308,3 +308,18 @@ def test_schema_that_is_no_ddl_is_named(place: Place) -> None:
     place.put("a.json", "{}\n")
     with pytest.raises(InvalidError, match="DDL"):
         place.run(place.pipeline(source={"format": "json", "schema": "id long,,"}))
+
+
+def test_files_that_spark_writes_have_the_modes_of_the_tasks_umask(place: Place, spark: SparkSession) -> None:
+    place.put("a.json", GOOD_JSON[0] + "\n{bad\n")
+    before = os.umask(0o027)
+    try:
+        place.run(place.pipeline(source=JSON, sink={"partition_by": ["id"]}))
+    finally:
+        os.umask(before)
+    written = [path for path in (place.root / "out").rglob("*") if path.is_file()]
+    assert any(path.suffix == ".parquet" for path in written)
+    for path in written:
+        assert path.stat().st_mode & 0o777 == 0o640
+        assert path.parent.stat().st_mode & 0o777 == 0o750
+    place.check()

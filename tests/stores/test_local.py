@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError, open_store, split_url
-from airflow_provider_streamsem.stores.local import LocalStore
+from airflow_provider_streamsem.stores.dataset import LocalDataset
+from airflow_provider_streamsem.stores.local import LocalStore, process_umask
 
 
 @pytest.fixture
@@ -123,3 +125,48 @@ def test_places_are_read_alike_in_all_their_forms() -> None:
     assert split_url("/a/b/") == split_url("file:///a/b") == split_url("file://localhost/a//b") == ("file", "/a/b")
     assert split_url("s3://bucket/a/") == ("s3", "bucket/a")
     assert split_url("memory://x") == ("memory", "x")
+
+
+@pytest.fixture
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    try:
+        yield request.param
+    finally:
+        os.umask(before)
+
+
+def modes(root: Path) -> set[int]:
+    """The permission bits of all directories and files below a place, the place itself included."""
+    return {path.stat().st_mode & 0o777 for path in (root, *root.rglob("*"))}
+
+
+@pytest.mark.parametrize(
+    ("umask", "log", "dataset"),
+    [
+        (0o022, {0o750, 0o640}, {0o755, 0o644}),
+        (0o002, {0o770, 0o660}, {0o775, 0o664}),
+        (0o077, {0o700, 0o600}, {0o700, 0o600}),
+        (0o000, {0o770, 0o660}, {0o777, 0o666}),
+    ],
+    indirect=["umask"],
+)
+def test_log_is_closed_to_other_users_and_the_umask_decides_the_rest(
+    umask: int, log: set[int], dataset: set[int], tmp_path: Path
+) -> None:
+    LocalStore(str(tmp_path / "a" / "log")).create("quarantine/0/x/00000.jsonl", b"{}")
+    LocalDataset(str(tmp_path / "a" / "out")).create("_streamsem.json", b"{}")
+    assert modes(tmp_path / "a" / "log") == log
+    assert modes(tmp_path / "a" / "out") == dataset
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o777 & ~umask, "a directory above the log is not the log's"
+    assert process_umask() == umask
+
+
+@pytest.mark.parametrize("umask", [0o002], indirect=True)
+def test_directories_of_a_log_keep_the_group_of_a_shared_directory(umask: int, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o2770)
+    LocalStore(str(tmp_path / "shared" / "log")).create("log/0/a.json", b"{}")
+    made = tmp_path / "shared" / "log" / "log"
+    assert made.stat().st_mode & 0o7777 == 0o2770
+    assert made.stat().st_gid == (tmp_path / "shared").stat().st_gid
