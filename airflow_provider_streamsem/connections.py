@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -48,7 +49,7 @@ def from_environment(conn_id: str) -> Connection:
         raise InvalidError("there is no such connection", conn_id=conn_id, looked_for=name)
     try:
         return _from_json(conn_id, text) if text.startswith("{") else _from_uri(conn_id, text)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         # The cause is not chained: its text may be the connection's.
         raise InvalidError(
             "a connection is neither JSON nor a URI", conn_id=conn_id, variable=name, problem=type(error).__name__
@@ -94,6 +95,29 @@ def _from_uri(conn_id: str, text: str) -> Connection:
         schema=unquote(parts.path.removeprefix("/")),
         extra=extra,
     )
+
+
+def clear_text_warning(what: str, conn_id: str, host: str, instead: str) -> list[str]:
+    """
+    One sentence where the credentials of a connection, sent without encryption, leave the machine; else none.
+
+    :param what: the sender, such as ``sink http``
+    :param instead: what encrypts them
+    """
+    if _is_loopback(host):
+        return []
+    return [
+        f"{what}: the credentials of connection {conn_id} and every record are sent to {host} without encryption. Do: {instead}"
+    ]
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 _RESOLVER: ContextVar[Resolver] = ContextVar("streamsem_connections", default=from_environment)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.codec import read_json
 from airflow_provider_streamsem.protocol.entries import Json, Plan
 from airflow_provider_streamsem.protocol.view import Head
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,15 @@ def guarantee(pipeline: Pipeline) -> Guarantee:
     if label == "none":
         reasons.append("one sink may lose and another may repeat: look at each; two pipelines would each have a label")
     return Guarantee(label=label, reasons=tuple(reasons), sinks=labels, terms=_terms(pipeline))
+
+
+def warnings(pipeline: Pipeline) -> list[str]:
+    """What is unsafe in how source and sinks are reached, one sentence each. A connection that is not there says nothing here: a run refuses it."""
+    found: list[str] = []
+    for part in (pipeline.source, *pipeline.sinks.values()):
+        with suppress(InvalidError):
+            found += getattr(part, "warnings", list)()
+    return found
 
 
 def _read_and_written(source: str, sink: str) -> str:

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from airflow_provider_streamsem.arguments import whole
 from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.batch.changes import changed_fields
-from airflow_provider_streamsem.batch.guarantee import guarantee
+from airflow_provider_streamsem.batch.guarantee import guarantee, warnings
 from airflow_provider_streamsem.batch.location import located
 from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
 from airflow_provider_streamsem.batch.publish import skip as skip_
@@ -76,7 +76,7 @@ def _runnable(args: argparse.Namespace) -> tuple[Pipeline, Engine]:
 
 def _ran(pipeline: Pipeline, result: RunResult) -> Answer:
     kept = guarantee(pipeline)
-    lines = [f"run key    {result.run_key}", f"guarantee  {kept}", f"status     {result.status}"]
+    lines = [f"run key    {result.run_key}", *f"guarantee  {kept}".split("\n"), f"status     {result.status}"]
     lines += [f"version    {result.version}", f"ranges     {_ranges(result.ranges)}"]
     lines += [f"{name:<10} {count}" for name, count in sorted(result.counts.items())]
     lines += [f"completed  version {one.version} of run {one.run_key}" for one in result.completed]
@@ -256,9 +256,12 @@ def move_log(args: argparse.Namespace) -> Answer:
 
 def explain(args: argparse.Namespace) -> Answer:
     """``streamsem explain``"""
-    found = guarantee(args.pipeline or open_log(args.log).pipeline())
-    lines = [str(found), *[f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(found.sinks.items())]]
-    return Answer(document=plain(found), lines=lines)
+    pipeline = args.pipeline or open_log(args.log).pipeline()
+    found, warned = guarantee(pipeline), warnings(pipeline)
+    lines = str(found).split("\n")
+    lines += [f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(found.sinks.items())]
+    lines += [f"warning: {warning}" for warning in warned]
+    return Answer(document={**plain(found), "warnings": warned}, lines=lines)
 
 
 def vacuum(args: argparse.Namespace) -> Answer:

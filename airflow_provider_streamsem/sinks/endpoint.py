@@ -28,6 +28,7 @@ NOT_PERFORMED_TEXT = (
     f"{', '.join(map(str, NOT_PERFORMED))}, {', '.join(map(str, NOT_PERFORMED_IF_DATED))} with Retry-After"
 )
 _UNCLEAR = (408,)
+_NO_SECRETS = ("accept", "accept-language", "content-type", "user-agent")
 _OF_THE_CALLER = (401, 403, 404, 405, 407)
 
 
@@ -64,6 +65,12 @@ class Address:
     verify: Any = field(default=None, repr=False)
     cert: Any = field(default=None, repr=False)
     proxies: Any = field(default=None, repr=False)
+
+    @property
+    def sends_secrets_in_clear(self) -> bool:
+        """Whether login, password or a header that may be a credential are sent without encryption."""
+        is_secret = bool(self.login or self.password) or any(name.lower() not in _NO_SECRETS for name in self.headers)
+        return is_secret and urlsplit(self.url).scheme == "http"
 
     @property
     def shown(self) -> str:

@@ -11,9 +11,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+from urllib.parse import urlsplit
 
-from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.connections import connection
+from airflow_provider_streamsem import arguments, telemetry
+from airflow_provider_streamsem.connections import clear_text_warning, connection
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.protocol.codec import sha256
 from airflow_provider_streamsem.protocol.entries import Json, Receipt
@@ -25,6 +26,8 @@ from airflow_provider_streamsem.sinks.operations import OPERATIONS
 from airflow_provider_streamsem.sinks.staged import StagedSink
 from airflow_provider_streamsem.stores.contract import normalised
 from airflow_provider_streamsem.stores.dataset import open_dataset
+
+logger = telemetry.log_of(__name__)
 
 _URL = r"https?://[^\s@#]+"
 _NAME = r"[A-Za-z0-9-]{1,64}"
@@ -183,8 +186,17 @@ class HttpSink(StagedSink):
         missing = sorted({*self.record_id} - {*names}) if names else []
         if missing:
             raise DataError("columns of record_id are missing; nothing became visible", missing=missing, found=names)
-        self.address()
+        for warning in self.warnings():
+            logger.warning("%s", warning)
         return schema
+
+    def warnings(self) -> list[str]:
+        """Credentials that are sent without encryption."""
+        at = self.address()
+        if not at.sends_secrets_in_clear:
+            return []
+        host = urlsplit(at.url).hostname or ""
+        return clear_text_warning("sink http", self.conn_id or "", host, 'set "https" as the schema of the connection')
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
         """Perform, part by part, what no entry has recorded yet."""

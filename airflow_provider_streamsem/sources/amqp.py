@@ -8,10 +8,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.connections import connection
+from airflow_provider_streamsem import arguments, telemetry
+from airflow_provider_streamsem.connections import clear_text_warning, connection
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.sources.landing import Message
+
+logger = telemetry.log_of(__name__)
 
 _AT_ONCE = 100
 _TIMEOUT_S = 30
@@ -83,6 +85,13 @@ class AmqpQueue:
             "login": (found.login, found.password) if found.login else None,
         }  # fmt: skip
 
+    def warnings(self) -> list[str]:
+        """Credentials that are sent without encryption."""
+        at = self._address()
+        if at["tls"] or at["login"] is None:
+            return []
+        return clear_text_warning("queue amqp", self.conn_id or "", at["host"], "use a connection of type amqps")
+
     @contextmanager
     def connect(self) -> Iterator[AmqpReceiver]:
         """
@@ -97,6 +106,8 @@ class AmqpQueue:
             raise InvalidError(
                 "pika is not installed", accepted="pip install 'airflow-provider-streamsem[amqp]'"
             ) from error
+        for warning in self.warnings():
+            logger.warning("%s", warning)
         with _translated(self.name):
             opened = pika.BlockingConnection(self._parameters())
         try:

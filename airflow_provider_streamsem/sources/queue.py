@@ -119,6 +119,10 @@ class QueueSource:
         """The queue, and where its messages are landed."""
         return [self.queue.lineage(), lineage_name(self.landing)]
 
+    def warnings(self) -> list[str]:
+        """Credentials that the queue's client sends without encryption."""
+        return self.queue.warnings() if isinstance(self.queue, AmqpQueue) else []
+
     def guarded(self) -> Json:
         """The queue, and what :class:`FilesSource` guards."""
         return {**self.files().guarded(), "type": "queue", "queue": dict(self.queue.identity())}

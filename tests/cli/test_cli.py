@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import Limits
+from airflow_provider_streamsem.cli import output
 from airflow_provider_streamsem.cli.main import main
+from airflow_provider_streamsem.cli.output import Answer, Table
 from airflow_provider_streamsem.stores.local import LocalStore
 from tests.worlds import World
 
@@ -128,6 +132,7 @@ def test_explain_tells_label_reasons_and_what_each_sink_keeps(world: World, caps
         (world.root / "p.toml").read_text().replace("[limits]", '[dedup]\nkeys = ["id"]\nttl_s = 86400\n[limits]')
     )
     code, out, _ = run(capsys, "explain", str(world.root / "weak.toml"), "--json")
+    assert json.loads(out)["warnings"] == []
     found = json.loads(out)
     assert (code, found["label"], found["terms"]) == (0, "effectively_once", "dedup 24 h")
     assert found["sinks"] == {"out": "effectively_once"}
@@ -281,3 +286,66 @@ def test_log_lists_what_changed_in_the_spec(world: World, capsys: pytest.Capture
     world.run("b", pipeline=world.pipeline(limits=Limits(max_files=7)))
     _, out, _ = run(capsys, "log", str(world.root / "log"), "--json", "--limit", "2")
     assert [row["changed"] for row in json.loads(out)["versions"]] == [["limits.max_files"], []]
+
+
+HOSTILE = "a\x1b]0;owned\x07\x9b31m[bold red]b[/]\u202egpj\u2066\x7f\r\nversion 9: commit \ud800é"
+SHOWN = r"a\u001b]0;owned\u0007\u009b31m[bold red]b[/]\u202egpj\u2066\u007f\u000d\u000aversion 9: commit \ud800é"
+
+
+def test_what_a_terminal_would_execute_is_printed_as_an_escape(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(title=HOSTILE, columns=[HOSTILE], rows=[["[red]x[/]\x1b[2J"]])
+    output.show(Answer(document={}, lines=[HOSTILE], tables=[table]))
+    output.show_error(HOSTILE)
+    output.show_json({HOSTILE: [HOSTILE, "x" * 1000]})
+    out, err = capsys.readouterr()
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2066\ud800]", out + err)
+    assert SHOWN in out
+    assert err == SHOWN + "\n"
+    assert r"[red]x[/]\u001b[2J" in out
+    document = out[out.index("{") :]
+    assert json.loads(document) == {HOSTILE: [HOSTILE, "x" * 1000]}
+
+
+def test_reason_from_the_log_reaches_the_terminal_as_text_and_json_exactly(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = HOSTILE.replace("\ud800", "")
+    world.dies("b")
+    code, _, _ = run(capsys, "abort", str(world.root / "p.toml"), "1", "--reason", reason)
+    assert code == 0
+    code, out, err = run(capsys, "show", str(world.root / "log"), "1")
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+    assert r"\u001b]0;owned" in out
+    _, out, _ = run(capsys, "show", str(world.root / "log"), "1", "--json")
+    assert json.loads(out)["outcome"]["reason"] == reason
+    assert "\x9b" not in out
+
+
+def test_log_lines_and_tracebacks_are_printed_as_text(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_streamsem.cli import commands as commands_
+
+    def fails(args: object) -> None:
+        raise ZeroDivisionError("\x1b[2J")
+
+    monkeypatch.setattr(commands_, "lag", fails)
+    code, _, err = run(capsys, "lag", str(world.root / "p.toml"))
+    assert (code, "\x1b" in err, r"\u001b[2J" in err) == (5, False, True)
+    record = logging.LogRecord("n", logging.INFO, "f", 1, "read %s", ("\x1b[2J\n",), None)
+    assert output.PrintableFormatter("%(message)s").format(record) == "read \\u001b[2J\n"
+
+
+def test_log_that_is_nested_too_deep_is_damage_and_no_traceback(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (entry,) = (world.root / "log").rglob("*-0.c.json")
+    for deep in (b"[" * 200_000, b'{"format":1,"a":' + b'{"a":' * 900 + b"1" + b"}" * 901):
+        entry.unlink()
+        entry.write_bytes(deep)
+        for argv in (["log", str(world.root / "log")], ["show", str(world.root / "log"), "0"]):
+            code, out, err = run(capsys, *argv)
+            assert (code, out) == (4, "")
+            assert "LogDamagedError" in err
+            assert "Traceback" not in err

@@ -160,9 +160,12 @@ def judge(choice: str, w: World, recorder: Recorder, where: str) -> None:
         assert Counter(body["id"] for body in recorder.table().values()) == w.expected, where
 
 
-@pytest.mark.parametrize("answers", [untroubled, limited])
+# Keys change nothing in the order of steps, so a limited endpoint that keeps keys shows nothing more.
+ENDPOINTS = [*((choice, untroubled) for choice in CHOICES), ("at_least_once", limited), ("at_most_once", limited)]
+
+
 @pytest.mark.parametrize("who", ["same run", "other run"])
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize(("choice", "answers"), ENDPOINTS)
 def test_killed_at_every_step_and_followed(
     choice: str, who: str, answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
@@ -192,9 +195,8 @@ def test_killed_at_every_step_and_followed(
     assert (repeated > 0) == (choice != "at_most_once"), "that it may repeat is none either"
 
 
-@pytest.mark.parametrize("answers", [untroubled, limited])
 @pytest.mark.parametrize("who", ["a", "b"])
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize(("choice", "answers"), ENDPOINTS)
 def test_two_at_once_and_one_of_them_pauses_at_every_step(
     choice: str, who: str, answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
@@ -818,6 +820,33 @@ def test_secrets_come_from_the_connection_and_stay_there(
     stored = "".join((w.store.read(stat.key) or b"").decode() for stat in w.store.list(""))
     for secret in (*secrets, basic):
         assert secret not in told + stored + caplog.text + repr(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_warned"),
+    [
+        ({"host": "api.example.com", "password": "s3cret"}, True),
+        ({"host": "http://api.example.com", "extra": {"Authorization": "Bearer s3cret"}}, True),
+        ({"host": "10.0.0.5", "login": "u", "password": "s3cret"}, True),
+        ({"host": "api.example.com"}, False),
+        ({"host": "api.example.com", "extra": {"Accept": "text/plain", "verify": False}}, False),
+        ({"host": "api.example.com", "schema": "https", "password": "s3cret"}, False),
+        ({"host": "https://api.example.com", "password": "s3cret"}, False),
+        ({"host": "localhost", "password": "s3cret"}, False),
+        ({"host": "127.9.9.9", "password": "s3cret"}, False),
+        ({"host": "http://[::1]:8080", "password": "s3cret"}, False),
+        ({"host": "127.0.0.1.example.com", "password": "s3cret"}, True),
+    ],
+)
+def test_credentials_that_would_leave_the_machine_without_encryption_are_warned_of(
+    given: dict[str, Any], is_warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_HOOK", json.dumps({"conn_type": "http", **given}))
+    sink = HttpSink("/staged", conn_id="hook")
+    sink.accept(_schema(a="string"))
+    assert [record.getMessage() for record in caplog.records] == sink.warnings()
+    assert bool(sink.warnings()) == is_warned
+    assert all("without encryption" in warning and "s3cret" not in warning for warning in sink.warnings())
 
 
 def test_credentials_of_a_netrc_are_not_sent(

@@ -221,7 +221,22 @@ def test_connection_is_read_from_the_environment_as_airflow_writes_it(monkeypatc
     assert "p/w" not in repr(b)
 
 
-@pytest.mark.parametrize("text", ["", "{not json, secret", "kafka://h:port-secret", "[]"])
+DEEP = '{"secret":' * 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{not json, secret",
+        "kafka://h:port-secret",
+        "[]",
+        DEEP,
+        json.dumps({"extra": DEEP}),
+        f"kafka://?__extra__={DEEP}",
+    ],
+    ids=lambda text: text[:20],
+)
 def test_connection_that_cannot_be_read_is_named_and_its_text_is_not_told(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:

@@ -23,6 +23,7 @@ from airflow_provider_streamsem import (
     guarantee,
     run_batch,
 )
+from airflow_provider_streamsem.batch.guarantee import warnings
 from airflow_provider_streamsem.batch.pipeline import from_json, load_pipeline
 from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
@@ -408,3 +409,38 @@ def test_dag_and_toml_of_the_page_are_accepted(tmp_path: Path) -> None:
     source = load_pipeline(str(tmp_path / "p.toml")).source
     assert isinstance(source, QueueSource)
     assert source.queue == AmqpQueue(name="orders", conn_id="rabbitmq_default")
+
+
+@pytest.mark.parametrize(
+    ("conn_type", "host", "login", "is_warned"),
+    [
+        ("amqp", "broker", "u", True),
+        ("amqps", "broker", "u", False),
+        ("amqp", "localhost", "u", False),
+        ("amqp", "broker", "", False),
+    ],
+)
+def test_password_that_would_leave_the_machine_without_encryption_is_warned_of_by_log_and_explain(
+    conn_type: str, host: str, login: str, is_warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    pika = pytest.importorskip("pika")
+    given = {"conn_type": conn_type, "host": host, "login": login, "password": "s3cret"}
+    monkeypatch.setenv("AIRFLOW_CONN_Q", json.dumps(given))
+
+    def refuse(parameters: Any) -> None:
+        raise OSError
+
+    monkeypatch.setattr(pika, "BlockingConnection", refuse)
+    source = QueueSource(queue=AmqpQueue(name="orders", conn_id="q"), landing="/landed", schema="id long")
+    with pytest.raises(UnavailableError), source.queue.connect():
+        pass
+    said = [record.getMessage() for record in caplog.records]
+    pipeline = Pipeline(name="p", log="/l", source=source, sinks={"out": FilesSink(path="/o")})
+    assert warnings(pipeline) == said
+    assert bool(said) == is_warned
+    assert "s3cret" not in str(said)
+
+
+def test_warnings_of_a_connection_that_is_not_there_are_none() -> None:
+    source = QueueSource(queue=AmqpQueue(name="orders", conn_id="missing"), landing="/landed", schema="id long")
+    assert warnings(Pipeline(name="p", log="/l", source=source, sinks={"out": FilesSink(path="/o")})) == []
