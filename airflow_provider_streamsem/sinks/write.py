@@ -133,6 +133,8 @@ def _null_text_named(sink: FilesSink) -> Iterator[None]:
             "a text is \\N, which stands for null in CSV files, and would be read back as null; nothing became visible"
         )
         raise DataError(what, sink=sink.path, column=column)
+
+
 def _modes(session: SparkSession) -> dict[str, str]:
     """The process's umask, where Spark's configuration names none: Hadoop would write for every user to read."""
     names = (UMASK, f"spark.hadoop.{UMASK}")
