@@ -23,7 +23,7 @@ from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Json, Quarantine
 from airflow_provider_streamsem.sinks import column_types
 from airflow_provider_streamsem.sinks.write import quoted
-from airflow_provider_streamsem.sources.contract import Loaded
+from airflow_provider_streamsem.sources.contract import Counted, Loaded
 
 logger = telemetry.log_of(__name__)
 
@@ -90,6 +90,8 @@ class Staging:
         counted = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
         if counted is None:
             counted = self._count(marked, asked)
+        if isinstance(loaded, Counted):
+            loaded.check_read(counted["read"])
         with telemetry.phase("collect"):
             sinks = {
                 name: sink.collect(self.job.plan.version, self.job.attempt_id, self._accepted[name])

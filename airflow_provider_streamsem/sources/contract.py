@@ -136,6 +136,20 @@ class Loaded(Protocol):
         ...
 
 
+@runtime_checkable
+class Counted(Protocol):
+    """What :class:`Loaded` has besides if the source itself records how many records it holds, as footers of Parquet files do."""
+
+    def check_read(self, read: int) -> None:
+        """
+        Compare what was read with what the source recorded.
+
+        :param read: records that the engine read
+        :raises DataError: they differ; names the item
+        """
+        ...
+
+
 class Planner(Protocol):
     """A source bound to a log for one process. It remembers what it read of the log, so that a drain does not ask twice."""
 

@@ -27,6 +27,7 @@ from airflow_provider_streamsem.errors import (
 )
 from airflow_provider_streamsem.protocol.entries import FoundFile, Json, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
+from airflow_provider_streamsem.sources import partitions
 from airflow_provider_streamsem.sources.contract import Cut, Limits
 from airflow_provider_streamsem.sources.ledger import Ledger
 from airflow_provider_streamsem.stores.contract import (
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 PARTITION = "files"
 FORMATS = ("csv", "json", "orc", "parquet", "text")
 NEEDS_SCHEMA = ("csv", "json")
+MISSING_COLUMNS = ("refuse", "null")
 ASSUMED_BYTES_PER_ROW = 100
 _TIMES = {"dateFormat", "timestampFormat", "timestampNTZFormat", "timeZone", "locale"}
 _LAX_JSON = {"allowUnquotedFieldNames", "allowSingleQuotes", "allowNumericLeadingZeros", "allowNonNumericNumbers"}
@@ -96,6 +98,9 @@ class FilesSource:
     :param start_after: paths at or before this one (relative to ``path``) are never looked at; may hold ``strftime`` fields, filled with the
         UTC time ``lookback_days`` before the listing. A file that arrives behind it is never read
     :param lookback_days: for ``start_after`` with fields
+    :param hive_partitions: directories named ``column=value`` add columns to the records, as in Spark: in the type that ``schema`` gives, else in the type
+        inferred from the first batch that had the column. ``False``: such directories are ordinary directories
+    :param missing_columns: for Parquet and ORC with a schema: ``"refuse"`` a batch in which no file holds a column of the schema, or read it as ``"null"``
     """
 
     delivery: ClassVar[str] = "exactly_once"
@@ -113,6 +118,8 @@ class FilesSource:
     glob: str = "*"
     start_after: str = ""
     lookback_days: int = 0
+    hive_partitions: bool = True
+    missing_columns: str = "refuse"
 
     def __post_init__(self) -> None:
         where = "source files:"
@@ -144,6 +151,8 @@ class FilesSource:
                 f"{where} lookback_days needs a start_after with fields, such as 'date=%Y-%m-%d'",
                 given=self.start_after,
             )
+        arguments.flag(f"{where} hive_partitions", self.hive_partitions)
+        arguments.choice(f"{where} missing_columns", self.missing_columns, MISSING_COLUMNS)
 
     @property
     def place(self) -> str:
@@ -236,7 +245,7 @@ class FilesSource:
 
     def check_pins(self, pins: Json, *, was_read: bool) -> None:
         """Each pinned file is there with the pinned size and identity (D5)."""
-        for path, size, identity in pins:
+        for path, size, identity, *_ in pins:
             stat = self.stat(path)
             if stat is None:
                 self.refuse_empty_place()
@@ -261,7 +270,7 @@ class FilesSource:
         """The pinned files on Spark."""
         from airflow_provider_streamsem.sources.records import FileRecords
 
-        return FileRecords(spark, self, [path for path, _, _ in pins])
+        return FileRecords(spark, self, pins)
 
 
 def _identity(stat: ObjectStat) -> str:
@@ -278,13 +287,15 @@ class FilesPlanner:
     def __init__(self, source: FilesSource, log: CommitLog, last: Outcome | None) -> None:
         hint: Mapping[str, Any] = last.source if last is not None and isinstance(last.source, Mapping) else {}
         self._source = source
+        self._types = _recorded_types(last)
         self._clock = log.clock
         self._listed: Mapping[str, tuple[int, str]] = {}
         self._ledger = Ledger(log, newest_hint=_number(hint, "newest", -1))
         self._bytes_per_row = max(1, _number(hint, "bytes_per_row", ASSUMED_BYTES_PER_ROW))
 
     def follow(self, last: Outcome | None) -> None:
-        """What it remembers of discoveries stays true."""
+        """What it remembers of discoveries stays true; the types of partition columns may have been recorded by another process."""
+        self._types = _recorded_types(last)
 
     def latest_offsets(self) -> Offsets:
         """List the place and give ordinals to what is new there."""
@@ -316,7 +327,9 @@ class FilesPlanner:
             logger.warning(
                 "recording %d files as gaps: they were changed or removed; the first is %s", len(gone), file.path
             )
-        pins = [[f.path, f.bytes, f.identity] for n, f in enumerate(taken) if first + n not in gone]
+        read = [f for n, f in enumerate(taken) if first + n not in gone]
+        types = partitions.types_of((f.path for f in read), self._types) if self._source.hive_partitions else {}
+        pins = [[f.path, f.bytes, f.identity, types] if types else [f.path, f.bytes, f.identity] for f in read]
         gaps = {PARTITION: tuple((at, at + 1) for at in gone)} if gone else {}
         return Cut(ranges={PARTITION: (first, first + len(taken))}, gaps=gaps, pins=pins)
 
@@ -332,10 +345,13 @@ class FilesPlanner:
         return stat is not None and (stat.bytes, _identity(stat)) == (file.bytes, file.identity)
 
     def hint(self, plan: Plan, counts: Mapping[str, int]) -> Json:
-        """The number of the newest discovery, and the bytes per row of this batch."""
+        """The number of the newest discovery, the bytes per row of this batch, and the types of partition columns so far."""
         newest = self._ledger.newest()
         size, rows = sum(pin[1] for pin in plan.pins), counts.get("read", 0)
+        types = partitions.pinned_types(plan.pins) if counts else {}  # an abort read nothing in these types
+        kept = {**self._types, **types}
         return {
+            **({"partition_columns": kept} if kept else {}),
             "newest": -1 if newest is None else newest.i,
             "bytes_per_row": max(1, size // rows) if rows else self._bytes_per_row,
         }
@@ -364,6 +380,12 @@ class FilesPlanner:
 
     def _unseen(self) -> Sequence[FoundFile]:
         return self._ledger.unseen(self._source.listing(self._clock.now_ms()))
+
+
+def _recorded_types(last: Outcome | None) -> dict[str, str]:
+    hint = last.source if last is not None and isinstance(last.source, Mapping) else {}
+    types = hint.get("partition_columns")
+    return dict(types) if isinstance(types, Mapping) else {}
 
 
 def _number(hint: Mapping[str, Any], name: str, default: int) -> int:

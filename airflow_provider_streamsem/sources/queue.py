@@ -97,7 +97,12 @@ class QueueSource:
     def files(self) -> FilesSource:
         """The landed files as a source."""
         return FilesSource(
-            path=self.landing, format=self.format, schema=self.schema, options=self.options, glob="*.jsonl"
+            path=self.landing,
+            format=self.format,
+            schema=self.schema,
+            options=self.options,
+            glob="*.jsonl",
+            hive_partitions=False,
         )
 
     @property

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
-from airflow_provider_streamsem.sources import parsing
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.sources import columnar, parsing, partitions
+from airflow_provider_streamsem.sources.columnar import Footer
 from airflow_provider_streamsem.sources.contract import BadRecord
-from airflow_provider_streamsem.stores.contract import spark_path
+from airflow_provider_streamsem.stores.contract import spark_path, split_url
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.sources.files import FilesSource
@@ -20,6 +26,26 @@ if TYPE_CHECKING:
 RAW = "__streamsem_raw"
 PATH = "__streamsem_path"
 _RECORD = parsing.RECORD
+# Hadoop keeps checksums of local files beside them, under names that it cannot form for a name with a colon.
+_RAW_LOCAL = {
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+
+
+@dataclass(frozen=True)
+class _Group:
+    """
+    Files that one reader can read: their partition directories name the same columns below the same directory.
+
+    :param partitions: the partition columns and their types
+    :param options: options of Spark's reader
+    :param located: the paths as Spark's reader takes them
+    """
+
+    partitions: StructType
+    options: Mapping[str, str]
+    located: list[str]
 
 
 class FileRecords:
@@ -28,56 +54,237 @@ class FileRecords:
 
     CSV goes through Spark's own reader: it judges a row by the columns it is asked for, so the engine asks for all of them whatever the transform
     uses. JSON lines are read as text and parsed after it, since Spark's JSON reader drops what follows the first object of a line without a word.
+
+    :param pins: the pinned files: path, bytes, identity and, where the directories hold partition columns, the type of each
     """
 
     bad: Column | None
     frame: DataFrame
     drop: tuple[str, ...]
 
-    def __init__(self, spark: SparkSession, source: FilesSource, paths: list[str]) -> None:
+    def __init__(self, spark: SparkSession, source: FilesSource, pins: Json) -> None:
         self._source = source
-        located = [spark_path(source.path, path) for path in paths]
-        reader = spark.read.options(ignoreCorruptFiles="false", ignoreMissingFiles="false", **source.options)
-        if source.format == "csv":
-            self._read_csv(spark, located)
-        elif source.format == "json":
-            self._read_json(spark, located)
-        elif source.format == "text":
-            self.frame, self.bad, self.drop = reader.text(located), None, ()
-        else:
-            # Files of one batch may have different columns: without a schema all are taken, and a contradiction is an error.
-            given = source.schema is not None
-            reader = (
-                reader.schema(parsing.struct(source.schema or "", "source files"))
-                if given
-                else reader.option("mergeSchema", "true")
+        self._schema = None if source.schema is None else parsing.struct(source.schema, "source files")
+        self._partitions = self._typed_partitions(pins)
+        self._footers = self._checked_footers(pins)
+        frames = []
+        self._groups = self._grouped([pin[0] for pin in pins])
+        for group in self._groups:
+            self._group = group
+            if source.format == "csv":
+                self._read_csv(spark, group.located)
+            elif source.format == "json":
+                self._read_json(spark, group.located)
+            elif source.format == "text":
+                self.bad, self.drop = None, ()
+                line = StructType().add("value", StringType())
+                self.frame = self._reader(spark, line, self._source.options).text(group.located)
+            else:
+                self.bad, self.drop = None, ()
+                self.frame = self._read_columnar(spark)
+            frames.append(self._ordered(self.frame))
+        self.frame = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+
+    def check_read(self, read: int) -> None:
+        """
+        Compare the records that were read with the rows that the footers of Parquet and ORC files say they hold.
+
+        :raises DataError: they differ; names the first file that does
+        """
+        if self._footers is None or read == sum(footer.rows for footer in self._footers.values()):
+            return
+        root = plain_root(self._source.path)
+        counted: dict[str, int] = {}
+        for group in self._groups:
+            paths = (
+                self.frame.sparkSession.read.options(**group.options).format(self._source.format).load(group.located)
             )
-            self.frame, self.bad, self.drop = reader.format(source.format).load(located), None, ()
+            for path, rows in paths.groupBy(F.col("_metadata.file_path").alias(PATH)).count().collect():
+                counted[plain_path(path).removeprefix(root)] = rows
+        differing = [path for path, footer in self._footers.items() if counted.get(path, 0) != footer.rows]
+        path = differing[0] if differing else None
+        raise DataError(
+            "Spark read another number of rows than the footers of the planned files say; nothing became visible",
+            file=path or next(iter(self._footers)),
+            files=len(differing) or len(self._footers),
+            footer=self._footers[path].rows if path else sum(footer.rows for footer in self._footers.values()),
+            read=counted.get(path, 0) if path else read,
+        )
+
+    def _typed_partitions(self, pins: Json) -> dict[str, StructField]:
+        """Lower-case name → partition column, in the schema's type, else in the recorded one; every value of it fits."""
+        if not self._source.hive_partitions:
+            return {}
+        paths = [pin[0] for pin in pins]
+        types = partitions.types_of(paths, partitions.pinned_types(pins))
+        declared = {} if self._schema is None else {field.name.lower(): field for field in self._schema.fields}
+        fields = {
+            name.lower(): declared.get(name.lower())
+            or StructField(name, parsing.struct(f"`c` {type}", "").fields[0].dataType)
+            for name, type in types.items()
+        }
+        ordered: dict[str, StructField] = {}
+        for path in paths:
+            for name, value in partitions.layout(path).values:
+                field = ordered.setdefault(name.lower(), fields[name.lower()])
+                if self._source.format == "text" and field.name.lower() == "value":
+                    raise DataError(
+                        "a partition column has the name of the column of text lines; nothing became visible. Rename the "
+                        "directories, or set hive_partitions=False",
+                        file=path,
+                        column=name,
+                    )
+                if not partitions.fits(value, field.dataType.simpleString()):
+                    raise DataError(
+                        "the value of a partition column does not fit the column's type; nothing became visible. Name the column "
+                        "in the source's schema with a type that holds every value, such as string, or rename the directory",
+                        file=path,
+                        column=field.name,
+                        type=field.dataType.simpleString(),
+                        type_from="schema" if name.lower() in declared else "earlier values",
+                    )
+        return {**ordered, **fields}
+
+    def _checked_footers(self, pins: Json) -> dict[str, Footer] | None:
+        """The footers of Parquet and ORC files, whose columns fit the schema."""
+        if self._source.format not in ("parquet", "orc"):
+            return None
+        found = columnar.footers(self._source.path, self._source.format, pins)
+        if self._schema is not None:
+            columnar.check_columns(
+                found,
+                self._data_columns(self._partitions),
+                format=self._source.format,
+                missing=self._source.missing_columns,
+            )
+        return found
+
+    def _grouped(self, paths: list[str]) -> list[_Group]:
+        """Spark drops files beside partition directories without a word, so each layout gets a reader of its own."""
+        members: dict[Any, list[str]] = {}
+        for path in paths:
+            layout = partitions.layout(path) if self._source.hive_partitions else partitions.Layout("", ())
+            names = tuple(name.lower() for name, _ in layout.values)
+            where = spark_path(self._source.path, path)
+            # A path with a colon cannot be globbed. One that has to be, for its other characters, is read alone and as it is.
+            alone = path if ":" in where.removeprefix("s3a:") and "\\" in where else None
+            key = (layout.base if names else "", names, ":" in where.removeprefix("s3a:"), alone)
+            members.setdefault(key, []).append(path)
+        groups = []
+        for (base, names, has_colon, alone), group in members.items():
+            options = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+            if self._source.format == "parquet":
+                options["parquet.page.verify-checksum.enabled"] = "true"
+            if names:
+                options["basePath"] = plain_root(self._source.path) + base
+            if has_colon:
+                options |= _RAW_LOCAL
+            if alone is not None:
+                options["__globPaths__"] = "false"
+            located = [
+                plain_root(self._source.path) + path if alone else spark_path(self._source.path, path) for path in group
+            ]
+            groups.append(_Group(StructType([_as_read(self._partitions[name]) for name in names]), options, located))
+        return groups
+
+    def _data_columns(self, partitions: Collection[str]) -> StructType:
+        """The schema's columns that come from the files themselves, where the directories give those of ``partitions``."""
+        return StructType([f for f in (self._schema or StructType()).fields if f.name.lower() not in partitions])
+
+    def _columns(self) -> StructType:
+        """The schema's columns that the files of the group hold."""
+        return self._data_columns({field.name.lower() for field in self._group.partitions.fields})
+
+    def _partition_columns(self) -> list[Column]:
+        return [_quoted(field.name) for field in self._group.partitions.fields]
+
+    def _reader(self, spark: SparkSession, columns: StructType, options: Mapping[str, str]) -> DataFrameReader:
+        """A reader of the group's files with these columns and, last, the partition columns."""
+        schema = StructType([*columns.fields, *self._group.partitions.fields])
+        return spark.read.options(**{**options, **self._group.options}).schema(schema)
+
+    def _read_columnar(self, spark: SparkSession) -> DataFrame:
+        if self._schema is not None:
+            reader = self._reader(spark, self._columns(), self._source.options)
+            return reader.format(self._source.format).load(self._group.located)
+        reader = spark.read.options(**{**self._source.options, **self._group.options}).format(self._source.format)
+        # Files of one batch may have different columns: without a schema all are taken, and a contradiction is an error.
+        frame = self._merged(reader.option("mergeSchema", "true"))
+        typed = {field.name.lower(): field for field in self._group.partitions.fields}
+        fields = [typed.get(field.name.lower(), field) for field in frame.schema.fields]
+        if [f.dataType for f in fields] != [f.dataType for f in frame.schema.fields]:
+            # The batch alone gives other types than those that are recorded.
+            return reader.schema(StructType(fields)).load(self._group.located)
+        return frame
+
+    def _merged(self, reader: DataFrameReader) -> DataFrame:
+        """
+        The group's files with the columns of all of them.
+
+        :raises DataError: names a file whose columns Spark cannot read, or that contradict those of the others
+        """
+        assert self._footers is not None
+        try:
+            frame = reader.load(self._group.located)
+            frame.schema  # noqa: B018  behind Spark Connect the columns are merged when they are asked for
+            return frame
+        except PySparkException as error:
+            what = "the columns of a planned file cannot be read, or contradict those of the other files; nothing became visible"
+            raise DataError(what, file=self._culprit(reader), condition=error.getCondition()) from error
+
+    def _culprit(self, reader: DataFrameReader) -> str:
+        """The file whose columns Spark cannot read alone, else the first that differs from the files before it."""
+        assert self._footers is not None
+        for path in columnar.distinct(self._footers):
+            try:
+                reader.load(spark_path(self._source.path, path)).schema  # noqa: B018
+            except PySparkException:
+                return path
+        return columnar.odd_one(self._footers) or next(iter(self._footers))
+
+    def _ordered(self, frame: DataFrame) -> DataFrame:
+        """The columns as Spark orders them: those of the schema, then partition columns, null where a file has none."""
+        held = {name.lower() for name in frame.columns}
+        absent = [field for key, field in self._partitions.items() if key not in held]
+        frame = frame.select("*", *[F.lit(None).cast(f.dataType).alias(f.name) for f in absent])
+        for read in self._group.partitions.fields:
+            field = self._partitions[read.name.lower()]
+            if field != read:
+                frame = frame.withColumn(read.name, _quoted(read.name).cast(field.dataType))
+        if self._schema is None:
+            return frame
+        names = [f.name for f in (*self._data_columns(self._partitions).fields, *self._partitions.values())]
+        return frame.select(*[_quoted(name) for name in (*names, *self.drop)])
 
     def _read_csv(self, spark: SparkSession, located: list[str]) -> None:
-        columns = parsing.struct(self._source.schema or "", "source files")
+        columns = self._columns()
         options = dict(self._source.options)
-        reader = spark.read.schema(StructType([*columns.fields]).add(RAW, StringType()))
-        reader = reader.options(
-            ignoreCorruptFiles="false", ignoreMissingFiles="false", mode="PERMISSIVE", columnNameOfCorruptRecord=RAW
-        )
+        reader = self._reader(spark, StructType([*columns.fields]).add(RAW, StringType()), {})
+        reader = reader.options(mode="PERMISSIVE", columnNameOfCorruptRecord=RAW)
         # enforceSchema=false makes Spark compare headers with the schema; true would map columns by position and swap them silently.
         reader = reader.options(columnPruning="false", enforceSchema="false", **options)
         self.frame = reader.csv(located).select(
-            *[_quoted(f.name) for f in columns.fields], F.col(RAW), F.col("_metadata.file_path").alias(PATH)
+            *[_quoted(f.name) for f in columns.fields],
+            *self._partition_columns(),
+            F.col(RAW),
+            F.col("_metadata.file_path").alias(PATH),
         )
         self.bad, self.drop = F.col(RAW).isNotNull(), (RAW, PATH)
 
     def _read_json(self, spark: SparkSession, located: list[str]) -> None:
-        columns = parsing.struct(self._source.schema or "", "source files")
-        lines = spark.read.options(ignoreCorruptFiles="false", ignoreMissingFiles="false").text(located)
-        lines = lines.select(F.col("value").alias(RAW), F.col("_metadata.file_path").alias(PATH)).where(
-            F.trim(RAW) != ""
+        columns, partitions = self._columns(), self._partition_columns()
+        lines = self._reader(spark, StructType().add(RAW, StringType()), {}).text(located)
+        lines = lines.select(RAW, F.col("_metadata.file_path").alias(PATH), *partitions).where(F.trim(RAW) != "")
+        parsed = lines.select(
+            RAW, PATH, parsing.parsed_json(F.col(RAW), columns, self._source.options).alias(_RECORD), *partitions
         )
-        parsed = lines.select(RAW, PATH, parsing.parsed_json(F.col(RAW), columns, self._source.options).alias(_RECORD))
         is_bad = parsing.is_bad_json(F.col(RAW), F.col(_RECORD))
         self.frame = parsed.select(
-            *[F.col(_RECORD)[f.name].alias(f.name) for f in columns.fields], is_bad.alias(_RECORD), RAW, PATH
+            *[F.col(_RECORD)[f.name].alias(f.name) for f in columns.fields],
+            *partitions,
+            is_bad.alias(_RECORD),
+            RAW,
+            PATH,
         )
         self.bad, self.drop = F.col(_RECORD), (_RECORD, RAW, PATH)
 
@@ -98,8 +305,19 @@ class FileRecords:
             )
 
 
+def _as_read(field: StructField) -> StructField:
+    """A partition column as Spark is asked for it: it gives ``1.5`` in a column of ``decimal(9,2)`` as 0.15 (4.1, Parquet), so decimals come as text."""
+    return StructField(field.name, StringType()) if isinstance(field.dataType, DecimalType) else field
+
+
 def _quoted(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
+
+
+def plain_root(place: str) -> str:
+    """A source's path as :func:`plain_path` gives it, with a slash at its end."""
+    scheme, rest = split_url(place)
+    return (f"s3a://{rest}" if scheme == "s3" else rest.rstrip("/")) + "/"
 
 
 def plain_path(uri: str) -> str:

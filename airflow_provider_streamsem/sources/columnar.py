@@ -1,0 +1,211 @@
+"""Footers of Parquet and ORC files: the rows that a file says it holds, and its columns. pyarrow is imported on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.errors import DataError, StoreRefusedError
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.stores.contract import ObjectStat
+from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+_THREADS = 16
+_SIGNED = {"byte": 8, "short": 16, "integer": 32, "long": 64}
+_INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """
+    What the end of a file says of it.
+
+    :param rows: rows in the file
+    :param columns: its columns, a ``pyarrow.Schema``
+    """
+
+    rows: int
+    columns: Any
+
+
+def footers(place: str, format: str, pins: Json) -> dict[str, Footer]:
+    """
+    Path → footer of each pinned file, read by up to 16 threads: one request a file on S3.
+
+    :raises DataError: names the first file that is not a whole file of its format
+    """
+    dataset = open_dataset(place)
+    schemas: dict[Any, Any] = {}
+
+    def read(pin: Any) -> Footer:
+        found = _footer(dataset, ObjectStat(key=pin[0], bytes=pin[1], etag="", mtime_ns=0), format)
+        return Footer(found.rows, schemas.setdefault(found.columns, found.columns))
+
+    paths = [pin[0] for pin in pins]
+    with ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:
+        return dict(zip(paths, pool.map(read, pins), strict=True))
+
+
+def check_columns(found: Mapping[str, Footer], wanted: StructType, *, format: str, missing: str) -> None:
+    """
+    Compare the columns of files with the schema that they are read with.
+
+    :param missing: ``"refuse"``: a column or nested field that no file holds is an error; ``"null"``: it reads as null
+    :raises DataError: a file's column has a type whose values the schema's type cannot hold; or see ``missing``
+    """
+    absent: set[str] | None = None
+    judged: dict[Any, set[str]] = {}
+    for path, footer in found.items():
+        if footer.columns not in judged:
+            judged[footer.columns] = _absent(footer.columns, wanted, path, format)
+        lacking = judged[footer.columns]
+        absent = set(lacking) if absent is None else absent & lacking
+    if absent and missing == "refuse":
+        raise DataError(
+            "the schema names columns that no file of the batch holds: they would read as null. Nothing became visible. "
+            'Correct the names; or set missing_columns="null" if files may lack the columns',
+            columns=sorted(absent),
+            file=next(iter(found)),
+            files=len(found),
+        )
+
+
+def odd_one(found: Mapping[str, Footer]) -> str | None:
+    """The first file in which a column has another type than in the files before it."""
+    types: dict[str, Any] = {}
+    for path, footer in found.items():
+        for column in footer.columns:
+            if types.setdefault(column.name, column.type) != column.type:
+                return path
+    return None
+
+
+def distinct(found: Mapping[str, Footer]) -> Iterable[str]:
+    """One file for each set of columns."""
+    files: dict[Any, str] = {}
+    for path, footer in found.items():
+        files.setdefault(footer.columns, path)
+    return files.values()
+
+
+def _footer(dataset: Dataset, stat: ObjectStat, format: str) -> Footer:
+    what = "a planned file cannot be read as its format; nothing became visible"
+    try:
+        with dataset.open(stat) as file:
+            found, counted = _parquet(file) if format == "parquet" else _orc(file)
+    except (OSError, ValueError, NotImplementedError, StoreRefusedError) as error:  # pyarrow's own are all but the last
+        raise DataError(what, file=stat.key, format=format) from error
+    if found.rows != counted:
+        what = "a file's footer contradicts itself about the number of rows; nothing became visible"
+        raise DataError(what, file=stat.key, footer=found.rows, row_groups=counted)
+    return found
+
+
+def _parquet(file: Any) -> tuple[Footer, int]:
+    import pyarrow.parquet
+
+    metadata = pyarrow.parquet.read_metadata(file)
+    rows = sum(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
+    return Footer(metadata.num_rows, metadata.schema.to_arrow_schema().remove_metadata()), rows
+
+
+def _orc(file: Any) -> tuple[Footer, int]:
+    import pyarrow.orc
+
+    reader = pyarrow.orc.ORCFile(file)
+    return Footer(reader.nrows, reader.schema.remove_metadata()), reader.nrows
+
+
+def _absent(columns: Any, wanted: StructType, path: str, format: str) -> set[str]:
+    """Names of wanted columns and nested fields that a file lacks; refuses those that it holds in a type that does not fit."""
+    absent: set[str] = set()
+    held = {column.name.lower(): column.type for column in columns}
+    for field in wanted.fields:
+        if field.name.lower() not in held:
+            absent.add(field.name)
+        elif not _fits(held[field.name.lower()], field.dataType, field.name, absent, format):
+            raise DataError(
+                "a file holds a column in a type that the schema's type cannot hold: values would be changed or lost. "
+                "Nothing became visible",
+                file=path,
+                column=field.name,
+                found=str(held[field.name.lower()]),
+                schema=field.dataType.simpleString(),
+            )
+    return absent
+
+
+def _fits(held: Any, wanted: DataType, name: str, absent: set[str], format: str) -> bool:
+    """Whether Spark reads every value of an Arrow type as this Spark type unchanged. Fields of structs that are lacking are added to ``absent``."""
+    import pyarrow
+    from pyarrow import types
+
+    if types.is_dictionary(held):
+        return _fits(held.value_type, wanted, name, absent, format)
+    if isinstance(held, pyarrow.BaseExtensionType):
+        return _fits(held.storage_type, wanted, name, absent, format)
+    kind = wanted.typeName()
+    inner: Any = wanted
+    if types.is_null(held):
+        return True
+    if kind == "struct":
+        if not types.is_struct(held):
+            return False
+        fields = {held.field(n).name.lower(): held.field(n).type for n in range(held.num_fields)}
+        absent |= {f"{name}.{field.name}" for field in inner.fields if field.name.lower() not in fields}
+        return all(
+            _fits(fields[field.name.lower()], field.dataType, f"{name}.{field.name}", absent, format)
+            for field in inner.fields
+            if field.name.lower() in fields
+        )
+    if kind == "array":
+        is_list = types.is_list(held) or types.is_large_list(held) or types.is_fixed_size_list(held)
+        return bool(is_list) and _fits(held.value_type, inner.elementType, f"{name}.element", absent, format)
+    if kind == "map":
+        return (
+            bool(types.is_map(held))
+            and _fits(held.key_type, inner.keyType, f"{name}.key", absent, format)
+            and _fits(held.item_type, inner.valueType, f"{name}.value", absent, format)
+        )
+    if types.is_integer(held):
+        return _holds_integers(held, wanted)
+    if types.is_decimal(held):
+        whole = held.precision - held.scale
+        return kind == "decimal" and bool(inner.scale >= held.scale and inner.precision - inner.scale >= whole)
+    if types.is_floating(held):
+        return kind == "double" or (kind == "float" and bool(held.bit_width <= 32))
+    if types.is_timestamp(held):
+        # Parquet's own number is the only way to a unit that Spark has no type for, such as nanoseconds.
+        return kind in ("timestamp", "timestamp_ntz") or (kind == "long" and format == "parquet")
+    if types.is_date(held):
+        return kind in ("date", "timestamp_ntz")
+    if types.is_time(held) or types.is_duration(held):
+        return kind == "long" or kind.startswith(("time", "interval", "day"))
+    if types.is_string(held) or types.is_large_string(held):
+        return kind in ("string", "binary", "char", "varchar")
+    if types.is_binary(held) or types.is_large_binary(held) or types.is_fixed_size_binary(held):
+        return kind == "binary"
+    return kind == "boolean" or not bool(types.is_boolean(held))
+
+
+def _holds_integers(held: Any, wanted: DataType) -> bool:
+    from pyarrow import types
+
+    kind = wanted.typeName()
+    bits: int = held.bit_width
+    signed: bool = types.is_signed_integer(held)
+    if kind in _SIGNED:
+        return _SIGNED[kind] >= bits if signed else _SIGNED[kind] > bits
+    if kind == "double":
+        return bits <= (32 if signed else 16)
+    if kind != "decimal":
+        return False
+    inner: Any = wanted
+    whole: int = inner.precision - inner.scale
+    digits = 19 if bits == 64 and signed else _INTEGER_DIGITS[bits]
+    return whole >= digits
