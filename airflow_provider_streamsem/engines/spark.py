@@ -22,7 +22,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.engines.contract import Job, Produced
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StreamsemError
-from airflow_provider_streamsem.protocol.entries import Plan
+from airflow_provider_streamsem.sources.files import FilesSource
 from airflow_provider_streamsem.stores import s3
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class SparkEngine:
         except StreamsemError:
             raise
         except Exception as error:
-            raise _translated(error, job.plan) from error
+            raise _translated(error, job) from error
 
     @contextmanager
     def _interruptible(self, inspect: Any, session: SparkSession, tag: str) -> Iterator[None]:
@@ -234,32 +234,50 @@ def _access_settings(given: s3.S3Access) -> dict[str, str]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _translated(error: Exception, plan: Plan) -> StreamsemError:
-    """What a failure inside Spark means to a person. Its text is chained, not quoted: it may hold values of records."""
+def _translated(error: Exception, job: Job) -> StreamsemError:
+    """What a failure inside Spark means to a user. Its text is chained, not quoted: it may hold values of records. A path is no such value."""
+    version = job.plan.version
     conditions = list(_conditions(error))
     for condition, path in conditions:
         if condition.startswith("FAILED_READ_FILE"):
             return DataError(
                 "a planned file cannot be read as its format and schema; nothing became visible",
-                version=plan.version,
-                file=path,
+                version=version,
+                file=_plain(path),
                 condition=condition,
             )
         if condition == "PATH_NOT_FOUND":
             return StageError(
-                "a planned file vanished before it was read; nothing became visible", version=plan.version, file=path
+                "Spark does not find a planned file; nothing became visible", version=version, file=_plain(path)
             )
         if condition.startswith(_OF_THE_DATA):
             what = "the transform does not fit the data; nothing became visible"
-            return DataError(what, version=plan.version, condition=condition)
+            return DataError(what, version=version, condition=condition, **_files(job))
     kind = type(error).__name__
+    condition = conditions[0][0] if conditions else ""
     if kind == "AnalysisException":
         what = "Spark cannot make sense of the transform on this data; nothing became visible"
-        return DataError(what, version=plan.version, condition=conditions[0][0] if conditions else "")
-    condition = conditions[0][0] if conditions else ""
+        return DataError(what, version=version, condition=condition, **_files(job))
     return StageError(
-        "the engine failed while staging; nothing became visible", version=plan.version, error=kind, condition=condition
+        "the engine failed while staging; nothing became visible",
+        version=version,
+        error=kind,
+        condition=condition,
+        **_files(job),
     )
+
+
+def _files(job: Job) -> dict[str, object]:
+    """The planned files, where Spark does not say which one an error is about: the first, and how many."""
+    if not isinstance(job.source, FilesSource):
+        return {}
+    return {"files": len(job.plan.pins), "first_file": job.plan.pins[0][0]}
+
+
+def _plain(uri: str) -> str:
+    from airflow_provider_streamsem.sources.records import plain_path
+
+    return plain_path(uri)
 
 
 def _conditions(error: BaseException) -> list[tuple[str, str]]:

@@ -214,11 +214,13 @@ class Staging:
         """Store the bad records beside the log, in parts; a second pass over the same pins, made only where there are any."""
         most = self.job.max_quarantined
         if bad > most:
+            place = next(loaded.bad_records()).place
             raise DataError(
                 "more records cannot be parsed than limits.max_quarantined allows; nothing became visible",
                 version=self.job.plan.version,
                 found=bad,
                 allowed=most,
+                **({"first_file": place["path"]} if "path" in place else {}),
             )
         if bad == 0:
             return Quarantine()

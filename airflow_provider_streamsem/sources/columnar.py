@@ -75,13 +75,14 @@ def check_columns(found: Mapping[str, Footer], wanted: StructType, *, format: st
         )
 
 
-def odd_one(found: Mapping[str, Footer]) -> str | None:
-    """The first file in which a column has another type than in the files before it."""
-    types: dict[str, Any] = {}
+def contradicting(found: Mapping[str, Footer]) -> tuple[str, str] | None:
+    """The first file in which a column has another type than in a file before it, and that file."""
+    first: dict[str, tuple[Any, str]] = {}
     for path, footer in found.items():
         for column in footer.columns:
-            if types.setdefault(column.name, column.type) != column.type:
-                return path
+            type, other = first.setdefault(column.name, (column.type, path))
+            if type != column.type:
+                return path, other
     return None
 
 
@@ -149,7 +150,7 @@ def _fits(held: Any, wanted: DataType, name: str, absent: set[str], format: str)
         return _fits(held.value_type, wanted, name, absent, format)
     if isinstance(held, pyarrow.BaseExtensionType):
         return _fits(held.storage_type, wanted, name, absent, format)
-    kind = wanted.typeName()
+    kind: str = wanted.typeName()
     inner: Any = wanted
     if types.is_null(held):
         return True
@@ -196,7 +197,7 @@ def _fits(held: Any, wanted: DataType, name: str, absent: set[str], format: str)
 def _holds_integers(held: Any, wanted: DataType) -> bool:
     from pyarrow import types
 
-    kind = wanted.typeName()
+    kind: str = wanted.typeName()
     bits: int = held.bit_width
     signed: bool = types.is_signed_integer(held)
     if kind in _SIGNED:

@@ -51,6 +51,8 @@ FORMATS = ("csv", "json", "orc", "parquet", "text")
 NEEDS_SCHEMA = ("csv", "json")
 MISSING_COLUMNS = ("refuse", "null")
 ASSUMED_BYTES_PER_ROW = 100
+_ENDLESS = ("snappy", "lz4")
+_LEAST_BYTES = {"gz": 1, "bz2": 14, "zst": 1, "deflate": 1}  # Spark reads smaller ones as files without records
 _TIMES = {"dateFormat", "timestampFormat", "timestampNTZFormat", "timeZone", "locale"}
 _LAX_JSON = {"allowUnquotedFieldNames", "allowSingleQuotes", "allowNumericLeadingZeros", "allowNonNumericNumbers"}
 _CSV = {
@@ -258,13 +260,18 @@ class FilesSource:
                     place=self.path,
                     file=path,
                 )
-            if size == 0 and (self.format in ("parquet", "orc") or path.endswith(".gz")):
-                raise DataError(
-                    "a file of this format cannot be empty; nothing became visible",
-                    place=self.path,
-                    file=path,
-                    format=self.format,
-                )
+            flaw = self.flaw(path, size)
+            if flaw:
+                raise DataError(f"{flaw}; nothing became visible", place=self.path, file=path, format=self.format)
+
+    def flaw(self, path: str, size: int) -> str:
+        """Why Spark would lose records of a file without an error, by its name and size; ``""`` where it would not."""
+        if self.format in ("parquet", "orc"):
+            return "" if size else "a file of this format cannot be empty"
+        codec = path.lower().rpartition(".")[2]
+        if codec in _ENDLESS:
+            return "a file of this compression may be truncated without a trace: it has no end mark. Compress it as gzip, bzip2 or zstd"
+        return "a file of this compression cannot be that small" if size < _LEAST_BYTES.get(codec, 0) else ""
 
     def load(self, spark: SparkSession, pins: Json) -> FileRecords:
         """The pinned files on Spark."""
@@ -307,7 +314,11 @@ class FilesPlanner:
         return {PARTITION: end}
 
     def cut(self, start: Offsets, end: Offsets, limits: Limits, *, on_data_loss: str) -> Cut | None:
-        """Files in the order of their ordinals, as many as the limits allow, at least one."""
+        """
+        Files in the order of their ordinals, as many as the limits allow, at least one.
+
+        :raises DataError: with ``on_data_loss="fail"``: a file of which Spark would lose records, by :meth:`FilesSource.flaw`
+        """
         first, last = position(start, PARTITION), position(end, PARTITION)
         if limits.max_files is not None:
             last = min(last, first + limits.max_files)
@@ -316,7 +327,12 @@ class FilesPlanner:
         most = [limits.max_bytes] if limits.max_bytes is not None else []
         most += [limits.max_rows * self._bytes_per_row] if limits.max_rows is not None else []
         taken = _within(self._ledger.files(first, last), min(most, default=None))
-        gone = [first + n for n, file in enumerate(taken) if not self._is_there(file)]
+        flaws = {first + n: flaw for n, file in enumerate(taken) if (flaw := self._source.flaw(file.path, file.bytes))}
+        if flaws and on_data_loss == "fail":
+            at, flaw = next(iter(flaws.items()))
+            what = f'{flaw}; nothing was written. With on_data_loss="record_gap" such files become gaps'
+            raise DataError(what, place=self._source.path, file=taken[at - first].path, files=len(flaws))
+        gone = [first + n for n, file in enumerate(taken) if first + n not in flaws and not self._is_there(file)]
         self._listed = {}  # a listing is good for one plan
         if gone:
             self._source.refuse_empty_place()
@@ -327,6 +343,9 @@ class FilesPlanner:
             logger.warning(
                 "recording %d files as gaps: they were changed or removed; the first is %s", len(gone), file.path
             )
+        for at, flaw in flaws.items():
+            logger.warning("recording a file as a gap: %s: %s", taken[at - first].path, flaw)
+        gone = sorted([*gone, *flaws])
         read = [f for n, f in enumerate(taken) if first + n not in gone]
         types = partitions.types_of((f.path for f in read), self._types) if self._source.hive_partitions else {}
         pins = [[f.path, f.bytes, f.identity, types] if types else [f.path, f.bytes, f.identity] for f in read]

@@ -228,19 +228,25 @@ class FileRecords:
             frame = reader.load(self._group.located)
             frame.schema  # noqa: B018  behind Spark Connect the columns are merged when they are asked for
             return frame
-        except PySparkException as error:
+        except Exception as error:
+            condition = error.getCondition() if isinstance(error, PySparkException) else ""
+            if "CANNOT_MERGE_SCHEMAS" in str(error):  # a classic session raises it as an error of the JVM
+                condition = "CANNOT_MERGE_SCHEMAS"
+            if not condition or condition == "PATH_NOT_FOUND":
+                raise
             what = "the columns of a planned file cannot be read, or contradict those of the other files; nothing became visible"
-            raise DataError(what, file=self._culprit(reader), condition=error.getCondition()) from error
+            raise DataError(what, condition=condition, **self._culprit(reader)) from error
 
-    def _culprit(self, reader: DataFrameReader) -> str:
-        """The file whose columns Spark cannot read alone, else the first that differs from the files before it."""
+    def _culprit(self, reader: DataFrameReader) -> dict[str, str]:
+        """The file whose columns Spark cannot read alone, else two files that contradict each other."""
         assert self._footers is not None
         for path in columnar.distinct(self._footers):
             try:
                 reader.load(spark_path(self._source.path, path)).schema  # noqa: B018
             except PySparkException:
-                return path
-        return columnar.odd_one(self._footers) or next(iter(self._footers))
+                return {"file": path}
+        pair = columnar.contradicting(self._footers)
+        return {"first_file": next(iter(self._footers))} if pair is None else {"file": pair[0], "other_file": pair[1]}
 
     def _ordered(self, frame: DataFrame) -> DataFrame:
         """The columns as Spark orders them: those of the schema, then partition columns, null where a file has none."""

@@ -206,11 +206,28 @@ def test_corrupt_columnar_file_fails_the_batch_and_is_named(place: Place, format
     assert open_log(str(place.root / "log")).head == -1
 
 
-@pytest.mark.parametrize("format", ["parquet", "orc"])
-def test_empty_columnar_file_is_refused_where_spark_would_pass_over_it(place: Place, format: str) -> None:
-    place.put(f"empty.{format}", b"")
-    with pytest.raises(DataError, match="cannot be empty"):
-        place.run(place.pipeline(source={"format": format, "schema": "id long"}))
+LOST = {
+    "a.parquet": b"",
+    "a.orc": b"",
+    "a.json.gz": b"",
+    "a.json.bz2": b"BZh9",
+    "a.json.ZST": b"",
+    "a.json.snappy": b"x" * 99,
+    "a.json.lz4": b"x" * 99,
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_file_that_spark_would_lose_is_refused_before_the_plan_or_becomes_a_gap(place: Place, name: str) -> None:
+    place.put(name, LOST[name])
+    format = name.split(".")[1]
+    source = {"format": format, "schema": "id long"}
+    with pytest.raises(DataError, match="record_gap") as caught:
+        place.run(place.pipeline(source=source))
+    assert caught.value.fields["file"] == name
+    assert open_log(str(place.root / "log")).log.plan(0) is None
+    assert place.run(place.pipeline(source=source, on_data_loss="record_gap")).counts["gaps"] == 1
+    place.check()
 
 
 def test_truncated_gzip_fails_the_batch(place: Place) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -131,14 +132,42 @@ def test_quarantined_records_keep_their_text_and_name_their_file(place: Place) -
     assert all("schema" in record["error"] for record in quarantined)
 
 
-@pytest.mark.parametrize(
-    "name", ["a b.json", "a%20b.json", "[x]{y}.json", "a*b?.json", "ü.json", "a#b.json", "a\\b.json"]
-)
-def test_odd_file_names_are_read_as_they_are(place: Place, spark: SparkSession, name: str) -> None:
-    place.put(name, '{"id": 1, "name": "a"}\n')
-    place.put("ab.json", '{"id": 2, "name": "b"}\n')
-    assert place.run(place.pipeline(source=JSON)).counts["read"] == 2
-    assert [row["id"] for row in place.rows(spark)] == [1, 2]
+ODD = [
+    "a b",
+    " a",
+    "-rf",
+    "a%20b",
+    "a%3Ab",
+    "[x]{y}",
+    "a*b?",
+    "ü😀",
+    "e\u0301",
+    "a#b",
+    "a\\b",
+    "a'b\"c",
+    "a\nb\rc\td",
+    "\x01",
+    "~$&;|<>",
+]
+COLONS = ["a:b", "orders_2024-01-01T10:00:00", "a[1]:2", "a[2]:2", "a*:?", ":x", "s3a:x", "x:y/z", "day=10:00/x"]
+
+
+@pytest.mark.parametrize("format", ["json", "parquet"])
+def test_odd_file_names_are_read_as_they_are(place: Place, spark: SparkSession, format: str) -> None:
+    names = [f"{name}.{format}" for name in (*ODD, *COLONS)]
+    for number, name in enumerate(names):
+        if format == "json":
+            place.put(name, f'{{"id": {number}}}\n{{broken\n')
+        else:
+            place.put(name, b"")
+            pyarrow.parquet.write_table(pyarrow.table({"id": [number]}), place.root / "in" / name)
+    result = place.run(place.pipeline(source={"format": format, "schema": "id long"}))
+    assert sorted(row["id"] for row in place.rows(spark)) == list(range(len(names)))
+    if format == "json":
+        assert result.counts["read"] == 2 * len(names)
+        assert sorted(row["path"] for row in place.quarantined()) == sorted(
+            str(place.root / "in" / name) for name in names
+        )
 
 
 def test_files_that_are_not_finished_are_passed_over_until_they_are_renamed(place: Place) -> None:
