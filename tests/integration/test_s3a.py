@@ -8,6 +8,8 @@ from typing import Any
 
 import boto3
 import duckdb
+import pyarrow
+import pyarrow.parquet
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -257,3 +259,19 @@ def test_server_that_is_restarted_in_the_midst_of_a_run_loses_nothing(
     assert killed
     assert read_committed(spark, f"{lake}/log").count() == 10
     assert verify(f"{lake}/log").findings == []
+
+
+def test_odd_keys_and_partitions_are_read_from_s3_as_they_are(lake: str, spark: SparkSession) -> None:
+    names = ["a:b", "a[1]:2", "[x]{y}", "a*b?", "a b", "a%3Ab", "ü", "a#b", "a\\b", "day=10:00 h/x", "day=a%2Fb/x"]
+    bucket, _, prefix = lake.removeprefix("s3://").partition("/")
+    table = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2]}), table)
+    for name in names:
+        boto3.client("s3").put_object(
+            Bucket=bucket, Key=f"{prefix}/in/{name}.parquet", Body=table.getvalue().to_pybytes()
+        )
+    source = FilesSource(path=f"{lake}/in", format="parquet", schema="id long, day string")
+    spec = Pipeline(name="p", log=f"{lake}/log", source=source, sinks={"out": FilesSink(path=f"{lake}/out")})
+    assert run_batch(spec, run_key="a").counts["read"] == 2 * len(names)
+    days = {row["day"] for row in read_committed(spark, f"{lake}/log").collect()}
+    assert days == {None, "10:00 h", "a/b"}
