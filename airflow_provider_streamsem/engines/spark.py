@@ -247,9 +247,11 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
                 condition=condition,
             )
         if condition == "PATH_NOT_FOUND":
-            return StageError(
-                "Spark does not find a planned file; nothing became visible", version=version, file=_plain(path)
-            )
+            file = _plain(path)
+            what = "Spark does not find a planned file; nothing became visible"
+            if not file.isascii():
+                what += ". If it is there, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
+            return StageError(what, version=version, file=file)
         if condition.startswith(_OF_THE_DATA):
             what = "the transform does not fit the data; nothing became visible"
             return DataError(what, version=version, condition=condition, **_files(job))
