@@ -51,20 +51,21 @@ def footers(place: str, format: str, pins: Json) -> dict[str, Footer]:
         return dict(zip(paths, pool.map(read, pins), strict=True))
 
 
-def check_columns(found: Mapping[str, Footer], wanted: StructType, *, format: str, missing: str) -> None:
+def check_columns(found: Mapping[str, Footer], wanted: Mapping[str, StructType], *, format: str, missing: str) -> None:
     """
     Compare the columns of files with the schema that they are read with.
 
+    :param wanted: path → the columns that are read from that file
     :param missing: ``"refuse"``: a column or nested field that no file holds is an error; ``"null"``: it reads as null
     :raises DataError: a file's column has a type whose values the schema's type cannot hold; or see ``missing``
     """
     absent: set[str] | None = None
     judged: dict[Any, set[str]] = {}
     for path, footer in found.items():
-        if footer.columns not in judged:
-            judged[footer.columns] = _absent(footer.columns, wanted, path, format)
-        lacking = judged[footer.columns]
-        absent = set(lacking) if absent is None else absent & lacking
+        key = (footer.columns, tuple(wanted[path].names))
+        if key not in judged:
+            judged[key] = _absent(footer.columns, wanted[path], path, format)
+        absent = set(judged[key]) if absent is None else absent & judged[key]
     if absent and missing == "refuse":
         raise DataError(
             "the schema names columns that no file of the batch holds: they would read as null. Nothing became visible. "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DecimalType, StringType, StructField, StructType
+from pyspark.sql.types import DataType, DecimalType, StringType, StructField, StructType
 
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import Json
@@ -67,6 +67,7 @@ class FileRecords:
         self._schema = None if source.schema is None else parsing.struct(source.schema, "source files")
         self._partitions = self._typed_partitions(pins)
         self._footers = self._checked_footers(pins)
+        self._first: str = pins[0][0]
         frames = []
         self._groups = self._grouped([pin[0] for pin in pins])
         for group in self._groups:
@@ -83,7 +84,17 @@ class FileRecords:
                 self.bad, self.drop = None, ()
                 self.frame = self._read_columnar(spark)
             frames.append(self._ordered(self.frame))
+        self._refuse_contradictions(frames)
         self.frame = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+
+    def _refuse_contradictions(self, frames: list[DataFrame]) -> None:
+        """A union would change the values of a column that has several types into those of another type."""
+        types: dict[str, DataType] = {}
+        for frame in frames if len(frames) > 1 else ():
+            for field in frame.schema.fields:
+                if types.setdefault(field.name.lower(), field.dataType) != field.dataType:
+                    what = "a column has one type in some planned files and another in others; nothing became visible"
+                    raise DataError(what, column=field.name, **self._contradiction())
 
     def check_read(self, read: int) -> None:
         """
@@ -96,10 +107,9 @@ class FileRecords:
         root = plain_root(self._source.path)
         counted: dict[str, int] = {}
         for group in self._groups:
-            paths = (
-                self.frame.sparkSession.read.options(**group.options).format(self._source.format).load(group.located)
-            )
-            for path, rows in paths.groupBy(F.col("_metadata.file_path").alias(PATH)).count().collect():
+            self._group = group
+            paths = self._read_columnar(self.frame.sparkSession).select(F.col("_metadata.file_path").alias(PATH))
+            for path, rows in paths.groupBy(PATH).count().collect():
                 counted[plain_path(path).removeprefix(root)] = rows
         differing = [path for path, footer in self._footers.items() if counted.get(path, 0) != footer.rows]
         path = differing[0] if differing else None
@@ -151,24 +161,18 @@ class FileRecords:
             return None
         found = columnar.footers(self._source.path, self._source.format, pins)
         if self._schema is not None:
-            columnar.check_columns(
-                found,
-                self._data_columns(self._partitions),
-                format=self._source.format,
-                missing=self._source.missing_columns,
-            )
+            wanted = {path: self._data_columns(names) for path, names in self._names(found).items()}
+            columnar.check_columns(found, wanted, format=self._source.format, missing=self._source.missing_columns)
         return found
 
     def _grouped(self, paths: list[str]) -> list[_Group]:
-        """Spark drops files beside partition directories without a word, so each layout gets a reader of its own."""
+        """Spark drops files beside partition directories without an error, so each layout gets a reader of its own."""
         members: dict[Any, list[str]] = {}
-        for path in paths:
-            layout = partitions.layout(path) if self._source.hive_partitions else partitions.Layout("", ())
-            names = tuple(name.lower() for name, _ in layout.values)
+        for path, names in self._names(paths).items():
             where = spark_path(self._source.path, path)
             # A path with a colon cannot be globbed. One that has to be, for its other characters, is read alone and as it is.
             alone = path if ":" in where.removeprefix("s3a:") and "\\" in where else None
-            key = (layout.base if names else "", names, ":" in where.removeprefix("s3a:"), alone)
+            key = (partitions.layout(path).base if names else "", names, ":" in where.removeprefix("s3a:"), alone)
             members.setdefault(key, []).append(path)
         groups = []
         for (base, names, has_colon, alone), group in members.items():
@@ -186,6 +190,12 @@ class FileRecords:
             ]
             groups.append(_Group(StructType([_as_read(self._partitions[name]) for name in names]), options, located))
         return groups
+
+    def _names(self, paths: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Path → lower-case names of the partition columns that its directories give."""
+        if not self._source.hive_partitions:
+            return dict.fromkeys(paths, ())
+        return {path: tuple(name.lower() for name, _ in partitions.layout(path).values) for path in paths}
 
     def _data_columns(self, partitions: Collection[str]) -> StructType:
         """The schema's columns that come from the files themselves, where the directories give those of ``partitions``."""
@@ -245,8 +255,12 @@ class FileRecords:
                 reader.load(spark_path(self._source.path, path)).schema  # noqa: B018
             except PySparkException:
                 return {"file": path}
-        pair = columnar.contradicting(self._footers)
-        return {"first_file": next(iter(self._footers))} if pair is None else {"file": pair[0], "other_file": pair[1]}
+        return self._contradiction()
+
+    def _contradiction(self) -> dict[str, str]:
+        """Two files whose columns contradict each other; the first file where the footers do not show it."""
+        pair = columnar.contradicting(self._footers or {})
+        return {"first_file": self._first} if pair is None else {"file": pair[0], "other_file": pair[1]}
 
     def _ordered(self, frame: DataFrame) -> DataFrame:
         """The columns as Spark orders them: those of the schema, then partition columns, null where a file has none."""

@@ -141,6 +141,21 @@ def test_columns_that_cannot_be_merged_are_refused_by_file(place: Place, format:
     refused(place, f"bad.{format}", format=format)
 
 
+def test_contradiction_between_files_of_different_layouts_is_refused_by_file(place: Place) -> None:
+    put(place, "a.parquet", {"id": [1]})
+    (place.root / "in" / "day=1").mkdir()
+    put(place, "day=1/b:1.parquet", {"id": ["x"]})
+    error = refused(place, "", format="parquet")
+    assert {error.fields["file"], error.fields["other_file"]} == {"a.parquet", "day=1/b:1.parquet"}
+
+
+def test_file_beside_partition_directories_is_held_against_the_whole_schema(place: Place) -> None:
+    (place.root / "in" / "day=1").mkdir()
+    put(place, "day=1/a.parquet", {"id": [1]})
+    put(place, "bad.parquet", {"id": [2], "day": pyarrow.array([300])})
+    refused(place, "bad.parquet", format="parquet", schema="id long, day tinyint")
+
+
 def test_type_that_spark_lacks_is_refused_by_file(place: Place) -> None:
     put(place, "a.parquet", {"id": [1]})
     put(place, "bad.parquet", {"id": [1], "at": pyarrow.array([7], pyarrow.timestamp("ns"))})

@@ -304,6 +304,20 @@ def test_file_that_grows_while_it_is_read_voids_the_attempt(place: Place) -> Non
         place.run(place.pipeline(source=JSON, transform=appends))
 
 
+def test_errors_about_records_name_a_file(place: Place) -> None:
+    path = place.put("a.json", "\n".join(BAD_JSON))
+    with pytest.raises(DataError, match="max_quarantined") as caught:
+        place.run(place.pipeline(source=JSON, limits=Limits(max_quarantined=1)))
+    assert caught.value.fields["first_file"] == str(path)
+
+    def fails(frame: DataFrame) -> DataFrame:
+        raise RuntimeError
+
+    with pytest.raises(StageError) as stage:
+        place.run(place.pipeline(source=JSON, transform=fails))
+    assert (stage.value.fields["files"], stage.value.fields["first_file"]) == (1, "a.json")
+
+
 def test_session_of_an_attempt_is_not_taken_for_the_users(spark: SparkSession) -> None:
     """pyspark keeps the active session for the whole process: the one that an attempt in another thread made active, too."""
     with gateway.cloned(spark, {"spark.sql.session.timeZone": "Asia/Kathmandu"}) as attempt:
