@@ -277,7 +277,7 @@ def _files(job: Job) -> dict[str, object]:
 
 
 def _plain(uri: str) -> str:
-    from airflow_provider_streamsem.sources.records import plain_path
+    from airflow_provider_streamsem.sources.text_lines import plain_path
 
     return plain_path(uri)
 

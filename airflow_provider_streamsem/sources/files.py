@@ -61,18 +61,12 @@ _CSV = {
     "delimiter",
     "quote",
     "escape",
-    "charToEscapeQuoteEscaping",
     "nullValue",
     "nanValue",
-    "emptyValue",
-}
-_CSV |= {
     "positiveInf",
     "negativeInf",
     "ignoreLeadingWhiteSpace",
     "ignoreTrailingWhiteSpace",
-    "maxColumns",
-    "maxCharsPerColumn",
 }
 OPTIONS: dict[str, frozenset[str]] = {
     "csv": frozenset(_CSV | _TIMES),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import secrets
@@ -22,6 +21,7 @@ from airflow_provider_streamsem.protocol.entries import Json as JsonValue
 from airflow_provider_streamsem.sources import parsing
 from airflow_provider_streamsem.sources.contract import BadRecord
 from airflow_provider_streamsem.sources.decoding import Avro, Decoder, Json
+from airflow_provider_streamsem.sources.text_lines import text_of
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.sources.kafka import KafkaSource
@@ -169,11 +169,10 @@ def _decoded(part: str, decoder: Decoder, topics: list[str], read: DataFrame) ->
 def _json(part: str, decoder: Json, read: DataFrame) -> _Decoded:
     columns = parsing.struct(decoder.schema, "json")
     column = f"{_DECODED}{part}"
-    text = F.col(part).cast("string")
-    parsed = read.withColumn(column, parsing.parsed_json(text, columns, decoder.options))
-    bad = F.col(part).isNotNull() & parsing.is_bad_json(text, F.col(column))
+    parsed = parsing.with_json(read, F.col(part).cast("string"), columns, decoder.options, column)
+    bad = F.col(part).isNotNull() & F.col(f"{column}_bad")
+    kept = F.when(F.col(part).isNotNull(), F.col(column))
     names = [f.name for f in columns.fields]
-    kept = F.when(F.col(part).isNotNull(), F.struct(*[F.col(column)[name].alias(name) for name in names]))
     return _Decoded(parsed.withColumn(f"{column}_bad", bad).withColumn(column, kept), names, F.col(f"{column}_bad"))
 
 
@@ -253,8 +252,4 @@ def _text(value: bytes | None) -> tuple[str, str]:
     """A value as text, and how: ``utf-8``; ``base64`` where it is no text; ``null`` where there is none."""
     if value is None:
         return "", "null"
-    data = bytes(value)
-    try:
-        return data.decode(), "utf-8"
-    except UnicodeDecodeError:
-        return base64.b64encode(data).decode(), "base64"
+    return text_of(bytes(value))

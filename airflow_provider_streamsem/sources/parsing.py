@@ -1,17 +1,63 @@
-"""Text to columns on Spark, such that every value that does not fit is told apart. Imports pyspark: only engines reach this."""
+"""
+JSON text to columns on Spark: each record is parsed exactly, or marked as bad. Imports pyspark: only engines reach this.
+
+Spark's reader rounds decimals, rewrites numbers in string columns, and turns what it cannot hold into other values. Records are therefore parsed in two ways.
+The *fast* parse asks Spark for types wide enough to show a change. Where it shows one, or may hide one, the record is *suspicious*, and the *exact* parse
+decides: numbers are put into quotes first, so that every value arrives as its own text.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    CharType,
+    DataType,
+    DateType,
+    DecimalType,
+    FloatType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VarcharType,
+)
 
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.sources import exact
 
-RECORD = "__streamsem_record"
+_CORRUPT = "__streamsem_corrupt"
+_STRICT = {"allowsinglequotes": "false", "allownonnumericnumbers": "false"}
+_LENIENT = (
+    "allowsinglequotes",
+    "allowunquotedfieldnames",
+    "allownumericleadingzeros",
+    "allownonnumericnumbers",
+)
+_SCALARS = (
+    *exact.INTEGERS, *exact.FLOATS, BinaryType, BooleanType, DateType, DecimalType, StringType, TimestampNTZType, TimestampType,
+)  # fmt: skip
+_STRING = r'"(?:[^"\\]++|\\[\s\S])*+"'
+# Every \u escape is a character, or one half of a pair that is complete.
+_PAIRED = (
+    r"^(?:[^\\]++|\\[^u]|\\u(?:[0-9a-cA-CefEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"
+    r"|[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*+\z"
+)
+# Spark drops the commas of a decimal in quotes.
+_NUMBER_WITH_COMMAS = r'"[-+.eE,\p{Nd}]*(?:\p{Nd},|,\p{Nd})[-+.eE,\p{Nd}]*"'
+# What Spark writes into a string column where the JSON has a number that it has rewritten, or an object or array that may hold one.
+_REWRITTEN = r'^(?:0\z|-?[0-9]+\.[0-9]+(?:E-?[0-9]+)?\z|["\[{])'
 
 
 def struct(ddl: str, where: str) -> StructType:
@@ -30,18 +76,293 @@ def struct(ddl: str, where: str) -> StructType:
     return columns
 
 
-def parsed_json(raw: Column, columns: StructType, options: Mapping[str, str]) -> Column:
-    """A struct of ``columns`` and, last, :data:`RECORD`, which :func:`is_bad_json` reads."""
-    wanted = StructType([*columns.fields]).add(RECORD, StringType())
-    return F.from_json(raw, wanted, {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": RECORD})
+def with_json(frame: DataFrame, raw: Column, columns: StructType, options: Mapping[str, str], into: str) -> DataFrame:
+    """
+    Add a struct of the columns, and whether the record is bad: anything but one JSON object in UTF-8 whose values are exactly those of the columns.
+
+    :param raw: the text; null is bad
+    :param options: of Spark's JSON reader, as ``FilesSource`` takes them
+    :param into: name of the struct; ``<into>_bad`` is the boolean
+    :raises InvalidError: a column has a type that JSON cannot hold exactly
+    """
+    _refuse_types(columns)
+    given = {**_STRICT, **{name.lower(): text for name, text in options.items()}}
+    fast, slow = _Fast(columns, given), _Exact(columns, given)
+    fast_column, value, doubt, slow_column, exactly = (
+        f"{into}_{n}" for n in ("fast", "value", "doubt", "exact", "exactly")
+    )
+    steps = frame.withColumn(fast_column, fast.parsed(raw))
+    steps = steps.withColumn(value, fast.built(F.col(fast_column)))
+    steps = steps.withColumn(doubt, fast.is_suspicious(F.col(fast_column), F.col(value)))
+    steps = steps.withColumn(slow_column, F.when(F.col(doubt), slow.parsed(raw)))
+    steps = steps.withColumn(exactly, F.when(F.col(doubt), slow.built(F.col(slow_column))))
+    steps = steps.withColumn(into, F.when(F.col(doubt), F.col(exactly)).otherwise(F.col(value)))
+    bad = F.col(doubt) & slow.is_bad(F.col(slow_column), F.col(exactly))
+    bad = bad | ~_one_value(raw, given) | ~F.is_valid_utf8(raw) | _half_a_pair(raw) | _lacks(F.col(into), columns)
+    return steps.withColumn(f"{into}_bad", F.coalesce(bad, F.lit(True))).drop(
+        fast_column, value, doubt, slow_column, exactly
+    )
 
 
-def is_bad_json(raw: Column, parsed: Column) -> Column:
-    """Whether a text is anything but one JSON object that fits the columns, in UTF-8."""
-    return parsed.isNull() | parsed[RECORD].isNotNull() | ~_one_value(raw) | ~F.is_valid_utf8(raw)
+class _Fast:
+    """The parse by Spark's own types, widened where a change would not show."""
+
+    def __init__(self, columns: StructType, given: Mapping[str, str]) -> None:
+        self._given = given
+        self._columns = columns
+        leaves = set(_leaves(columns))
+        decimals = [kind for kind in leaves if isinstance(kind, DecimalType)]
+        self._usable = not any(given.get(name, "false").lower() == "true" for name in _LENIENT)
+        self._unsafe: list[str] = []
+        if decimals or any(isinstance(kind, exact.FLOATS) for kind in leaves):
+            least = 1 if decimals else 2 if FloatType() in leaves else 3
+            self._unsafe.append(rf'[eE](?:-\p{{Nd}}{{{least},}}|\+?\p{{Nd}}{{3,}})[ \t\r\n]*[,}}\]"]')
+        if decimals:
+            self._unsafe.append(rf"\.\p{{Nd}}{{{min(map(_room, decimals)) + 1}}}")
+            self._unsafe.append(_NUMBER_WITH_COMMAS)
+
+    def parsed(self, raw: Column) -> Column:
+        wanted = _struct_of(self._columns, self._leaf)
+        parsed = _from_json(raw, wanted, self._given)
+        if not self._usable:
+            return F.when(F.lit(False), parsed)
+        for pattern in self._unsafe:
+            parsed = F.when(~raw.rlike(pattern), parsed)
+        return parsed
+
+    def built(self, parsed: Column) -> Column:
+        return F.when(parsed.isNotNull(), _build_fields(parsed, self._columns, self._value))
+
+    def is_suspicious(self, parsed: Column, built: Column) -> Column:
+        found = parsed.isNull() | parsed[_CORRUPT].isNotNull()
+        for field in self._columns.fields:
+            some = _some(parsed[field.name], field.dataType, self._value, self._doubt, built[field.name])
+            found = found if some is None else found | F.coalesce(some, F.lit(False))
+        return F.coalesce(found, F.lit(True))
+
+    def _leaf(self, kind: DataType) -> DataType:
+        if isinstance(kind, ByteType):
+            return ShortType()  # Jackson makes -56 of 200 in a byte
+        if isinstance(kind, DecimalType):
+            return DecimalType(38, _room(kind))
+        if isinstance(kind, (*exact.INTEGERS, *exact.FLOATS, BooleanType)):
+            return kind
+        return StringType()
+
+    def _value(self, leaf: Column, kind: DataType) -> Column:
+        if isinstance(kind, (ByteType, DecimalType)):
+            return leaf.try_cast(kind)
+        if isinstance(kind, (*exact.INTEGERS, *exact.FLOATS, BooleanType)):
+            return leaf
+        return exact.value(leaf, kind, self._given)
+
+    def _doubt(self, leaf: Column, value: Column, kind: DataType) -> Column | None:
+        if isinstance(kind, exact.FLOATS):
+            return F.abs(leaf) == float("inf")
+        if isinstance(kind, (*exact.INTEGERS, BooleanType)) and not isinstance(kind, ByteType):
+            return None
+        if isinstance(kind, StringType):
+            return _may_be_rewritten(leaf)
+        wrong = leaf.isNotNull() & value.isNull()
+        if isinstance(kind, DecimalType):
+            return wrong | (value != leaf)
+        if isinstance(kind, BinaryType):  # numbers and `true` may be taken for base64
+            return wrong | leaf.rlike(r"^(?:[0-9]+|true)\z")
+        return wrong | _may_be_rewritten(leaf) if exact.own_format(kind, self._given) else wrong
 
 
-def _one_value(raw: Column) -> Column:
+class _Exact:
+    """The parse by texts alone: a number is its own digits, behind a mark that no text can hold in advance."""
+
+    def __init__(self, columns: StructType, given: Mapping[str, str]) -> None:
+        self._given, self._columns = given, columns
+        self._mark = f"#{secrets.token_hex(6)}#"
+        self._lenient = {name for name in _LENIENT if given.get(name, "false").lower() == "true"}
+
+    def parsed(self, raw: Column) -> Column:
+        wanted = _struct_of(self._columns, lambda kind: kind if isinstance(kind, BooleanType) else StringType())
+        marked = F.regexp_replace(raw, F.lit(self._pattern()), F.lit(f'$1"{self._mark}$2"'))
+        return _from_json(marked, wanted, self._given)
+
+    def _pattern(self) -> str:
+        """What precedes a number since the last one, and the number. A number that is the name of a field is none."""
+        skipped, other = [_STRING, "-(?![0-9])"], '"0-9-'
+        if "allowsinglequotes" in self._lenient:
+            skipped, other = [*skipped, _STRING.replace('"', "'")], other[0] + "'" + other[1:]
+        if "allowunquotedfieldnames" in self._lenient:
+            skipped, other = [*skipped, r"[\p{L}_$][^\s:{}\[\],\"']*+"], other[0] + r"\p{L}_$" + other[1:]
+        whole = "[0-9]++" if "allownumericleadingzeros" in self._lenient else "(?:0|[1-9][0-9]*+)"
+        number = rf"-?{whole}(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+"
+        return rf"\G((?:[^{other}]++|{'|'.join(skipped)})*+)({number})(?!\s*+:)"
+
+    def built(self, parsed: Column) -> Column:
+        return _build_fields(parsed, self._columns, self._value)
+
+    def is_bad(self, parsed: Column, built: Column) -> Column:
+        found = parsed.isNull() | parsed[_CORRUPT].isNotNull()
+        for field in self._columns.fields:
+            some = _some(parsed[field.name], field.dataType, self._value, self._wrong, built[field.name])
+            found = found if some is None else found | F.coalesce(some, F.lit(False))
+        return found
+
+    def _value(self, leaf: Column, kind: DataType) -> Column:
+        if isinstance(kind, BooleanType):
+            return leaf
+        is_number = leaf.startswith(self._mark)
+        digits = leaf.substr(F.lit(len(self._mark) + 1), F.length(leaf))
+        if isinstance(kind, exact.INTEGERS):
+            return F.when(is_number, exact.value(digits, kind, self._given))
+        if isinstance(kind, exact.FLOATS):
+            number = F.when(is_number, exact.value(digits, kind, self._given))
+            if "allownonnumericnumbers" not in self._lenient:
+                return number
+            name = F.regexp_replace(leaf, '"', "")
+            return number.when(
+                name.rlike(r"^(?:NaN|[-+]?Infinity|[-+]?INF)\z"),
+                F.regexp_replace(name, "INF", "Infinity").try_cast(kind),
+            )
+        if isinstance(kind, DecimalType) or exact.own_format(kind, self._given):
+            return exact.value(F.when(is_number, digits).otherwise(leaf), kind, self._given)
+        if isinstance(kind, BinaryType):
+            return F.when(leaf != "true", exact.value(leaf, kind, self._given))
+        if isinstance(kind, StringType):
+            inside = F.regexp_replace(leaf, f'"{self._mark}([^"]*+)"', "$1")
+            return F.when(is_number, digits).when(leaf.contains(self._mark), inside).otherwise(leaf)
+        return exact.value(leaf, kind, self._given)
+
+    def _wrong(self, leaf: Column, value: Column, kind: DataType) -> Column | None:
+        return None if isinstance(kind, (BooleanType, StringType)) else leaf.isNotNull() & value.isNull()
+
+
+def _from_json(raw: Column, wanted: StructType, given: Mapping[str, str]) -> Column:
+    own = {**given, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    return F.from_json(raw, StructType([*wanted.fields, StructField(_CORRUPT, StringType())]), own)
+
+
+def _room(kind: DecimalType) -> int:
+    """Digits after the point in the widest decimal that holds as many before it."""
+    return 38 - int(kind.precision - kind.scale)
+
+
+def _may_be_rewritten(text: Column) -> Column:
+    """Compared by bytes first, which costs next to nothing."""
+    begins = ((text >= "-") & (text < ":")) | text.startswith('"') | text.startswith("[") | text.startswith("{")
+    return begins & text.rlike(_REWRITTEN)
+
+
+# --- columns inside columns
+
+
+def _leaves(kind: DataType) -> Iterator[DataType]:
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            yield from _leaves(field.dataType)
+    elif isinstance(kind, ArrayType):
+        yield from _leaves(kind.elementType)
+    elif isinstance(kind, MapType):
+        yield from _leaves(kind.valueType)
+    else:
+        yield kind
+
+
+def _refuse_types(columns: StructType) -> None:
+    refused = sorted(
+        {
+            kind.simpleString()
+            for kind in _leaves(columns)
+            if not isinstance(kind, _SCALARS) or isinstance(kind, (CharType, VarcharType))
+        }
+    )
+    if refused:
+        raise InvalidError(
+            "schema has types that JSON cannot hold exactly. No rows were committed. Do: declare the columns as string, and convert them in the transform",
+            types=refused,
+        )
+
+
+def _struct_of(columns: StructType, leaf: Callable[[DataType], DataType]) -> StructType:
+    return StructType([StructField(f.name, _type_of(f.dataType, leaf)) for f in columns.fields])
+
+
+def _type_of(kind: DataType, leaf: Callable[[DataType], DataType]) -> DataType:
+    if isinstance(kind, StructType):
+        return _struct_of(kind, leaf)
+    if isinstance(kind, ArrayType):
+        return ArrayType(_type_of(kind.elementType, leaf))
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, _type_of(kind.valueType, leaf))
+    return leaf(kind)
+
+
+Leaf: TypeAlias = Callable[[Column, DataType], Column]
+Test: TypeAlias = Callable[[Column, Column, DataType], Column | None]
+
+
+def _build_fields(parsed: Column, columns: StructType, leaf: Leaf) -> Column:
+    return F.struct(*[_build(parsed[f.name], f.dataType, leaf).alias(f.name) for f in columns.fields])
+
+
+def _build(parsed: Column, kind: DataType, leaf: Leaf) -> Column:
+    """A value of the declared type from a parsed one."""
+    if isinstance(kind, StructType):
+        return F.when(parsed.isNotNull(), _build_fields(parsed, kind, leaf))
+    if isinstance(kind, ArrayType):
+        return F.transform(parsed, lambda element: _build(element, kind.elementType, leaf))
+    if isinstance(kind, MapType):
+        return F.transform_values(parsed, lambda _, element: _build(element, kind.valueType, leaf))
+    return leaf(parsed, kind)
+
+
+def _some(parsed: Column, kind: DataType, leaf: Leaf, test: Test, built: Column | None = None) -> Column | None:
+    """Whether the test is true for some leaf; ``None`` where it can be for none."""
+    if isinstance(kind, StructType):
+        found = [some for f in kind.fields if (some := _some(parsed[f.name], f.dataType, leaf, test)) is not None]
+        whole = None
+        for some in found:
+            whole = some if whole is None else whole | some
+        return whole
+    if isinstance(kind, ArrayType):
+        inner = kind.elementType
+        if _some(F.lit(None), inner, leaf, test) is None:
+            return None
+        return F.coalesce(F.exists(parsed, lambda e: _surely(_some(e, inner, leaf, test))), F.lit(False))
+    if isinstance(kind, MapType):
+        inner = kind.valueType
+        keys = F.map_keys(parsed)
+        twice = F.coalesce(F.size(keys) != F.size(F.array_distinct(keys)), F.lit(False))
+        if _some(F.lit(None), inner, leaf, test) is None:
+            return twice
+        values = F.map_values(parsed)
+        return twice | F.coalesce(F.exists(values, lambda e: _surely(_some(e, inner, leaf, test))), F.lit(False))
+    tested = test(parsed, leaf(parsed, kind) if built is None else built, kind)
+    return None if tested is None else F.coalesce(tested, F.lit(False))
+
+
+def _surely(some: Column | None) -> Column:
+    assert some is not None
+    return some
+
+
+def _lacks(built: Column, columns: StructType) -> Column:
+    """Whether a column that is declared ``NOT NULL`` is null."""
+    found = F.lit(False)
+    for field in columns.fields:
+        if not field.nullable:
+            found = found | built[field.name].isNull()
+        if isinstance(field.dataType, StructType):
+            found = found | (built[field.name].isNotNull() & _lacks(built[field.name], field.dataType))
+    return found
+
+
+# --- the text as a whole
+
+
+def _half_a_pair(raw: Column) -> Column:
+    """Whether an escape is one half of a surrogate pair alone: no character, and ``?`` in Spark."""
+    return raw.contains("\\u") & ~raw.rlike(_PAIRED)
+
+
+def _one_value(raw: Column, given: Mapping[str, str]) -> Column:
     """
     Whether a text holds one JSON value and nothing after it: Spark's reader drops what follows without a word.
 
@@ -49,8 +370,8 @@ def _one_value(raw: Column) -> Column:
     random word, which no text can hold in advance.
     """
     word = secrets.token_hex(16)
-    elements = F.from_json(F.concat(F.lit("["), raw, F.lit(f',"{word}"]')), "array<string>")
+    elements = F.from_json(F.concat(F.lit("["), raw, F.lit(f',"{word}"]')), "array<string>", dict(given))
     exactly = F.coalesce(F.size(elements) == 2, F.lit(False)) & F.coalesce(
         F.element_at(elements, -1) == word, F.lit(False)
     )
-    return F.when(raw.rlike(r"^[^}]*\}\s*$"), F.lit(True)).otherwise(exactly)
+    return F.when(raw.rlike(r"^[^}]*\}[ \t\r\n]*\z"), F.lit(True)).otherwise(exactly)

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.sources import parsing
 from airflow_provider_streamsem.sources.contract import BadRecord
-from airflow_provider_streamsem.sources.records import PATH, RAW, plain_path
+from airflow_provider_streamsem.sources.text_lines import PATH, RAW, plain_path
 from airflow_provider_streamsem.stores.contract import spark_path
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LANDED = "id string, received_ms long, body string, encoding string, headers map<string,string>"
 _OWN = ("queue_message_id", "queue_received_at", "queue_headers")
-_MESSAGE, _BAD = "__streamsem_message", "__streamsem_bad"
+_MESSAGE, _RECORD, _BAD = "__streamsem_message", "__streamsem_record", "__streamsem_bad"
 
 
 class QueueRecords:
@@ -43,10 +43,9 @@ class QueueRecords:
         if source.format == "json":
             columns = parsing.struct(source.schema or "", "source queue")
             names = [f.name for f in columns.fields]
-            landed = landed.withColumn(parsing.RECORD, parsing.parsed_json(body, columns, source.options))
-            record = F.col(parsing.RECORD)
-            bad = bad | parsing.is_bad_json(body, record)
-            fields = [record[name].alias(name) for name in names]
+            landed = parsing.with_json(landed, body, columns, source.options, _RECORD)
+            bad = bad | F.col(f"{_RECORD}_bad")
+            fields = [F.col(_RECORD)[name].alias(name) for name in names]
         else:
             names, fields = ["body"], [body.alias("body")]
         _refuse_taken(names)

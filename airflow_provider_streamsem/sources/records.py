@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
@@ -18,14 +17,22 @@ from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.sources import columnar, parsing, partitions
 from airflow_provider_streamsem.sources.columnar import Footer
 from airflow_provider_streamsem.sources.contract import BadRecord
+from airflow_provider_streamsem.sources.csv_lines import Csv
+from airflow_provider_streamsem.sources.text_lines import (
+    PATH,
+    RAW,
+    lines,
+    lines_below_headers,
+    plain_path,
+    refuse_lines_inside_records,
+    text_of,
+)
 from airflow_provider_streamsem.stores.contract import spark_path, split_url
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.sources.files import FilesSource
 
-RAW = "__streamsem_raw"
-PATH = "__streamsem_path"
-_RECORD = parsing.RECORD
+_RECORD, _BAD = "__streamsem_record", "__streamsem_record_bad"
 # Hadoop keeps checksums of local files beside them, under names that it cannot form for a name with a colon.
 _RAW_LOCAL = {
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
@@ -52,8 +59,7 @@ class FileRecords:
     """
     The records of some files (:class:`airflow_provider_streamsem.sources.contract.Loaded`).
 
-    CSV goes through Spark's own reader: it judges a row by the columns it is asked for, so the engine asks for all of them whatever the transform
-    uses. JSON lines are read as text and parsed after it, since Spark's JSON reader drops what follows the first object of a line without a word.
+    JSON and CSV are read as lines of text and parsed by this package: Spark's own readers change values and drop what follows a record.
 
     :param pins: the pinned files: path, bytes, identity and, where the directories hold partition columns, the type of each
     """
@@ -68,6 +74,7 @@ class FileRecords:
         self._partitions = self._typed_partitions(pins)
         self._footers = self._checked_footers(pins)
         self._first: str = pins[0][0]
+        self._csv_lines: list[tuple[DataFrame, Csv]] = []
         frames = []
         self._groups = self._grouped([pin[0] for pin in pins])
         for group in self._groups:
@@ -205,9 +212,6 @@ class FileRecords:
         """The schema's columns that the files of the group hold."""
         return self._data_columns({field.name.lower() for field in self._group.partitions.fields})
 
-    def _partition_columns(self) -> list[Column]:
-        return [_quoted(field.name) for field in self._group.partitions.fields]
-
     def _reader(self, spark: SparkSession, columns: StructType, options: Mapping[str, str]) -> DataFrameReader:
         """A reader of the group's files with these columns and, last, the partition columns."""
         schema = StructType([*columns.fields, *self._group.partitions.fields])
@@ -277,49 +281,44 @@ class FileRecords:
         return frame.select(*[_quoted(name) for name in (*names, *self.drop)])
 
     def _read_csv(self, spark: SparkSession, located: list[str]) -> None:
-        columns = self._columns()
-        options = dict(self._source.options)
-        reader = self._reader(spark, StructType([*columns.fields]).add(RAW, StringType()), {})
-        reader = reader.options(mode="PERMISSIVE", columnNameOfCorruptRecord=RAW)
-        # enforceSchema=false makes Spark compare headers with the schema; true would map columns by position and swap them silently.
-        reader = reader.options(columnPruning="false", enforceSchema="false", **options)
-        self.frame = reader.csv(located).select(
-            *[_quoted(f.name) for f in columns.fields],
-            *self._partition_columns(),
-            F.col(RAW),
-            F.col("_metadata.file_path").alias(PATH),
-        )
-        self.bad, self.drop = F.col(RAW).isNotNull(), (RAW, PATH)
+        csv = Csv(self._columns(), self._source.options)
+        reader, partitions = spark.read.options(**self._group.options), self._group.partitions
+        read = partial(lines_below_headers, csv=csv) if csv.has_header else lines
+        found = read(reader, located, partitions).where(F.col(RAW).rlike(r"[^\x00-\x20]"))
+        parsed = csv.with_columns(found, F.col(RAW), _RECORD)
+        self._csv_lines.append((parsed, csv))
+        self._set(parsed)
 
     def _read_json(self, spark: SparkSession, located: list[str]) -> None:
-        columns, partitions = self._columns(), self._partition_columns()
-        lines = self._reader(spark, StructType().add(RAW, StringType()), {}).text(located)
-        lines = lines.select(RAW, F.col("_metadata.file_path").alias(PATH), *partitions).where(F.trim(RAW) != "")
-        parsed = lines.select(
-            RAW, PATH, parsing.parsed_json(F.col(RAW), columns, self._source.options).alias(_RECORD), *partitions
-        )
-        is_bad = parsing.is_bad_json(F.col(RAW), F.col(_RECORD))
-        self.frame = parsed.select(
-            *[F.col(_RECORD)[f.name].alias(f.name) for f in columns.fields],
-            *partitions,
-            is_bad.alias(_RECORD),
-            RAW,
-            PATH,
-        )
-        self.bad, self.drop = F.col(_RECORD), (_RECORD, RAW, PATH)
+        reader = spark.read.options(**self._group.options)
+        found = lines(reader, located, self._group.partitions).where(F.trim(RAW) != "")
+        self._set(parsing.with_json(found, F.col(RAW), self._columns(), self._source.options, _RECORD))
+
+    def _set(self, parsed: DataFrame) -> None:
+        fields = [F.col(_RECORD)[f.name].alias(f.name) for f in self._columns().fields]
+        partitions = [_quoted(field.name) for field in self._group.partitions.fields]
+        self.frame = parsed.select(*fields, *partitions, F.col(_BAD), RAW, PATH)
+        self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
 
     def bad_records(self) -> Iterator[BadRecord]:
-        """A second pass over the same files, for the bad records only."""
+        """
+        A second pass over the same files, for the bad records only.
+
+        :raises DataError: CSV: a line inside a record with quoted line breaks looks like a record
+        """
         if self.bad is None:
             return
+        for parsed, csv in self._csv_lines:
+            refuse_lines_inside_records(parsed, _BAD, csv)
         asked = [F.count(_quoted(name)).alias(f"c{i}") for i, name in enumerate(self.frame.columns)]
         from pyspark.sql import Observation
 
         # Observing every column keeps Spark from reading fewer of them, which would change what counts as bad.
-        rows = self.frame.observe(Observation(), *asked).where(self.bad).select(PATH, RAW)
-        for path, raw in rows.toLocalIterator():
+        rows = self.frame.observe(Observation(), *asked).where(self.bad).select(PATH, F.col(RAW).cast("binary"))
+        for path, line in rows.toLocalIterator():
+            raw, encoding = text_of(bytes(line))
             yield BadRecord(
-                place={"path": plain_path(path)},
+                place={"path": plain_path(path), "encoding": encoding},
                 raw=raw,
                 error=f"not a {self._source.format} record of the schema {self._source.schema}",
             )
@@ -338,9 +337,3 @@ def plain_root(place: str) -> str:
     """A source's path as :func:`plain_path` gives it, with a slash at its end."""
     scheme, rest = split_url(place)
     return (f"s3a://{rest}" if scheme == "s3" else rest.rstrip("/")) + "/"
-
-
-def plain_path(uri: str) -> str:
-    """A path as people write it, from Spark's percent-encoded URI."""
-    plain = unquote(uri)
-    return plain.removeprefix("file://").removeprefix("file:") if plain.startswith("file:") else plain

@@ -26,7 +26,8 @@ def csv_line(row: Mapping[str, Any], columns: Sequence[str], options: Mapping[st
     """
     given = {name.lower(): value for name, value in options.items()}
     separator = given.get("sep", given.get("delimiter", ","))
-    quote, escape = given.get("quote", '"'), given.get("escape", "\\")
+    quote = given.get("quote", '"')
+    escape = given.get("escape", quote)
 
     def written(value: Any) -> str:
         if value is None:

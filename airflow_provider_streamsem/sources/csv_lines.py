@@ -1,0 +1,174 @@
+"""
+CSV lines to columns on Spark, by RFC 4180: each line is parsed exactly, or marked as bad. Imports pyspark: only engines reach this.
+
+Spark's reader keeps what a broken quote leaves over as a value, and does not say so. Lines are therefore split here.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BinaryType,
+    CharType,
+    DataType,
+    DateType,
+    DecimalType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VarcharType,
+)
+from pyspark.sql.types import BooleanType as Boolean
+
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.sources import exact
+
+_TYPES = (*exact.INTEGERS, *exact.FLOATS, Boolean, DateType, DecimalType, StringType, TimestampNTZType, TimestampType)
+_INFINITE = {"nanvalue": "NaN", "positiveinf": "Infinity", "negativeinf": "-Infinity"}
+_SPACE = " \t"
+
+
+class Csv:
+    """
+    How the lines of a source are split.
+
+    :param options: of Spark's CSV reader, as ``FilesSource`` takes them
+    :raises InvalidError: a column has a type that CSV cannot hold exactly, or two signs are the same
+    """
+
+    def __init__(self, columns: StructType, options: Mapping[str, str]) -> None:
+        self._columns = columns
+        self._given = {name.lower(): text for name, text in options.items()}
+        refused = sorted(
+            {
+                f.dataType.simpleString()
+                for f in columns.fields
+                if not isinstance(f.dataType, _TYPES) or isinstance(f.dataType, (BinaryType, CharType, VarcharType))
+            }
+        )
+        if refused:
+            raise InvalidError(
+                "schema has types that CSV cannot hold exactly. No rows were committed. Do: declare the columns as string, and convert them in the transform",
+                types=refused,
+            )
+        separator = self._given.get("sep", self._given.get("delimiter", ","))
+        self._separator = "\t" if separator == "\\t" else separator
+        self._quote = self._given.get("quote", '"')
+        self._escape = self._given.get("escape", self._quote)
+        if not self._separator or len(self._quote) > 1 or len(self._escape) > 1 or self._quote == self._separator:
+            raise InvalidError(
+                "CSV needs a sep of at least one character, and a quote and an escape of one other character. Do: correct the options of the source",
+                given=sorted(self._given),
+            )
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the first line of each file names the columns."""
+        return self._given.get("header", "false").lower() == "true"
+
+    def header(self, found: str) -> str:
+        """
+        The header that every file must have: as it was found if that names the columns, else as it should be.
+
+        :param found: the first line of the first file that has one
+        """
+        dialect = {
+            "delimiter": self._separator,
+            "quotechar": self._quote or None,
+            "quoting": csv.QUOTE_MINIMAL if self._quote else csv.QUOTE_NONE,
+        }
+        names = [f.name for f in self._columns.fields]
+        try:
+            given = next(csv.reader([found], strict=True, **dialect), [])  # type: ignore[arg-type]
+        except (csv.Error, TypeError):  # a sep of several characters
+            given = []
+        return found if [n.lower() for n in given] == [n.lower() for n in names] else self._separator.join(names)
+
+    def with_columns(self, frame: DataFrame, raw: Column, into: str) -> DataFrame:
+        """
+        Add a struct of the columns, and whether the line is bad: anything but a field for each column whose text is exactly a value of it.
+
+        :param into: name of the struct; ``<into>_bad`` is the boolean
+        """
+        fields, texts, values = f"{into}_fields", f"{into}_texts", f"{into}_values"
+        kinds = [(f"c{n}", f.dataType) for n, f in enumerate(self._columns.fields)]
+        steps = frame.withColumn(fields, self._split(raw))
+        steps = steps.withColumn(
+            texts,
+            F.struct(*[self._text(F.get(F.col(fields), n), kind).alias(name) for n, (name, kind) in enumerate(kinds)]),
+        )
+        steps = steps.withColumn(
+            values, F.struct(*[self._value(F.col(texts)[name], kind).alias(name) for name, kind in kinds])
+        )
+        bad = F.col(fields).isNull() | (F.size(fields) != len(kinds)) | ~F.is_valid_utf8(raw)
+        for (name, _), field in zip(kinds, self._columns.fields, strict=True):
+            wrong = F.col(values)[name].isNull()
+            bad = bad | (wrong & F.col(texts)[name].isNotNull() if field.nullable else wrong)
+        named = [F.col(values)[name].alias(f.name) for (name, _), f in zip(kinds, self._columns.fields, strict=True)]
+        return (
+            steps.withColumn(f"{into}_bad", F.coalesce(bad, F.lit(True)))
+            .withColumn(into, F.struct(*named))
+            .drop(fields, texts, values)
+        )
+
+    def has_open_quote(self, raw: Column) -> Column:
+        """Whether a line has an odd number of quotes: a part of a record with line breaks in it."""
+        if not self._quote:
+            return F.lit(False)
+        if self._escape != self._quote:
+            raw = F.regexp_replace(raw, f"{re.escape(self._escape)}[\\s\\S]", "")
+        return (F.length(raw) - F.length(F.replace(raw, F.lit(self._quote), F.lit("")))) % 2 == 1
+
+    def _split(self, raw: Column) -> Column:
+        """The fields as they stand in the line, quotes included; null where quotes are not as RFC 4180 has them."""
+        separator = re.escape(self._separator)
+        plain = F.split(raw, separator, -1)
+        if not self._quote:
+            return plain
+        quote, escape = re.escape(self._quote), re.escape(self._escape)
+        inside = rf"(?:[^{quote}]|{quote}{quote})*+" if escape == quote else rf"(?:[^{quote}{escape}]|{escape}[\s\S])*+"
+        before, after = (rf"[{_SPACE}]*+" if self._trims(side) else "" for side in ("leading", "trailing"))
+        unquoted = rf"(?:(?!{separator})[^{quote}])*+"
+        field = rf"{separator}({before}{quote}{inside}{quote}{after}(?={separator}|\z)|{unquoted})"
+        line = F.concat(F.lit(self._separator), raw)
+        quoted = F.when(line.rlike(rf"^(?:{field})++\z"), F.regexp_extract_all(line, F.lit(field), F.lit(1)))
+        return F.when(raw.contains(self._quote), quoted).otherwise(plain)
+
+    def _trims(self, side: str) -> bool:
+        return self._given.get(f"ignore{side}whitespace", "false").lower() == "true"
+
+    def _text(self, field: Column, kind: DataType) -> Column:
+        """The text of a field; null where the line has no value for it."""
+        if self._trims("leading"):
+            field = F.ltrim(field, F.lit(_SPACE))
+        if self._trims("trailing"):
+            field = F.rtrim(field, F.lit(_SPACE))
+        absent = (field == "") | (field == self._given.get("nullvalue", ""))
+        text = F.when(~absent, field)
+        if not self._quote:
+            return text
+        inside = field.substr(F.lit(2), F.length(field) - 2)
+        if self._escape == self._quote:
+            inside = F.replace(inside, F.lit(self._quote * 2), F.lit(self._quote))
+        else:
+            quote, escape = re.escape(self._quote), re.escape(self._escape)
+            inside = F.regexp_replace(inside, f"{escape}([{quote}{escape}])", "$1")
+        if not isinstance(
+            kind, StringType
+        ):  # a number cannot be empty: writers that quote every field write a missing one so
+            inside = F.when((inside != "") & (inside != self._given.get("nullvalue", "")), inside)
+        return F.when(field.startswith(self._quote), inside).otherwise(text)
+
+    def _value(self, text: Column, kind: DataType) -> Column:
+        value = exact.value(text, kind, self._given)
+        if isinstance(kind, exact.FLOATS):
+            for option, name in _INFINITE.items():
+                if option in self._given:
+                    value = F.when(text == self._given[option], F.lit(name).cast(kind)).otherwise(value)
+        return value
