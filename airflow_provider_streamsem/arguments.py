@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from airflow_provider_streamsem.errors import InvalidError
 
@@ -78,6 +79,58 @@ def options(name: str, value: object) -> Mapping[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
         raise InvalidError(f"{name} must map text to text", given=type(value).__name__)
     return dict(value)
+
+
+_SECRET_NAME = re.compile(
+    r"authorization|cookie|passphrase|passwd|password|(^|[._-])(pwd|sas|sig|signature)$|(api|access|account|private|secret|subscription)[-_.]?key(?![-_.]?id)"
+    r"|(secret|token|credential|credentials|connection[-_.]?string)$",
+    re.IGNORECASE,
+)
+_SECRET_QUERY = ("auth", "code", "jwt", "key", "pass", "token", "x-amz-security-token", "x-amz-signature")
+_PUBLIC_NAME = re.compile(r"token[-_.](uri|url|endpoint|expires)", re.IGNORECASE)
+
+
+def without_secrets(where: str, value: Any) -> None:
+    """
+    Refuse what holds a secret, as far as names and URLs tell: a spec is stored in the log, travels to the triggerer, and stands on command lines.
+
+    :param value: JSON: names that mean a secret, with a text; URLs with a password, or with a secret in their query
+    :raises InvalidError: names the places, without their values
+    """
+    found = sorted(_secrets(value, ()))
+    if found:
+        raise InvalidError(
+            f"{where} must hold no secret; a connection may",
+            given=found,
+            accepted="a connection of Airflow, by conn_id=",
+        )
+
+
+def _secrets(value: Any, path: tuple[str, ...]) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if isinstance(item, str) and item and _SECRET_NAME.search(name) and not _PUBLIC_NAME.search(name):
+                yield ".".join((*path, name))
+            else:
+                yield from _secrets(item, (*path, name))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _secrets(item, path)
+    elif isinstance(value, str) and _holds_secret(value):
+        yield ".".join(path)
+
+
+def _holds_secret(text: str) -> bool:
+    """Whether a text is a URL, or a path with a query, in which a secret stands."""
+    if "://" not in text and "?" not in text:
+        return False
+    try:
+        parts = urlsplit(text)
+        has_password = "://" in text and parts.password is not None
+    except ValueError:
+        return True
+    named = [name for name, value in parse_qsl(parts.query) if value]
+    return has_password or any(_SECRET_NAME.search(name) or name.lower() in _SECRET_QUERY for name in named)
 
 
 def known_keys(where: str, given: Mapping[str, Any], accepted: Collection[str]) -> None:

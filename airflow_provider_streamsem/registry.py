@@ -54,6 +54,11 @@ def knows(kind: Kind, name: str) -> bool:
     return name in _BUILT_IN[kind] or name in _others(kind)
 
 
+def is_built_in(kind: Kind, name: object) -> bool:
+    """Whether a name is this package's own. Reads no metadata of installed packages."""
+    return isinstance(name, str) and name in _BUILT_IN[kind]
+
+
 def lookup(kind: Kind, name: str) -> Any:
     """
     The class or factory of a name.

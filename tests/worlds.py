@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, RunResult, redo, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
-from airflow_provider_streamsem.readers.files import CommittedLog
+from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.readers.verify import Verdict, verify
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.memory import MemoryStore
@@ -36,6 +36,7 @@ class World:
     made: int = 0
     clocks: Any = field(default_factory=count)
     returned: list[RunResult] = field(default_factory=list)
+    ran: Pipeline | None = None
 
     def __post_init__(self) -> None:
         (self.root / "in").mkdir(parents=True, exist_ok=True)
@@ -85,6 +86,7 @@ class World:
     ) -> RunResult:
         """Run as a process of its own would, or redo the version ``redone``. What it returns is kept in ``returned``."""
         spec, log, engine = pipeline or self.pipeline(), self.log(store), engine or RowsEngine()
+        self.ran = pipeline
         if redone is not None:
             result = redo(spec, redone, run_key=run_key, log=log, engine=engine)
         else:
@@ -99,8 +101,6 @@ class World:
 
     def opened(self) -> CommittedLog:
         """The log to read."""
-        from airflow_provider_streamsem.readers.files import open_log
-
         return open_log(self.log())
 
     def dies(self, *arguments: Any, at: str = "read", batch: int = 1, **named: Any) -> None:
@@ -123,8 +123,8 @@ class World:
         return ids
 
     def verdict(self) -> Verdict:
-        """What verify says."""
-        return verify(self.log())
+        """What verify says of the pipeline that ran last."""
+        return verify(open_log(self.log(), pipeline=self.ran or self.pipeline()))
 
     def unannounced(self) -> list[int]:
         """The committed versions that no result names which a run has returned."""

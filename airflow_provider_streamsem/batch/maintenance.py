@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from airflow_provider_streamsem.arguments import text, whole
-from airflow_provider_streamsem.batch.opening import claim_datasets
+from airflow_provider_streamsem.batch.location import on_its_log
+from airflow_provider_streamsem.batch.opening import claim_datasets, find_record
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.publish import publishing
-from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines.dedup import STATE, state_files
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol import invariants, keys
@@ -88,7 +89,8 @@ class Vacuumed:
     bytes: int
 
 
-def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_run: bool = False) -> Vacuumed:
+@on_its_log
+def vacuum(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = None) -> Vacuumed:
     """
     Delete what losing attempts of closed versions left: files, then quarantined records, then manifests (V1 to V3); and rows that were staged for sinks
     outside the log, once their receipts are there (V4).
@@ -96,8 +98,15 @@ def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_ru
     Safe beside running writers: after a version's outcome exists, no other attempt of it can ever win. An attempt that still runs may write more; the next
     vacuum finds it.
 
-    :raises ConflictError: a dataset belongs to another log; nothing was deleted
+    :param pipeline: the user's own: only its datasets and its log are touched, never a place that something stored names (V5)
+    :param log: default: the log at ``pipeline.log``
+    :raises InvalidError: there is no log
+    :raises ConflictError: the log belongs to another pipeline, or a dataset to another log; nothing was deleted
     """
+    log = log or open_commit_log(pipeline.log)
+    record = find_record(pipeline, log)
+    if record is None:
+        raise InvalidError("there is no log at this place", log=pipeline.log)
     sinks = pipeline.sinks
     log.find_head()  # refuses a log that was moved
     if log.outcome(0) is None:  # nothing has lost, and a first run that died may have left its datasets unmarked
@@ -115,7 +124,7 @@ def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_ru
                 attempts.append((name, version, attempt_id))
                 size += sink.discard(version, attempt_id, dry_run=dry_run)
     if pipeline.dedup is not None:
-        remembered = state_files(pipeline.log)
+        remembered = state_files(log.store.url)  # beside the entries of the very log that was read
         for version, attempt_id in sorted(remembered.attempts()):
             if has_lost(version, attempt_id):
                 attempts.append((STATE, version, attempt_id))
@@ -134,9 +143,8 @@ def vacuum(log: CommitLog, record: PipelineRecord, pipeline: Pipeline, *, dry_ru
 def _attempt_of(key: str) -> tuple[int, str]:
     """Version and attempt of ``quarantine/<n>/<attempt>/…`` or ``attempts/<n>/<attempt>.json``; version -1 for another key."""
     parts = key.split("/")
-    if len(parts) < 3 or not parts[1].isdecimal():
-        return -1, ""
-    return int(parts[1]), parts[2].removesuffix(".json")
+    version = keys.position(parts[1]) if len(parts) > 2 and keys.is_relative(key) else None
+    return (-1, "") if version is None else (version, parts[2].removesuffix(".json"))
 
 
 class _Losers:

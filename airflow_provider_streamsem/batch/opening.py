@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem.batch.changes import changed_fields, described
-from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.batch.pipeline import Pipeline, stored_spec
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import ConflictError, DatasetTakenError, InvalidError
-from airflow_provider_streamsem.protocol import keys
-from airflow_provider_streamsem.protocol.codec import read_json
 from airflow_provider_streamsem.protocol.entries import PUBLISH, Genesis, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.sinks.contract import Sink
 from airflow_provider_streamsem.stores.contract import open_store
 
 
@@ -39,17 +38,8 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
     :raises UnsafeStoreError: a new log on a store that does not keep create-if-absent
     :raises ConflictError: the log is of another pipeline, or its versions were planned by a spec with other guarded fields; a dataset belongs to another log
     """
-    if open_store(pipeline.log).url != log.store.url:
-        raise InvalidError("the log that was given is not the pipeline's", pipeline=pipeline.log, given=log.store.url)
-    record = log.read_pipeline() or _create(pipeline, log)
-    if record.name != pipeline.name:
-        raise ConflictError(
-            "the log belongs to a pipeline of another name",
-            log=pipeline.log,
-            stored=record.name,
-            stored_uuid=record.pipeline_uuid,
-            given=pipeline.name,
-        )
+    record = find_record(pipeline, log) or _create(pipeline, log)
+    _check_name(pipeline, record)
     head = log.find_head()
     newest = head.outcome or head.plan
     if newest is None:
@@ -60,6 +50,32 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
     settle_spec(pipeline, log, newest.spec, version=newest.version)
     claim_datasets(pipeline, log, record, new=head.outcome is None)
     return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+
+
+def find_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord | None:
+    """
+    The log's ``pipeline.json``, or ``None`` where there is none.
+
+    :raises InvalidError: ``log`` is not the pipeline's
+    :raises ConflictError: the log belongs to a pipeline of another name
+    """
+    if open_store(pipeline.log).url != log.store.url:
+        raise InvalidError("the log that was given is not the pipeline's", pipeline=pipeline.log, given=log.store.url)
+    record = log.read_pipeline()
+    if record is not None:
+        _check_name(pipeline, record)
+    return record
+
+
+def _check_name(pipeline: Pipeline, record: PipelineRecord) -> None:
+    if record.name != pipeline.name:
+        raise ConflictError(
+            "the log belongs to a pipeline of another name",
+            log=pipeline.log,
+            stored=record.name,
+            stored_uuid=record.pipeline_uuid,
+            given=pipeline.name,
+        )
 
 
 def genesis(pipeline: Pipeline, log: CommitLog, *, fixes: bool) -> Offsets:
@@ -83,12 +99,21 @@ def claim_datasets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *
     :raises DatasetTakenError: a dataset belongs to another pipeline or log
     """
     for name, sink in pipeline.sinks.items():
-        try:
-            sink.claim(record.pipeline_uuid, pipeline.log, new=new)
-        except DatasetTakenError as error:
-            marked_log = str(error.fields["marked_log"])
-            if error.fields["marked_uuid"] != record.pipeline_uuid or log.moved(marked_log) is None:
-                raise DatasetTakenError(error.truth, pipeline=pipeline.name, sink=name, **error.fields) from error
+        claim_dataset(name, sink, log, record, url=pipeline.log, new=new)
+
+
+def claim_dataset(name: str, sink: Sink, log: CommitLog, record: PipelineRecord, *, url: str, new: bool) -> None:
+    """
+    As :func:`claim_datasets`, for one sink.
+
+    :param url: of the log, as marks name it
+    """
+    try:
+        sink.claim(record.pipeline_uuid, url, new=new)
+    except DatasetTakenError as error:
+        marked_log = str(error.fields["marked_log"])
+        if error.fields["marked_uuid"] != record.pipeline_uuid or log.moved(marked_log) is None:
+            raise DatasetTakenError(error.truth, pipeline=record.name, sink=name, **error.fields) from error
 
 
 def settle_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int) -> None:
@@ -100,7 +125,7 @@ def settle_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int
     """
     if pipeline.spec_sha256 == stored:
         return
-    before, now = read_json(log.read_spec(stored), keys.spec(stored))["guarded"], pipeline.guarded()
+    before, now = stored_spec(log.read_spec(stored))["guarded"], pipeline.guarded()
     if before != now:
         plan = log.plan(version)
         raise ConflictError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_provider_streamsem import arguments, registry
 from airflow_provider_streamsem.engines.dedup import Dedup
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.protocol.codec import canonical, plain, read_json, sha256
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.sinks.contract import Sink
@@ -106,6 +106,8 @@ class Pipeline:
                 "this source does not know these limits", given=unheeded, accepted=list(self.source.limits)
             )
         arguments.choice("on_data_loss", self.on_data_loss, ("fail", "record_gap"))
+        told = {name: part for name, part in self.without_transform().items() if name != "where"}
+        arguments.without_secrets(f"pipeline {self.name}:", told)
         if self.require is not None:
             from airflow_provider_streamsem.batch.guarantee import require
 
@@ -281,12 +283,13 @@ def load_pipeline(path: str) -> Pipeline:
     return from_json(spec, where=path)
 
 
-def pipeline_of_spec(data: bytes, log: str | None = None) -> Pipeline:
+def stored_spec(data: bytes) -> dict[str, Any]:
     """
-    A pipeline from the bytes of a stored spec, to read with: it has no transform.
+    A stored spec as data. Nothing is ever built of it: who may write to a log would choose what runs, where, and with which credentials.
 
-    :param log: where the log is now, if it may have been moved since
+    :raises LogDamagedError: it is not the JSON of a spec
     """
     spec = read_json(data, "specs/")
-    moved = {} if log is None else {"log": log}
-    return from_json({**spec, "transform": None, **moved}, where="the stored spec")
+    if not isinstance(spec, dict) or not all(isinstance(spec.get(name), dict) for name in ("sinks", "guarded")):
+        raise LogDamagedError("the log's spec is not one", invariant="I1")
+    return spec

@@ -10,6 +10,7 @@ from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.engines.schema import fields
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.protocol.entries import (
     Claim,
@@ -132,7 +133,7 @@ def batch_of(opened: Opened, outcome: Outcome, name: str) -> Batch:
         sink=name,
         version=outcome.version,
         committable=outcome.sinks[name],
-        schema=outcome.schemas.get(name, ""),
+        schema=_plain(outcome.schemas.get(name, "")),
         root=root,
         replaced=stands,
         expected_marker=outcome.markers.get(name),
@@ -166,6 +167,12 @@ def _applied(log: CommitLog, outcome: Outcome, name: str) -> Committable | None:
     receipts = log.receipts(outcome.version)
     receipt = None if receipts is None else receipts.sinks.get(name)
     return outcome.sinks[name] if receipt is not None and receipt.result == "applied" else None
+
+
+def _plain(schema: str) -> str:
+    if schema:
+        fields(schema)
+    return schema
 
 
 def publishing(pipeline: Pipeline, name: str) -> PublishingSink:

@@ -1,17 +1,57 @@
-"""Templates inside a spec, such as ``{{ run_id }}`` in a path. Airflow is not imported: a task brings what renders them."""
+"""
+Templates inside a spec, such as ``{{ run_id }}`` in a path. Airflow is not imported: a task brings what renders them.
+
+What a template gives is part of the spec, which is stored in the log. So a template does not read connections and variables, where deployments keep secrets.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json
+from airflow_provider_streamsem.errors import InvalidError
+
+_SECRET_SOURCES = {"conn", "var"}
 
 
 def holds_templates(pipeline: Pipeline) -> bool:
     """Whether any text of the spec is a template."""
     return _is_template(json.dumps(pipeline.to_json()))
+
+
+def refuse_secrets(pipeline: Pipeline) -> None:
+    """
+    Look at the names that the templates of a spec use, before any is rendered.
+
+    :raises InvalidError: a template reads a connection or a variable, or is not Jinja
+    """
+    texts = [text for text in _texts(pipeline.without_transform()) if _is_template(text)]
+    if not texts:
+        return
+    from jinja2 import Environment, TemplateSyntaxError, meta
+
+    for text in texts:
+        try:
+            used = meta.find_undeclared_variables(Environment().parse(text))
+        except TemplateSyntaxError as error:
+            raise InvalidError("a template of the pipeline is not Jinja", pipeline=pipeline.name, given=text) from error
+        if used & _SECRET_SOURCES:
+            raise InvalidError(
+                "a template of a pipeline must not read connections and variables: what it gives would be stored in the log, for whoever may read that",
+                pipeline=pipeline.name,
+                given=text,
+                accepted="conn_id= and log_conn_id= for what is secret or differs between deployments; run_id, ds, params, … in templates",
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def rendered(pipeline: Pipeline, render: Callable[[str], str], *, where: str) -> Pipeline:
@@ -23,6 +63,7 @@ def rendered(pipeline: Pipeline, render: Callable[[str], str], *, where: str) ->
     """
     if not holds_templates(pipeline):
         return pipeline
+    refuse_secrets(pipeline)
     return from_json(_rendered(pipeline.without_transform(), render), where=where).replace(transform=pipeline.transform)
 
 

@@ -33,16 +33,17 @@ class Command:
     name: str
     help: str
     arguments: tuple[Argument, ...]
+    builds: str = ""
+    """what it builds of a pipeline, so that the user's own file is needed: a log does not choose what runs, where, and with which credentials"""
 
 
 def _argument(*flags: str, **settings: Any) -> Argument:
     return Argument(flags, settings)
 
 
-_COMMON = (
-    _argument("target", metavar="LOG|PIPELINE.toml", help="URL or path of a commit log, or a pipeline file"),
-    _argument("--json", action="store_true", help="one JSON document on standard output"),
-)
+_LOG = _argument("target", metavar="LOG|PIPELINE.toml", help="URL or path of a commit log, or a pipeline file")
+_PIPELINE = _argument("target", metavar="PIPELINE.toml", help="a pipeline file; the URL of a log is not enough")
+_JSON = _argument("--json", action="store_true", help="one JSON document on standard output")
 _ENGINE = (
     _argument(
         "--run-key", help="names the run: the same key again gives the same result (default: one is made and printed)"
@@ -61,11 +62,13 @@ COMMANDS = (
         "run",
         "Run one batch, or with --drain batches until the end that the source has now.",
         (_argument("--drain", action="store_true", help="go on until the frozen target is reached"), *_ENGINE),
+        builds="source and sinks",
     ),
     Command(
         "redo",
         "Make the rows of a committed version anew, from the same ranges; readers switch by one object.",
         (_VERSION, *_ENGINE),
+        builds="source and sinks",
     ),
     Command(
         "log",
@@ -88,11 +91,12 @@ COMMANDS = (
         (_argument("--log-only", action="store_true", help="do not look at the files"),),
     ),
     Command("doctor", "Probe whether the log's store keeps create-if-absent.", ()),
-    Command("lag", "How far the pipeline is behind its source.", ()),
+    Command("lag", "How far the pipeline is behind its source.", (), builds="the source"),
     Command(
         "abort",
         "Close the open version as an abort; its range is planned anew by the next run.",
         (_VERSION, _argument("--reason", required=True, help="kept in the log")),
+        builds="the source",
     ),
     Command(
         "skip",
@@ -102,6 +106,7 @@ COMMANDS = (
             _argument("--sink", required=True, help="which sink"),
             _argument("--reason", required=True, help="kept in the log"),
         ),
+        builds="sinks",
     ),
     Command(
         "move-log",
@@ -115,18 +120,19 @@ COMMANDS = (
             ),
         ),
     ),
-    Command("explain", "What the pipeline guarantees, and why.", ()),
+    Command("explain", "What the pipeline guarantees, and why.", (), builds="source and sinks"),
     Command(
         "vacuum",
         "Delete what losing attempts of closed versions left.",
         (_argument("--dry-run", action="store_true", help="only say what would be deleted"),),
+        builds="sinks",
     ),
 )
 
 
 def arguments_of(command: Command) -> tuple[Argument, ...]:
     """A command's arguments, with those that all commands have."""
-    return (*_COMMON, *command.arguments)
+    return (_PIPELINE if command.builds else _LOG, _JSON, *command.arguments)
 
 
 def parser() -> argparse.ArgumentParser:

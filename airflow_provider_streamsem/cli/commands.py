@@ -6,9 +6,7 @@ them are the public ones.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cache
 from itertools import zip_longest
 
@@ -17,11 +15,12 @@ from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.batch.changes import changed_fields
 from airflow_provider_streamsem.batch.guarantee import guarantee, warnings
 from airflow_provider_streamsem.batch.location import located
-from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
+from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline, stored_spec
 from airflow_provider_streamsem.batch.publish import skip as skip_
 from airflow_provider_streamsem.batch.redo import redo as redo_
 from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.batch.run import run_batch
+from airflow_provider_streamsem.cli.arguments import COMMANDS
 from airflow_provider_streamsem.cli.output import Answer, Table
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog import doctor as doctor_
@@ -32,6 +31,7 @@ from airflow_provider_streamsem.engines.contract import Engine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
+from airflow_provider_streamsem.protocol.keys import N
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
 from airflow_provider_streamsem.readers.lag import lag as lag_of
@@ -43,11 +43,23 @@ def answer(args: argparse.Namespace) -> Answer:
     """Run the command that ``args.command`` names, on the log at a URL or on that of a pipeline file."""
     command: Callable[[argparse.Namespace], Answer] = globals()[args.command.replace("-", "_")]
     if not args.target.endswith(".toml"):
+        _refuse_without_pipeline(args)
         args.pipeline, args.log = None, args.target
         return command(args)
     with located(load_pipeline(args.target)) as args.pipeline:
         args.log = args.pipeline.log
         return command(args)
+
+
+def _refuse_without_pipeline(args: argparse.Namespace) -> None:
+    """Whoever may write to a log would choose what runs here, where, and with which credentials."""
+    builds = next(command.builds for command in COMMANDS if command.name == args.command)
+    if builds:
+        raise InvalidError(
+            f"`streamsem {args.command}` builds {builds}, and needs the pipeline file: the spec in a log is never used for that",
+            given=args.target,
+            accepted=f"streamsem {args.command} PIPELINE.toml",
+        )
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -64,8 +76,6 @@ def redo(args: argparse.Namespace) -> Answer:
 
 
 def _runnable(args: argparse.Namespace) -> tuple[Pipeline, Engine]:
-    if args.pipeline is None:
-        raise InvalidError(f"{args.command} needs a pipeline file", given=args.target, accepted="PIPELINE.toml")
     from airflow_provider_streamsem.engines.spark import SparkEngine, engine_of
 
     engine = (
@@ -88,9 +98,10 @@ def log(args: argparse.Namespace) -> Answer:
     if args.limit < 1:
         raise InvalidError("--limit must be a whole number of 1 or more", given=args.limit)
     opened = open_log(args.log)
-    sinks = opened.pipeline().sinks
+    # Attempts that died without a manifest lie in the datasets, which only the user's own pipeline names.
+    sinks = {} if args.pipeline is None else args.pipeline.sinks
     versions = [*opened.versions(limit=args.limit + 1)]
-    spec = cache(lambda digest: json.loads(opened.log.read_spec(digest)))
+    spec = cache(lambda digest: stored_spec(opened.log.read_spec(digest)))
     rows = [
         {**_version_row(opened, sinks, version), "changed": _changed(spec, before, version)}
         for version, before in zip_longest(versions[: args.limit], versions[1:])
@@ -152,7 +163,7 @@ def _ranges(ranges: Ranges) -> str:
 
 def show(args: argparse.Namespace) -> Answer:
     """``streamsem show``"""
-    whole("N", args.version, least=0)
+    whole("N", args.version, least=0, most=N - 1)
     opened = open_log(args.log)
     plan, outcome = opened.log.plan(args.version), opened.log.outcome(args.version)
     if plan is None:
@@ -184,7 +195,7 @@ def _files_of(outcome: Outcome) -> list[str]:
 
 def files(args: argparse.Namespace) -> Answer:
     """``streamsem files``"""
-    found = open_log(args.log).files(version=args.at, since=args.since, sink=args.sink)
+    found = open_log(args.log, pipeline=args.pipeline).files(version=args.at, since=args.since, sink=args.sink)
     return Answer(document={"files": [plain(file) for file in found]}, lines=[file.path for file in found])
 
 
@@ -196,6 +207,7 @@ def verify(args: argparse.Namespace) -> Answer:
     lines = [
         f"{'clean' if verdict.clean else 'FAULTS FOUND'}: {seen}",
         *[f"{name:<20} {count}" for name, count in sorted(verdict.counts.items())],
+        *[f"not checked without the pipeline file: sink {name}" for name in verdict.unchecked],
         *[f"{f.invariant} version={f.version} {f.what}" for f in verdict.findings],
     ]
     return Answer(document=document, lines=lines, exit_code=0 if verdict.clean else 1)
@@ -213,7 +225,7 @@ def doctor(args: argparse.Namespace) -> Answer:
 
 def lag(args: argparse.Namespace) -> Answer:
     """``streamsem lag``"""
-    found = lag_of(args.pipeline or open_log(args.log).pipeline())
+    found = lag_of(args.pipeline)
     age = "never" if found.last_commit_age_ms is None else f"{found.last_commit_age_ms / 1000:.0f} s ago"
     return Answer(
         document=plain(found),
@@ -224,10 +236,7 @@ def lag(args: argparse.Namespace) -> Answer:
 def abort(args: argparse.Namespace) -> Answer:
     """``streamsem abort``"""
     opened = open_log(args.log)
-    source = None
-    # Of a source that this machine cannot load, the abort keeps what the commit before it knew.
-    with suppress(InvalidError):
-        source = (args.pipeline or opened.pipeline()).source
+    source = args.pipeline.source
     outcome = maintenance.abort(opened.log, opened.record, args.version, reason=args.reason, source=source)
     told = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"
     return Answer(
@@ -237,8 +246,7 @@ def abort(args: argparse.Namespace) -> Answer:
 
 def skip(args: argparse.Namespace) -> Answer:
     """``streamsem skip``"""
-    pipeline = args.pipeline or open_log(args.log).pipeline()
-    receipts = skip_(pipeline, args.version, sink=args.sink, reason=args.reason)
+    receipts = skip_(args.pipeline, args.version, sink=args.sink, reason=args.reason)
     results = {name: receipt.result for name, receipt in receipts.sinks.items()}
     lines = [f"version {args.version}: sink {name}: {result}" for name, result in sorted(results.items())]
     return Answer(document={"version": args.version, "results": results}, lines=lines)
@@ -256,7 +264,7 @@ def move_log(args: argparse.Namespace) -> Answer:
 
 def explain(args: argparse.Namespace) -> Answer:
     """``streamsem explain``"""
-    pipeline = args.pipeline or open_log(args.log).pipeline()
+    pipeline = args.pipeline
     found, warned = guarantee(pipeline), warnings(pipeline)
     lines = str(found).split("\n")
     lines += [f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(found.sinks.items())]
@@ -266,8 +274,7 @@ def explain(args: argparse.Namespace) -> Answer:
 
 def vacuum(args: argparse.Namespace) -> Answer:
     """``streamsem vacuum``"""
-    opened = open_log(args.log)
-    done = maintenance.vacuum(opened.log, opened.record, opened.pipeline(), dry_run=args.dry_run)
+    done = maintenance.vacuum(args.pipeline, dry_run=args.dry_run)
     said = f"{len(done.attempts)} attempts and {len(done.keys)} objects of the log, {done.bytes} bytes"
     return Answer(
         document={**plain(done), "dry_run": args.dry_run},

@@ -196,6 +196,8 @@ class CommitLog:
 
     def read_spec(self, digest: str) -> bytes:
         """A pipeline spec by its sha256."""
+        if not keys.is_digest(digest):
+            raise LogDamagedError("a pipeline spec is not named by its sha256", invariant="R6", spec=digest)
         data = self.read(keys.spec(digest))
         if data is None or sha256(data) != digest:
             raise LogDamagedError(

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.protocol.codec import plain
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.protocol.codec import build, plain
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
 from airflow_provider_streamsem.sinks.files import FilesSink
 
@@ -111,7 +111,7 @@ class Layer:
 
 def layers_of(state: Json, dedup: Dedup, now_ms: int) -> list[Layer]:
     """The layers that are still remembered, oldest first: without those that are wholly before the cutoff, or beyond the newest ``rows``."""
-    layers = [_layer(item) for item in (state or {}).get("dedup", [])]
+    layers = stored_layers(state)
     kept: list[Layer] = []
     rows = 0
     for layer in reversed(layers):
@@ -123,9 +123,25 @@ def layers_of(state: Json, dedup: Dedup, now_ms: int) -> list[Layer]:
     return kept[::-1]
 
 
-def _layer(item: Json) -> Layer:
-    files = tuple(DataFile(**{**file, "stats": ""}) for file in item["files"])
-    return Layer(newest_ms=item["newest_ms"], rows=item["rows"], files=files)
+def stored_layers(state: Json) -> list[Layer]:
+    """
+    The layers that an outcome names, oldest first.
+
+    :raises LogDamagedError: the state is of another form, or a key leads out of the state's place
+    """
+    if state is None:
+        return []
+    given = state.get("dedup", []) if isinstance(state, dict) else None
+    if not isinstance(given, list):
+        raise LogDamagedError("what an outcome remembers is not a list of layers", invariant="R6")
+    layers = [build(Layer, item, "state") for item in given]
+    if any(_is_no_bucket(file.partition.get(BUCKET)) for layer in layers for file in layer.files):
+        raise LogDamagedError("a file of remembered ids is of no bucket", invariant="R6")
+    return layers
+
+
+def _is_no_bucket(value: str | None) -> bool:
+    return value is not None and (not value.isdecimal() or not value.isascii() or len(value) > 3)
 
 
 def absorbed(layers: Sequence[Layer], rows: int) -> int:
@@ -168,5 +184,5 @@ def state_files(log: str, *, bucketed: bool = False) -> FilesSink:
 
 def is_complete(log: str, state: Json) -> bool:
     """Whether every file of a state is there with the recorded size and checksum (W17)."""
-    files = tuple(file for item in (state or {}).get("dedup", []) for file in _layer(item).files)
+    files = tuple(file for layer in stored_layers(state) for file in layer.files)
     return not files or state_files(log).is_complete(Committable(format="parquet", rows=0, files=files))

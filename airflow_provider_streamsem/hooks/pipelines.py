@@ -10,7 +10,7 @@ from typing import Any
 from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.batch.location import located
 from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
-from airflow_provider_streamsem.batch.templates import rendered
+from airflow_provider_streamsem.batch.templates import refuse_secrets, rendered
 from airflow_provider_streamsem.connections import looked_up_by
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.failures import mapped
@@ -34,7 +34,7 @@ class HasPipeline:
         """
         Keep the argument. A file that is there while the DAG is parsed is checked then, ``require`` included; it is read again when the task runs.
 
-        :raises InvalidError: neither a Pipeline nor a path, or the file's pipeline is not acceptable
+        :raises InvalidError: neither a Pipeline nor a path, the file's pipeline is not acceptable, or a template reads a connection or a variable
         """
         if not isinstance(pipeline, (Pipeline, str)):
             raise InvalidError(
@@ -44,8 +44,11 @@ class HasPipeline:
             )
         self.pipeline = pipeline if isinstance(pipeline, Pipeline) else None
         self.pipeline_file = text("pipeline", pipeline) if isinstance(pipeline, str) else None
+        found = self.pipeline
         if self.pipeline_file and os.path.isfile(self.pipeline_file):
-            load_pipeline(self.pipeline_file)
+            found = load_pipeline(self.pipeline_file)
+        if found is not None:
+            refuse_secrets(found)
 
     def rendered_pipeline(self, context: Any) -> Pipeline:
         """

@@ -13,7 +13,6 @@ from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.protocol.codec import plain
-from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.readers.verify import verify
 
 _SHOWN = 5
@@ -25,7 +24,7 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
 
     Safe beside running batches. The result is ``{"attempts": n, "keys": n, "bytes": n, "dry_run": bool}``.
 
-    :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated); the datasets are those that the log names
+    :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated); only its own datasets are touched
     :param dry_run: only say what would be deleted
     """
 
@@ -40,8 +39,7 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     def execute(self, context: Any) -> dict[str, Any]:
         """Delete, and answer how much it was."""
         with self.pipeline_on_its_log(context) as pipeline:
-            opened = open_log(pipeline.log)
-            done = vacuum(opened.log, opened.record, opened.pipeline(), dry_run=self.only_say)
+            done = vacuum(pipeline, dry_run=self.only_say)
         return {
             "attempts": len(done.attempts),
             "keys": len(done.keys),

@@ -142,6 +142,8 @@ def spilled(cls: type[Any], body: Mapping[str, Json]) -> dict[str, str]:
         value = body.get(name)
         if isinstance(value, dict) and set(value) == {_SPILL, "bytes"}:
             found[name] = str(value[_SPILL])
+            if not keys.is_digest(found[name]):
+                raise LogDamagedError("a spilled part is not named by its sha256", invariant="R6", field=name)
     return found
 
 
@@ -179,6 +181,21 @@ def _canonical_or_damaged(key: str, body: Json) -> bytes:
         raise LogDamagedError("an entry holds a value that has no canonical form", invariant="I1", key=key) from error
 
 
+def lines(key: str, data: bytes) -> list[dict[str, Json]]:
+    """
+    The records of an object of JSON lines.
+
+    :raises LogDamagedError: a line is not a JSON object
+    """
+    try:
+        found = [json.loads(line) for line in data.split(b"\n") if line]
+    except (ValueError, RecursionError):
+        found = [None]
+    if not all(isinstance(record, dict) for record in found):
+        raise LogDamagedError("a line is not a JSON object", invariant="I1", key=key)
+    return found
+
+
 def decode(cls: type[E], key: str, data: bytes, parts: Mapping[str, bytes] | None = None) -> E:
     """
     An entry from its bytes.
@@ -195,7 +212,7 @@ def decode(cls: type[E], key: str, data: bytes, parts: Mapping[str, bytes] | Non
             )
         body[name] = read_json(part, keys.spill(digest))
     _check_texts(body, key)
-    built: E = _build(cls, body, key)
+    built: E = build(cls, body, key)
     return built
 
 
@@ -212,7 +229,13 @@ def _check_texts(body: Mapping[str, Json], key: str) -> None:
             read_json(text, key)
 
 
-def _build(cls: type[Any], body: Json, where: str) -> Any:
+def build(cls: type[Any], body: Json, where: str) -> Any:
+    """
+    A record of the protocol from parsed JSON.
+
+    :param where: names the record in errors
+    :raises LogDamagedError: a field is missing, is of another type, or holds a key that leads out of its place
+    """
     if not isinstance(body, dict):
         raise LogDamagedError("a field has another type than the protocol gives it", invariant="I1", where=where)
     hints = _hints(cls)  # type: ignore[arg-type]
@@ -252,7 +275,7 @@ def _value(hint: Any, value: Json, where: str) -> Any:
     if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, dict):
         return {str(k): _value(args[1], item, f"{where}.{k}") for k, item in value.items()}
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _build(hint, value, where)
+        return build(hint, value, where)
     if hint in (int, str) and type(value) is hint:
         return value
     raise LogDamagedError("a field has another type or value than the protocol gives it", invariant="I1", where=where)

@@ -1,7 +1,8 @@
 """
 The entries of the log: frozen records, fields as in PROTOCOL.md section 2.
 
-They hold no behaviour beyond naming themselves. Times are milliseconds UTC, sizes bytes, ranges ``[start, end)``.
+They hold no behaviour beyond naming themselves, and refuse keys that lead out of their place (R6).
+Times are milliseconds UTC, sizes bytes, ranges ``[start, end)``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.protocol import keys as keys_
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 
 FORMAT = 1
@@ -73,6 +76,10 @@ class DataFile:
     partition: Mapping[str, str | None] = field(default_factory=dict)
     stats: str = field(default="", metadata=SPARSE)
 
+    def __post_init__(self) -> None:
+        if not keys_.is_written(self.key):
+            raise LogDamagedError("a file's key leads out of its dataset", invariant="R6", key=self.key)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committable:
@@ -89,6 +96,12 @@ class Quarantine:
 
     rows: int = 0
     keys: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for key in self.keys:
+            if not keys_.is_written(key) or not key.startswith(keys_.QUARANTINE):
+                what = "a key of quarantined records leads out of the log's quarantine"
+                raise LogDamagedError(what, invariant="R6", key=key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,6 +368,10 @@ class FoundFile:
     bytes: int
     identity: str
     mtime_ns: int
+
+    def __post_init__(self) -> None:
+        if not keys_.is_relative(self.path):
+            raise LogDamagedError("a discovered file's path leads out of the source", invariant="R6", path=self.path)
 
 
 FileKey: TypeAlias = tuple[str, str]

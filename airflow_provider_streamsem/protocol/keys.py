@@ -14,8 +14,33 @@ DISCOVERED = "discovered/"
 ANNOUNCED = "announced/"
 SOURCES = "sources/"
 
-_ENTRY = re.compile(r"log/(\d{8})/(\d{12})-(\d+)\.([pcd])\.json")
-_NEWEST_FIRST = re.compile(r".*/(\d{12})-(\d+)\.json")
+QUARANTINE = "quarantine/"
+
+_ENTRY = re.compile(r"log/([0-9]{8})/([0-9]{12})-([0-9]{1,13})\.([pcd])\.json")
+_NEWEST_FIRST = re.compile(r".*/([0-9]{12})-([0-9]{1,12})\.json")
+_POSITION = re.compile(r"[0-9]{1,12}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NEVER_WRITTEN = re.compile(r"[\\\x00-\x1f\x7f]")
+
+
+def is_relative(key: str) -> bool:
+    """Whether a key names an object below its root: no part is empty, ``.`` or ``..``, and no character is NUL (R6)."""
+    return "\0" not in key and not any(part in ("", ".", "..") for part in key.split("/"))
+
+
+def is_written(key: str) -> bool:
+    """Whether a writer of this format can have made a relative key: without backslashes and control characters, too (R6)."""
+    return is_relative(key) and _NEVER_WRITTEN.search(key) is None
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text is a sha256 in hexadecimal digits, by which specs and spills are named."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def position(text: str) -> int | None:
+    """The position that a part of a key names, or ``None`` where it names none."""
+    return int(text) if _POSITION.fullmatch(text) else None
 
 
 def _inv(n: int) -> str:
@@ -121,7 +146,7 @@ def parse_newest_first(key: str) -> int | None:
 
 def quarantine(version: int, attempt_id: str, part: int) -> str:
     """Key of one part of the records of an attempt that could not be parsed."""
-    return f"quarantine/{version}/{attempt_id}/{part:05d}.jsonl"
+    return f"{QUARANTINE}{version}/{attempt_id}/{part:05d}.jsonl"
 
 
 def claim(version: int, sink: str, part: int, round: int = 0) -> str:
@@ -170,7 +195,8 @@ def attempt_of_data(key: str) -> tuple[int, str] | None:
     Writers of Iceberg spread a table's files over directories of binary digits, ``data/1101/0001/…``: an attempt's id is a uuid, and never a short number.
     """
     parts = key.split("/", 3)
-    if len(parts) < 4 or parts[0] != "data" or not parts[1].isdecimal():
+    version = position(parts[1]) if len(parts) == 4 and parts[0] == "data" else None
+    if version is None or parts[2] in ("", ".", ".."):
         return None
     is_number = parts[2].isdecimal() and len(parts[2]) < 32
-    return None if is_number or not parts[2] else (int(parts[1]), parts[2])
+    return None if is_number else (version, parts[2])

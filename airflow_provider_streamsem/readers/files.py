@@ -7,13 +7,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_streamsem import registry
 from airflow_provider_streamsem.arguments import whole
-from airflow_provider_streamsem.batch.pipeline import Pipeline, pipeline_of_spec
+from airflow_provider_streamsem.batch.opening import claim_dataset
+from airflow_provider_streamsem.batch.pipeline import Pipeline, stored_spec
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
-from airflow_provider_streamsem.protocol.codec import read_json
+from airflow_provider_streamsem.protocol.codec import lines
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan, Receipts
 from airflow_provider_streamsem.protocol.view import LogView
+from airflow_provider_streamsem.sinks.contract import Sink
+from airflow_provider_streamsem.sinks.files import FilesSink
 from airflow_provider_streamsem.stores.contract import split_url
 
 
@@ -62,25 +66,74 @@ class CommittedLog:
 
     :param log: the commit log
     :param record: its ``pipeline.json``
+    :param pipeline: the user's own, if it was given: then its sinks are read, else the datasets of files that the stored spec names
     """
 
     log: CommitLog
     record: PipelineRecord
-    _pipeline: Pipeline | None = field(default=None)
+    pipeline: Pipeline | None = None
+    _sinks: Mapping[str, Sink | str] | None = field(default=None)
+    _owned: set[str] = field(default_factory=set)
 
     @property
     def head(self) -> int:
         """The newest closed version; -1 where there is none."""
         return self.log.closed_head()
 
-    def pipeline(self) -> Pipeline:
-        """The spec of the newest outcome, else of Plan(0), else of the run that created the log; its transform is only a name."""
-        if self._pipeline is None:
-            head = self.log.find_head()
-            newest = head.outcome or head.plan
-            spec = self.log.read_spec(self.record.spec if newest is None else newest.spec)
-            self._pipeline = pipeline_of_spec(spec, self.log.store.url)
-        return self._pipeline
+    @property
+    def sinks(self) -> Mapping[str, Sink | str]:
+        """
+        The sinks by their names. Without the user's pipeline a sink of another kind than files is only its ``type``: a stored spec builds nothing that
+        connects, and loads no code.
+
+        :raises LogDamagedError: the stored spec is not one
+        """
+        if self._sinks is None:
+            self._sinks = self._stored_sinks() if self.pipeline is None else self.pipeline.sinks
+        return self._sinks
+
+    def _stored_sinks(self) -> dict[str, Sink | str]:
+        head = self.log.find_head()
+        newest = head.outcome or head.plan
+        spec = stored_spec(self.log.read_spec(self.record.spec if newest is None else newest.spec))
+        found: dict[str, Sink | str] = {}
+        for name, given in spec["sinks"].items():
+            if not isinstance(given, dict) or not isinstance(given.get("type"), str):
+                raise LogDamagedError("a sink of the stored spec is not one", invariant="I1", sink=name)
+            found[name] = given["type"]
+            if given["type"] == "files":
+                try:
+                    found[name] = FilesSink(path=given.get("path", ""), format=given.get("format", "parquet"))
+                except InvalidError as error:
+                    what = "a dataset of the stored spec is not one"
+                    raise LogDamagedError(what, invariant="I1", sink=name) from error
+        return found
+
+    def dataset(self, name: str) -> Sink:
+        """
+        A sink whose rows become visible by the log, after its dataset's mark was found to name this very log: a stored spec leads nowhere else.
+
+        :raises InvalidError: no such sink, or one that publishes outside the log
+        :raises ConflictError: the dataset belongs to another log
+        :raises LogDamagedError: the dataset has no mark
+        """
+        if name not in self.sinks:
+            raise InvalidError("the pipeline has no such sink", given=name, accepted=sorted(self.sinks))
+        sink = self.sinks[name]
+        if isinstance(sink, str) and not registry.is_built_in("sinks", sink):
+            what = "a sink of a type that another package brings is read with the pipeline's own file"
+            raise InvalidError(what, sink=name, type=sink, accepted="PIPELINE.toml, or open_log(…, pipeline=)")
+        if isinstance(sink, str) or sink.publishes:
+            what = "this sink's rows are published outside the log: read them where they are"
+            raise InvalidError(what, sink=name, type=sink if isinstance(sink, str) else registry.name_of("sinks", sink))
+        if name not in self._owned:
+            claim_dataset(name, sink, self.log, self.record, url=self.log.store.url, new=False)
+            self._owned.add(name)
+        return sink
+
+    def _is_published(self, name: str) -> bool:
+        sink = self.sinks.get(name)
+        return registry.is_built_in("sinks", sink) if isinstance(sink, str) else sink is not None and sink.publishes
 
     def view(self, *, version: int | None = None, since: int | None = None) -> LogView:
         """The log folded at ``version``: files of versions above ``since``, totals of the whole."""
@@ -118,28 +171,24 @@ class CommittedLog:
         )
 
     def _named(self, view: LogView, sink: str | None) -> list[CommittedFile]:
-        sinks = self.pipeline().sinks
-        if sink is not None and sink not in sinks:
-            raise InvalidError("the pipeline has no such sink", given=sink, accepted=sorted(sinks))
-        if sink is not None and sinks[sink].publishes:
-            raise InvalidError(
-                "this sink's rows are published outside the log: read them where they are",
-                sink=sink,
-                place=sinks[sink].place,
-            )
+        if sink is not None:
+            self.dataset(sink)
+        shown = [f for f in view.files if sink in (None, f.sink) and not self._is_published(f.sink)]
+        foreign = sorted({f.sink for f in shown} - {*self.sinks})
+        if foreign:
+            raise LogDamagedError("an outcome names sinks that the spec does not have", invariant="I8", sinks=foreign)
         return [
             CommittedFile(
                 version=f.version,
                 sink=f.sink,
-                path=_joined(sinks[f.sink].place, f.file.key),
-                format=sinks[f.sink].format,
+                path=_joined(self.dataset(f.sink).place, f.file.key),
+                format=self.dataset(f.sink).format,
                 bytes=f.file.bytes,
                 rows=f.file.rows,
                 partition=f.file.partition,
                 checksum=f.file.checksum,
             )
-            for f in view.files
-            if sink in (None, f.sink) and not sinks[f.sink].publishes
+            for f in shown
         ]
 
     def schema(self, sink: str, *, version: int | None = None) -> str | None:
@@ -166,7 +215,7 @@ class CommittedLog:
                 data = self.log.read(key)
                 if data is None:
                     raise LogDamagedError("quarantined records are missing", invariant="I6", key=key)
-                yield from (read_json(line, key) for line in data.splitlines())
+                yield from lines(key, data)
 
     def versions(self, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Version]:
         """The versions with what is stored of them, an open one included."""
@@ -186,11 +235,12 @@ def _joined(place: str, key: str) -> str:
     return os.path.join(rest, key) if scheme == "file" else f"{place.rstrip('/')}/{key}"
 
 
-def open_log(log: str | CommitLog) -> CommittedLog:
+def open_log(log: str | CommitLog, *, pipeline: Pipeline | None = None) -> CommittedLog:
     """
     Open a log for reading.
 
     :param log: its URL
+    :param pipeline: the user's own, whose sinks are then read; needed for sinks of types that other packages bring
     :raises InvalidError: there is no log
     """
     opened = log if isinstance(log, CommitLog) else open_commit_log(log)
@@ -200,4 +250,4 @@ def open_log(log: str | CommitLog) -> CommittedLog:
             "there is no log at this place: no pipeline has run on it yet, or the place is another",
             log=opened.store.url,
         )
-    return CommittedLog(opened, record)
+    return CommittedLog(opened, record, pipeline)

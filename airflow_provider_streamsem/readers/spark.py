@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.engines.schema import fields
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.stores.contract import spark_path
 
@@ -37,7 +37,7 @@ def read_committed(
     from airflow_provider_streamsem.sinks.write import TEXT_OPTIONS
 
     opened = open_log(log) if isinstance(log, str) else log
-    sinks = opened.pipeline().sinks
+    sinks = opened.sinks
     if sink is None and len(sinks) > 1:
         raise InvalidError("the pipeline has several sinks: name one", accepted=sorted(sinks))
     name = sink or next(iter(sinks))
@@ -48,7 +48,13 @@ def read_committed(
         raise InvalidError(
             "nothing was committed yet, so the columns are not known", log=opened.log.store.url, version=at
         )
-    schema = StructType.fromJson(json.loads(stored))
+    try:
+        schema = StructType.fromJson({"type": "struct", "fields": fields(stored)})
+    except StreamsemError:
+        raise
+    except Exception as error:
+        what = "a recorded schema is not one of this Spark; it was not used"
+        raise LogDamagedError(what, invariant="R6", version=at, sink=name) from error
     if not files:
         return spark.createDataFrame([], schema)
     return (

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from airflow_provider_streamsem.batch.location import on_its_log
-from airflow_provider_streamsem.batch.opening import claim_datasets
+from airflow_provider_streamsem.batch.opening import claim_dataset, find_record
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.publish import publishing
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
@@ -60,6 +60,7 @@ class Verdict:
     :param counts: rows over all commits, as the outcomes have them
     :param files: visible files; ``rows`` by sink as counted in the files themselves. Files that redos replaced are checked too, and not counted
     :param orphans: files of attempts that lost or died: invisible, removed by vacuum
+    :param unchecked: sinks whose files and markers were not looked at: only the pipeline's own file says how they are reached
     """
 
     log: str
@@ -69,6 +70,7 @@ class Verdict:
     files: int = 0
     rows: dict[str, int] = field(default_factory=dict)
     orphans: int = 0
+    unchecked: tuple[str, ...] = ()
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -77,19 +79,23 @@ class Verdict:
         return not self.findings
 
 
-def verify(log: str | CommitLog | Pipeline, *, files: bool = True) -> Verdict:
+def verify(log: str | CommitLog | CommittedLog | Pipeline, *, files: bool = True) -> Verdict:
     """
     Check a log from its first version to its head, and every visible file: size, checksum, rows counted anew.
 
     Reads everything once; writes nothing. An open version is not a fault.
 
-    :param log: URL of a log, an opened one, or a pipeline (whose datasets are then looked at even where there is no log)
+    :param log: URL of a log, an opened one, or the user's own pipeline. Only the pipeline says how sinks outside the log are reached, whose markers are then
+        checked, too; and its datasets are looked at even where there is no log
     :param files: ``False`` checks only the log
     """
     if isinstance(log, Pipeline):
         return _verified(log, files=files)
-    commit_log = log if isinstance(log, CommitLog) else open_commit_log(log)
-    check = _Verification(open_log(commit_log), Verdict(log=commit_log.store.url))
+    return _of_log(log if isinstance(log, CommittedLog) else open_log(log), files=files)
+
+
+def _of_log(opened: CommittedLog, *, files: bool) -> Verdict:
+    check = _Verification(opened, Verdict(log=opened.log.store.url))
     check.run(files)
     return check.verdict
 
@@ -97,7 +103,9 @@ def verify(log: str | CommitLog | Pipeline, *, files: bool = True) -> Verdict:
 @on_its_log
 def _verified(pipeline: Pipeline, *, files: bool) -> Verdict:
     commit_log = open_commit_log(pipeline.log)
-    return _without_log(pipeline) if commit_log.read_pipeline() is None else verify(commit_log, files=files)
+    if find_record(pipeline, commit_log) is None:
+        return _without_log(pipeline)
+    return _of_log(open_log(commit_log, pipeline=pipeline), files=files)
 
 
 def _without_log(pipeline: Pipeline) -> Verdict:
@@ -306,41 +314,56 @@ class _Verification:
 
     def _files(self, outcomes: list[Outcome]) -> None:
         """Every visible file: there, unchanged, counted anew, and named once."""
-        try:
-            pipeline = self.opened.pipeline()
-        except StreamsemError:
-            if (
-                self.verdict.findings
-            ):  # the head is damaged, which was found above; without it the datasets are not known
-                return
-            raise
-        self._markers(pipeline, outcomes)
-        if outcomes and not dedup.is_complete(pipeline.log, outcomes[-1].state):
+        if self.opened.pipeline is not None:
+            self._try(partial(self._markers, self.opened.pipeline, outcomes))
+        place = self.opened.log.store.url
+        state = None if not outcomes else outcomes[-1].state
+        if self._try(partial(dedup.is_complete, place, state)) is False:
             self._found("I6", "a file of what is remembered is missing or was changed", version=outcomes[-1].version)
         named: set[tuple[str, str]] = set()
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
-        if outcomes:  # a first run that died before its first version may have left its datasets unmarked
-            self._try(partial(claim_datasets, pipeline, self.opened.log, self.opened.record, new=False))
-        for name in pipeline.sinks:
-            self.verdict.rows[name] = 0
+        sinks = self._own_sinks(is_marked=bool(outcomes))
         for outcome in outcomes:
             for name, committable in outcome.sinks.items():
-                for file in committable.files:
+                if name not in self.opened.sinks:
+                    self._found("I8", "an outcome names a sink that the spec does not have", version=outcome.version)
+                for file in committable.files if name in sinks else ():
                     if (name, file.key) in named or f"/{outcome.attempt_id}/" not in file.key:
                         what = "a file is named twice, or lies outside its attempt's own place"
                         self._found("I8", what, version=outcome.version, key=file.key)
                     named.add((name, file.key))
-                    if pipeline.sinks[name].publishes and outcome.version in self._published:
+                    if sinks[name].publishes and outcome.version in self._published:
                         continue  # they are the table's own now, or vacuum's
-                    check = partial(_file, pipeline.sinks[name], file, committable.format, outcome.version)
+                    check = partial(_file, sinks[name], file, committable.format, outcome.version)
                     rows = self._try(check, version=outcome.version) or 0
                     if outcome.version not in replaced:
                         self.verdict.rows[name], self.verdict.files = (
                             self.verdict.rows[name] + rows,
                             self.verdict.files + 1,
                         )
-        for name, sink in pipeline.sinks.items():
+        for name, sink in sinks.items():
             self.verdict.orphans += sum((name, key) not in named for key in _data_keys(sink))
+
+    def _own_sinks(self, *, is_marked: bool) -> dict[str, Sink]:
+        """
+        The sinks whose places this log owns: no other place is looked into, whatever a stored spec names.
+
+        :param is_marked: a first run that died before its first version may have left its datasets unmarked
+        """
+        found: dict[str, Sink] = {}
+        for name, sink in (self._try(lambda: self.opened.sinks) or {}).items():
+            if isinstance(sink, str):
+                self.verdict.unchecked = (*self.verdict.unchecked, name)
+                continue
+            self.verdict.rows[name] = 0
+            log, record = self.opened.log, self.opened.record
+            claim = partial(claim_dataset, name, sink, log, record, url=log.store.url, new=False)
+            known = len(self.verdict.findings)
+            if is_marked:
+                self._try(claim)
+            if len(self.verdict.findings) == known:
+                found[name] = sink
+        return found
 
 
 def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:

@@ -100,7 +100,7 @@ class IcebergSink(TableSink):
         arguments.text(f"{where} table", self.table, pattern=r"[^.\s]+(\.[^.\s]+)+", accepted="namespace.table")
         arguments.text(f"{where} catalog", self.catalog)
         object.__setattr__(self, "properties", arguments.options(f"{where} properties", self.properties))
-        iceberg_catalog.without_secrets(where, self.properties)
+        iceberg_catalog.check_properties(where, self.properties)
         if self.conn_id is not None:
             arguments.text(f"{where} conn_id", self.conn_id)
         if self.expire_after_s is not None:
@@ -199,7 +199,7 @@ class IcebergSink(TableSink):
                         return None
                     if version == batch.version:
                         return _receipt(batch, table, key, word)
-                except PublishError:
+                except (PublishError, InvalidError):
                     raise
                 except Exception as error:  # whatever it says, it may have landed
                     cause = error
@@ -328,6 +328,8 @@ class IcebergSink(TableSink):
         """
         try:
             return self._loaded(catalog)
+        except InvalidError:
+            raise
         except Exception as error:
             kind = UnavailableError if is_transient(error) else refusal
             raise kind("the Iceberg table cannot be loaded", table=self.table, problem=type(error).__name__) from error

@@ -1,13 +1,20 @@
-"""Opening a pyiceberg catalog by its name, properties and connection; none of their values gets into an error, a log or a spec."""
+"""
+Opening a pyiceberg catalog by its name, properties and connection; none of their values gets into an error, a log or a spec.
+
+pyiceberg imports and calls what some properties name, those of a catalog's server and of a table among them. So properties are held against a list here,
+and those of others are searched for such names.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
+from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.stores import s3
@@ -16,9 +23,13 @@ from airflow_provider_streamsem.stores.contract import split_url
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-_SECRET = re.compile(
-    r"(^auth($|\.))|authorization|((password|secret|token|credential|access-key|account-key|connection-string)$)",
-    re.IGNORECASE,
+_WORDS = (
+    "audience", "credential", "downcast-ns-timestamp-to-us-on-write", "echo", "init_catalog_tables", "location", "namespace-separator",
+    "oauth2-server-uri", "pool_pre_ping", "prefix", "resource", "rest-page-size", "scan-planning-mode", "scope", "snapshot-loading-mode", "table-name",
+    "token", "type", "ugi", "uri", "view-endpoints-supported", "warehouse",
+)  # fmt: skip
+_FAMILIES = (
+    r"(adls|client|dynamodb|gcp\.bigquery|gcs|glue|hdfs|header|hf|hive|lock-check|rest|s3|s3tables)[.-][A-Za-z0-9._-]+"
 )
 _OF_SERVICES = {
     "sqlalchemy.OperationalError",
@@ -32,27 +43,67 @@ _OF_SERVICES = {
     "google.TooManyRequests",
 }
 """base classes of errors of the catalogs' own clients, which may not be installed"""
-_CODE = ("py-catalog-impl", "py-io-impl", "py-location-provider-impl")
+_ACCEPTED = re.compile(rf"{'|'.join(map(re.escape, _WORDS))}|{_FAMILIES}")
+_CODE = re.compile(r"impl$|^auth($|\.)|^gcs\.session-kwargs$", re.IGNORECASE)
+_CODE_OF_OTHERS = re.compile(r"(^|\.)py-[a-z.-]*impl$|^s3\.retry-strategy-impl$", re.IGNORECASE)
+_PLAIN_HEADERS = ("header.x-iceberg-access-delegation",)
+_PLAIN_SCHEMES = ("http", "https", "thrift")
+_URI_QUERY = ("application_name", "charset", "connect_timeout", "sslcert", "sslkey", "sslmode", "sslrootcert")
 
 
-def without_secrets(where: str, properties: Mapping[str, str]) -> None:
+def check_properties(where: str, properties: Mapping[str, str], *, accepts_secrets: bool = False) -> None:
     """
-    Refuse properties that hold a secret, as far as that can be told: they would be stored in the log with the spec.
+    Refuse properties that are no data: those that name code, and those that nobody has looked at.
 
+    :param accepts_secrets: of a connection; a spec is stored in the log, and must hold none
     :raises InvalidError: names them, without their values
     """
-    secret = sorted(name for name, value in properties.items() if _SECRET.search(name) or _has_password(value))
-    if secret:
+    refused = sorted(name for name in properties if _CODE.search(name) or not _ACCEPTED.fullmatch(name))
+    if refused:
         raise InvalidError(
-            f"{where} properties that hold a secret must come from a connection", given=secret, accepted="conn_id="
+            f"{where} properties hold names that are not accepted: pyiceberg may load code by them",
+            given=refused,
+            accepted=[*_WORDS, "adls.*", "client.*", "gcs.*", "glue.*", "header.*", "hive.*", "rest.*", "s3.*", "…"],
+        )
+    query = set(parse_qs(_query(properties.get("uri", "")), keep_blank_values=True)) - {*_URI_QUERY}
+    if query:
+        what = f"{where} uri holds settings of a database driver that are not accepted: drivers may load code by them"
+        raise InvalidError(what, given=sorted(query), accepted=list(_URI_QUERY))
+    headers = [name for name in properties if name.startswith("header.") and name.lower() not in _PLAIN_HEADERS]
+    if headers and not accepts_secrets:
+        what = f"{where} properties that may hold a secret must come from a connection"
+        raise InvalidError(what, given=sorted(headers), accepted="conn_id=")
+    if not accepts_secrets:
+        arguments.without_secrets(f"{where} properties", properties)
+
+
+def _query(uri: str) -> str:
+    """The query of a database's URL. That of a server is its own matter."""
+    parts = urlsplit(uri)
+    return "" if parts.scheme in _PLAIN_SCHEMES else parts.query
+
+
+def _refuse_code(what: str, properties: Mapping[str, Any]) -> None:
+    code = sorted(name for name in properties if _CODE_OF_OTHERS.search(name))
+    if code:
+        raise InvalidError(
+            f"{what} names code for pyiceberg to load; it was not loaded, and no row was published", given=code
         )
 
 
-def _has_password(value: str) -> bool:
-    try:
-        return "://" in value and urlsplit(value).password is not None
-    except ValueError:
-        return False
+def _without_code_of_others(catalog: Catalog, configured: Mapping[str, Any]) -> None:
+    """What a catalog's server, and the properties of a table, name is not loaded. pyiceberg's own configuration of this machine may name it."""
+    _refuse_code(
+        "the Iceberg catalog's server",
+        {name: value for name, value in catalog.properties.items() if configured.get(name) != value},
+    )
+    load = catalog._load_file_io
+
+    def checked(properties: Mapping[str, Any] = MappingProxyType({}), location: str | None = None) -> Any:
+        _refuse_code("the Iceberg table", properties)
+        return load(dict(properties), location)
+
+    catalog._load_file_io = checked  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -68,15 +119,19 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, place:
     :raises UnavailableError: the catalog does not answer
     """
     try:
-        from pyiceberg.catalog import load_catalog
+        from pyiceberg.catalog import _ENV_CONFIG, load_catalog
         from pyiceberg.exceptions import NoSuchPropertyException, NotInstalledError
     except ImportError as error:
         raise InvalidError(
             "the pyiceberg library is not installed", accepted="pip install 'airflow-provider-streamsem[iceberg]'"
         ) from error
     given = {**_s3_properties(place), **properties, **_of_connection(conn_id)}
+    configured = _ENV_CONFIG.get_catalog_config(name) or {}
     try:
         catalog = load_catalog(name, **given)
+        _without_code_of_others(catalog, configured)
+    except InvalidError:
+        raise
     except (ImportError, NotInstalledError) as error:
         raise InvalidError("this kind of catalog needs a library that is not installed", catalog=name) from error
     except (ValueError, NoSuchPropertyException) as error:
@@ -141,15 +196,14 @@ def _of_connection(conn_id: str | None) -> dict[str, str]:
     if conn_id is None:
         return {}
     found = connection(conn_id)
-    code = sorted(name for name in found.extra if name in _CODE)
-    if code:
-        raise InvalidError("a connection must not name code to run", conn_id=conn_id, given=code)
     properties: dict[str, str] = {}
     if found.host:
         properties["uri"] = found.host
     if found.login and found.password:
         properties["credential"] = f"{found.login}:{found.password}"
-    return properties | {name: _text(value) for name, value in found.extra.items()}
+    properties |= {name: _text(value) for name, value in found.extra.items()}
+    check_properties(f"the iceberg connection {conn_id}:", properties, accepts_secrets=True)
+    return properties
 
 
 def _text(value: Any) -> str:

@@ -21,6 +21,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import (
     DataError,
     InvalidError,
+    LogDamagedError,
     RecordsGoneError,
     SourceChangedError,
     UnavailableError,
@@ -32,12 +33,14 @@ from airflow_provider_streamsem.sources.contract import Cut, Limits
 from airflow_provider_streamsem.sources.ledger import Ledger
 from airflow_provider_streamsem.stores.contract import (
     ObjectStat,
+    Store,
     UnknownAnswerError,
     lineage_name,
     normalised,
     open_store,
     split_url,
 )
+from airflow_provider_streamsem.stores.local import LocalStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -184,7 +187,7 @@ class FilesSource:
             ).strftime(after)
         self.require_place()
         try:
-            stats = [stat for stat in open_store(self.path).list("", start_after=after) if self._counts(stat.key)]
+            stats = [stat for stat in self._store().list("", start_after=after) if self._counts(stat.key)]
         except UnknownAnswerError as error:
             what = "the source's place gave no clear answer to a listing; nothing was written"
             raise UnavailableError(what, place=self.path) from error
@@ -194,6 +197,13 @@ class FilesSource:
                 raise DataError(what, place=self.path, file=ascii(stat.key))
         return [_found(stat) for stat in stats]
 
+    def _store(self) -> Store:
+        """The place, where others put files, and links to files."""
+        store = open_store(self.path)
+        if isinstance(store, LocalStore):
+            store.follows_links = True
+        return store
+
     def stat(self, path: str) -> ObjectStat | None:
         """
         One file of the place, or ``None`` where there is none.
@@ -201,7 +211,7 @@ class FilesSource:
         :raises UnavailableError: the place gave no answer
         """
         try:
-            return open_store(self.path).stat(path)
+            return self._store().stat(path)
         except UnknownAnswerError as error:
             what = "the source's place gave no clear answer; nothing became visible"
             raise UnavailableError(what, place=self.path, file=path) from error
@@ -213,7 +223,7 @@ class FilesSource:
         :raises UnavailableError: nothing at all lies there
         """
         self.require_place()
-        if next(open_store(self.path).list("", limit=1), None) is None:
+        if next(self._store().list("", limit=1), None) is None:
             what = (
                 "files that wait to be read are gone and nothing else lies in the source's place: is it mounted? Nothing was "
                 "written. If it was emptied on purpose, put any file there"
@@ -234,14 +244,15 @@ class FilesSource:
     def _counts(self, key: str) -> bool:
         parts = key.split("/")
         return (
-            not any(part[:1] in ("_", ".", "") for part in parts)
+            "\0" not in key
+            and not any(part[:1] in ("_", ".", "") for part in parts)
             and not key.endswith("._COPYING_")
             and fnmatchcase(parts[-1], self.glob)
         )
 
     def check_pins(self, pins: Json, *, was_read: bool) -> None:
         """Each pinned file is there with the pinned size and identity (D5)."""
-        for path, size, identity, *_ in pins:
+        for path, size, identity in self.pinned(pins):
             stat = self.stat(path)
             if stat is None:
                 self.refuse_empty_place()
@@ -271,7 +282,22 @@ class FilesSource:
         """The pinned files on Spark."""
         from airflow_provider_streamsem.sources.records import FileRecords
 
+        self.pinned(pins)
         return FileRecords(spark, self, pins)
+
+    def pinned(self, pins: Json) -> list[tuple[str, int, str]]:
+        """
+        Path, size and identity of each file that a plan pinned.
+
+        :raises LogDamagedError: they are of another form, or name what is no file of this source
+        """
+        if not isinstance(pins, list) or not all(
+            isinstance(pin, list) and [type(part) for part in pin[:3]] == [str, int, str] and self._counts(pin[0])
+            for pin in pins
+        ):
+            what = "a plan pins what is no file of the source; nothing was read"
+            raise LogDamagedError(what, invariant="R6", place=self.path)
+        return [(path, size, identity) for path, size, identity, *_ in pins]
 
 
 def _identity(stat: ObjectStat) -> str:
@@ -360,7 +386,7 @@ class FilesPlanner:
     def hint(self, plan: Plan, counts: Mapping[str, int]) -> Json:
         """The number of the newest discovery, the bytes per row of this batch, and the types of partition columns so far."""
         newest = self._ledger.newest()
-        size, rows = sum(pin[1] for pin in plan.pins), counts.get("read", 0)
+        size, rows = sum(size for _, size, _ in self._source.pinned(plan.pins)), counts.get("read", 0)
         types = partitions.pinned_types(plan.pins) if counts else {}  # an abort read nothing in these types
         kept = {**self._types, **types}
         return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import InvalidError, RecordsGoneError, SourceChangedError
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, RecordsGoneError, SourceChangedError
 from airflow_provider_streamsem.kafka_client import settings_of
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length, position
@@ -208,7 +208,7 @@ class KafkaSource:
         cluster = self.cluster()
         pinned = {
             Partition(topic, number, topic_id): (start, end, epoch)
-            for topic, topic_id, number, start, end, epoch in pins
+            for topic, topic_id, number, start, end, epoch in self.pinned(pins)
         }
         there = {p for p in cluster.partitions(p.topic for p in pinned) if p in pinned}
         lows, ends = {} if was_read else cluster.lows(there), cluster.ends(there)
@@ -230,11 +230,46 @@ class KafkaSource:
         from airflow_provider_streamsem.sources.kafka_records import KafkaRecords, read_ranges
 
         settings = java_settings(settings_of(self.conn_id, self.bootstrap_servers))
-        return KafkaRecords(self, read_ranges(spark, self, settings, pins), sorted({pin[0] for pin in pins}))
+        pinned = self.pinned(pins)
+        return KafkaRecords(self, read_ranges(spark, self, settings, pinned), sorted({pin[0] for pin in pinned}))
+
+    def pinned(self, pins: Json) -> Json:
+        """
+        What a plan pinned: topic, its id, partition, start, end and leader's epoch of each range.
+
+        :raises LogDamagedError: it is of another form, or of a topic that this source does not read
+        """
+        kinds = [str, str, int, int, int, int]
+        if not isinstance(pins, list) or not all(
+            isinstance(pin, list) and [type(part) for part in pin] == kinds for pin in pins
+        ):
+            raise LogDamagedError("a plan pins what is no range of a topic; nothing was read", invariant="R6")
+        self.refuse_other_topics({pin[0] for pin in pins})
+        return pins
+
+    def _reads(self, topic: str) -> bool:
+        if self.topic_pattern is None:
+            return topic in self.topics
+        return not topic.startswith("__") and re.fullmatch(self.topic_pattern, topic) is not None
+
+    def refuse_other_topics(self, topics: Iterable[str]) -> None:
+        """
+        Before a cluster is asked with this pipeline's rights: which topics it reads, the pipeline says, never the log.
+
+        :raises LogDamagedError: the log names another topic
+        """
+        others = {name for name in topics if not self._reads(name)}
+        if others:
+            what = "the log names topics that the pipeline does not read; nothing was read"
+            raise LogDamagedError(what, invariant="R6", topics=sorted(others))
 
 
 def _named(offsets: Mapping[Partition, int]) -> Offsets:
     return {p.name: offset for p, offset in sorted(offsets.items())}
+
+
+def _is_end(pair: Json) -> bool:
+    return isinstance(pair, list) and [type(part) for part in pair] == [int, int]
 
 
 def _check_pattern(where: str, pattern: object) -> None:
@@ -296,7 +331,9 @@ class KafkaPlanner:
         """Take the ends that the newest outcome tells of."""
         hint = last.source if last is not None and isinstance(last.source, dict) else {}
         ends = hint.get("ends")
-        self._seen = {name: End(*pair) for name, pair in ends.items()} if isinstance(ends, dict) else {}
+        self._seen = (
+            {name: End(*pair) for name, pair in ends.items() if _is_end(pair)} if isinstance(ends, dict) else {}
+        )
 
     def latest_offsets(self) -> Offsets:
         """The end of each partition; of one that is gone, the end that was seen last, so that what was unread of it is not passed over in silence."""
@@ -308,6 +345,7 @@ class KafkaPlanner:
         """Ranges within ``limits``, shared over the partitions in proportion to their lag. What is gone fails, or becomes a gap that counts for nothing."""
         waiting = between(start, end)
         topics = {parse_partition(name).topic for name in {*start, *end}}
+        self._source.refuse_other_topics(topics)
         there = self._cluster.partitions(topics)
         for wait_s in _BEFORE_A_GAP_S if on_data_loss != "fail" else ():
             if {*waiting} <= {p.name for p in there}:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, UnavailableError
 from airflow_provider_streamsem.kafka_client import MECHANISMS, QUIET, TIMEOUT_S, admin_client, answer
 from airflow_provider_streamsem.protocol.offsets import Ranges
 
@@ -42,9 +43,15 @@ class Partition:
 
 
 def parse_partition(name: str) -> Partition:
-    """A partition from its name."""
+    """
+    A partition from its name.
+
+    :raises LogDamagedError: it is not one that :attr:`Partition.name` gives
+    """
     place, _, topic_id = name.partition("@")
     topic, _, number = place.rpartition("-")
+    if not re.fullmatch(r"[0-9]{1,9}", number):
+        raise LogDamagedError("the log names what is no partition of a topic", invariant="R6", partition=name)
     return Partition(topic=topic, number=int(number), topic_id=topic_id)
 
 

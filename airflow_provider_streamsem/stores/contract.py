@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from airflow_provider_streamsem import registry
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.protocol import keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,17 @@ class Store(Protocol):
     def delete(self, key: str) -> None:
         """Remove the object; nothing happens where there is none. Only vacuum calls this."""
         ...
+
+
+def checked_key(key: str) -> str:
+    """
+    A key that names an object below the store's root.
+
+    :raises InvalidError: it is empty or absolute, or a part of it is empty, ``.`` or ``..``
+    """
+    if not keys.is_relative(key):
+        raise InvalidError("a key must be relative, without empty parts, '.' and '..'", key=key)
+    return key
 
 
 def open_store(url: str) -> Store:

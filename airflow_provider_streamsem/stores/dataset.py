@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, BinaryIO, Protocol, cast
 
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
+from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.contract import ObjectStat, Store, split_url
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.stores.s3 import S3Store, client, is_missing
@@ -58,12 +59,13 @@ class LocalDataset(LocalStore):
 
     def open(self, stat: ObjectStat) -> BinaryIO:
         """The file."""
-        return open(os.path.join(self.root, stat.key), "rb")
+        return open(self._path(stat.key), "rb", opener=self._opener)
 
     def directories(self, prefix: str) -> list[str]:
-        """Directories below a directory."""
+        """Directories below a directory; not links to directories."""
         try:
-            return [entry.name for entry in os.scandir(os.path.join(self.root, prefix)) if entry.is_dir()]
+            with os.scandir(self._directory(prefix)) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             return []
 
@@ -83,7 +85,7 @@ class LocalDataset(LocalStore):
 
     def remove_tree(self, prefix: str) -> None:
         """Remove a directory. A zombie may still write there; the next vacuum finds what is left."""
-        shutil.rmtree(os.path.join(self.root, prefix.rstrip("/")), ignore_errors=True)
+        shutil.rmtree(self._directory(prefix), ignore_errors=True)
 
 
 def _sync(path: str) -> None:
@@ -127,15 +129,16 @@ class S3Dataset(S3Store):
 
     def remove_tree(self, prefix: str) -> None:
         """Delete objects, and end the uploads that nobody will finish: they cost money and no listing of objects shows them."""
-        for page in self._pages("list_multipart_uploads", Prefix=self.prefix + prefix):
+        for page in self._pages("list_multipart_uploads", Prefix=self._name(prefix)):
             for upload in page.get("Uploads", []):
                 self._end(upload["Key"], upload["UploadId"])
         for stat in list(self.list(prefix)):
-            self.delete(stat.key)
+            if keys.is_relative(stat.key.removesuffix("/")):  # what no writer made is not ours to delete
+                self.delete(stat.key)
 
     def read_range(self, key: str, start: int, end: int) -> bytes:
         """Bytes ``[start, end)`` of an object that is there."""
-        answer = self._ask("get_object", Key=self.prefix + key, Range=f"bytes={start}-{end - 1}")
+        answer = self._ask("get_object", Key=self._name(key), Range=f"bytes={start}-{end - 1}")
         try:
             data: bytes = answer["Body"].read()
         except Exception as error:

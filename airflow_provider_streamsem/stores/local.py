@@ -2,19 +2,25 @@
 A store in a directory of a local or mounted POSIX file system.
 
 An object is written to a name of its own, synced, and linked to its key: a link either makes the whole object visible or fails because the key is there,
-so no torn entry is ever visible and at most one creator wins. The directory is synced after it. Known limitation: the file system must have hard links
-and an atomic ``link`` (most have; some network mounts and FUSE mounts of object stores do not): ``streamsem doctor`` finds out.
+so no torn entry is ever visible and at most one creator wins. The directory is synced after it.
+
+Symbolic links below the root are neither listed, read nor deleted through: whoever may write below the root would reach any file of the machine by them.
+A process that replaces a directory by a link between the check and the use can still lead one request out of the root.
+
+Known limitation: the file system must have hard links and an atomic ``link`` (most have; some network mounts and FUSE mounts of object stores do not):
+``streamsem doctor`` finds out.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import stat as modes
 from collections.abc import Iterator
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
-from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, checked_key
 
 _PARTIAL = ".streamsem-partial-"
 _REFUSED = {
@@ -28,6 +34,7 @@ _REFUSED = {
     errno.EISDIR,
     errno.EMLINK,
     errno.ENOTSUP,
+    errno.ELOOP,
 }
 
 
@@ -37,14 +44,16 @@ class LocalStore:
 
     Files and directories get the modes of the process's umask, and none for other users than the owner and the group: a log holds quarantined records.
 
-    :param root: an absolute path; created with the first object
+    :param root: an absolute path; made on the first create. It may be a symbolic link itself
+    :param follows_links: whether a link to a file counts as that file: for files that others put there
     """
 
     _other_users = 0o000
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, follows_links: bool = False) -> None:
         self.root = root
         self.url = root
+        self.follows_links = follows_links
 
     def create(self, key: str, data: bytes) -> bool:
         """Write to a name of its own, sync, link, sync the directory."""
@@ -80,7 +89,7 @@ class LocalStore:
     def read(self, key: str) -> bytes | None:
         """The file's bytes, or ``None``."""
         try:
-            with open(self._path(key), "rb") as file:
+            with open(self._path(key), "rb", opener=self._opener) as file:
                 return file.read()
         except FileNotFoundError:
             return None
@@ -99,11 +108,13 @@ class LocalStore:
     def stat(self, key: str) -> ObjectStat | None:
         """Size and mtime, or ``None``."""
         try:
-            status = os.stat(self._path(key))
+            status = os.stat(self._path(key), follow_symlinks=self.follows_links)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise self._translated(error, key) from error
+        if modes.S_ISLNK(status.st_mode):
+            return None
         return ObjectStat(key=key, bytes=status.st_size, etag="", mtime_ns=status.st_mtime_ns)
 
     def delete(self, key: str) -> None:
@@ -121,27 +132,57 @@ class LocalStore:
 
     def _walk(self, directory: str, prefix: str, start_after: str) -> Iterator[ObjectStat]:
         try:
-            with os.scandir(os.path.join(self.root, directory)) as entries:
+            with os.scandir(self._directory(directory)) as entries:
                 # A directory sorts as its name with "/": "a-b" before "a/b", as in an object store.
-                found = sorted(os.fsencode(directory + name) for entry in entries if (name := _listed_name(entry)))
+                found = {
+                    directory + name: entry
+                    for entry in entries
+                    if (name := _listed_name(entry, follows_links=self.follows_links))
+                }
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
             raise self._translated(error, directory) from error
-        for encoded in found:
-            key = os.fsdecode(encoded)
+        for key in sorted(found, key=os.fsencode):
             if key.endswith("/"):
                 if (key.startswith(prefix) or prefix.startswith(key)) and not (
                     key <= start_after and not start_after.startswith(key)
                 ):
                     yield from self._walk(key, prefix, start_after)
-            elif key.startswith(prefix) and key > start_after and (stat := self.stat(key)) is not None:
+            elif key.startswith(prefix) and key > start_after and (stat := self._listed(key, found[key])) is not None:
                 yield stat
 
+    def _listed(self, key: str, entry: os.DirEntry[str]) -> ObjectStat | None:
+        try:
+            status = entry.stat(follow_symlinks=self.follows_links)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._translated(error, key) from error
+        return ObjectStat(key=key, bytes=status.st_size, etag="", mtime_ns=status.st_mtime_ns)
+
     def _path(self, key: str) -> str:
-        if not key or key.startswith("/") or any(part in ("", ".", "..") for part in key.split("/")):
-            raise InvalidError("a key must be relative and without '.' or '..'", key=key)
-        return os.path.join(self.root, key)
+        """The file of a key, in a directory that no link leads to."""
+        directory, _, name = checked_key(key).rpartition("/")
+        return os.path.join(self._directory(directory), name)
+
+    def _directory(self, prefix: str) -> str:
+        """
+        The directory of a prefix.
+
+        :raises StoreRefusedError: a part of it below the root is a symbolic link
+        """
+        path = self.root
+        for part in filter(None, prefix.split("/")):
+            path = os.path.join(path, checked_key(part))
+            if os.path.islink(path):
+                what = "a symbolic link below the root is not followed; nothing was read, written or deleted through it"
+                raise StoreRefusedError(what, place=self.root, link=path)
+        return path
+
+    def _opener(self, path: str, flags: int) -> int:
+        # A pipe in an object's place would wait for its writer for ever.
+        return os.open(path, flags | os.O_NONBLOCK | (0 if self.follows_links else os.O_NOFOLLOW))
 
     def _make_directories(self, directory: str) -> None:
         missing = []
@@ -193,15 +234,16 @@ class LocalStore:
         return UnknownAnswerError(key)
 
 
-def _listed_name(entry: os.DirEntry[str]) -> str:
+def _listed_name(entry: os.DirEntry[str], *, follows_links: bool) -> str:
     """
-    An entry's name, with "/" for a directory; "" for what is no object: half-written files, sockets, pipes, and links to directories.
+    An entry's name, with "/" for a directory; "" for what is no object: half-written files, sockets, pipes, and links.
 
-    A link to a directory beside its target would show each file twice, and a link upwards for ever.
+    A link to a directory is never followed: beside its target it would show each file twice, and upwards for ever.
     """
     if entry.is_dir(follow_symlinks=False):
         return entry.name + "/"
-    return entry.name if entry.is_file() and not entry.name.startswith(_PARTIAL) else ""
+    is_file = entry.is_file(follow_symlinks=follows_links)
+    return entry.name if is_file and not entry.name.startswith(_PARTIAL) else ""
 
 
 def process_umask() -> int:

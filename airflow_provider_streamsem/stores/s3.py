@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
-from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, checked_key
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
@@ -79,9 +79,10 @@ class S3Store:
 
     def create(self, key: str, data: bytes) -> bool:
         """PUT with ``If-None-Match: *``; 412 is ``False``."""
+        name = self._name(key)
         try:
             self._client.put_object(
-                Bucket=self.bucket, Key=self.prefix + key, Body=data, IfNoneMatch="*", ContentType="application/json"
+                Bucket=self.bucket, Key=name, Body=data, IfNoneMatch="*", ContentType="application/json"
             )
         except Exception as error:
             if _status(error) == 412:
@@ -91,8 +92,9 @@ class S3Store:
 
     def read(self, key: str) -> bytes | None:
         """GET; 404 is ``None``."""
+        name = self._name(key)
         try:
-            data: bytes = self._client.get_object(Bucket=self.bucket, Key=self.prefix + key)["Body"].read()
+            data: bytes = self._client.get_object(Bucket=self.bucket, Key=name)["Body"].read()
         except Exception as error:
             if is_missing(error):
                 return None
@@ -124,8 +126,9 @@ class S3Store:
 
     def stat(self, key: str) -> ObjectStat | None:
         """HEAD; 404 is ``None``."""
+        name = self._name(key)
         try:
-            item = self._client.head_object(Bucket=self.bucket, Key=self.prefix + key)
+            item = self._client.head_object(Bucket=self.bucket, Key=name)
         except Exception as error:
             if is_missing(error):
                 return None
@@ -139,10 +142,16 @@ class S3Store:
 
     def delete(self, key: str) -> None:
         """DELETE."""
+        name = self._name(key)
         try:
-            self._client.delete_object(Bucket=self.bucket, Key=self.prefix + key)
+            self._client.delete_object(Bucket=self.bucket, Key=name)
         except Exception as error:
             raise self._translated(error, key) from error
+
+    def _name(self, key: str) -> str:
+        """The object's name in the bucket. What S3A leaves for a directory ends with a slash."""
+        checked_key(key.removesuffix("/"))
+        return self.prefix + key
 
     def _translated(self, error: Exception, key: str) -> Exception:
         """What a failed request means to the caller. Anything but a clear refusal is unknown."""

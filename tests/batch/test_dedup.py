@@ -202,8 +202,7 @@ def test_vacuum_deletes_what_losing_attempts_remembered(world: RepeatingWorld) -
     world.arrive(2)
     world.dies("first", at="staged")
     world.run("first")
-    opened = world.opened()
-    done = vacuum(opened.log, opened.record, world.pipeline())
+    done = vacuum(world.pipeline(), log=world.log())
     assert ("state", 0) in {(sink, version) for sink, version, _ in done.attempts}
     world.arrive(1)
     world.run("second")

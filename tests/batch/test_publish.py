@@ -190,11 +190,10 @@ def test_vacuum_deletes_staged_rows_after_the_receipts_and_not_before(world: Pub
     world.run("first")
     with refusing("table"), pytest.raises(PublishError):
         world.run("second")
-    opened = world.opened()
-    done = vacuum(opened.log, opened.record, world.pipeline())
+    done = vacuum(world.pipeline(), log=world.log())
     assert [(sink, version) for sink, version, _ in done.attempts] == [("audit", 0), ("table", 0)]
     world.run("second")
-    done = vacuum(opened.log, opened.record, world.pipeline())
+    done = vacuum(world.pipeline(), log=world.log())
     assert [(sink, version) for sink, version, _ in done.attempts] == [("audit", 1), ("table", 1)]
     world.check()
 

@@ -60,7 +60,7 @@ def test_redo_leaves_the_offsets_where_they_are(world: World) -> None:
 def test_I7_earlier_versions_read_as_they_did_after_a_redo(world: World) -> None:
     before = world.opened().files(version=2)
     world.run("fix", redone=0)
-    maintenance.vacuum(world.log(), world.opened().record, world.pipeline())
+    maintenance.vacuum(world.pipeline(), log=world.log())
     assert world.opened().files(version=2) == before
     assert all(Path(file.path).exists() for file in before)
 

@@ -240,14 +240,13 @@ def test_I11_vacuum_deletes_losing_attempts_of_closed_versions_and_nothing_else(
     open_stray = world.root / "out" / "data" / "1" / "running-attempt" / "part.json"
     open_stray.parent.mkdir(parents=True)
     open_stray.write_text("{}\n")
-    given = (world.opened().record, world.pipeline())
-    assert maintenance.vacuum(world.log(), *given, dry_run=True).attempts == (("out", 0, "lost-attempt"),)
+    assert maintenance.vacuum(world.pipeline(), log=world.log(), dry_run=True).attempts == (("out", 0, "lost-attempt"),)
     assert stray.exists()
-    assert maintenance.vacuum(world.log(), *given).bytes == 3
+    assert maintenance.vacuum(world.pipeline(), log=world.log()).bytes == 3
     assert not stray.parent.exists()
-    assert maintenance.vacuum(world.log(), *given).attempts == ()
+    assert maintenance.vacuum(world.pipeline(), log=world.log()).attempts == ()
     assert open_stray.exists()
-    assert ("out", 1, "running-attempt") not in maintenance.vacuum(world.log(), *given).attempts
+    assert ("out", 1, "running-attempt") not in maintenance.vacuum(world.pipeline(), log=world.log()).attempts
     world.run("b")
     world.check()
 
@@ -280,7 +279,7 @@ def test_I11_vacuum_of_an_old_log_does_not_touch_the_dataset_of_a_new_one(world:
     new.made = world.made
     new.run("a")
     with pytest.raises(ConflictError, match="another pipeline"):
-        maintenance.vacuum(world.log(), world.opened().record, world.pipeline())
+        maintenance.vacuum(world.pipeline(), log=world.log())
     new.check()
 
 
@@ -341,13 +340,13 @@ def test_attempt_that_vacuum_removed_after_others_closed_its_version_has_lost_an
     def closed_and_vacuumed_meanwhile(name: str) -> None:
         if name == step and engine.staged == 1:
             world.run(other)
-            maintenance.vacuum(world.log(), world.opened().record, world.pipeline())
+            maintenance.vacuum(world.pipeline(), log=world.log())
 
     engine = RowsEngine(closed_and_vacuumed_meanwhile)
     result = world.run("a", engine=engine)
     assert result == world.run("a")
     assert (result.version, result.ranges, engine.staged) == (0, {"files": (0, 2)}, 1)
-    maintenance.vacuum(world.log(), world.opened().record, world.pipeline())
+    maintenance.vacuum(world.pipeline(), log=world.log())
     world.check()
 
 
@@ -368,7 +367,7 @@ def test_log_whose_first_run_died_before_it_marked_its_dataset_is_clean_and_has_
     assert at > 0
     assert not (world.root / "out").exists()
     assert world.verdict().findings == []
-    assert maintenance.vacuum(world.log(), world.opened().record, world.pipeline()).attempts == ()
+    assert maintenance.vacuum(world.pipeline(), log=world.log()).attempts == ()
     world.run("a")
     world.check()
 

@@ -80,7 +80,7 @@ def commands(world: World) -> dict[str, list[str]]:
         "verify": ["verify", toml],
         "doctor": ["doctor", log],
         "lag": ["lag", toml],
-        "vacuum": ["vacuum", log, "--dry-run"],
+        "vacuum": ["vacuum", toml, "--dry-run"],
     }
 
 
@@ -159,9 +159,10 @@ def test_verify_of_a_damaged_dataset_ends_with_1_and_names_the_file(
 
 def test_abort_closes_the_open_version_and_says_so(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.dies("b")
-    code, out, _ = run(capsys, "abort", str(world.root / "log"), "1", "--reason", "poison")
+    toml = str(world.root / "p.toml")
+    code, out, _ = run(capsys, "abort", toml, "1", "--reason", "poison")
     assert (code, "aborted" in out) == (0, True)
-    code, _, err = run(capsys, "abort", str(world.root / "log"), "1", "--reason", "again")
+    code, _, err = run(capsys, "abort", toml, "1", "--reason", "again")
     assert (code, "only the open version" in err) == (2, True)
     code, out, _ = run(capsys, "log", str(world.root / "log"), "--json")
     assert [(v["version"], v["result"], v["reason"]) for v in json.loads(out)["versions"]] == [
@@ -174,7 +175,7 @@ def test_vacuum_deletes_what_lost(world: World, capsys: pytest.CaptureFixture[st
     lost = world.root / "out" / "data" / "0" / "lost" / "x.json"
     lost.parent.mkdir()
     lost.write_text("{}")
-    code, out, _ = run(capsys, "vacuum", str(world.root / "log"), "--json")
+    code, out, _ = run(capsys, "vacuum", str(world.root / "p.toml"), "--json")
     assert (code, json.loads(out)["attempts"], lost.exists()) == (0, [["out", 0, "lost"]], False)
 
 
@@ -190,13 +191,14 @@ def test_vacuum_deletes_what_lost(world: World, capsys: pytest.CaptureFixture[st
         (["files", "{log}", "--at", "99"], 2, "closed"),
         (["files", "{log}", "--sink", "no"], 2, "no such sink"),
         (["log", "{log}", "--limit", "0"], 2, "--limit"),
-        (["abort", "{log}", "0", "--reason", "x"], 2, "only the open version"),
+        (["show", "{log}", "9999999999999"], 2, "from 0 to"),
+        (["abort", "{toml}", "0", "--reason", "x"], 2, "only the open version"),
     ],
 )
 def test_bad_arguments_end_with_2_and_are_named(
     world: World, capsys: pytest.CaptureFixture[str], argv: list[str], code: int, message: str
 ) -> None:
-    given = [a.replace("{log}", str(world.root / "log")) for a in argv]
+    given = [a.replace("{log}", str(world.root / "log")).replace("{toml}", str(world.root / "p.toml")) for a in argv]
     got, _, err = run(capsys, *given)
     assert got == code
     assert message in err

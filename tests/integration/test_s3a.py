@@ -179,8 +179,7 @@ def test_vacuum_removes_files_and_unfinished_uploads_of_dead_attempts_only(
     open_version = client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/data/1/running/part-0.parquet")
     found = {"dead-attempt", "dead-upload"} if tells_uploads else {"dead-attempt"}
     assert found < set(dead.directories("data/0/"))
-    opened = open_log(f"{lake}/log")
-    done = maintenance.vacuum(opened.log, opened.record, spec)
+    done = maintenance.vacuum(spec)
     assert {attempt for _, _, attempt in done.attempts} == found
     assert [u["UploadId"] for u in uploads(f"{lake}/out")] == ([open_version["UploadId"]] if tells_uploads else [])
     assert not [key for key in keys(f"{lake}/out") if "dead" in key]

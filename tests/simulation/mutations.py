@@ -184,8 +184,8 @@ def vacuum_deletes_attempts_of_open_versions(patch: pytest.MonkeyPatch) -> None:
 def vacuum_deletes_what_redos_replaced(patch: pytest.MonkeyPatch) -> None:
     real = maintenance.vacuum
 
-    def vacuum(log: CommitLog, record: Any, pipeline: Any, **named: Any) -> Any:
-        done = real(log, record, pipeline, **named)
+    def vacuum(pipeline: Any, *, log: CommitLog, **named: Any) -> Any:
+        done = real(pipeline, log=log, **named)
         version = 0
         while (found := log.outcome(version)) is not None:
             if found[0].replaces is not None:

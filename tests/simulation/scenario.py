@@ -194,7 +194,7 @@ class Simulation:
     def vacuum(self, process: Process) -> None:
         record = process.log.read_pipeline()
         if record is not None:
-            done = maintenance.vacuum(process.log, record, self.pipelines[0])
+            done = maintenance.vacuum(self.pipelines[0], log=process.log)
             self.count["attempts vacuumed"] += len(done.attempts)
             self.scheduler.says(process.name, f"vacuumed {[attempt for _, *attempt in done.attempts]}")
 
@@ -326,9 +326,9 @@ class Simulation:
         checks.check_published(raw, len(raw.outcomes))
         for run_key, result in self.answers:
             checks.check_answer(raw, result, run_key)
-        opened = open_log(log)
-        maintenance.vacuum(log, opened.record, self.pipelines[0])
-        verdict = verify(log)
+        maintenance.vacuum(self.pipelines[0], log=log)
+        opened = open_log(log, pipeline=self.pipelines[0])
+        verdict = verify(opened)
         require(verdict.clean, "verify", *verdict.findings)
         require(verdict.orphans == 0, "vacuum left orphans", verdict.orphans)
         head = len(raw.outcomes) - 1

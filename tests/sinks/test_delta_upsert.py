@@ -149,8 +149,7 @@ def test_redo_is_refused_before_anything_is_written(world: UpsertWorld) -> None:
 
 def test_staged_rows_are_vacuumed_after_the_receipts_and_the_table_has_all(world: UpsertWorld) -> None:
     world.run("all", drain=True)
-    opened = world.opened()
-    assert len(vacuum(opened.log, opened.record, opened.pipeline()).attempts) == 2
+    assert len(vacuum(world.pipeline(), log=world.log()).attempts) == 2
     assert not list(Path(world.table).glob("data/**/*.parquet"))
     assert world.verdict().orphans == 0
     world.is_merged()

@@ -350,7 +350,7 @@ def test_late_publisher_calls_nobody(tmp_path: Path, recorder: Recorder) -> None
     pipeline = pushing(w, recorder)
     w.run("a", pipeline=pipeline, drain=True)
     opened, seen = open_pipeline(pipeline, w.log()), recorder.ids()
-    vacuum(opened.log, opened.record, pipeline)
+    vacuum(pipeline, log=opened.log)
     assert not [*(w.root / "staged").rglob("*.parquet")], "its staged rows are gone"
     found = opened.log.outcome(0)
     assert found is not None

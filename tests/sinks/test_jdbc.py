@@ -558,7 +558,7 @@ def test_staged_rows_are_spent_once_their_receipts_are_there(published: World, t
     from airflow_provider_streamsem.batch.maintenance import vacuum
 
     pipeline = published.pipeline(sinks={"t": sink(tmp_path)})
-    done = vacuum(published.log(), published.opened().record, pipeline)
+    done = vacuum(pipeline, log=published.log())
     assert [attempt[:2] for attempt in done.attempts] == [("t", 0)]
     late = decided(published, pipeline, "t", 0)
     assert sink(tmp_path).publish(late, None) == Receipt(result="applied", rows=3)  # type: ignore[arg-type]

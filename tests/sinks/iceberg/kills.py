@@ -29,9 +29,7 @@ SCENARIOS = ("first", "next", "column", "redo", "skip", "expire", "merge")
 
 def scenario(root: Path, name: str, place: str, rest: str) -> tuple[Lake, Any, list[int], str]:
     """A lake, what is to be done on it, the ids that are to be there afterwards, and the newest marker."""
-    lake = Lake(
-        root, stepped=True, place=place, rest=rest, name=f"lake.rows_{uuid.uuid4().hex}" if rest else "lake.rows"
-    )
+    lake = Lake(root, place=place, rest=rest, name=f"lake.rows_{uuid.uuid4().hex}" if rest else "lake.rows")
     if name == "merge":
         merging = lake.with_(mode="upsert", keys=["id"])
         valued = [("id", "long"), ("more", "string")]

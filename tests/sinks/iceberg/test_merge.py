@@ -34,7 +34,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    return Lake(tmp_path, {"mode": "upsert", "keys": ["id"]}, stepped=True)
+    return Lake(tmp_path, {"mode": "upsert", "keys": ["id"]})
 
 
 def valued(lake: Lake, version: int, rows: dict[int, int] | list[tuple[int, int]]) -> Any:
@@ -153,8 +153,7 @@ def test_whole_pipeline_merges_is_verified_and_vacuumed(tmp_path: Path) -> None:
     world.run("all", pipeline=pipeline, drain=True)
     assert values(lake) == [(0, 8), (1, 9), (2, 10), (3, 11)]
     assert world.verdict().findings == []
-    opened = world.opened()
-    assert len(vacuum(opened.log, opened.record, opened.pipeline()).attempts) == 2
+    assert len(vacuum(pipeline, log=world.log()).attempts) == 2
     assert values(lake) == [(0, 8), (1, 9), (2, 10), (3, 11)]
     with pytest.raises(StreamsemError, match="redo"):
         world.run("redo", redone=0, pipeline=pipeline)
@@ -232,8 +231,7 @@ def test_vacuum_takes_no_file_of_a_table_whose_writers_spread_files_by_a_hash(tm
     spread = tmp_path / "table" / "data" / "1" / "0001" / "1010" / "01101110"
     spread.mkdir(parents=True)
     (spread / "file.parquet").write_bytes(b"of others")
-    opened = world.opened()
-    assert vacuum(opened.log, opened.record, opened.pipeline()).attempts == ()
+    assert vacuum(pipeline, log=world.log()).attempts == ()
     assert (spread / "file.parquet").exists()
 
 

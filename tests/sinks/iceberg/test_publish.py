@@ -152,7 +152,7 @@ def test_a_publisher_that_comes_late_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_publisher_that_sleeps_over_its_commit_is_refused_in_50_rounds(tmp_path: Path) -> None:
-    lake = Lake(tmp_path, stepped=True)
+    lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
     for version in range(1, 101, 2):
         batch, after = lake.batch(version, [version]), lake.batch(version + 1, [version + 1])
@@ -164,7 +164,7 @@ def test_a_publisher_that_sleeps_over_its_commit_is_refused_in_50_rounds(tmp_pat
 
 @pytest.mark.parametrize("redo", [False, True])
 def test_a_publisher_that_sleeps_over_its_commit_is_refused(tmp_path: Path, redo: bool) -> None:
-    lake = Lake(tmp_path, stepped=True)
+    lake = Lake(tmp_path)
     first = lake.batch(0, [0])
     lake.publish(first)
     batch = lake.batch(1, [10], redoes=first) if redo else lake.batch(1, [10])
@@ -181,7 +181,7 @@ def test_a_publisher_that_sleeps_over_its_commit_is_refused(tmp_path: Path, redo
 
 
 def test_a_commit_of_others_between_look_and_commit_is_kept(tmp_path: Path) -> None:
-    lake = Lake(tmp_path, stepped=True)
+    lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
     at("before commit_table", lambda: lake.table().append(lake.table().scan().to_arrow()))
     lake.publish(lake.batch(1, [1]))
@@ -189,7 +189,7 @@ def test_a_commit_of_others_between_look_and_commit_is_kept(tmp_path: Path) -> N
 
 
 def test_two_first_publishers_make_one_table(tmp_path: Path) -> None:
-    lake = Lake(tmp_path, stepped=True)
+    lake = Lake(tmp_path)
     batch = lake.batch(0, [0])
     at("before create_table", lambda: lake.publish(batch))
     receipt = lake.publish(batch)
@@ -202,7 +202,7 @@ def test_two_first_publishers_make_one_table(tmp_path: Path) -> None:
     "error", [CommitFailedException("it had landed"), requests.ConnectionError("no reply"), OSError("post-commit")]
 )
 def test_a_reply_that_is_lost_after_the_commit_landed_doubles_nothing(tmp_path: Path, error: Exception) -> None:
-    lake = Lake(tmp_path, stepped=True)
+    lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
     at("after commit_table", fails(error))
     receipt = lake.publish(lake.batch(1, [1]))
@@ -213,7 +213,7 @@ def test_a_reply_that_is_lost_after_the_commit_landed_doubles_nothing(tmp_path: 
 
 
 def test_where_the_catalog_never_answers_clearly_the_next_publisher_finds_out(tmp_path: Path) -> None:
-    lake = Lake(tmp_path, stepped=True)
+    lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
     batch = lake.batch(1, [1])
 
@@ -233,7 +233,7 @@ def test_where_the_catalog_never_answers_clearly_the_next_publisher_finds_out(tm
 
 
 def test_a_skipped_batch_is_never_applied_by_a_publisher_that_wakes_late(tmp_path: Path) -> None:
-    lake = Lake(tmp_path, stepped=True)
+    lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
     batch = lake.batch(1, [1])
     at("before commit_table", lambda: lake.skip(batch))
@@ -246,7 +246,7 @@ def test_a_skipped_batch_is_never_applied_by_a_publisher_that_wakes_late(tmp_pat
 
 
 def test_a_batch_that_the_table_refuses_can_be_skipped(tmp_path: Path) -> None:
-    lake, world = Lake(tmp_path, stepped=True), World(tmp_path)
+    lake, world = Lake(tmp_path), World(tmp_path)
     world.arrive(4)
     pipeline = world.pipeline(sinks={"t": lake.sink})
     world.run("a", pipeline=pipeline)

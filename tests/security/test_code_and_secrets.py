@@ -1,0 +1,205 @@
+"""What names code is refused wherever it comes from, and no secret gets into a spec."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from airflow_provider_streamsem import (
+    AmqpQueue,
+    FilesSink,
+    FilesSource,
+    HttpSink,
+    IcebergSink,
+    KafkaSource,
+    Pipeline,
+    QueueSource,
+    SqsQueue,
+    load_pipeline,
+)
+from airflow_provider_streamsem.connections import Connection, looked_up_by
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
+from airflow_provider_streamsem.sources.decoding import Avro
+
+SECRET = "5ecret"
+
+
+class Loaded:
+    """What pyiceberg would import and call."""
+
+    by: ClassVar[list[Any]] = []
+
+    def __init__(self, properties: Any) -> None:
+        self.by.append(properties)
+
+
+AVRO = '{"type": "record", "name": "r", "fields": []}'
+
+
+# --- code
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "py-io-impl",
+        "py-catalog-impl",
+        "Py-IO-Impl",
+        "s3.retry-strategy-impl",
+        "write.py-location-provider.impl",
+        "auth",
+        "auth.impl",
+        "gcs.session-kwargs",
+        "unheard-of",
+    ],
+)
+def test_iceberg_property_that_names_code_is_refused_in_specs_and_connections(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidError, match="may load code"):
+        IcebergSink(str(tmp_path), "a.b", properties={"type": "sql", "uri": "sqlite://", name: "subprocess.Popen"})
+    sink = IcebergSink(str(tmp_path), "a.b", conn_id="lake")
+    named = Connection(conn_id="lake", extra={"type": "sql", "uri": "sqlite://", name: "subprocess.Popen"})
+    with looked_up_by(lambda conn_id: named), pytest.raises(InvalidError, match="may load code"):
+        sink.marker("u", "s")
+
+
+@pytest.mark.parametrize(
+    "uri", ["mssql+pyodbc:///?odbc_connect=DRIVER%3D/tmp/x.so", "sqlite:///a?plugin=p", "mysql+pymysql://h/d?read_default_file=/x"]
+)  # fmt: skip
+def test_database_url_of_an_iceberg_catalog_takes_no_settings_that_load_code(tmp_path: Path, uri: str) -> None:
+    with pytest.raises(InvalidError, match="database driver"):
+        IcebergSink(str(tmp_path), "a.b", properties={"type": "sql", "uri": uri})
+
+
+def test_ordinary_iceberg_properties_are_accepted(tmp_path: Path) -> None:
+    for properties in (
+        {
+            "type": "rest",
+            "uri": "https://c.example.com?x=1",
+            "warehouse": "w",
+            "header.X-Iceberg-Access-Delegation": "vended-credentials",
+        },
+        {
+            "type": "glue",
+            "glue.region": "eu-west-1",
+            "client.role-arn": "arn:aws:iam::1:role/x",
+            "s3.endpoint": "http://s3",
+        },
+        {"type": "hive", "uri": "thrift://a:9083,thrift://b:9083", "hive.kerberos-authentication": "true"},
+        {"type": "sql", "uri": "postgresql+psycopg2://db/catalog?sslmode=require", "pool_pre_ping": "true"},
+        {"oauth2-server-uri": "https://c.example.com/token", "rest.sigv4-enabled": "true", "scope": "x"},
+    ):
+        IcebergSink(str(tmp_path), "a.b", properties=properties)
+
+
+def test_code_that_a_table_or_the_catalogs_server_names_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.schema import Schema
+
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    for name in ("py-io-impl", "s3.retry-strategy-impl", "write.py-location-provider.impl"):
+        table = f"lake.{name.replace('.', '_')}"
+        with SqlCatalog("default", **properties) as catalog:
+            catalog.create_namespace_if_not_exists("lake")
+            catalog.create_table(table, Schema(), location=str(tmp_path / name))
+        (metadata,) = (tmp_path / name / "metadata").glob("*.json")  # setting it by pyiceberg would run it here
+        written = json.loads(metadata.read_text())
+        metadata.write_text(json.dumps({**written, "properties": {name: f"{__name__}.Loaded"}}))
+        with pytest.raises(InvalidError, match="names code"):
+            IcebergSink(str(tmp_path / name), table, properties=properties).marker("u", "s")
+
+    class Serving(SqlCatalog):
+        def __init__(self, name: str, **given: str) -> None:
+            super().__init__(name, **{**given, "py-io-impl": f"{__name__}.Loaded"})
+
+    monkeypatch.setattr("pyiceberg.catalog.load_catalog", Serving)
+    with pytest.raises(InvalidError, match="server names code"):
+        IcebergSink(str(tmp_path), "a.b", properties=properties).marker("u", "s")
+    assert Loaded.by == []
+
+
+# --- secrets
+
+
+def pipeline(**changes: Any) -> Pipeline:
+    values: dict[str, Any] = {
+        "name": "p",
+        "log": "/logs/p",
+        "source": FilesSource(path="/in", format="text"),
+        "sinks": {"out": FilesSink("/out")},
+    }
+    return Pipeline(**{**values, **changes})
+
+
+PARTS: dict[str, Any] = {
+    "api key in a URL": lambda: {"sinks": {"x": HttpSink("/staged", url=f"https://h/x?api_key={SECRET}")}},
+    "token in an endpoint": lambda: {"sinks": {"x": HttpSink("/staged", conn_id="c", endpoint=f"/x?token={SECRET}")}},
+    "SAS token": lambda: {"sinks": {"x": HttpSink("/staged", url=f"https://a.blob.core.windows.net/c?sv=1&sig={SECRET}")}},
+    "signed URL": lambda: {"sinks": {"x": HttpSink("/staged", url=f"https://b/k?X-Amz-Signature={SECRET}")}},
+    "queue": lambda: {"source": QueueSource(queue=SqsQueue(url=f"https://q/1/x?password={SECRET}"), landing="/l", format="text")},
+    "registry": lambda: {
+        "source": KafkaSource(topics=["t"], bootstrap_servers="b:1", value=Avro(AVRO, registry=f"https://r/?apikey={SECRET}"))
+    },
+    "header": lambda: {"sinks": {"x": IcebergSink("/t", "a.b", properties={"header.X-Api-Key": SECRET})}},
+    "cookie": lambda: {"sinks": {"x": IcebergSink("/t", "a.b", properties={"header.Cookie": SECRET})}},
+    "database": lambda: {"sinks": {"x": IcebergSink("/t", "a.b", properties={"uri": f"postgresql://db/c?password={SECRET}"})}},
+    "sas property": lambda: {"sinks": {"x": IcebergSink("/t", "a.b", properties={"adls.sas-token": SECRET})}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_secret_in_a_spec_is_refused_unquoted(name: str) -> None:
+    with pytest.raises(InvalidError) as raised:
+        pipeline(**PARTS[name]())
+    assert SECRET not in str(raised.value)
+
+
+def test_what_only_looks_like_a_secret_is_accepted() -> None:
+    pipeline(where="url like 'https://h/?token=x%'")
+    pipeline(sinks={"token": HttpSink("/staged", url="https://h/x?version=2", key_header="X-Api-Key")})
+    pipeline(sinks={"x": IcebergSink("/t", "a.b", properties={"oauth2-server-uri": "https://h/oauth/token"})})
+    pipeline(source=FilesSource(path="/in", format="json", schema="token string, password string"))
+    pipeline(source=QueueSource(queue=AmqpQueue(name="password", conn_id="c"), landing="/l", format="text"))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ conn.x.password }}",
+        "{{ var.value.x }}",
+        "{{var.json['x'].y}}",
+        "{% set c = conn.get('x') %}{{ c.host }}",
+        "{{ run_id ~ conn['x'].login }}",
+    ],
+)
+def test_template_that_reads_connections_or_variables_is_refused_when_the_dag_is_parsed(
+    tmp_path: Path, template: str
+) -> None:
+    given = pipeline(sinks={"out": FilesSink(f"/out/{template}")})
+    with pytest.raises(InvalidError, match="must not read connections"):
+        MicroBatchOperator(task_id="t", pipeline=given)
+    file = tmp_path / "p.toml"
+    text = """name = "p"\nlog = "/logs/p"\n[source]\ntype = "files"\npath = "/in/%s"\nformat = "text"\n[sinks.out]\ntype = "files"\npath = '/out'\n"""
+    file.write_text(text % template.replace('"', "'"))
+    assert load_pipeline(str(file))
+    with pytest.raises(InvalidError, match="must not read connections"):
+        MicroBatchOperator(task_id="t", pipeline=str(file))
+
+
+def test_templates_of_a_runs_own_names_are_accepted_and_broken_ones_are_named() -> None:
+    MicroBatchOperator(task_id="t", pipeline=pipeline(sinks={"out": FilesSink("/out/{{ ds }}/{{ params.region }}")}))
+    with pytest.raises(InvalidError, match="not Jinja"):
+        MicroBatchOperator(task_id="t", pipeline=pipeline(sinks={"out": FilesSink("/out/{{ ds }")}))
+
+
+def test_spec_of_a_template_is_the_same_whoever_renders_it() -> None:
+    from airflow_provider_streamsem.batch.templates import rendered
+
+    given = pipeline(sinks={"out": FilesSink("/out/{{ ds }}")})
+    once, again = (rendered(given, lambda text: text.replace("{{ ds }}", "d"), where="w") for _ in range(2))
+    assert once.spec_sha256 == again.spec_sha256 == pipeline(sinks={"out": FilesSink("/out/d")}).spec_sha256

@@ -1,0 +1,323 @@
+"""What somebody who may write to a log cannot reach: code, other places, other pipelines' files."""
+
+from __future__ import annotations
+
+import base64
+import json
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import FilesSink, KafkaSource, open_log, read_committed, registry, verify
+from airflow_provider_streamsem.batch.maintenance import vacuum
+from airflow_provider_streamsem.cli.main import main
+from airflow_provider_streamsem.engines import dedup
+from airflow_provider_streamsem.engines.schema import evolve
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, LogDamagedError
+from airflow_provider_streamsem.protocol import codec, keys
+from airflow_provider_streamsem.protocol.entries import DataFile, Discovery, FoundFile, Outcome, Quarantine
+from airflow_provider_streamsem.stores.local import LocalStore
+from airflow_provider_streamsem.stores.s3 import S3Store
+from tests.protocol import samples
+from tests.security.forging import forge, forge_spec, overwrite, sealed
+from tests.worlds import World
+
+OUTSIDE = [
+    "../../secret/f.csv",
+    "/etc/passwd",
+    "data//0/f",
+    "data/./f",
+    "data/..",
+    "",
+    "data/0/a\0.json",
+    "data\\..\\f",
+]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path / "own", store=LocalStore(str(tmp_path / "own" / "log")))
+    made.arrive(4, bad_lines=1)
+    made.run("a", drain=True)
+    return made
+
+
+@pytest.fixture
+def log(world: World) -> str:
+    return world.store.url
+
+
+# --- code
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["run"],
+        ["redo", "0"],
+        ["lag"],
+        ["abort", "0", "--reason", "r"],
+        ["skip", "0", "--sink", "out", "--reason", "r"],
+        ["explain"],
+        ["vacuum"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_command_that_builds_parts_of_a_pipeline_takes_no_log_and_names_what_to_run(
+    log: str, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    command, *rest = argv
+    assert main([command, log, *rest]) == 2
+    assert f"streamsem {command} PIPELINE.toml" in capsys.readouterr().err
+
+
+def test_reading_a_log_builds_nothing_of_the_spec_that_it_holds(
+    world: World, log: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sinks = {
+        "ice": {"type": "iceberg", "path": "/t", "table": "a.b", "properties": {"py-io-impl": "subprocess.Popen"}},
+        "other": {"type": "package-of-others", "path": "/t"},
+    }
+    forge_spec(world.store, 1, lambda spec: spec["sinks"].update(sinks))
+
+    def lookup(kind: str, name: str) -> Any:
+        assert kind == "stores", f"{name} was built"
+        return real(kind, name)  # type: ignore[arg-type]
+
+    real = registry.lookup
+    monkeypatch.setattr(registry, "lookup", lookup)
+    monkeypatch.setattr(registry, "_others", lambda kind: pytest.fail("entry points were read"))
+    assert [main([name, log]) for name in ("log", "files", "doctor", "verify")] == [0, 0, 0, 0]
+    assert main(["show", log, "1"]) == 0
+    assert "not checked without the pipeline file: sink ice" in capsys.readouterr().out
+
+
+def test_recorded_schema_with_a_pickled_class_is_not_loaded(world: World, log: str, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    pickled = f"cposix\nsystem\n(S'touch {ran}'\ntR.".encode()
+    udt = {
+        "type": "udt",
+        "pyClass": "os.Missing",
+        "serializedClass": base64.b64encode(pickled).decode(),
+        "sqlType": "long",
+    }
+    for kind in (udt, {"type": "array", "elementType": udt, "containsNull": True}):
+        fields = [{"name": "id", "type": kind, "nullable": True, "metadata": {}}]
+        schema = json.dumps({"type": "struct", "fields": fields})
+        forge(world.store, keys.outcome(1), lambda body, schema=schema: body.update(schemas={"out": schema}))
+        with pytest.raises(LogDamagedError, match="plain types"):
+            read_committed(None, log)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="user-defined"):
+            evolve({}, {"out": schema})
+        with pytest.raises(LogDamagedError, match="plain types"):
+            evolve({"out": schema}, {"out": '{"type":"struct","fields":[]}'})
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "null",
+        "[" * 100_000,
+        '{"type":"struct","fields":[1]}',
+        '{"type":"struct","fields":[{"name":"a","type":"no-such-type"}]}',
+    ],
+)
+def test_recorded_schema_of_another_form_is_damage(world: World, log: str, text: str) -> None:
+    forge(world.store, keys.outcome(1), lambda body: body.update(schemas={"out": text}))
+    with pytest.raises(LogDamagedError, match="schema"):
+        read_committed(None, log)  # type: ignore[arg-type]
+
+
+# --- places
+
+
+@pytest.mark.parametrize("key", OUTSIDE)
+def test_key_that_leads_out_of_its_place_is_refused_when_it_is_decoded(key: str) -> None:
+    plan = samples.plan()
+    for made in (
+        lambda: DataFile(key=key, bytes=1, rows=1, checksum=""),
+        lambda: Quarantine(rows=1, keys=(f"quarantine/{key}" if "data" in key else key,)),
+        lambda: dedup.stored_layers(
+            {"dedup": [{"newest_ms": 1, "rows": 1, "files": [{"key": key, "bytes": 1, "rows": 1, "checksum": ""}]}]}
+        ),
+    ):
+        with pytest.raises(LogDamagedError, match="R6"):
+            made()
+    body = json.loads(codec.encode(samples.outcome(plan)).data)
+    body["sinks"]["out"]["files"][0]["key"] = key
+    with pytest.raises(LogDamagedError, match="R6"):
+        codec.decode(Outcome, "k", sealed(body))
+
+
+@pytest.mark.parametrize("path", [p for p in OUTSIDE if "\\" not in p])
+def test_discovered_path_that_leads_out_of_the_source_is_refused(path: str) -> None:
+    with pytest.raises(LogDamagedError, match="R6"):
+        FoundFile(path=path, bytes=1, identity="", mtime_ns=1)
+    assert FoundFile(path="a\\b\n.json", bytes=1, identity="", mtime_ns=1), "a name that a file system may have"
+
+
+def test_quarantined_keys_lie_in_the_quarantine() -> None:
+    with pytest.raises(LogDamagedError, match="R6"):
+        Quarantine(rows=1, keys=("specs/x.json",))
+
+
+def test_spec_and_spill_are_named_by_a_sha256(world: World, log: str) -> None:
+    forge(world.store, keys.outcome(1), lambda body: body.update(spec="../../secret"))
+    with pytest.raises(LogDamagedError, match="R6"):
+        open_log(log).files()
+    forge(world.store, keys.outcome(1), lambda body: body.update(source={"$spill": "../x", "bytes": 1}))
+    with pytest.raises(LogDamagedError, match="R6"):
+        open_log(log).files()
+
+
+def test_spill_that_is_not_json_is_damage(world: World, log: str) -> None:
+    for data in (b"{", b"1.5"):
+        digest = codec.sha256(data)
+        world.store.create(keys.spill(digest), data)
+        forge(world.store, keys.outcome(1), lambda body, d=digest: body.update(source={"$spill": d, "bytes": 1}))
+        with pytest.raises(LogDamagedError, match="canonical"):
+            open_log(log).files()
+
+
+@pytest.mark.parametrize("key", ["a/../b", "../b", "/b", "a//b", ""])
+def test_s3_keys_are_held_to_the_same_rule(key: str) -> None:
+    store = S3Store("bucket", "prefix", client=object())
+    for call in (store.read, store.stat, store.delete, lambda key: store.create(key, b"")):
+        with pytest.raises(InvalidError, match="relative"):
+            call(key)
+
+
+def test_dataset_that_the_log_does_not_own_is_not_read(world: World, log: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "f.json").write_text('{"secret": 1}')
+    forge_spec(world.store, 1, lambda spec: spec["sinks"]["out"].update(path=str(secret)))
+    with pytest.raises(LogDamagedError, match="mark"):
+        open_log(log).files()
+    assert [f.invariant for f in verify(log).findings if "mark" in f.what]
+
+    other = World(tmp_path / "other", store=LocalStore(str(tmp_path / "other" / "log")))
+    other.arrive(1)
+    other.run("a")
+    uuid = other.opened().record.pipeline_uuid
+    forge(world.store, keys.PIPELINE, lambda body: body.update(pipeline_uuid=uuid))
+    forge_spec(world.store, 1, lambda spec: spec["sinks"]["out"].update(path=str(other.root / "out")))
+    with pytest.raises(ConflictError, match="another pipeline or log"):
+        open_log(log).files()
+
+
+def test_forged_plan_cannot_have_a_run_read_beside_its_source(world: World, tmp_path: Path) -> None:
+    (world.root / "secret.json").write_text('{"id": 1}\n')
+    world.arrive(1)
+    world.dies("b")
+    for pins in (
+        [["../secret.json", 10, "mtime:1"]],
+        [["_hidden.json", 1, "mtime:1"]],
+        "x",
+        [["a"]],
+        [[1, 2, 3]],
+        None,
+    ):
+        forge(world.store, keys.plan(2), lambda body, pins=pins: body.update(pins=pins or [[]]))
+        with pytest.raises(LogDamagedError, match="R6"):
+            world.run("c")
+
+
+def test_log_cannot_have_a_run_read_other_topics() -> None:
+    source = KafkaSource(topics=["orders"], bootstrap_servers="b:1")
+    assert source.pinned([["orders", "", 0, 0, 5, 0]])
+    for pins in ([["payroll", "", 0, 0, 5, 0]], [["orders"]], {}, [["orders", "", "0", 0, 5, 0]]):
+        with pytest.raises(LogDamagedError, match="R6"):
+            source.pinned(pins)
+    with pytest.raises(LogDamagedError, match="R6"):
+        source.open(None, None).cut({"payroll-0": 0}, {"orders-0": 5}, None, on_data_loss="fail")  # type: ignore[arg-type]
+    by_pattern = KafkaSource(topic_pattern="orders.*", bootstrap_servers="b:1")
+    by_pattern.refuse_other_topics(["orders-eu"])
+    for topic in ("payroll", "__consumer_offsets"):
+        with pytest.raises(LogDamagedError, match="R6"):
+            by_pattern.refuse_other_topics([topic])
+
+
+# --- deletion
+
+
+def test_vacuum_of_a_forged_log_deletes_nothing_of_another_pipeline(world: World, tmp_path: Path) -> None:
+    winner = World(tmp_path / "winner", store=LocalStore(str(tmp_path / "winner" / "log")), clocks=count(50))
+    winner.arrive(2)
+    winner.run("a")
+    record = winner.opened().record
+    forge(world.store, keys.PIPELINE, lambda body: body.update(pipeline_uuid=record.pipeline_uuid))
+    claims_the_winner = world.pipeline(sinks={"out": FilesSink(path=str(winner.root / "out"), format="json")})
+    out = str(winner.root / "out")
+    forge_spec(world.store, 1, lambda spec: [spec.update(log=winner.store.url), spec["sinks"]["out"].update(path=out)])
+    for pipeline in (world.pipeline(), claims_the_winner):
+        with pytest.raises(ConflictError, match="another pipeline or log"):
+            vacuum(pipeline)
+    winner.check()
+
+
+def test_vacuum_touches_only_the_places_of_the_pipeline_that_it_was_given(world: World, tmp_path: Path) -> None:
+    other = World(tmp_path / "other", store=LocalStore(str(tmp_path / "other" / "log")))
+    other.arrive(1)
+    other.run("a")
+    forge_spec(world.store, 1, lambda spec: spec["sinks"]["out"].update(path=str(other.root / "out")))
+    lost = world.root / "out" / "data" / "0" / "lost" / "f.json"
+    lost.parent.mkdir()
+    lost.write_text("{}")
+    assert vacuum(world.pipeline()).attempts == (("out", 0, "lost"),)
+    assert not lost.exists()
+    other.check()
+
+
+def test_vacuum_passes_over_what_no_writer_made(world: World) -> None:
+    for version in ("999999999999999", "-1", "x", "²"):
+        for directory in ("out/data", "log/attempts"):
+            odd = world.root / directory / version / "attempt" / "f.json"
+            odd.parent.mkdir(parents=True)
+            odd.write_text("{}")
+    assert vacuum(world.pipeline()).attempts == ()
+    world.check()
+
+
+def test_links_in_a_dataset_lead_vacuum_and_readers_nowhere(world: World, tmp_path: Path) -> None:
+    precious = tmp_path / "precious" / "attempt"
+    precious.mkdir(parents=True)
+    (precious / "f.json").write_text("{}")
+    data = world.root / "out" / "data"
+    (data / "0" / "linked").symlink_to(precious)
+    (data / "7").symlink_to(precious.parent)
+    (data / "0" / "lost").mkdir()
+    (data / "0" / "lost" / "linked.json").symlink_to(precious / "f.json")
+    (data / "0" / "lost" / "linked").symlink_to(precious)
+    assert vacuum(world.pipeline()).attempts == (("out", 0, "lost"),)
+    assert (precious / "f.json").exists()
+    victim = Path(world.opened().files()[0].path)
+    victim.unlink()
+    victim.symlink_to(precious / "f.json")
+    assert [(f.invariant, "missing" in f.what) for f in world.verdict().findings] == [("I6", True)]
+
+
+def test_outcome_that_names_a_sink_without_a_spec_is_damage(world: World, log: str) -> None:
+    forge(world.store, keys.outcome(1), lambda body: body.update(sinks={"none": body["sinks"]["out"]}))
+    with pytest.raises(LogDamagedError, match="sinks"):
+        open_log(log).files()
+    assert any("a sink that the spec does not have" in f.what for f in verify(log).findings)
+
+
+def test_quarantined_records_that_are_no_json_are_damage(world: World, log: str) -> None:
+    key = open_log(log).log.outcome(0)[0].quarantine.keys[0]  # type: ignore[index]
+    overwrite(world.store, key, b"\x1b[2J\n" * 2)
+    with pytest.raises(LogDamagedError, match="JSON"):
+        list(open_log(log).quarantined())
+
+
+def test_forged_discovery_is_damage(world: World) -> None:
+    forge(world.store, keys.discovered(0), lambda body: body["files"][0].update(path="../secret"))
+    with pytest.raises(LogDamagedError, match="R6"):
+        codec.decode(Discovery, "k", world.store.read(keys.discovered(0)) or b"")
+    with pytest.raises(LogDamagedError, match="R6"):
+        world.run("b")
