@@ -154,7 +154,7 @@ class Place(RuleBasedStateMachine):
 
 
 TestPlace = Place.TestCase
-TestPlace.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestPlace.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 
 def name(n: int) -> str:

@@ -89,4 +89,5 @@ def test_other_keys_are_as_the_protocol_prints_them() -> None:
         "log/3/a/b",
     ):
         assert keys.attempt_of_data(of_others) is None
+    assert (keys.page("s"), keys.known("s")) == ("files/s.json", "known/s.json")
     assert (keys.spill("s"), keys.spec("s"), keys.doctor("d")) == ("spill/s.json", "specs/s.json", "doctor/d.json")
