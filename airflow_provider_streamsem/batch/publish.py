@@ -166,7 +166,7 @@ def _applied(log: CommitLog, outcome: Outcome, name: str) -> Committable | None:
     """The rows of a commit in one sink, where they were applied."""
     receipts = log.receipts(outcome.version)
     receipt = None if receipts is None else receipts.sinks.get(name)
-    return outcome.sinks[name] if receipt is not None and receipt.result == "applied" else None
+    return outcome.sinks.get(name) if receipt is not None and receipt.result == "applied" else None
 
 
 def _plain(schema: str) -> str:

@@ -197,6 +197,15 @@ class Outcome:
     reason: str = ""
     nonce: str
 
+    def __post_init__(self) -> None:
+        if not {*self.publish} <= {*self.sinks}:
+            raise LogDamagedError(
+                "an outcome owes receipts of sinks without output", invariant="I18", version=self.version
+            )
+        # Chains of redos are followed back: one that led forward would never end.
+        if self.replaces is not None and self.replaces.version >= self.version:
+            raise LogDamagedError("an outcome replaces no earlier version", invariant="I20", version=self.version)
+
     @property
     def committed(self) -> bool:
         """Whether the version's output is decided to become visible."""

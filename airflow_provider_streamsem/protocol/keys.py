@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 
+from airflow_provider_streamsem.errors import LogDamagedError
+
 N = 10**12
 
 PIPELINE = "pipeline.json"
@@ -45,7 +47,7 @@ def position(text: str) -> int | None:
 
 def _inv(n: int) -> str:
     if not 0 <= n < N:
-        raise ValueError(f"a position must lie in [0, {N}), got {n}")
+        raise LogDamagedError("a position lies outside the log", invariant="R6", position=n)
     return f"{N - 1 - n:012d}"
 
 

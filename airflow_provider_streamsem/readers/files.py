@@ -15,6 +15,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.protocol.codec import lines
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan, Receipts
+from airflow_provider_streamsem.protocol.keys import N
 from airflow_provider_streamsem.protocol.view import LogView
 from airflow_provider_streamsem.sinks.contract import Sink
 from airflow_provider_streamsem.sinks.files import FilesSink
@@ -139,7 +140,7 @@ class CommittedLog:
         """The log folded at ``version``: files of versions above ``since``, totals of the whole."""
         for name, value in (("version", version), ("since", since)):
             if value is not None:
-                whole(name, value, least=-1)
+                whole(name, value, least=-1, most=N - 1)
         return self.log.view(version=version, since=-1 if since is None else since)
 
     def files(

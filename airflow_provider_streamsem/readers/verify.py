@@ -234,11 +234,11 @@ class _Verification:
         """Whether a version brings rows to a sink, or takes out what stands there of its chain (P2, P3)."""
         if outcome.sinks[name].files:
             return True
-        while outcome.replaces is not None:
+        while outcome.replaces is not None and outcome.replaces.version in by_version:
             receipts = self._published.get(outcome.replaces.version)
             outcome = by_version[outcome.replaces.version]
-            if receipts is not None and receipts.sinks[name].result == "applied":
-                return bool(outcome.sinks[name].files)
+            if receipts is not None and name in receipts.sinks and receipts.sinks[name].result == "applied":
+                return name in outcome.sinks and bool(outcome.sinks[name].files)
         return False
 
     def _redo(self, redone: Plan, visible: set[int]) -> None:

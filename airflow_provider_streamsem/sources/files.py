@@ -21,7 +21,6 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import (
     DataError,
     InvalidError,
-    LogDamagedError,
     RecordsGoneError,
     SourceChangedError,
     UnavailableError,
@@ -31,6 +30,7 @@ from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, positio
 from airflow_provider_streamsem.sources import partitions
 from airflow_provider_streamsem.sources.contract import Cut, Limits
 from airflow_provider_streamsem.sources.ledger import Ledger
+from airflow_provider_streamsem.sources.pins import pinned_files
 from airflow_provider_streamsem.stores.contract import (
     ObjectStat,
     Store,
@@ -286,18 +286,8 @@ class FilesSource:
         return FileRecords(spark, self, pins)
 
     def pinned(self, pins: Json) -> list[tuple[str, int, str]]:
-        """
-        Path, size and identity of each file that a plan pinned.
-
-        :raises LogDamagedError: they are of another form, or name what is no file of this source
-        """
-        if not isinstance(pins, list) or not all(
-            isinstance(pin, list) and [type(part) for part in pin[:3]] == [str, int, str] and self._counts(pin[0])
-            for pin in pins
-        ):
-            what = "a plan pins what is no file of the source; nothing was read"
-            raise LogDamagedError(what, invariant="R6", place=self.path)
-        return [(path, size, identity) for path, size, identity, *_ in pins]
+        """Path, size and identity of each file that a plan pinned."""
+        return pinned_files(pins, place=self.path, is_read=self._counts)
 
 
 def _identity(stat: ObjectStat) -> str:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, RecordsGoneError, SourceChangedError
+from airflow_provider_streamsem.errors import InvalidError, RecordsGoneError, SourceChangedError
 from airflow_provider_streamsem.kafka_client import settings_of
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length, position
@@ -34,6 +33,8 @@ from airflow_provider_streamsem.sources.kafka_cluster import (
     parse_partition,
 )
 from airflow_provider_streamsem.sources.kafka_expiry import expiry
+from airflow_provider_streamsem.sources.kafka_starting import TOPIC, starting, time_ms
+from airflow_provider_streamsem.sources.pins import pinned_ranges, refuse_other_topics
 from airflow_provider_streamsem.sources.sharing import joined, shared
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BEFORE_A_GAP_S = (1.0, 2.0, 4.0)  # before records of partitions that brokers seem not to know are given up
-TOPIC = r"[A-Za-z0-9._-]{1,249}"
 OPTIONS = (
     "fetchoffset.numretries",
     "fetchoffset.retryintervalms",
@@ -116,7 +116,7 @@ class KafkaSource:
                 arguments.text(
                     f"{where} {name}", getattr(self, name), pattern=r"[^\s@]+", accepted="text without spaces and '@'"
                 )
-        object.__setattr__(self, "starting", _starting(f"{where} starting", self.starting))
+        object.__setattr__(self, "starting", starting(f"{where} starting", self.starting))
         arguments.choice(f"{where} isolation", self.isolation, ("read_committed", "read_uncommitted"))
         for name in ("key", "value"):
             object.__setattr__(self, name, decoding.decoder(f"{where} {name}", getattr(self, name)))
@@ -167,7 +167,7 @@ class KafkaSource:
         if self.starting == "latest":
             return {p.name: end.offset for p, end in sorted(cluster.ends(partitions).items())}
         if isinstance(self.starting, str) and self.starting != "earliest":
-            return _named(cluster.offsets_for_time(partitions, _time_ms(self.starting)))
+            return _named(cluster.offsets_for_time(partitions, time_ms(self.starting)))
         lows = cluster.lows(partitions)
         if isinstance(self.starting, Mapping):
             given = dict(self.starting)
@@ -233,35 +233,15 @@ class KafkaSource:
         pinned = self.pinned(pins)
         return KafkaRecords(self, read_ranges(spark, self, settings, pinned), sorted({pin[0] for pin in pinned}))
 
-    def pinned(self, pins: Json) -> Json:
-        """
-        What a plan pinned: topic, its id, partition, start, end and leader's epoch of each range.
+    def pinned(self, pins: Json) -> list[tuple[str, str, int, int, int, int]]:
+        """Topic, its id, partition, start, end and leader's epoch of each range that a plan pinned."""
+        return pinned_ranges(pins, is_read=self.reads)
 
-        :raises LogDamagedError: it is of another form, or of a topic that this source does not read
-        """
-        kinds = [str, str, int, int, int, int]
-        if not isinstance(pins, list) or not all(
-            isinstance(pin, list) and [type(part) for part in pin] == kinds for pin in pins
-        ):
-            raise LogDamagedError("a plan pins what is no range of a topic; nothing was read", invariant="R6")
-        self.refuse_other_topics({pin[0] for pin in pins})
-        return pins
-
-    def _reads(self, topic: str) -> bool:
+    def reads(self, topic: str) -> bool:
+        """Whether a topic is one of this source's."""
         if self.topic_pattern is None:
             return topic in self.topics
         return not topic.startswith("__") and re.fullmatch(self.topic_pattern, topic) is not None
-
-    def refuse_other_topics(self, topics: Iterable[str]) -> None:
-        """
-        Before a cluster is asked with this pipeline's rights: which topics it reads, the pipeline says, never the log.
-
-        :raises LogDamagedError: the log names another topic
-        """
-        others = {name for name in topics if not self._reads(name)}
-        if others:
-            what = "the log names topics that the pipeline does not read; nothing was read"
-            raise LogDamagedError(what, invariant="R6", topics=sorted(others))
 
 
 def _named(offsets: Mapping[Partition, int]) -> Offsets:
@@ -277,34 +257,6 @@ def _check_pattern(where: str, pattern: object) -> None:
         re.compile(arguments.text(where, pattern))
     except re.error as error:
         raise InvalidError(f"{where} is not a regular expression", given=pattern) from error
-
-
-def _starting(where: str, given: object) -> str | Mapping[str, int]:
-    if isinstance(given, Mapping):
-        if not given or not all(
-            re.fullmatch(rf"{TOPIC}-\d+", str(k)) and type(v) is int and v >= 0 for k, v in given.items()
-        ):
-            raise InvalidError(
-                f"{where} must map partitions to offsets", given=dict(given), accepted='{"orders-0": 42}'
-            )
-        return dict(given)
-    if given not in ("earliest", "latest"):
-        try:
-            _time_ms(arguments.text(where, given))
-        except ValueError as error:
-            raise InvalidError(
-                f"{where} is not acceptable",
-                given=given,
-                accepted=["earliest", "latest", "2026-01-31T00:00:00Z", '{"orders-0": 42}'],
-            ) from error
-    return str(given)
-
-
-def _time_ms(text: str) -> int:
-    at = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    if at.tzinfo is None:
-        raise ValueError("a time needs a zone")
-    return int(at.timestamp() * 1000)
 
 
 class KafkaPlanner:
@@ -345,7 +297,7 @@ class KafkaPlanner:
         """Ranges within ``limits``, shared over the partitions in proportion to their lag. What is gone fails, or becomes a gap that counts for nothing."""
         waiting = between(start, end)
         topics = {parse_partition(name).topic for name in {*start, *end}}
-        self._source.refuse_other_topics(topics)
+        refuse_other_topics(topics, is_read=self._source.reads)
         there = self._cluster.partitions(topics)
         for wait_s in _BEFORE_A_GAP_S if on_data_loss != "fail" else ():
             if {*waiting} <= {p.name for p in there}:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_streamsem import open_log, verify
-from airflow_provider_streamsem.errors import NewerFormatError, StreamsemError
+from airflow_provider_streamsem.errors import LogDamagedError, NewerFormatError, StreamsemError
 from tests.golden.make_v1 import LOGS, ROOT
 
 PLACES = sorted(path for path in ROOT.iterdir() if path.is_dir())
@@ -45,7 +45,9 @@ def test_log_of_a_newer_format_is_refused_and_says_upgrade() -> None:
 
 
 def test_clean_log_gives_its_files() -> None:
-    files = open_log(str(ROOT / "clean" / "log")).files(since=1)
-    assert [(f.version, f.path, f.rows) for f in files] == [
-        (v, f"/data/out/data/{v}/a/part.parquet", 2) for v in (2, 3)
+    opened = open_log(str(ROOT / "clean" / "log"))
+    assert [(f.version, f.file.key, f.file.rows) for f in opened.view(since=1).files] == [
+        (v, f"data/{v}/a/part.parquet", 2) for v in (2, 3)
     ]
+    with pytest.raises(LogDamagedError, match="mark"):  # its dataset was not kept
+        opened.files()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import keys, offsets
 
 PARTITIONS = st.sampled_from(["files", "orders-0", "orders-1"])
@@ -70,7 +71,7 @@ def test_foreign_keys_are_not_pointers() -> None:
 
 def test_positions_outside_the_log_are_refused() -> None:
     for number in (-1, keys.N):
-        with pytest.raises(ValueError, match="position"):
+        with pytest.raises(LogDamagedError, match="position"):
             keys.plan(number)
 
 

@@ -236,10 +236,7 @@ def test_log_cannot_have_a_run_read_other_topics() -> None:
     with pytest.raises(LogDamagedError, match="R6"):
         source.open(None, None).cut({"payroll-0": 0}, {"orders-0": 5}, None, on_data_loss="fail")  # type: ignore[arg-type]
     by_pattern = KafkaSource(topic_pattern="orders.*", bootstrap_servers="b:1")
-    by_pattern.refuse_other_topics(["orders-eu"])
-    for topic in ("payroll", "__consumer_offsets"):
-        with pytest.raises(LogDamagedError, match="R6"):
-            by_pattern.refuse_other_topics([topic])
+    assert [by_pattern.reads(topic) for topic in ("orders-eu", "payroll", "__orders")] == [True, False, False]
 
 
 # --- deletion
@@ -306,6 +303,16 @@ def test_outcome_that_names_a_sink_without_a_spec_is_damage(world: World, log: s
     with pytest.raises(LogDamagedError, match="sinks"):
         open_log(log).files()
     assert any("a sink that the spec does not have" in f.what for f in verify(log).findings)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [({"publish": ["none"]}, "owes receipts"), ({"replaces": {"version": 1, "counts": {}}}, "no earlier")],
+)
+def test_outcome_that_names_what_cannot_be_is_damage(world: World, log: str, change: Any, what: str) -> None:
+    forge(world.store, keys.outcome(1), lambda body: body.update(change))
+    with pytest.raises(LogDamagedError, match=what):
+        open_log(log).files()
 
 
 def test_quarantined_records_that_are_no_json_are_damage(world: World, log: str) -> None:

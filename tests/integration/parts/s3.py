@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 from tests.integration.parts import install
@@ -23,24 +24,37 @@ def downloaded(path: str, directory: Path) -> str:
 
 
 class S3Server(Server):
-    """versitygw over a directory, or ``minio`` where the variable ``S3`` says so."""
+    """
+    versitygw over a directory, or ``minio`` where the variable ``S3`` says so.
 
-    def __init__(self, home: Path) -> None:
-        kind = os.environ.get("S3", "versitygw")
+    :param has_accounts: whether it keeps accounts besides its own, which policies of buckets may name; versitygw alone
+    """
+
+    def __init__(self, home: Path, *, has_accounts: bool = False) -> None:
+        kind = "versitygw" if has_accounts else os.environ.get("S3", "versitygw")
         program = install.s3_server(kind)
         home.mkdir(parents=True, exist_ok=True)
         data = home / "data"
         data.mkdir(exist_ok=True)
         port = free_port()
         self.endpoint = f"http://127.0.0.1:{port}"
+        accounts = ["--iam-dir", str(home / "accounts")] if has_accounts else []
+        (home / "accounts").mkdir(exist_ok=True)
+        self._program = program
         argv = {
-            "versitygw": [program, "--port", f"127.0.0.1:{port}", "posix", str(data)],
+            "versitygw": [program, "--port", f"127.0.0.1:{port}", *accounts, "posix", str(data)],
             "minio": [program, "server", "--address", f"127.0.0.1:{port}", str(data)],
         }[kind]
         secrets = {
             "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY, "MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY,
         }  # fmt: skip
         super().__init__(kind, home, argv, port=port, environment=secrets)
+
+    def create_account(self, access_key: str, secret_key: str) -> None:
+        """An account that may do only what policies of buckets allow it."""
+        admin = {"ADMIN_ACCESS_KEY": ACCESS_KEY, "ADMIN_SECRET_KEY": SECRET_KEY, "ADMIN_ENDPOINT_URL": self.endpoint}
+        argv = [self._program, "admin", "create-user", "-a", access_key, "-s", secret_key, "-r", "user"]
+        subprocess.run(argv, env={**os.environ, **admin}, check=True, capture_output=True)
 
     def environment(self) -> dict[str, str]:
         """Variables by which boto3, and the sessions that this package starts, find the server."""

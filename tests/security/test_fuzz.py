@@ -1,0 +1,471 @@
+"""
+Every kind of object that a log and a dataset hold, changed in its structure and sealed again, through every reader and command.
+
+Whatever it says, nothing is opened, listed or deleted outside the pipeline's own places, nothing it names is imported, run or connected to, and what fails,
+fails with an error of this package. Only the sources of rows are left out: what lies there is data, not entries.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from copy import deepcopy
+from functools import cache
+from io import StringIO
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_streamsem import Dedup, FilesSink, Pipeline, open_log, read_committed, verify
+from airflow_provider_streamsem.batch import maintenance
+from airflow_provider_streamsem.batch.publish import skip
+from airflow_provider_streamsem.cli.main import main
+from airflow_provider_streamsem.commitlog import doctor
+from airflow_provider_streamsem.errors import StreamsemError
+from airflow_provider_streamsem.protocol import keys, segments
+from airflow_provider_streamsem.protocol.codec import canonical, decode, encode, sha256
+from airflow_provider_streamsem.protocol.entries import Claim, Effects, Segment
+from airflow_provider_streamsem.protocol.view import fold
+from airflow_provider_streamsem.readers.conditions import BatchCommitted, Freshness
+from airflow_provider_streamsem.readers.files import CommittedFile
+from airflow_provider_streamsem.readers.lag import lag
+from airflow_provider_streamsem.readers.waiting import waiting
+from airflow_provider_streamsem.stores.local import LocalStore
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.outside import PublishingWorld, TableSink
+from tests.protocol import samples
+from tests.security.forging import sealed
+from tests.worlds import BeforeOutcome, die
+
+EXAMPLES = 200 if os.environ.get("HYPOTHESIS_PROFILE", "same") == "same" else 5_000
+SECRET = "@secret"
+"""stands for a directory beside the world, with a file that nobody may read"""
+TEXTS = [
+    "", ".", "..", "\0", "\x1b[2J", "a" * 300, "../../secret/f.json", "../secret/f.json", "../in/00000.json", "/etc/passwd", SECRET, f"{SECRET}/f.json", "file:///etc/passwd",
+    "s3://b/k", "data/0/../../../secret/f.json", "quarantine/../../../secret/f.json", "subprocess.Popen", "tests.security.decoy:called", "iceberg", "kafka",
+    '{"type":"struct","fields":[{"name":"id","type":{"type":"udt","pyClass":"tests.security.decoy.Called"},"nullable":true,"metadata":{}}]}',
+]  # fmt: skip
+NUMBERS: list[Any] = [-1, 0, 1, 10**12, 10**30, True]
+OTHERS: list[Any] = [
+    None, [], {}, [[]], {"": {}}, {"$spill": "../../secret/f", "bytes": 1}, {"type": "files", "path": SECRET},
+    {"type": "iceberg", "path": "/t", "table": "a.b", "properties": {"py-io-impl": "tests.security.decoy.Called"}},
+]  # fmt: skip
+TEMPTING: dict[str, list[Any]] = {
+    "path": [SECRET, "../secret/f.json", "/etc"],
+    "key": ["../../secret/f.json", "data/../../secret/f.json", "/etc/passwd"],
+    "keys": [["../../secret/f.json"], ["quarantine/../../../secret/f.json"]],
+    "schemas": [{"out": TEXTS[-1]}],
+    "pins": [[["../secret/f.json", 10, "mtime:1"]], [["../../secret/f.json", 10, ""]], {}, [[]]],
+    "spec": ["../../../secret/f", "0" * 64],
+    "type": ["iceberg", "files", "tests.security.decoy:Called"],
+    "sinks": [{"out": {"type": "files", "path": SECRET, "format": "json"}}, {"x": OTHERS[-1]}],
+    "source": [{"type": "files", "path": SECRET}, {"newest": 10**13, "at": -1}, {"ends": {"a": 1}}, OTHERS[-3]],
+    "state": [{"dedup": [{"newest_ms": 1, "rows": 1, "files": [{"key": "../../secret/f.json", "bytes": 1, "rows": 1, "checksum": ""}]}]}, {"dedup": 1}],
+    "attempt_id": ["../../../secret", "", "x/../.."],
+    "replaces": [{"version": -1, "counts": {}}, {"version": 10**12, "counts": {}}, {"version": 0, "counts": {}}],
+    "next": [{"files": 10**18}, {"files": -1}, {"../x@y-z": 1}],
+    "publish": [["out"], ["none"], []],
+    "log": [f"{SECRET}/log"],
+    "pipeline_uuid": ["other"],
+}  # fmt: skip
+"""what an attacker would write, by the name of the field"""
+_NAMES = count()
+
+
+# --- what an object may not lead to
+
+
+class _Guard:
+    """Listens to the interpreter's own audit events, while it is told to."""
+
+    roots: tuple[str, ...] = ()
+    is_armed = False
+    seen: list[str]
+
+    def __init__(self) -> None:
+        self.seen = []
+        installed = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]))
+        self.always = tuple(os.path.realpath(path) for path in installed) + installed
+        sys.addaudithook(self._hear)
+
+    @contextmanager
+    def confined_to(self, *roots: Path) -> Iterator[None]:
+        self.roots, self.is_armed = tuple(map(str, roots)), True
+        try:
+            yield
+        finally:
+            self.is_armed = False
+
+    def _hear(self, event: str, given: tuple[Any, ...]) -> None:
+        if not self.is_armed:
+            return
+        if event in (
+            "subprocess.Popen",
+            "os.system",
+            "os.exec",
+            "os.posix_spawn",
+            "socket.connect",
+            "pickle.find_class",
+        ):
+            self.seen.append(f"{event} {given}")
+        elif event == "import" and "decoy" in str(given[0]):
+            self.seen.append(f"import {given[0]}")
+        elif event == "open" or event.startswith(
+            ("os.listdir", "os.scandir", "os.remove", "os.rmdir", "os.link", "os.mkdir", "shutil.rmtree")
+        ):
+            path = os.fspath(given[0]) if isinstance(given[0], (str, os.PathLike)) else ""
+            if os.path.basename(path) == keys.DATASET_MARKER:
+                return  # asked whether the place is this log's
+            if os.path.isabs(path) and not os.path.normpath(path).startswith(
+                (*self.roots, *self.always, "/dev/", "/proc/", "/sys/")
+            ):
+                self.seen.append(f"{event} {path}")
+
+
+@cache
+def guard() -> _Guard:
+    return _Guard()
+
+
+class _Spark:
+    """What :func:`read_committed` asks of Spark."""
+
+    def __init__(self, world: PublishingWorld) -> None:
+        self._root = f"{world.root}/"
+
+    def __getattr__(self, name: str) -> Any:
+        return self if name == "read" else lambda *given, **named: self
+
+    def load(self, paths: list[str]) -> None:
+        assert all(os.path.normpath(path).startswith(self._root) for path in paths), paths
+
+
+# --- the log that is changed
+
+
+class Fuzzed(PublishingWorld):
+    """A log with every kind of object."""
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        sinks = {
+            "out": FilesSink(path=str(self.root / "out"), format="json"),
+            "table": TableSink(path=str(self.root / "table"), database=self.database),
+        }
+        return super().pipeline(**{"sinks": sinks, "dedup": Dedup(keys=["id"], ttl_s=10**6), **changes})
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The world as it was written; ``world`` beside it is the copy that each example changes."""
+    place = tmp_path_factory.mktemp("fuzz")
+    world = Fuzzed(place / "world", store=LocalStore(str(place / "world" / "log")))
+    world.arrive(3, bad_lines=1)
+    world.run("a", drain=True)
+    world.run("again", redone=0)
+    world.arrive(1)
+    with suppress(Crash):  # with a manifest that nobody has decided
+        world.run("b", store=BeforeOutcome(world.store, die))
+    put = world.store.create
+    put(keys.claim(0, "table", 0), encode(Claim(version=0, sink="table", part=0, nonce="n")).data)
+    put(keys.effects(0, "table", 0), encode(Effects(version=0, sink="table", part=0, done=1, nonce="n")).data)
+    folded = segments.level_1(0, [outcome for _, outcome in samples.chain(100)], "last")
+    put(keys.segment(1, 0), encode(folded).data)
+    hint = canonical({"newest": 0, "at": 0})
+    put(keys.spill(sha256(hint)), hint)
+    doctor.examine(world.log())
+    shutil.copytree(world.root, place / "original")
+    secret = place / "secret"
+    secret.mkdir()
+    (secret / "f.json").write_text('{"id": 1}\n')
+    return place
+
+
+_RESTORED: dict[Path, tuple[int, int]] = {}
+"""file → its inode and time of modification, when it was last as it was written"""
+
+
+def restored(place: Path) -> Fuzzed:
+    """The world as it was: what an example has changed, added or deleted is undone."""
+    root, source = place / "world", place / "original"
+    there = {Path(directory, name) for directory, _, names in os.walk(root) for name in names}
+    for path in there - {root / name for name in files_of(source)}:
+        path.unlink()
+    for name, data in files_of(source).items():
+        path = root / name
+        if path not in there or _mark(path) != _RESTORED.get(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            stamp = (source / name).stat().st_mtime_ns
+            os.utime(path, ns=(stamp, stamp))
+            _RESTORED[path] = _mark(path)
+    world = Fuzzed(root, store=LocalStore(str(root / "log")))
+    world.made = 4
+    world.clocks = count(100 * (next(_NAMES) + 1))
+    return world
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_ctime_ns
+
+
+@cache
+def files_of(source: Path) -> dict[Path, bytes]:
+    return {path.relative_to(source): path.read_bytes() for path in source.rglob("*") if path.is_file()}
+
+
+def stored(root: Path) -> list[str]:
+    """The objects that are JSON, and the datasets' marks."""
+    found = [*(root / "log").rglob("*.json"), *(root / "log").rglob("*.jsonl"), *root.glob("*/_streamsem.json")]
+    return sorted(
+        str(path.relative_to(root)) for path in found if "/data/" not in str(path) and "probe" not in str(path)
+    )
+
+
+KINDS = ["pipeline.json", "specs/", "specs/", ".p.json", ".p.json", ".c.json", ".c.json", ".c.json", ".d.json", "attempts/", "attempts/", "runs/", "discovered/", "claims/", "effects/", "segments/",
+         "spill/", "quarantine/", "doctor/", "_streamsem.json"]  # fmt: skip
+
+
+# --- changes
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield at
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from places(item, (*at, name))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from places(item, (*at, number))
+
+
+def changed(body: Any, rng: random.Random) -> Any:
+    """The value with one part of it replaced, removed, doubled, renamed, or exchanged for another part."""
+    everywhere = [at for at in places(body) if at and at != ("checksum",)]
+    if not everywhere:
+        return value(None, rng)
+    tempting = [at for at in everywhere if at[-1] in TEMPTING]
+    is_tempted = bool(tempting) and rng.random() < 0.5
+    *above, last = rng.choice(tempting if is_tempted else everywhere)
+    owner = body
+    for step in above:
+        owner = owner[step]
+    if is_tempted:
+        owner[last] = deepcopy(rng.choice(TEMPTING[last]))
+        return body
+    what = rng.choice(["replace"] * 6 + ["remove", "double", "rename", "exchange"])
+    if what == "remove":
+        del owner[last]
+    elif what == "double" and isinstance(owner, list):
+        owner.append(owner[last])
+    elif what == "rename" and isinstance(owner, dict):
+        owner[str(rng.choice(["..", "", "../../secret", "out", "table", "none", "files"]))] = owner.pop(last)
+    elif what == "exchange":
+        other = body
+        for step in rng.choice(everywhere):
+            other = other[step]
+        owner[last] = deepcopy(other)
+    else:
+        owner[last] = value(owner[last], rng)
+    return body
+
+
+def value(before: Any, rng: random.Random) -> Any:
+    """Mostly one of the same type: what is of another is refused early."""
+    alike = TEXTS if isinstance(before, str) else NUMBERS if isinstance(before, int) else OTHERS
+    return deepcopy(rng.choice(alike if rng.random() < 0.8 else [*TEXTS, *NUMBERS, *OTHERS]))
+
+
+def change(world: Fuzzed, name: str, rng: random.Random) -> str:
+    path = world.root / name
+    data = path.read_bytes()
+    how = "torn" if rng.random() < 0.05 else "changed"
+    if how == "torn":
+        data = data[: rng.randrange(len(data))] + bytes(rng.randrange(256) for _ in range(3))
+    elif name.endswith(".jsonl"):
+        data = b"".join(canonical(changed(json.loads(line), rng)) + b"\n" for line in data.splitlines())
+    else:
+        body = json.loads(data)
+        for _ in range(rng.choice([1, 1, 1, 2, 4])):
+            body = changed(body, rng)
+        body = json.loads(json.dumps(body).replace(SECRET, str(world.root.parent / "secret")))
+        data = sealed(body) if isinstance(body, dict) and "checksum" in body else canonical(body)
+    path.write_bytes(data)
+    if name.startswith("log/specs/"):
+        point_to_spec(world, data)
+    elif name.startswith("log/spill/"):
+        point_to_spill(world, data)
+    elif name.startswith(("log/log/", "log/attempts/")):
+        # A changed plan is staged again; a changed manifest is adopted.
+        chain(world, manifests=name.startswith("log/attempts/"))
+    return how
+
+
+def entry(world: Fuzzed, key: str, update: Callable[[dict[str, Any]], object]) -> bytes | None:
+    path = Path(world.store.url) / key
+    try:
+        body = json.loads(path.read_bytes())
+        update(body)
+        path.write_bytes(sealed(body))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return path.read_bytes() if path.exists() else None
+    return path.read_bytes()
+
+
+def chain(world: Fuzzed, *, manifests: bool = False) -> None:
+    """Link the versions again, as an attacker would who knows the protocol: each plan names the outcome before it, each outcome its plan."""
+    before = b""
+    for version in range(4):
+        plan = entry(world, keys.plan(version), lambda body, b=before: body.update(previous=sha256(b) if b else ""))
+        outcome = entry(world, keys.outcome(version), lambda body, p=plan: body.update(plan=sha256(p or b"")))
+        entry(world, keys.receipts(version), lambda body, o=outcome: body.update(outcome=sha256(o or b"")))
+        for path in Path(world.store.url, keys.attempts(version)).glob("*.json") if manifests else ():
+            entry(world, keys.attempt(version, path.stem), lambda body, p=plan: body.update(plan=sha256(p or b"")))
+        before = outcome or b""
+
+
+def point_to_spec(world: Fuzzed, data: bytes) -> None:
+    (Path(world.store.url) / keys.spec(sha256(data))).write_bytes(data)
+    for version in range(3):
+        entry(world, keys.outcome(version), lambda body: body.update(spec=sha256(data)))
+    chain(world)
+
+
+def point_to_spill(world: Fuzzed, data: bytes) -> None:
+    (Path(world.store.url) / keys.spill(sha256(data))).write_bytes(data)
+    for name in ("source", "state", "sinks"):
+        spilled = {"$spill": sha256(data), "bytes": len(data)}
+        entry(world, keys.outcome(2), lambda body, n=name, s=spilled: body.update({n: s}))
+        chain(world)
+
+
+# --- every reader and command
+
+
+def reads(world: Fuzzed) -> dict[str, Callable[[], object]]:
+    log, pipeline = world.store.url, world.pipeline()
+    found: dict[str, Callable[[], object]] = {
+        "files": lambda: all_within(world, open_log(log).files()),
+        "own files": lambda: all_within(world, open_log(log, pipeline=pipeline).files(since=0)),
+        "changes": lambda: open_log(log).changes(since=0),
+        "quarantined": lambda: list(open_log(log).quarantined()),
+        "spark": lambda: read_committed(_Spark(world), log, sink="out"),  # type: ignore[arg-type]
+        "verify": lambda: verify(log),
+        "own verify": lambda: verify(pipeline),
+        "lag": lambda: lag(pipeline),
+        "waiting": lambda: waiting(pipeline),
+        "version": lambda: BatchCommitted(log=log, version=1).check(),
+        "run": lambda: BatchCommitted(log=log, run_key="a").check(),
+        "offsets": lambda: BatchCommitted(pipeline=pipeline, offsets={"files": 1}).check(),
+        "freshness": lambda: Freshness(pipeline=pipeline, max_lag=1, max_age_s=1).check(),
+        "vacuum --dry-run": lambda: maintenance.vacuum(pipeline, dry_run=True),
+        "effects": lambda: open_log(log).log.effects(0, "table", 0),
+        "claim": lambda: open_log(log).log.claim(Claim(version=0, sink="table", part=0, nonce="mine")),
+        "segment": lambda: fold([decode(Segment, "k", world.store.read(keys.segment(1, 0)) or b"")], genesis={}),
+    }
+    return found
+
+
+def all_within(world: Fuzzed, files: list[CommittedFile]) -> None:
+    root = f"{world.root}/"
+    assert all(os.path.normpath(file.path).startswith(root) for file in files), files
+
+
+def commands(world: Fuzzed) -> dict[str, Callable[[], object]]:
+    log = world.store.url
+    argvs = [["log", log], ["files", log], ["verify", log], *(["show", log, str(version)] for version in range(4))]
+    return {" ".join([argv[0], *argv[2:]]): lambda argv=argv: command(argv) for argv in argvs}
+
+
+def writes(world: Fuzzed) -> dict[str, Callable[[], object]]:
+    pipeline = world.pipeline()
+    opened = open_log(world.log())
+    return {
+        "a run": lambda: world.run("c", drain=True),
+        "the same run": lambda: world.run("b"),
+        "redo": lambda: world.run("r", redone=1),
+        "abort": lambda: maintenance.abort(opened.log, opened.record, 3, reason="r", source=pipeline.source),
+        "skip": lambda: skip(pipeline, 2, sink="table", reason="r", log=world.log()),
+        "vacuum": lambda: maintenance.vacuum(pipeline, log=world.log()),
+    }
+
+
+def command(argv: list[str]) -> None:
+    said = StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        code = main(argv)
+    assert code != 5, said.getvalue()
+
+
+def tried(place: Path, kind: str, seed: int) -> None:
+    """One change of an object, through every reader, a command, and perhaps a writer."""
+    rng = random.Random(seed)
+    world = restored(place)
+    names = [name for name in stored(world.root) if kind in name]
+    assert names, f"the world has no {kind}"
+    with guard().confined_to(world.root):
+        what = change(world, rng.choice(names), rng)
+        steps = [*reads(world).items(), rng.choice([*commands(world).items()])]
+        with suppress(StreamsemError):
+            steps += rng.sample([*writes(world).items()], rng.choice([0, 1]))
+        for name, step in steps:
+            try:
+                with suppress(StreamsemError):
+                    step()
+            except Exception as error:
+                raise AssertionError(f"{name} of a {what} {kind}: {type(error).__name__}: {error}") from error
+    seen, guard().seen = guard().seen, []
+    assert seen == []
+
+
+@hypothesis.settings(max_examples=EXAMPLES, deadline=None, database=None, phases=[hypothesis.Phase.generate])
+@given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32))
+def test_no_stored_object_leads_outside_to_code_or_to_an_error_without_a_class(
+    original: Path, kind: str, seed: int
+) -> None:
+    tried(original, kind, seed)
+
+
+WEAKER: dict[str, tuple[str, Any]] = {
+    "keys": ("airflow_provider_streamsem.protocol.keys.is_relative", lambda key: True),
+    "marks": ("airflow_provider_streamsem.sinks.files.FilesSink.claim", lambda sink, uuid, log, *, new: None),
+    "schemas": ("airflow_provider_streamsem.readers.spark.fields", lambda schema: json.loads(schema)["fields"]),
+}
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("check", WEAKER)
+def test_fuzzer_notices_a_missing_check(original: Path, monkeypatch: pytest.MonkeyPatch, check: str) -> None:
+    restored(original)
+    monkeypatch.setattr(*WEAKER[check])
+
+    def is_noticed(seed: int) -> bool:
+        try:
+            tried(original, KINDS[seed % len(KINDS)], seed)
+        except AssertionError:
+            return True
+        return False
+
+    assert any(is_noticed(seed) for seed in range(3_000))
+
+
+def test_the_guard_sees_what_leads_outside(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    outside = tmp_path / "outside.txt"
+    outside.write_text("x")
+    with guard().confined_to(tmp_path / "own"):
+        outside.read_text()
+        os.listdir(tmp_path / "own")
+        os.listdir(tmp_path)
+    seen, guard().seen = guard().seen, []
+    assert seen == [f"open {outside}", f"os.listdir {tmp_path}"]
