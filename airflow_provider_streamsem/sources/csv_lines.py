@@ -106,10 +106,11 @@ class Csv:
         steps = steps.withColumn(
             values, F.struct(*[self._value(F.col(texts)[name], kind).alias(name) for name, kind in kinds])
         )
-        bad = F.col(fields).isNull() | (F.size(fields) != len(kinds)) | ~F.is_valid_utf8(raw)
+        tests = [F.col(fields).isNull(), F.size(fields) != len(kinds), ~F.is_valid_utf8(raw)]
         for (name, _), field in zip(kinds, self._columns.fields, strict=True):
             wrong = F.col(values)[name].isNull()
-            bad = bad | (wrong & F.col(texts)[name].isNotNull() if field.nullable else wrong)
+            tests.append(wrong & F.col(texts)[name].isNotNull() if field.nullable else wrong)
+        bad = exact.any_of(tests)
         named = [F.col(values)[name].alias(f.name) for (name, _), f in zip(kinds, self._columns.fields, strict=True)]
         return (
             steps.withColumn(f"{into}_bad", F.coalesce(bad, F.lit(True)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -64,6 +64,15 @@ def value(text: Column, kind: DataType, options: Mapping[str, str]) -> Column:
         return zoned.when(text.rlike(rf"{_DATE}(?:{_TIME})?\z"), _local(text, options.get("timezone")))
     assert isinstance(kind, StringType)
     return text
+
+
+def any_of(tests: Sequence[Column]) -> Column:
+    """Whether one of the tests is true, as a tree of small depth: Spark walks an expression recursively, and a file may have thousands of columns."""
+    tests = tests or [F.lit(False)]
+    if len(tests) == 1:
+        return tests[0]
+    middle = len(tests) // 2
+    return any_of(tests[:middle]) | any_of(tests[middle:])
 
 
 def own_format(kind: DataType, options: Mapping[str, str]) -> str | None:

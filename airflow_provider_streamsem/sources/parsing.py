@@ -134,11 +134,7 @@ class _Fast:
         return F.when(parsed.isNotNull(), _build_fields(parsed, self._columns, self._value))
 
     def is_suspicious(self, parsed: Column, built: Column) -> Column:
-        found = parsed.isNull() | parsed[_CORRUPT].isNotNull()
-        for field in self._columns.fields:
-            some = _some(parsed[field.name], field.dataType, self._value, self._doubt, built[field.name])
-            found = found if some is None else found | F.coalesce(some, F.lit(False))
-        return F.coalesce(found, F.lit(True))
+        return F.coalesce(exact.any_of(_tests(parsed, built, self._columns, self._value, self._doubt)), F.lit(True))
 
     def _leaf(self, kind: DataType) -> DataType:
         if isinstance(kind, ByteType):
@@ -199,11 +195,7 @@ class _Exact:
         return _build_fields(parsed, self._columns, self._value)
 
     def is_bad(self, parsed: Column, built: Column) -> Column:
-        found = parsed.isNull() | parsed[_CORRUPT].isNotNull()
-        for field in self._columns.fields:
-            some = _some(parsed[field.name], field.dataType, self._value, self._wrong, built[field.name])
-            found = found if some is None else found | F.coalesce(some, F.lit(False))
-        return found
+        return exact.any_of(_tests(parsed, built, self._columns, self._value, self._wrong))
 
     def _value(self, leaf: Column, kind: DataType) -> Column:
         if isinstance(kind, BooleanType):
@@ -313,14 +305,20 @@ def _build(parsed: Column, kind: DataType, leaf: Leaf) -> Column:
     return leaf(parsed, kind)
 
 
+def _tests(parsed: Column, built: Column, columns: StructType, leaf: Leaf, test: Test) -> list[Column]:
+    """What is tested of a parsed record: the record as a whole, then the leaves of each column."""
+    found = [parsed.isNull(), parsed[_CORRUPT].isNotNull()]
+    for field in columns.fields:
+        some = _some(parsed[field.name], field.dataType, leaf, test, built[field.name])
+        found += [] if some is None else [F.coalesce(some, F.lit(False))]
+    return found
+
+
 def _some(parsed: Column, kind: DataType, leaf: Leaf, test: Test, built: Column | None = None) -> Column | None:
     """Whether the test is true for some leaf; ``None`` where it can be for none."""
     if isinstance(kind, StructType):
         found = [some for f in kind.fields if (some := _some(parsed[f.name], f.dataType, leaf, test)) is not None]
-        whole = None
-        for some in found:
-            whole = some if whole is None else whole | some
-        return whole
+        return exact.any_of(found) if found else None
     if isinstance(kind, ArrayType):
         inner = kind.elementType
         if _some(F.lit(None), inner, leaf, test) is None:
@@ -345,13 +343,13 @@ def _surely(some: Column | None) -> Column:
 
 def _lacks(built: Column, columns: StructType) -> Column:
     """Whether a column that is declared ``NOT NULL`` is null."""
-    found = F.lit(False)
+    found = []
     for field in columns.fields:
         if not field.nullable:
-            found = found | built[field.name].isNull()
+            found.append(built[field.name].isNull())
         if isinstance(field.dataType, StructType):
-            found = found | (built[field.name].isNotNull() & _lacks(built[field.name], field.dataType))
-    return found
+            found.append(built[field.name].isNotNull() & _lacks(built[field.name], field.dataType))
+    return exact.any_of(found)
 
 
 # --- the text as a whole
