@@ -211,6 +211,11 @@ def decode(cls: type[E], key: str, data: bytes, parts: Mapping[str, bytes] | Non
                 "a spilled part is missing or differs from its name", invariant="I1", key=keys.spill(digest), entry=key
             )
         body[name] = read_json(part, keys.spill(digest))
+        try:
+            canonical(body[name])
+        except (TypeError, ValueError) as error:
+            what = "a spilled part is not canonical JSON"
+            raise LogDamagedError(what, invariant="I1", key=keys.spill(digest), entry=key) from error
     _check_texts(body, key)
     built: E = build(cls, body, key)
     return built

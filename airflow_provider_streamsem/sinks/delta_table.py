@@ -128,6 +128,10 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, (OSError, MemoryError, UnavailableError)) or _OF_THE_STORE.search(text) is not None
 
 
+def _kind(error: BaseException, refusal: type[StreamsemError]) -> type[StreamsemError]:
+    return UnavailableError if is_transient(error) else refusal
+
+
 def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> HeldTable | None:
     """
     The table as it is now; ``None`` where there is none.
@@ -152,8 +156,9 @@ def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> Held
     except TableNotFoundError:
         return None
     except Exception as error:
-        kind = UnavailableError if is_transient(error) else refusal
-        raise kind("the Delta table cannot be opened", table=path, problem=type(error).__name__) from error
+        raise _kind(error, refusal)(
+            "the Delta table cannot be opened", table=path, problem=type(error).__name__
+        ) from error
 
 
 def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str]) -> HeldTable:

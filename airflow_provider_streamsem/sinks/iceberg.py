@@ -331,8 +331,9 @@ class IcebergSink(TableSink):
         except InvalidError:
             raise
         except Exception as error:
-            kind = UnavailableError if is_transient(error) else refusal
-            raise kind("the Iceberg table cannot be loaded", table=self.table, problem=type(error).__name__) from error
+            raise _kind(error, refusal)(
+                "the Iceberg table cannot be loaded", table=self.table, problem=type(error).__name__
+            ) from error
 
     def _fitted(self, table: Table, schema: str) -> str:
         """The columns as the table has them, after what this sink does not satisfy was refused."""
@@ -378,6 +379,10 @@ class IcebergSink(TableSink):
 
 def _key(pipeline_uuid: str, sink: str) -> str:
     return f"streamsem.{pipeline_uuid}.{sink}"
+
+
+def _kind(error: BaseException, refusal: type[StreamsemError]) -> type[StreamsemError]:
+    return UnavailableError if is_transient(error) else refusal
 
 
 def _marker(table: Table, key: str) -> tuple[int, str]:

@@ -70,7 +70,8 @@ def test_moved_log_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert (done.pipeline, done.version, done.moved_to) == ("world", 1, world.new.store.url)
     world.settle()
     assert world.move().copied == 0
-    assert world.new.opened().pipeline().log == world.new.store.url
+    assert world.new.opened().log.store.url == world.new.store.url
+    assert world.new.opened().files() == world.new.opened().files(version=1)
 
 
 def test_rows_of_sinks_outside_the_log_stay_there_once(tmp_path: Path) -> None:
@@ -216,12 +217,12 @@ def test_reader_and_vacuum_of_a_moved_log_are_told_where_it_is(tmp_path: Path) -
     from airflow_provider_streamsem.batch.maintenance import vacuum
 
     world = MovingWorld(tmp_path)
-    record, pipeline = world.old.opened().record, world.old.pipeline()
+    pipeline = world.old.pipeline()
     world.move()
     for ask in (
         lambda: world.old.opened().files(),
         lambda: world.old.verdict(),
-        lambda: vacuum(world.old.log(), record, pipeline),
+        lambda: vacuum(pipeline, log=world.old.log()),
     ):
         with pytest.raises(LogMovedError) as caught:
             ask()

@@ -128,7 +128,7 @@ def test_recorded_schema_with_a_pickled_class_is_not_loaded(world: World, log: s
 )
 def test_recorded_schema_of_another_form_is_damage(world: World, log: str, text: str) -> None:
     forge(world.store, keys.outcome(1), lambda body: body.update(schemas={"out": text}))
-    with pytest.raises(LogDamagedError, match="schema"):
+    with pytest.raises(LogDamagedError, match=r"schema|nested too deep"):
         read_committed(None, log)  # type: ignore[arg-type]
 
 
@@ -179,7 +179,7 @@ def test_spill_that_is_not_json_is_damage(world: World, log: str) -> None:
         digest = codec.sha256(data)
         world.store.create(keys.spill(digest), data)
         forge(world.store, keys.outcome(1), lambda body, d=digest: body.update(source={"$spill": d, "bytes": 1}))
-        with pytest.raises(LogDamagedError, match="canonical"):
+        with pytest.raises(LogDamagedError, match="JSON"):
             open_log(log).files()
 
 

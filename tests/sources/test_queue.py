@@ -380,6 +380,7 @@ def test_guarantee_names_the_window_and_never_says_exactly_once(tmp_path: Path) 
 
 def test_another_queue_on_the_same_log_is_refused(tmp_path: Path) -> None:
     made = QueueWorld(tmp_path)
+    made.send(1)
     made.run("a")
     from airflow_provider_streamsem.errors import ConflictError
 
