@@ -25,7 +25,7 @@ class Ledger:
         self._log = log
         self._newest: Discovery | None = None
         self._newest_hint = newest_hint
-        self._kept: tuple[int, int, list[FoundFile]] = (0, 0, [])
+        self._kept: tuple[int, list[FoundFile]] = (0, [])
 
     def newest(self) -> Discovery | None:
         """The newest discovery that is known; ``None`` before the first. A later one of another process is found by :meth:`add` and :meth:`files`."""
@@ -64,17 +64,20 @@ class Ledger:
         newest = self.newest()
         if newest is None or newest.end < end:
             newest = self._reaching(end)
-        for first in range(start - start % BLOCK_FILES, end, BLOCK_FILES):
-            yield from self._block(newest, first)[max(start - first, 0) : end - first]
+        while start < end:
+            first, block = self._block(newest, start)
+            yield from block[start - first : end - first]
+            start = first + len(block)
 
-    def _block(self, newest: Discovery, first: int) -> list[FoundFile]:
-        """The files with ordinals from ``first``, as many as a block holds; the last block read is kept for the next batch of a drain."""
-        end = min(first + BLOCK_FILES, newest.end)
-        if self._kept[:2] != (first, end):
-            found = self._log.perform(discovery.files(newest.pages, first, end))
-            found += newest.recent[max(first - newest.paged, 0) : max(end - newest.paged, 0)]
-            self._kept = first, end, found
-        return self._kept[2]
+    def _block(self, newest: Discovery, start: int) -> tuple[int, list[FoundFile]]:
+        """Files with consecutive ordinals that hold ``start``, and the ordinal of the first; the last block is kept for the next batch of a drain."""
+        first, kept = self._kept
+        if not first <= start < first + len(kept):
+            end = min(start + BLOCK_FILES, newest.end)
+            found = self._log.perform(discovery.files(newest.pages, start, end))
+            found += newest.recent[max(start - newest.paged, 0) : max(end - newest.paged, 0)]
+            self._kept = start, found
+        return self._kept
 
     def _reaching(self, end: int) -> Discovery:
         """A discovery that knows all ordinals below ``end``: the newest listed one, or one that the listing does not show yet."""

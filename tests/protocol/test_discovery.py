@@ -247,6 +247,17 @@ def test_one_file_a_discovery_costs_one_write_and_a_bounded_share_of_the_trees()
     assert list(Ledger(CommitLog(store)).files(999, 4_002)) == files[999:4_002]
 
 
+def test_recent_files_are_read_by_ordinal_without_the_pages_before_them() -> None:
+    store, files = seen(1_500)
+    new = [found(name(n), n) for n in range(1_500, 1_505)]
+    assert Ledger(CommitLog(store)).add(files + new) == 1_505
+    counting = CountingStore(store)
+    ledger = Ledger(CommitLog(counting), newest_hint=1)
+    assert list(ledger.files(1_500, 1_505)) == new
+    assert counting.requests == {"read": 1}
+    assert list(ledger.files(0, 1_505)) == files + new
+
+
 def test_few_files_of_a_long_backlog_are_read_without_the_rest() -> None:
     store, files = seen(20_000)
     counting = CountingStore(store)
