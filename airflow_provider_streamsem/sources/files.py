@@ -27,7 +27,7 @@ from airflow_provider_streamsem.errors import (
 )
 from airflow_provider_streamsem.protocol.entries import FoundFile, Json, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
-from airflow_provider_streamsem.sources import partitions
+from airflow_provider_streamsem.sources import partitions, truncation
 from airflow_provider_streamsem.sources.contract import Cut, Limits
 from airflow_provider_streamsem.sources.ledger import Ledger
 from airflow_provider_streamsem.sources.pins import pinned_files
@@ -54,8 +54,6 @@ FORMATS = ("csv", "json", "orc", "parquet", "text")
 NEEDS_SCHEMA = ("csv", "json")
 MISSING_COLUMNS = ("refuse", "null")
 ASSUMED_BYTES_PER_ROW = 100
-_ENDLESS = ("snappy", "lz4")
-_LEAST_BYTES = {"gz": 1, "bz2": 14, "zst": 1, "deflate": 1}  # Spark reads smaller ones as files without records
 _TIMES = {"dateFormat", "timestampFormat", "timestampNTZFormat", "timeZone", "locale"}
 _LAX_JSON = {"allowUnquotedFieldNames", "allowSingleQuotes", "allowNumericLeadingZeros", "allowNonNumericNumbers"}
 _CSV = {
@@ -265,18 +263,9 @@ class FilesSource:
                     place=self.path,
                     file=path,
                 )
-            flaw = self.flaw(path, size)
+            flaw = truncation.flaw(self.format, path, size)
             if flaw:
                 raise DataError(f"{flaw}; nothing became visible", place=self.path, file=path, format=self.format)
-
-    def flaw(self, path: str, size: int) -> str:
-        """Why Spark would lose records of a file without an error, by its name and size; ``""`` where it would not."""
-        if self.format in ("parquet", "orc"):
-            return "" if size else "a file of this format cannot be empty"
-        codec = path.lower().rpartition(".")[2]
-        if codec in _ENDLESS:
-            return "a file of this compression may be truncated without a trace: it has no end mark. Compress it as gzip, bzip2 or zstd"
-        return "a file of this compression cannot be that small" if size < _LEAST_BYTES.get(codec, 0) else ""
 
     def load(self, spark: SparkSession, pins: Json) -> FileRecords:
         """The pinned files on Spark."""
@@ -304,15 +293,15 @@ class FilesPlanner:
     def __init__(self, source: FilesSource, log: CommitLog, last: Outcome | None) -> None:
         hint: Mapping[str, Any] = last.source if last is not None and isinstance(last.source, Mapping) else {}
         self._source = source
-        self._types = _recorded_types(last)
+        self._types = partitions.recorded_types(None if last is None else last.source)
         self._clock = log.clock
         self._listed: Mapping[str, tuple[int, str]] = {}
         self._ledger = Ledger(log, newest_hint=_number(hint, "newest", -1))
         self._bytes_per_row = max(1, _number(hint, "bytes_per_row", ASSUMED_BYTES_PER_ROW))
 
     def follow(self, last: Outcome | None) -> None:
-        """What it remembers of discoveries stays true; the types of partition columns may have been recorded by another process."""
-        self._types = _recorded_types(last)
+        """What it remembers of discoveries stays true; another process may have recorded types of partition columns."""
+        self._types = partitions.recorded_types(None if last is None else last.source)
 
     def latest_offsets(self) -> Offsets:
         """List the place and give ordinals to what is new there."""
@@ -324,11 +313,7 @@ class FilesPlanner:
         return {PARTITION: end}
 
     def cut(self, start: Offsets, end: Offsets, limits: Limits, *, on_data_loss: str) -> Cut | None:
-        """
-        Files in the order of their ordinals, as many as the limits allow, at least one.
-
-        :raises DataError: with ``on_data_loss="fail"``: a file of which Spark would lose records, by :meth:`FilesSource.flaw`
-        """
+        """Files in the order of their ordinals, as many as the limits allow, at least one; none that :mod:`truncation` refuses."""
         first, last = position(start, PARTITION), position(end, PARTITION)
         if limits.max_files is not None:
             last = min(last, first + limits.max_files)
@@ -337,11 +322,12 @@ class FilesPlanner:
         most = [limits.max_bytes] if limits.max_bytes is not None else []
         most += [limits.max_rows * self._bytes_per_row] if limits.max_rows is not None else []
         taken = _within(self._ledger.files(first, last), min(most, default=None))
-        flaws = {first + n: flaw for n, file in enumerate(taken) if (flaw := self._source.flaw(file.path, file.bytes))}
-        if flaws and on_data_loss == "fail":
-            at, flaw = next(iter(flaws.items()))
-            what = f'{flaw}; nothing was written. With on_data_loss="record_gap" such files become gaps'
-            raise DataError(what, place=self._source.path, file=taken[at - first].path, files=len(flaws))
+        flaws = truncation.flaws(self._source.format, first, taken)
+        for at, flaw in flaws.items():
+            if on_data_loss == "fail":
+                what = f'{flaw}; nothing was written. With on_data_loss="record_gap" such files become gaps'
+                raise DataError(what, place=self._source.path, file=taken[at - first].path, files=len(flaws))
+            logger.warning("recording a file as a gap: %s: %s", taken[at - first].path, flaw)
         gone = [first + n for n, file in enumerate(taken) if first + n not in flaws and not self._is_there(file)]
         self._listed = {}  # a listing is good for one plan
         if gone:
@@ -353,8 +339,6 @@ class FilesPlanner:
             logger.warning(
                 "recording %d files as gaps: they were changed or removed; the first is %s", len(gone), file.path
             )
-        for at, flaw in flaws.items():
-            logger.warning("recording a file as a gap: %s: %s", taken[at - first].path, flaw)
         gone = sorted([*gone, *flaws])
         read = [f for n, f in enumerate(taken) if first + n not in gone]
         types = partitions.types_of((f.path for f in read), self._types) if self._source.hive_partitions else {}
@@ -377,10 +361,10 @@ class FilesPlanner:
         """The number of the newest discovery, the bytes per row of this batch, and the types of partition columns so far."""
         newest = self._ledger.newest()
         size, rows = sum(size for _, size, _ in self._source.pinned(plan.pins)), counts.get("read", 0)
-        types = partitions.pinned_types(plan.pins) if counts else {}  # an abort read nothing in these types
-        kept = {**self._types, **types}
         return {
-            **({"partition_columns": kept} if kept else {}),
+            **partitions.hint(
+                self._types, plan.pins if counts else []
+            ),  # an abort read nothing in the types of its plan
             "newest": -1 if newest is None else newest.i,
             "bytes_per_row": max(1, size // rows) if rows else self._bytes_per_row,
         }
@@ -409,12 +393,6 @@ class FilesPlanner:
 
     def _unseen(self) -> Sequence[FoundFile]:
         return self._ledger.unseen(self._source.listing(self._clock.now_ms()))
-
-
-def _recorded_types(last: Outcome | None) -> dict[str, str]:
-    hint = last.source if last is not None and isinstance(last.source, Mapping) else {}
-    types = hint.get("partition_columns")
-    return dict(types) if isinstance(types, Mapping) else {}
 
 
 def _number(hint: Mapping[str, Any], name: str, default: int) -> int:

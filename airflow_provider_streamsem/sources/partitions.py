@@ -107,6 +107,18 @@ def pinned_types(pins: Json) -> dict[str, str]:
     return {name: type for pin in pins if len(pin) > 3 for name, type in pin[3].items()}
 
 
+def recorded_types(carried: Json) -> dict[str, str]:
+    """Partition column → type in what an outcome carries for the source; none where it carries none."""
+    types = carried.get("partition_columns") if isinstance(carried, Mapping) else None
+    return dict(types) if isinstance(types, Mapping) else {}
+
+
+def hint(recorded: Mapping[str, str], pins: Json) -> dict[str, Json]:
+    """What an outcome carries so that :func:`recorded_types` finds the recorded types and those of the pins; ``{}`` where there are none."""
+    types = {**recorded, **pinned_types(pins)}
+    return {"partition_columns": types} if types else {}
+
+
 def fits(value: str, type: str) -> bool:
     """
     Whether Spark reads an escaped partition value as this type without changing it.
