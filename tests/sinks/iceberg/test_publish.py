@@ -292,7 +292,7 @@ def test_failure_that_the_table_explains_is_permanent_and_one_of_the_catalog_is_
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(iceberg, "_LONGEST_WAIT_S", 0.0)
-    lake = Lake(tmp_path, stepped=True)
+    lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
     batch = lake.batch(1, [1])
     for error, raised, tries in [
@@ -322,7 +322,7 @@ def test_failure_that_the_table_explains_is_permanent_and_one_of_the_catalog_is_
 
 @pytest.mark.parametrize("step", ["load_table", "create_table"])
 def test_table_that_the_catalog_forbids_to_read_or_create_names_skip(tmp_path: Path, step: str) -> None:
-    lake = Lake(tmp_path, stepped=True)
+    lake = Lake(tmp_path)
     batch = lake.batch(0, [0])
 
     def forbid(name: str) -> None:
