@@ -94,29 +94,29 @@ class Csv:
         """
         Add a struct of the columns, and whether the line is bad: anything but a field for each column whose text is exactly a value of it.
 
+        Columns of one type are converted as one array: an expression for each of thousands of columns takes Spark minutes to plan.
+
         :param into: name of the struct; ``<into>_bad`` is the boolean
         """
-        fields, texts, values = f"{into}_fields", f"{into}_texts", f"{into}_values"
-        kinds = [(f"c{n}", f.dataType) for n, f in enumerate(self._columns.fields)]
-        steps = frame.withColumn(fields, self._split(raw))
-        steps = steps.withColumn(
-            texts,
-            F.struct(*[self._text(F.get(F.col(fields), n), kind).alias(name) for n, (name, kind) in enumerate(kinds)]),
-        )
-        steps = steps.withColumn(
-            values, F.struct(*[self._value(F.col(texts)[name], kind).alias(name) for name, kind in kinds])
-        )
-        tests = [F.col(fields).isNull(), F.size(fields) != len(kinds), ~F.is_valid_utf8(raw)]
-        for (name, _), field in zip(kinds, self._columns.fields, strict=True):
-            wrong = F.col(values)[name].isNull()
-            tests.append(wrong & F.col(texts)[name].isNotNull() if field.nullable else wrong)
-        bad = exact.any_of(tests)
-        named = [F.col(values)[name].alias(f.name) for (name, _), f in zip(kinds, self._columns.fields, strict=True)]
-        return (
-            steps.withColumn(f"{into}_bad", F.coalesce(bad, F.lit(True)))
-            .withColumn(into, F.struct(*named))
-            .drop(fields, texts, values)
-        )
+        fields = f"{into}_fields"
+        groups: dict[tuple[DataType, bool], list[int]] = {}
+        for n, field in enumerate(self._columns.fields):
+            groups.setdefault((field.dataType, field.nullable), []).append(n)
+        texts, values, tests = {}, {}, []
+        places: dict[int, Column] = {}
+        for g, ((kind, nullable), positions) in enumerate(groups.items()):
+            text, value = f"{into}_texts_{g}", f"{into}_values_{g}"
+            texts[text] = self._texts(F.col(fields), positions, kind)
+            values[value] = self._values(F.col(text), kind)
+            missing = _nulls(F.col(value))
+            tests.append(missing != _nulls(F.col(text)) if nullable else missing > 0)
+            places |= {n: F.get(F.col(value), at) for at, n in enumerate(positions)}
+        count = len(self._columns.fields)
+        tests += [F.col(fields).isNull(), F.size(fields) != count, ~F.is_valid_utf8(raw)]
+        steps = frame.withColumn(fields, self._split(raw)).withColumns(texts).withColumns(values)
+        named = [places[n].alias(field.name) for n, field in enumerate(self._columns.fields)]
+        bad = F.coalesce(exact.any_of(tests), F.lit(True))
+        return steps.withColumns({f"{into}_bad": bad, into: F.struct(*named)}).drop(fields, *texts, *values)
 
     def has_open_quote(self, raw: Column) -> Column:
         """Whether a line has an odd number of quotes: a part of a record with line breaks in it."""
@@ -143,6 +143,13 @@ class Csv:
 
     def _trims(self, side: str) -> bool:
         return self._given.get(f"ignore{side}whitespace", "false").lower() == "true"
+
+    def _texts(self, fields: Column, positions: list[int], kind: DataType) -> Column:
+        at = F.expr(f"array({','.join(map(str, positions))})")
+        return F.transform(at, lambda n: self._text(F.get(fields, n), kind))
+
+    def _values(self, texts: Column, kind: DataType) -> Column:
+        return F.transform(texts, lambda text: self._value(text, kind))
 
     def _text(self, field: Column, kind: DataType) -> Column:
         """The text of a field; null where the line has no value for it."""
@@ -173,3 +180,7 @@ class Csv:
                 if option in self._given:
                     value = F.when(text == self._given[option], F.lit(name).cast(kind)).otherwise(value)
         return value
+
+
+def _nulls(values: Column) -> Column:
+    return F.size(F.filter(values, lambda value: value.isNull()))

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.sources.files import FilesSource
 
 _RECORD, _BAD = "__streamsem_record", "__streamsem_record_bad"
+_WIDE = 100
+"""columns, above which Spark infers nothing from filters"""
 # Hadoop keeps checksums of local files beside them, under names that it cannot form for a name with a colon.
 _RAW_LOCAL = {
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
@@ -296,6 +298,9 @@ class FileRecords:
 
     def _set(self, parsed: DataFrame) -> None:
         fields = [F.col(_RECORD)[f.name].alias(f.name) for f in self._columns().fields]
+        if len(fields) > _WIDE:
+            # What Spark infers from the filters of a plan takes minutes where it has thousands of columns. The session is the attempt's own.
+            parsed.sparkSession.conf.set("spark.sql.constraintPropagation.enabled", "false")
         partitions = [_quoted(field.name) for field in self._group.partitions.fields]
         self.frame = parsed.select(*fields, *partitions, F.col(_BAD), RAW, PATH)
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)

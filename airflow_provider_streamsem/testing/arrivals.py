@@ -118,6 +118,12 @@ class Arrivals:
                 if self.source.schema is not None:
                     arguments.known_keys("a row", row, self._columns)
             frame = self._spark.createDataFrame(given, self.source.schema)
+        elif self.source.schema is not None:  # a file lacks no column of the schema: the source would refuse it
+            from pyspark.sql import functions as F
+            from pyspark.sql.types import StructType
+
+            missing = [f for f in StructType.fromDDL(self.source.schema).fields if f.name not in frame.columns]
+            frame = frame.withColumns({f.name: F.lit(None).cast(f.dataType) for f in missing}) if missing else frame
         written = path.with_suffix(".written")
         frame.coalesce(1).write.format(self.source.format).mode("overwrite").save(str(written))
         (part,) = written.glob("part-*")

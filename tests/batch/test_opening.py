@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, verify
 from airflow_provider_streamsem.errors import (
     ConflictError,
     InvalidError,
@@ -68,7 +68,6 @@ def test_spec_with_other_free_fields_is_accepted_and_recorded(world: World) -> N
     changed = world.pipeline(limits=Limits(max_files=7))
     world.run("b", pipeline=changed)
     assert world.opened().log.outcome(1)[0].spec == changed.spec_sha256  # type: ignore[index]
-    assert world.opened().pipeline().limits.max_files == 7
 
 
 def test_run_takes_the_log_of_its_pipeline_only(world: World, tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_create_of_the_first_plan_decides_between_two_specs(tmp_path: Path, faul
             ["committed", "refused: planned by wrong"],
         )
         seen.add(results["right"])
-        assert world.verdict().findings == []
+        assert verify(world.log()).findings == []
     assert len(seen) == 2
 
 

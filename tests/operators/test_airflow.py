@@ -430,4 +430,4 @@ def test_errors_say_whether_a_retry_can_heal_them() -> None:
         for cls in vars(errors).values()
         if isinstance(cls, type) and issubclass(cls, StreamsemError) and cls is not StreamsemError
     ]
-    assert {cls.__name__ for cls in kinds if cls.retryable} == {"UnavailableError", "StageError"}
+    assert {cls.__name__ for cls in kinds if cls.retryable} == {"UnavailableError", "StageError", "LogMovingError"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -131,6 +132,7 @@ class TestWithoutSpark:
     ) -> None:
         from airflow_provider_streamsem import registry
 
+        @dataclass
         class OtherSink:
             delivery, reasons, place, format = "exactly_once", (), "/o", "json"
 
@@ -223,6 +225,7 @@ class TestFilesOnSpark:
     ) -> None:
         from airflow_provider_streamsem import registry
 
+        @dataclass
         class Elsewhere:
             delivery, terms, unit, limits, reasons, place = "exactly_once", "", "rows", ("max_rows",), (), None
 
