@@ -78,6 +78,21 @@ def _check_name(pipeline: Pipeline, record: PipelineRecord) -> None:
         )
 
 
+def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
+    """
+    The head as a run of the pipeline would find it, for readers: writes nothing.
+
+    :raises ConflictError: the log's versions were planned by a spec with other guarded fields
+    """
+    head = log.find_head()
+    newest = head.outcome or head.plan
+    if newest is None:
+        return replace(head, genesis=genesis(pipeline, log, fixes=False))
+    if newest.spec != pipeline.spec_sha256:
+        check_guarded(pipeline, log, newest.spec, version=newest.version)
+    return head
+
+
 def genesis(pipeline: Pipeline, log: CommitLog, *, fixes: bool) -> Offsets:
     """
     Where version 0 starts with the pipeline's source, while it is not planned.
@@ -125,6 +140,16 @@ def settle_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int
     """
     if pipeline.spec_sha256 == stored:
         return
+    check_guarded(pipeline, log, stored, version=version)
+    log.put_spec(pipeline.spec_bytes())
+
+
+def check_guarded(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int) -> None:
+    """
+    Compare the pipeline's guarded fields with those of the spec of ``version``. Writes nothing.
+
+    :raises ConflictError: they differ
+    """
     before, now = stored_spec(log.read_spec(stored))["guarded"], pipeline.guarded()
     if before != now:
         plan = log.plan(version)
@@ -138,7 +163,6 @@ def settle_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int
             version=version,
             planned_by="" if plan is None else described(plan[0].run_key),
         )
-    log.put_spec(pipeline.spec_bytes())
 
 
 def _create(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:

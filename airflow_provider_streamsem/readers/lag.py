@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_streamsem.batch.location import on_its_log
-from airflow_provider_streamsem.batch.opening import genesis
+from airflow_provider_streamsem.batch.opening import read_head
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.readers.files import open_log
 
 
@@ -37,9 +36,7 @@ def lag(pipeline: Pipeline) -> Lag:
     :raises InvalidError: there is no log yet
     """
     opened = open_log(open_commit_log(pipeline.log))
-    head = opened.log.find_head()
-    if head.closed < 0 and head.plan is None:
-        head = Head(genesis=genesis(pipeline, opened.log, fixes=False))
+    head = read_head(pipeline, opened.log)
     age = None if head.outcome is None else max(0, opened.log.clock.now_ms() - head.outcome.decided_at_ms)
     items = pipeline.source.open(opened.log.of_source(pipeline.source.guarded()), head.outcome).lag(head.next)
     return Lag(

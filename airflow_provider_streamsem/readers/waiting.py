@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from airflow_provider_streamsem.batch.location import on_its_log
-from airflow_provider_streamsem.batch.opening import genesis
+from airflow_provider_streamsem.batch.opening import read_head
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.plan import may_wait
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
@@ -39,9 +39,7 @@ def dry_run(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> DryRun:
     """
     log = CommitLog(OverlayStore(open_store(pipeline.log)), clock)
     record, source = log.read_pipeline(), pipeline.source
-    head = Head() if record is None else log.find_head()
-    if head.closed < 0 and head.plan is None:
-        head = Head(genesis=genesis(pipeline, log, fixes=False))
+    head = read_head(pipeline, log)
     kept = log.of_source(source.guarded())
     planner = source.look(kept, head.outcome) if isinstance(source, Taking) else source.open(kept, head.outcome)
     return DryRun(log=log, is_new=record is None, head=head, planner=planner)

@@ -185,9 +185,8 @@ def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequenc
     except Exception as error:
         held = take(path)
         if held is None:
-            kind = UnavailableError if is_transient(error) else PublishError
             what = "the Delta table cannot be created; nothing of the batch is in it"
-            raise kind(what, table=path, problem=type(error).__name__) from error
+            raise _kind(error, PublishError)(what, table=path, problem=type(error).__name__) from error
         return held
     return HeldTable(path, options, table)
 

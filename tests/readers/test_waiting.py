@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_streamsem import Limits, run_batch
+from airflow_provider_streamsem import FilesSource, Limits, run_batch
 from airflow_provider_streamsem.batch import maintenance
-from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
+from airflow_provider_streamsem.errors import ConflictError, InvalidError, SourceChangedError
 from airflow_provider_streamsem.readers.conditions import (
     BatchCommitted,
     Condition,
@@ -284,3 +284,11 @@ def test_discovered_and_undiscovered_files_grow_old_alike(world: World) -> None:
 def test_retention_of_files_is_refused(world: World) -> None:
     with pytest.raises(InvalidError, match="no retention"):
         Retention(pipeline=world.pipeline(), within_s=60)
+
+
+def test_reader_with_another_source_than_the_versions_of_the_log_is_refused(world: World, tmp_path: Path) -> None:
+    world.arrive(1)
+    world.run("a")
+    other = world.pipeline(source=FilesSource(path=str(tmp_path / "other"), format="json", schema="id long"))
+    with pytest.raises(ConflictError, match="guarded fields differ"):
+        waiting(other)

@@ -323,8 +323,10 @@ def test_quarantined_records_that_are_no_json_are_damage(world: World, log: str)
 
 
 def test_forged_discovery_is_damage(world: World) -> None:
-    forge(world.store, keys.discovered(0), lambda body: body["files"][0].update(path="../secret"))
+    log = world.log().of_source(world.pipeline().source.guarded())
+    key = log.store.url.removeprefix(f"{world.store.url}/") + f"/{keys.discovered(0)}"
+    forge(world.store, key, lambda body: body["recent"][0].update(path="../secret"))
     with pytest.raises(LogDamagedError, match="R6"):
-        codec.decode(Discovery, "k", world.store.read(keys.discovered(0)) or b"")
+        codec.decode(Discovery, "k", world.store.read(key) or b"")
     with pytest.raises(LogDamagedError, match="R6"):
         world.run("b")

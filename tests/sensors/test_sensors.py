@@ -305,8 +305,9 @@ def test_deferring_is_airflows_default_where_nothing_is_said(world: World, monke
 
 def test_pipelines_of_files_and_templates_are_rendered(world: World) -> None:
     world.arrive(1)
-    world.run("makes the log")
     (world.root / "in").rename(world.root / "the_run")
+    moved = FilesSource(path=str(world.root / "the_run"), format="json", schema="id long")
+    world.run("makes the log", pipeline=world.pipeline(source=moved))
     world.root.joinpath("p.toml").write_text(
         textwrap.dedent(f"""
         name = "world"
