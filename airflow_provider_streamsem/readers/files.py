@@ -199,8 +199,8 @@ class CommittedLog:
 
     def quarantined(self, *, version: int | None = None, since: int | None = None) -> Iterator[dict[str, Any]]:
         """
-        The records that could not be parsed, in order of versions: ``raw``, ``error``, and where each lay (files: ``path``; Kafka: ``topic``, ``partition``,
-        ``offset``). Of a version that was redone, those of the redo.
+        The records that could not be parsed, in order of versions: ``raw``, ``encoding``, ``error``, and where each is (files: ``path``; Kafka: ``topic``,
+        ``partition``, ``offset``). ``encoding`` is ``utf-8``, or ``base64`` where the bytes are not UTF-8. Of a version that was redone, those of the redo.
 
         :param version: as of this version, inclusive; default: the newest closed one
         :param since: only of versions *above* this one. Reads the outcome of each

@@ -23,7 +23,7 @@ _JSON_OPTIONS = (
 @dataclass(frozen=True, slots=True)
 class Json:
     """
-    One JSON object in UTF-8. Anything after it, or a field of another type, makes the record bad.
+    One JSON object in UTF-8. Anything after it, or a value that its column cannot hold exactly (``docs/sources/files.md``), makes the record bad.
 
     :param schema: Spark DDL, ``"id long, at timestamp"``; fields that it does not name are left out, fields that are missing are null
     :param options: of Spark's JSON reader, as far as they change values and not which records count: ``timestampFormat``, ``timeZone``, …

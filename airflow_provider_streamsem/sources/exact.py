@@ -31,7 +31,7 @@ _INTEGER = r"^[+-]?[0-9]++\z"
 _NUMBER = r"^[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?\z"
 # Longer exponents make Java compute powers of ten for minutes.
 _SCIENTIFIC = r"^[+-]?[0-9]++(?:\.[0-9]++)?[eE][+-]?[0-9]{1,3}\z"
-_DATE = r"^(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _TIME = r"[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6}0*+)?)?"
 _ZONE = r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2}|:[0-9]{2}:[0-9]{2})?| ?UTC)"  # old offsets have seconds
 _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*+(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?\z"
@@ -60,7 +60,7 @@ def value(text: Column, kind: DataType, options: Mapping[str, str]) -> Column:
     if isinstance(kind, TimestampNTZType):
         return F.when(text.rlike(rf"{_DATE}(?:{_TIME})?\z"), text.try_cast(kind))
     if isinstance(kind, TimestampType):
-        zoned = F.when(text.rlike(rf"{_DATE}{_TIME}{_ZONE}\z"), text.try_cast(kind))
+        zoned = F.when(_is_usual(text) | text.rlike(rf"{_DATE}{_TIME}{_ZONE}\z"), text.try_cast(kind))
         return zoned.when(text.rlike(rf"{_DATE}(?:{_TIME})?\z"), _local(text, options.get("timezone")))
     assert isinstance(kind, StringType)
     return text
@@ -98,6 +98,14 @@ def _float(text: Column, kind: DataType) -> Column:
     nearest = F.when(text.rlike(_NUMBER), text.try_cast(kind))
     vanished = (nearest == 0) & text.rlike(r"^[^eE]*[1-9]")
     return F.when((F.abs(nearest) < float("inf")) & ~vanished, nearest)
+
+
+def _is_usual(text: Column) -> Column:
+    """Whether a text that is a time to Spark has the form ``2024-01-31T12:00:00Z``: told from its signs, faster than by a pattern."""
+    found = (F.octet_length(text) == 20) & text.endswith("Z")
+    for at, sign in ((5, "-"), (8, "-"), (14, ":"), (17, ":")):
+        found = found & (F.substring(text, at, 1) == sign)
+    return found
 
 
 def _local(text: Column, zone: str | None) -> Column:

@@ -9,7 +9,7 @@ decides: numbers are put into quotes first, so that every value arrives as its o
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from pyspark.sql import Column, DataFrame
@@ -23,7 +23,6 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DecimalType,
-    FloatType,
     MapType,
     ShortType,
     StringType,
@@ -54,8 +53,11 @@ _PAIRED = (
     r"^(?:[^\\]++|\\[^u]|\\u(?:[0-9a-cA-CefEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"
     r"|[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*+\z"
 )
-# Spark drops the commas of a decimal in quotes.
-_NUMBER_WITH_COMMAS = r'"[-+.eE,\p{Nd}]*(?:\p{Nd},|,\p{Nd})[-+.eE,\p{Nd}]*"'
+_LONGS = 19  # digits of the longest long
+_END = r'[ \t\r\n]*[,}\]"]'
+# A locale whose decimal point and comma are other signs: a decimal in quotes, of which Spark would drop the commas, is left to the exact parse.
+_NO_POINT, _COMMA = "ar-EG", "\u066c"
+_QUOTED_NUMBER = r'"[-+.,0-9\\\u0080-\uD7FF]'
 # What Spark writes into a string column where the JSON has a number that it has rewritten, or an object or array that may hold one.
 _REWRITTEN = r'^(?:0\z|-?[0-9]+\.[0-9]+(?:E-?[0-9]+)?\z|["\[{])'
 
@@ -88,20 +90,29 @@ def with_json(frame: DataFrame, raw: Column, columns: StructType, options: Mappi
     _refuse_types(columns)
     given = {**_STRICT, **{name.lower(): text for name, text in options.items()}}
     fast, slow = _Fast(columns, given), _Exact(columns, given)
-    fast_column, value, doubt, slow_column, exactly = (
-        f"{into}_{n}" for n in ("fast", "value", "doubt", "exact", "exactly")
+    parsed, doubt, exactly, whole = (f"{into}_{name}" for name in ("parsed", "doubt", "exactly", "whole"))
+    values = {f"{into}_{n}": field.name for n, field in enumerate(columns.fields)}
+    steps = frame.withColumn(parsed, fast.parsed(raw))
+    found = fast.values(F.col(parsed))
+    is_suspicious = fast.is_suspicious(F.col(parsed), found, raw)
+    # One step, not one for each: between steps with JSON in them Spark copies every row.
+    steps = steps.withColumns(
+        {
+            **dict(zip(values, found, strict=True)),
+            doubt: is_suspicious,
+            exactly: F.when(is_suspicious, slow.decided(raw)),
+            whole: _one_value(raw, given) & F.is_valid_utf8(raw) & ~_half_a_pair(raw),
+        }
     )
-    steps = frame.withColumn(fast_column, fast.parsed(raw))
-    steps = steps.withColumn(value, fast.built(F.col(fast_column)))
-    steps = steps.withColumn(doubt, fast.is_suspicious(F.col(fast_column), F.col(value)))
-    steps = steps.withColumn(slow_column, F.when(F.col(doubt), slow.parsed(raw)))
-    steps = steps.withColumn(exactly, F.when(F.col(doubt), slow.built(F.col(slow_column))))
-    steps = steps.withColumn(into, F.when(F.col(doubt), F.col(exactly)).otherwise(F.col(value)))
-    bad = F.col(doubt) & slow.is_bad(F.col(slow_column), F.col(exactly))
-    bad = bad | ~_one_value(raw, given) | ~F.is_valid_utf8(raw) | _half_a_pair(raw) | _lacks(F.col(into), columns)
-    return steps.withColumn(f"{into}_bad", F.coalesce(bad, F.lit(True))).drop(
-        fast_column, value, doubt, slow_column, exactly
-    )
+    chosen = [
+        F.when(F.col(doubt), F.col(exactly)["value"][name]).otherwise(F.col(column)).alias(name)
+        for column, name in values.items()
+    ]
+    bad = ~F.col(whole) | (F.col(doubt) & F.col(exactly)["bad"])
+    lacks = _lacks(F.struct(*chosen), columns)
+    bad = bad if lacks is None else bad | lacks
+    steps = steps.withColumns({into: F.struct(*chosen), f"{into}_bad": F.coalesce(bad, F.lit(True))})
+    return steps.drop(parsed, doubt, exactly, whole, *values)
 
 
 class _Fast:
@@ -113,28 +124,40 @@ class _Fast:
         leaves = set(_leaves(columns))
         decimals = [kind for kind in leaves if isinstance(kind, DecimalType)]
         self._usable = not any(given.get(name, "false").lower() == "true" for name in _LENIENT)
+        room = min(map(_room, decimals), default=_LONGS)
+        self._limit = {"maxNumLen": str(room)} if decimals and room >= _LONGS else {}
+        self._limit |= {"locale": _NO_POINT} if decimals else {}
         self._unsafe: list[str] = []
-        if decimals or any(isinstance(kind, exact.FLOATS) for kind in leaves):
-            least = 1 if decimals else 2 if FloatType() in leaves else 3
-            self._unsafe.append(rf'[eE](?:-\p{{Nd}}{{{least},}}|\+?\p{{Nd}}{{3,}})[ \t\r\n]*[,}}\]"]')
-        if decimals:
-            self._unsafe.append(rf"\.\p{{Nd}}{{{min(map(_room, decimals)) + 1}}}")
-            self._unsafe.append(_NUMBER_WITH_COMMAS)
+        if decimals:  # of long exponents Java computes powers of ten for minutes
+            self._unsafe.append(rf"[eE\u0633](?:-[0-9]|\+?[0-9]{{3}})[0-9]*{_END}")
+        if decimals and room < _LONGS:
+            self._unsafe.append(rf"\.[0-9]{{{room + 1}}}")
+        self._quoted = bool(decimals)
 
     def parsed(self, raw: Column) -> Column:
         wanted = _struct_of(self._columns, self._leaf)
-        parsed = _from_json(raw, wanted, self._given)
+        parsed = _from_json(raw, wanted, {**self._given, **self._limit})
         if not self._usable:
             return F.when(F.lit(False), parsed)
         for pattern in self._unsafe:
             parsed = F.when(~raw.rlike(pattern), parsed)
-        return parsed
+        if not self._quoted:
+            return parsed
+        # Spark works this out once for a query: whether Java knows the locale.
+        point = F.from_json(F.lit('{"d": "1.5"}'), "d decimal(2,1)", {**self._limit, "mode": "PERMISSIVE"})["d"]
+        comma = raw.contains(_COMMA) | raw.contains("\\u06")
+        return F.when((point.isNull() & ~comma) | ~raw.rlike(_QUOTED_NUMBER), parsed)
 
-    def built(self, parsed: Column) -> Column:
-        return F.when(parsed.isNotNull(), _build_fields(parsed, self._columns, self._value))
+    def values(self, parsed: Column) -> list[Column]:
+        return [_build(parsed[f.name], f.dataType, self._value) for f in self._columns.fields]
 
-    def is_suspicious(self, parsed: Column, built: Column) -> Column:
-        return F.coalesce(exact.any_of(_tests(parsed, built, self._columns, self._value, self._doubt)), F.lit(True))
+    def is_suspicious(self, parsed: Column, values: list[Column], raw: Column) -> Column:
+        """``greatest`` and not ``or``, which Spark would not let share what it computes with the values."""
+
+        def doubt(leaf: Column, value: Column, kind: DataType) -> Column | None:
+            return self._doubt(leaf, value, kind, raw)
+
+        return F.greatest(*_tests(parsed, self._columns, values, self._value, doubt))
 
     def _leaf(self, kind: DataType) -> DataType:
         if isinstance(kind, ByteType):
@@ -152,16 +175,16 @@ class _Fast:
             return leaf
         return exact.value(leaf, kind, self._given)
 
-    def _doubt(self, leaf: Column, value: Column, kind: DataType) -> Column | None:
+    def _doubt(self, leaf: Column, value: Column, kind: DataType, raw: Column) -> Column | None:
         if isinstance(kind, exact.FLOATS):
-            return F.abs(leaf) == float("inf")
+            return (F.abs(leaf) == float("inf")) | ((leaf == 0) & raw.rlike(rf"[eE]-[0-9]{{2,}}{_END}|[0-9]{{38}}"))
         if isinstance(kind, (*exact.INTEGERS, BooleanType)) and not isinstance(kind, ByteType):
             return None
         if isinstance(kind, StringType):
             return _may_be_rewritten(leaf)
-        wrong = leaf.isNotNull() & value.isNull()
         if isinstance(kind, DecimalType):
-            return wrong | (value != leaf)
+            return ~value.eqNullSafe(leaf)
+        wrong = leaf.isNull() != value.isNull()
         if isinstance(kind, BinaryType):  # numbers and `true` may be taken for base64
             return wrong | leaf.rlike(r"^(?:[0-9]+|true)\z")
         return wrong | _may_be_rewritten(leaf) if exact.own_format(kind, self._given) else wrong
@@ -175,10 +198,13 @@ class _Exact:
         self._mark = f"#{secrets.token_hex(6)}#"
         self._lenient = {name for name in _LENIENT if given.get(name, "false").lower() == "true"}
 
-    def parsed(self, raw: Column) -> Column:
+    def decided(self, raw: Column) -> Column:
+        """A struct: ``value``, a struct of the columns, and ``bad``."""
         wanted = _struct_of(self._columns, lambda kind: kind if isinstance(kind, BooleanType) else StringType())
         marked = F.regexp_replace(raw, F.lit(self._pattern()), F.lit(f'$1"{self._mark}$2"'))
-        return _from_json(marked, wanted, self._given)
+        # An array of one element gives the parsed record a name, so that it is parsed once.
+        parsed = F.array(_from_json(marked, wanted, self._given))
+        return F.transform(parsed, lambda p: F.struct(self._built(p).alias("value"), self._is_bad(p).alias("bad")))[0]
 
     def _pattern(self) -> str:
         """What precedes a number since the last one, and the number. A number that is the name of a field is none."""
@@ -191,11 +217,12 @@ class _Exact:
         number = rf"-?{whole}(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+"
         return rf"\G((?:[^{other}]++|{'|'.join(skipped)})*+)({number})(?!\s*+:)"
 
-    def built(self, parsed: Column) -> Column:
+    def _built(self, parsed: Column) -> Column:
         return _build_fields(parsed, self._columns, self._value)
 
-    def is_bad(self, parsed: Column, built: Column) -> Column:
-        return exact.any_of(_tests(parsed, built, self._columns, self._value, self._wrong))
+    def _is_bad(self, parsed: Column) -> Column:
+        values = [_build(parsed[f.name], f.dataType, self._value) for f in self._columns.fields]
+        return exact.any_of(_tests(parsed, self._columns, values, self._value, self._wrong))
 
     def _value(self, leaf: Column, kind: DataType) -> Column:
         if isinstance(kind, BooleanType):
@@ -305,12 +332,12 @@ def _build(parsed: Column, kind: DataType, leaf: Leaf) -> Column:
     return leaf(parsed, kind)
 
 
-def _tests(parsed: Column, built: Column, columns: StructType, leaf: Leaf, test: Test) -> list[Column]:
+def _tests(parsed: Column, columns: StructType, values: Sequence[Column], leaf: Leaf, test: Test) -> list[Column]:
     """What is tested of a parsed record: the record as a whole, then the leaves of each column."""
-    found = [parsed.isNull(), parsed[_CORRUPT].isNotNull()]
-    for field in columns.fields:
-        some = _some(parsed[field.name], field.dataType, leaf, test, built[field.name])
-        found += [] if some is None else [F.coalesce(some, F.lit(False))]
+    found = [parsed.isNull(), F.coalesce(parsed[_CORRUPT].isNotNull(), F.lit(False))]
+    for field, value in zip(columns.fields, values, strict=True):
+        some = _some(parsed[field.name], field.dataType, leaf, test, value)
+        found += [] if some is None else [some]
     return found
 
 
@@ -341,15 +368,17 @@ def _surely(some: Column | None) -> Column:
     return some
 
 
-def _lacks(built: Column, columns: StructType) -> Column:
-    """Whether a column that is declared ``NOT NULL`` is null."""
+def _lacks(built: Column, columns: StructType) -> Column | None:
+    """Whether a column that is declared ``NOT NULL`` is null; ``None`` where none is declared so."""
     found = []
     for field in columns.fields:
+        value = built[field.name]
         if not field.nullable:
-            found.append(built[field.name].isNull())
-        if isinstance(field.dataType, StructType):
-            found.append(built[field.name].isNotNull() & _lacks(built[field.name], field.dataType))
-    return exact.any_of(found)
+            found.append(value.isNull())
+        inside = _lacks(value, field.dataType) if isinstance(field.dataType, StructType) else None
+        if inside is not None:
+            found.append(value.isNotNull() & inside)
+    return exact.any_of(found) if found else None
 
 
 # --- the text as a whole
