@@ -316,7 +316,6 @@ def test_field_of_a_struct_that_was_dropped_in_the_table_does_not_come_back(tmp_
     ("properties", "requires"),
     [
         ({"encryption.key-id": "k"}, "encryption.key-id"),
-        ({"write.py-location-provider.impl": "os.path"}, "write.py-location-provider.impl"),
         ({"gc.enabled": "false"}, "gc.enabled=false, and expire_after_s is set"),
         ({"format-version": "3"}, "format-version 3"),
     ],
@@ -464,3 +463,13 @@ def test_the_spec_round_trips_and_guards_the_table(tmp_path: Path) -> None:
     assert from_json(json.loads(pipeline.spec_bytes())).sinks["t"] == sink
     other = IcebergSink(str(tmp_path / "t"), "a.c", partition_by=["id"])
     assert other.guarded() != sink.guarded()
+
+
+def test_table_whose_properties_name_code_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.sink._created(lake.catalog(), lake.batch(0, []))
+    stored = Path(lake.table().metadata_location.removeprefix("file://"))
+    named = {"write.py-location-provider.impl": "os.path"}
+    stored.write_text(json.dumps({**json.loads(stored.read_text()), "properties": named}))
+    with pytest.raises(InvalidError, match=r"names code.*write\.py-location-provider\.impl"):
+        lake.sink.accept(spark_schema(ID))
