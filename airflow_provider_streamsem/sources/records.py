@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _RECORD, _BAD = "__streamsem_record", "__streamsem_record_bad"
 _WIDE = 100
 """columns, above which Spark infers nothing from filters"""
-# Hadoop keeps checksums of local files beside them, under names that it cannot form for a name with a colon.
+# Hadoop keeps checksums of local files beside them, under names that it cannot form for a name with a colon. S3A keeps blocks in local files
+# and needs the file system with checksums for them.
 _RAW_LOCAL = {
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
@@ -183,20 +184,19 @@ class FileRecords:
             alone = path if ":" in where.removeprefix("s3a:") and "\\" in where else None
             key = (partitions.layout(path).base if names else "", names, ":" in where.removeprefix("s3a:"), alone)
             members.setdefault(key, []).append(path)
+        root = plain_root(self._source.path)
         groups = []
         for (base, names, has_colon, alone), group in members.items():
             options = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
             if self._source.format == "parquet":
                 options["parquet.page.verify-checksum.enabled"] = "true"
             if names:
-                options["basePath"] = plain_root(self._source.path) + base
-            if has_colon:
+                options["basePath"] = root + base
+            if has_colon and root.startswith("/"):
                 options |= _RAW_LOCAL
             if alone is not None:
                 options["__globPaths__"] = "false"
-            located = [
-                plain_root(self._source.path) + path if alone else spark_path(self._source.path, path) for path in group
-            ]
+            located = [root + path if alone else spark_path(self._source.path, path) for path in group]
             groups.append(_Group(StructType([_as_read(self._partitions[name]) for name in names]), options, located))
         return groups
 
