@@ -68,6 +68,7 @@ def test_spec_with_other_free_fields_is_accepted_and_recorded(world: World) -> N
     changed = world.pipeline(limits=Limits(max_files=7))
     world.run("b", pipeline=changed)
     assert world.opened().log.outcome(1)[0].spec == changed.spec_sha256  # type: ignore[index]
+    assert json.loads(world.opened().log.read_spec(changed.spec_sha256))["limits"]["max_files"] == 7
 
 
 def test_run_takes_the_log_of_its_pipeline_only(world: World, tmp_path: Path) -> None:

@@ -274,17 +274,20 @@ def test_two_processes_that_publish_at_once_put_each_version_into_the_table_once
     """50 versions, each published by two processes that start together; and once more by a third, late one."""
     arrive(arrivals, range(5))
     table = f"{lake}/table"
-    run_batch(pipeline_to(table, f"{lake}/log", arrivals), run_key="all", drain=True)
+    pipeline = pipeline_to(table, f"{lake}/log", arrivals)
+    run_batch(pipeline, run_key="all", drain=True)
+    spec = json.dumps(pipeline.without_transform())
     code = textwrap.dedent(f"""
         import sys
         from dataclasses import replace
-        from airflow_provider_streamsem import open_log
+        import json
         from airflow_provider_streamsem.batch.opening import open_pipeline
         from airflow_provider_streamsem.batch.publish import batch_of
+        from airflow_provider_streamsem.batch.pipeline import from_json
+        from airflow_provider_streamsem.commitlog.log import open_commit_log
         from airflow_provider_streamsem.stores.dataset import open_dataset
-        opened = open_log({lake + "/log"!r})
-        pipeline = opened.pipeline()
-        there = open_pipeline(pipeline, opened.log)
+        pipeline = from_json(json.loads({spec!r}))
+        there = open_pipeline(pipeline, open_commit_log(pipeline.log))
         batch = batch_of(there, there.head.outcome, "table")
         data = open_dataset({table!r})
         sink = pipeline.sinks["table"]

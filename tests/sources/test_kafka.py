@@ -20,6 +20,7 @@ from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.kafka import KafkaSink
 from airflow_provider_streamsem.sources.kafka import KafkaPlanner, shared
 from airflow_provider_streamsem.sources.kafka_cluster import Partition, java_settings, parse_partition
+from airflow_provider_streamsem.sources.sharing import shared
 
 RECORD = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})
 GOOD: dict[str, Any] = {"topics": ["orders"], "bootstrap_servers": "h:1"}
