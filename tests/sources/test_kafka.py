@@ -18,7 +18,7 @@ from airflow_provider_streamsem.kafka_client import settings_of
 from airflow_provider_streamsem.protocol.entries import Committable
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.kafka import KafkaSink
-from airflow_provider_streamsem.sources.kafka import KafkaPlanner, shared
+from airflow_provider_streamsem.sources.kafka import KafkaPlanner
 from airflow_provider_streamsem.sources.kafka_cluster import Partition, java_settings, parse_partition
 from airflow_provider_streamsem.sources.sharing import shared
 
