@@ -140,7 +140,8 @@ def test_redo_of_a_version_whose_records_were_compacted_or_expired_changes_nothi
     topics.run(spec, "r")
     before = topics.values()
     assert sum(before.values()) == 21
-    made_anew = redo(spec.replace(transform=lambda frame: frame.withColumn("new", F.lit(1))), 0)
+    spec = spec.replace(transform=lambda frame: frame.withColumn("new", F.lit(1)))
+    made_anew = redo(spec, 0)
     assert topics.values() == before
     topics.alter("a", **COMPACTED)
     time.sleep(0.3)
