@@ -4,7 +4,7 @@ BIN := .venv/bin
 RUN = JAVA_HOME="$$($(BIN)/python tools/java_home.py)" PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 
 # Tracing slows a simulation down five times: only the tests that reach every branch of the protocol are traced.
-PROTOCOL_TESTS := tests/protocol tests/batch tests/commitlog tests/golden tests/readers tests/sources
+PROTOCOL_TESTS := tests/protocol tests/batch tests/commitlog tests/golden tests/readers tests/sources tests/security/test_forged_logs.py
 PYTEST = $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help

@@ -7,9 +7,17 @@ import dataclasses
 import pytest
 
 from airflow_provider_streamsem.errors import DataError, LogDamagedError, StageError
-from airflow_provider_streamsem.protocol import invariants, procedures
+from airflow_provider_streamsem.protocol import announcements, invariants, procedures
 from airflow_provider_streamsem.protocol.codec import encode
-from airflow_provider_streamsem.protocol.entries import Committable, Plan, Replaced, RunPointer, StagedManifest
+from airflow_provider_streamsem.protocol.entries import (
+    Claim,
+    Committable,
+    Effects,
+    Plan,
+    Replaced,
+    RunPointer,
+    StagedManifest,
+)
 from airflow_provider_streamsem.protocol.machine import Created, Exists, Found, Listed, Missing
 from airflow_provider_streamsem.protocol.view import Head
 from tests.protocol import samples
@@ -282,3 +290,27 @@ def test_I4_outcome_that_does_not_carry_the_partitions_that_its_plan_does_not_re
     assert opened.decided(samples.outcome(plan, next={"a": 4, "b": 5}), "sha").next == {"a": 4, "b": 5}
     with broken("I4"):  # type: ignore[attr-defined]
         opened.decided(samples.outcome(plan, next={"a": 4}), "sha")
+
+
+def test_I15_outcome_with_other_markers_than_the_receipts_before_it() -> None:
+    with broken("I15"):  # type: ignore[attr-defined]
+        invariants.check_i15(samples.outcome(PLAN), before={"out": 3})
+
+
+def test_I16_pointer_that_is_missing_below_a_newer_one() -> None:
+    with broken("I16"):  # type: ignore[attr-defined]
+        drive(announcements.others_between("run-0", (0, 0), (2, 9)), Missing())
+
+
+def test_P4_claim_that_another_made_first_is_not_mine() -> None:
+    mine, theirs = (Claim(version=0, sink="out", part=0, nonce=nonce) for nonce in ("mine", "theirs"))
+    assert drive(procedures.claim(mine), Created()) is True
+    assert drive(procedures.claim(mine), Exists(), found(theirs)) is False
+
+
+def test_effects_that_another_recorded_first_are_returned() -> None:
+    mine, theirs = (
+        Effects(version=0, sink="out", part=0, done=done, nonce=nonce) for done, nonce in ((1, "mine"), (2, "theirs"))
+    )
+    assert drive(procedures.put_effects(mine), Created()) == mine
+    assert drive(procedures.put_effects(mine), Exists(), found(theirs)) == theirs

@@ -79,6 +79,11 @@ def test_other_keys_are_as_the_protocol_prints_them() -> None:
     assert keys.attempt(3, "a") == "attempts/3/a.json"
     assert keys.segment(1, 2) == "segments/1/2.json"
     assert keys.quarantine(3, "a", 4) == "quarantine/3/a/00004.jsonl"
+    assert (keys.claim(3, "out", 4), keys.claim(3, "out", 4, 1)) == (
+        "claims/3/out/00000004.json",
+        "claims/3/out/00000004-1.json",
+    )
+    assert keys.effects(3, "out", 4) == "effects/3/out/00000004.json"
     assert (keys.data_prefix(3), keys.data_prefix(3, "a")) == ("data/3/", "data/3/a/")
     assert keys.attempt_of_data(f"data/3/{'0' * 32}/part-0.parquet") == (3, "0" * 32)
     assert keys.attempt_of_data("data/3/a/p=x/part-0.parquet") == (3, "a")
