@@ -37,6 +37,7 @@ from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.sources import exact
 
 _CORRUPT = "__streamsem_corrupt"
+_FEW = 20  # columns of one type, up to which each has an expression of its own
 _STRICT = {"allowsinglequotes": "false", "allownonnumericnumbers": "false"}
 _LENIENT = (
     "allowsinglequotes",
@@ -53,11 +54,11 @@ _PAIRED = (
     r"^(?:[^\\]++|\\[^u]|\\u(?:[0-9a-cA-CefEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"
     r"|[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*+\z"
 )
-_LONGS = 19  # digits of the longest long
-_END = r'[ \t\r\n]*[,}\]"]'
-# A locale whose decimal point and comma are other signs: a decimal in quotes, of which Spark would drop the commas, is left to the exact parse.
-_NO_POINT, _COMMA = "ar-EG", "\u066c"
-_QUOTED_NUMBER = r'"[-+.,0-9\\\u0080-\uD7FF]'
+_END = r"[ \t\r\n]*[,}\]]"
+# Spark holds a number with a point or an exponent as a double before it writes it as text. Up to 15 digits come back as they were.
+_LONG_DECIMAL = r"(?=[0-9.]{17})[0-9]*+\."
+_FAR_EXPONENT = rf"[eE][+-]?[0-9]{{3,}}{_END}"
+_SURE_LENGTH = 16
 # What Spark writes into a string column where the JSON has a number that it has rewritten, or an object or array that may hold one.
 _REWRITTEN = r'^(?:0\z|-?[0-9]+\.[0-9]+(?:E-?[0-9]+)?\z|["\[{])'
 
@@ -89,10 +90,13 @@ def with_json(frame: DataFrame, raw: Column, columns: StructType, options: Mappi
     """
     _refuse_types(columns)
     given = {**_STRICT, **{name.lower(): text for name, text in options.items()}}
-    fast, slow = _Fast(columns, given), _Exact(columns, given)
+    grouped = _Grouped(columns)
+    fast, slow = _Fast(columns, grouped, given), _Exact(columns, grouped, given)
     parsed, doubt, exactly, whole = (f"{into}_{name}" for name in ("parsed", "doubt", "exactly", "whole"))
-    values = {f"{into}_{n}": field.name for n, field in enumerate(columns.fields)}
+    values = {f"{into}_{field.name}": field.name for field in grouped.columns.fields}
     steps = frame.withColumn(parsed, fast.parsed(raw))
+    if grouped.columns != columns:
+        steps = steps.withColumn(parsed, F.when(F.col(parsed).isNotNull(), grouped.of(F.col(parsed))))
     found = fast.values(F.col(parsed))
     is_suspicious = fast.is_suspicious(F.col(parsed), found, raw)
     # One step, not one for each: between steps with JSON in them Spark copies every row.
@@ -104,10 +108,14 @@ def with_json(frame: DataFrame, raw: Column, columns: StructType, options: Mappi
             whole: _one_value(raw, given) & F.is_valid_utf8(raw) & ~_half_a_pair(raw),
         }
     )
-    chosen = [
-        F.when(F.col(doubt), F.col(exactly)["value"][name]).otherwise(F.col(column)).alias(name)
+    decided = {
+        name: F.when(F.col(doubt), F.col(exactly)["value"][name]).otherwise(F.col(column))
         for column, name in values.items()
-    ]
+    }
+    if grouped.columns != columns:
+        steps = steps.withColumns({column: decided[name] for column, name in values.items()})
+        decided = {name: F.col(column) for column, name in values.items()}
+    chosen = grouped.columns_of(decided)
     bad = ~F.col(whole) | (F.col(doubt) & F.col(exactly)["bad"])
     lacks = _lacks(F.struct(*chosen), columns)
     bad = bad if lacks is None else bad | lacks
@@ -115,41 +123,60 @@ def with_json(frame: DataFrame, raw: Column, columns: StructType, options: Mappi
     return steps.drop(parsed, doubt, exactly, whole, *values)
 
 
+class _Grouped:
+    """
+    Columns of one type as one array where many have it: an expression for each of thousands of columns takes Spark minutes to plan.
+
+    :attr columns: the columns as they are, or with an array for each group
+    """
+
+    def __init__(self, columns: StructType) -> None:
+        members: dict[DataType, list[str]] = {}
+        for field in columns.fields:
+            members.setdefault(field.dataType, []).append(field.name)
+        groups = {kind: names for kind, names in members.items() if len(names) > _FEW}
+        single = [field for field in columns.fields if field.dataType not in groups]
+        self._arrays = {f"__streamsem_group_{n}": names for n, names in enumerate(groups.values())}
+        arrays = [StructField(name, ArrayType(kind)) for name, kind in zip(self._arrays, groups, strict=True)]
+        self.columns = StructType([*single, *arrays]) if groups else columns
+        self._declared, self._single = columns, single
+
+    def of(self, parsed: Column) -> Column:
+        """A parsed record with the arrays for their members."""
+        arrays = [F.array(*[parsed[name] for name in names]).alias(group) for group, names in self._arrays.items()]
+        return F.struct(
+            *[parsed[f.name].alias(f.name) for f in self._single], *arrays, parsed[_CORRUPT].alias(_CORRUPT)
+        )
+
+    def columns_of(self, values: Mapping[str, Column]) -> list[Column]:
+        """The declared columns, in order, from the values of :attr:`columns` by name."""
+        found = dict(values)
+        for group, names in self._arrays.items():
+            found |= {name: F.get(values[group], F.lit(n)) for n, name in enumerate(names)}
+        return [found[field.name].alias(field.name) for field in self._declared.fields]
+
+
 class _Fast:
     """The parse by Spark's own types, widened where a change would not show."""
 
-    def __init__(self, columns: StructType, given: Mapping[str, str]) -> None:
+    def __init__(self, columns: StructType, grouped: _Grouped, given: Mapping[str, str]) -> None:
         self._given = given
-        self._columns = columns
-        leaves = set(_leaves(columns))
-        decimals = [kind for kind in leaves if isinstance(kind, DecimalType)]
+        self._columns, self._grouped = columns, grouped.columns
         self._usable = not any(given.get(name, "false").lower() == "true" for name in _LENIENT)
-        room = min(map(_room, decimals), default=_LONGS)
-        self._limit = {"maxNumLen": str(room)} if decimals and room >= _LONGS else {}
-        self._limit |= {"locale": _NO_POINT} if decimals else {}
-        self._unsafe: list[str] = []
-        if decimals:  # of long exponents Java computes powers of ten for minutes
-            self._unsafe.append(rf"[eE\u0633](?:-[0-9]|\+?[0-9]{{3}})[0-9]*{_END}")
-        if decimals and room < _LONGS:
-            self._unsafe.append(rf"\.[0-9]{{{room + 1}}}")
-        self._quoted = bool(decimals)
+        has_decimals = any(isinstance(kind, DecimalType) for kind in _leaves(columns))
+        self._unsafe = [_LONG_DECIMAL, _FAR_EXPONENT] if has_decimals else []
 
     def parsed(self, raw: Column) -> Column:
         wanted = _struct_of(self._columns, self._leaf)
-        parsed = _from_json(raw, wanted, {**self._given, **self._limit})
+        parsed = _from_json(raw, wanted, self._given)
         if not self._usable:
             return F.when(F.lit(False), parsed)
         for pattern in self._unsafe:
             parsed = F.when(~raw.rlike(pattern), parsed)
-        if not self._quoted:
-            return parsed
-        # Spark works this out once for a query: whether Java knows the locale.
-        point = F.from_json(F.lit('{"d": "1.5"}'), "d decimal(2,1)", {**self._limit, "mode": "PERMISSIVE"})["d"]
-        comma = raw.contains(_COMMA) | raw.contains("\\u06")
-        return F.when((point.isNull() & ~comma) | ~raw.rlike(_QUOTED_NUMBER), parsed)
+        return parsed
 
     def values(self, parsed: Column) -> list[Column]:
-        return [_build(parsed[f.name], f.dataType, self._value) for f in self._columns.fields]
+        return [_build(parsed[f.name], f.dataType, self._value) for f in self._grouped.fields]
 
     def is_suspicious(self, parsed: Column, values: list[Column], raw: Column) -> Column:
         """``greatest`` and not ``or``, which Spark would not let share what it computes with the values."""
@@ -157,19 +184,17 @@ class _Fast:
         def doubt(leaf: Column, value: Column, kind: DataType) -> Column | None:
             return self._doubt(leaf, value, kind, raw)
 
-        return F.greatest(*_tests(parsed, self._columns, values, self._value, doubt))
+        return F.greatest(*_tests(parsed, self._grouped, values, self._value, doubt))
 
     def _leaf(self, kind: DataType) -> DataType:
         if isinstance(kind, ByteType):
             return ShortType()  # Jackson makes -56 of 200 in a byte
-        if isinstance(kind, DecimalType):
-            return DecimalType(38, _room(kind))
         if isinstance(kind, (*exact.INTEGERS, *exact.FLOATS, BooleanType)):
             return kind
         return StringType()
 
     def _value(self, leaf: Column, kind: DataType) -> Column:
-        if isinstance(kind, (ByteType, DecimalType)):
+        if isinstance(kind, ByteType):
             return leaf.try_cast(kind)
         if isinstance(kind, (*exact.INTEGERS, *exact.FLOATS, BooleanType)):
             return leaf
@@ -182,9 +207,9 @@ class _Fast:
             return None
         if isinstance(kind, StringType):
             return _may_be_rewritten(leaf)
-        if isinstance(kind, DecimalType):
-            return ~value.eqNullSafe(leaf)
         wrong = leaf.isNull() != value.isNull()
+        if isinstance(kind, DecimalType):
+            return wrong | ((F.length(leaf) > _SURE_LENGTH) & leaf.contains("."))
         if isinstance(kind, BinaryType):  # numbers and `true` may be taken for base64
             return wrong | leaf.rlike(r"^(?:[0-9]+|true)\z")
         return wrong | _may_be_rewritten(leaf) if exact.own_format(kind, self._given) else wrong
@@ -193,8 +218,8 @@ class _Fast:
 class _Exact:
     """The parse by texts alone: a number is its own digits, behind a mark that no text can hold in advance."""
 
-    def __init__(self, columns: StructType, given: Mapping[str, str]) -> None:
-        self._given, self._columns = given, columns
+    def __init__(self, columns: StructType, grouped: _Grouped, given: Mapping[str, str]) -> None:
+        self._given, self._columns, self._grouped = given, columns, grouped
         self._mark = f"#{secrets.token_hex(6)}#"
         self._lenient = {name for name in _LENIENT if given.get(name, "false").lower() == "true"}
 
@@ -204,6 +229,8 @@ class _Exact:
         marked = F.regexp_replace(raw, F.lit(self._pattern()), F.lit(f'$1"{self._mark}$2"'))
         # An array of one element gives the parsed record a name, so that it is parsed once.
         parsed = F.array(_from_json(marked, wanted, self._given))
+        if self._grouped.columns != self._columns:
+            parsed = F.transform(parsed, lambda p: F.when(p.isNotNull(), self._grouped.of(p)))
         return F.transform(parsed, lambda p: F.struct(self._built(p).alias("value"), self._is_bad(p).alias("bad")))[0]
 
     def _pattern(self) -> str:
@@ -218,11 +245,12 @@ class _Exact:
         return rf"\G((?:[^{other}]++|{'|'.join(skipped)})*+)({number})(?!\s*+:)"
 
     def _built(self, parsed: Column) -> Column:
-        return _build_fields(parsed, self._columns, self._value)
+        return _build_fields(parsed, self._grouped.columns, self._value)
 
     def _is_bad(self, parsed: Column) -> Column:
-        values = [_build(parsed[f.name], f.dataType, self._value) for f in self._columns.fields]
-        return exact.any_of(_tests(parsed, self._columns, values, self._value, self._wrong))
+        columns = self._grouped.columns
+        values = [_build(parsed[f.name], f.dataType, self._value) for f in columns.fields]
+        return exact.any_of(_tests(parsed, columns, values, self._value, self._wrong))
 
     def _value(self, leaf: Column, kind: DataType) -> Column:
         if isinstance(kind, BooleanType):
@@ -256,11 +284,6 @@ class _Exact:
 def _from_json(raw: Column, wanted: StructType, given: Mapping[str, str]) -> Column:
     own = {**given, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     return F.from_json(raw, StructType([*wanted.fields, StructField(_CORRUPT, StringType())]), own)
-
-
-def _room(kind: DecimalType) -> int:
-    """Digits after the point in the widest decimal that holds as many before it."""
-    return 38 - int(kind.precision - kind.scale)
 
 
 def _may_be_rewritten(text: Column) -> Column:
