@@ -199,13 +199,12 @@ def objects() -> int:
 
 def report() -> None:
     """The log, the first rows, and the verdict against the CSV itself."""
-    import argparse
-
     from airflow_provider_streamsem.cli import commands
+    from airflow_provider_streamsem.cli.arguments import parser
 
     log = opened()
     assert log is not None
-    rows = commands.log(argparse.Namespace(log=LOG, limit=50)).document["versions"]
+    rows = commands.answer(parser().parse_args(["log", LOG, "--limit", "50"])).document["versions"]
     console.print(drawn(log_table("flights", rows)))
     if [row["attempts"] for row in rows if row["version"] in killed] != [2, 2]:
         raise DemoError("a killed version has another number of attempts than two")

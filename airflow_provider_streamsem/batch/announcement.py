@@ -35,9 +35,10 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
     if stored is None:
         is_next = is_contiguous and (first == 0 or log.announcement(keys.announced(first - 1)) is not None)
         since = first - 1 if is_next else log.newest_announced()
-        if since < last.version:
-            stored = log.put_announcement(key, _made(log, last.version, since, closed, last.run_key))
-    since, upto = (last.version, last.version) if stored is None else (stored.since, stored.upto)
+        # Another run may have announced this one's commits. The record is written all the same: another process of this run may have created it and died.
+        since, upto = (since, closed) if since < last.version else (last.version, last.version)
+        stored = log.put_announcement(key, _made(log, last.version, since, upto, last.run_key))
+    since, upto = stored.since, stored.upto
     between = [] if is_contiguous else log.others_between(last.run_key, (0, first), end)
     before, after = range(max(since + 1, first - LISTED), first), range(max(last.version, upto - LISTED) + 1, upto + 1)
     numbers = [*before, *(n for n in between if n > since), *after]

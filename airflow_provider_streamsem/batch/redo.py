@@ -52,9 +52,10 @@ def redo(
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
     # A listing that lags would name a redo that is done as the one that is asked for, or refuse a version that is there.
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
+    is_repeatable = run_key is not None  # else no retry would announce what this process records as announced
     if run_key is None:
         run_key = f"redo:{version}:{_current(opened, opened.head, version)}"
-    run = Run(opened, text("run_key", run_key), engine)
+    run = Run(opened, text("run_key", run_key), engine, announces=is_repeatable)
     try:
         with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
             logger.info("guarantee: %s", guarantee(pipeline))

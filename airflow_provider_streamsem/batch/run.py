@@ -54,7 +54,8 @@ def run_batch(
     :param drain: several batches, towards a target that is frozen in the first plan
     :param engine: default: Spark in this process; no session is started before a batch is staged
     :param log: default: the log at ``pipeline.log``
-    :param announces: ``False``: another process returns the run's result, and announces the versions of other runs with it
+    :param announces: ``False``: this result announces no versions of other runs, because another process returns the run's result, or because
+        nobody repeats the run under its key if it dies
     :returns: what is stored of the run (I12)
     :raises StreamsemError: see :mod:`airflow_provider_streamsem.errors`; its class says whether a retry can help
     """

@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> Answer:
     """``streamsem run``"""
     pipeline, engine = _runnable(args)
     run_key = f"cli:{SYSTEM_CLOCK.new_id()}" if args.run_key is None else args.run_key
-    return _ran(pipeline, run_batch(pipeline, run_key=run_key, drain=args.drain, engine=engine))
+    announces = args.run_key is not None  # else no retry would announce what this process records as announced
+    return _ran(pipeline, run_batch(pipeline, run_key=run_key, drain=args.drain, engine=engine, announces=announces))
 
 
 def redo(args: argparse.Namespace) -> Answer:

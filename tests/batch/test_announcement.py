@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from airflow_provider_streamsem.batch import announcement
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.outside import PublishingWorld, TableSink
@@ -121,3 +124,19 @@ def test_others_between_are_found_with_few_reads(world: World) -> None:
     log = world.log(counting := CountingStore(world.store))
     assert log.others_between("drain", (0, 0), (18, 19)) == [12]
     assert counting.requests["read"] <= 8
+
+
+def test_process_whose_twin_announced_and_died_announces_the_same(world: World) -> None:
+    world.arrive(2)
+    world.dies("first")
+    world.arrive(1)
+
+    class TwinsFirst(CountingStore):
+        """Another process of the run announces, and dies, before this one looks for the newest announcement."""
+
+        def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+            if prefix == keys.ANNOUNCED:
+                world.run("second")
+            return super().list(prefix, limit, start_after)
+
+    assert completed(world.run("second", store=TwinsFirst(world.store))) == [0]

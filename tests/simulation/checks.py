@@ -126,11 +126,11 @@ def check_answer(log: RawLog, result: RunResult, run_key: str) -> None:
     for version in committed:
         counts.update(log.outcomes[version]["counts"])
     require(result.run_key == run_key, "the answer is of another run", result)
-    require(result.status == ("committed" if counts else "empty"), "the answer's status is not what is stored", result)
     require(
         {n: c for n, c in result.counts.items() if c} == +counts, "the answer's counts are not those stored", result
     )
-    require(result.version == versions[-1], "the answer is not of the run's newest version", result, versions)
+    if counts or not result.completed:
+        require(result.version == versions[-1], "the answer is not of the run's newest version", result, versions)
     require(result.batches == len(versions), "the answer's batches are not those stored", result, versions)
     first, last = log.plans[versions[0]], log.plans[versions[-1]]
     start, end = last["ranges"]["files"]
@@ -138,6 +138,21 @@ def check_answer(log: RawLog, result: RunResult, run_key: str) -> None:
         start, end = first["ranges"]["files"][0], log.outcomes[versions[-1]]["next"]["files"]
     expected = {} if end <= start else {"files": (start, end)}
     require({p: tuple(r) for p, r in result.ranges.items()} == expected, "the answer's ranges", result, expected)
+
+
+def check_announced(log: RawLog, result: RunResult, run_key: str) -> None:
+    """The completed versions of a result are commits of other runs as they are stored, and its status says whether it announces rows."""
+    for one in result.completed:
+        plan, outcome = log.plans[one.version], log.outcomes[one.version]
+        require(outcome["result"] == "commit", "an answer announces what is no commit", result)
+        require(one.run_key == plan["run_key"] != run_key, "an answer announces its own commit as another's", result)
+        require(dict(one.counts) == outcome["counts"], "an announced commit has other counts than are stored", result)
+    announces = bool(result.counts or result.completed)
+    require(
+        result.status == ("committed" if announces else "empty"), "the answer's status is not what it announces", result
+    )
+    start, end = result.versions
+    require(all(start <= one.version < end for one in result.completed), "an answer's versions", result)
 
 
 def check_published(log: RawLog, upto: int) -> None:

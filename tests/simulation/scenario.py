@@ -52,12 +52,14 @@ class Simulation:
     A simulation of one seed. The same seed does the same, byte for byte.
 
     :attr answers: what runs were answered: (run key, result), in order
+    :attr announced: the versions that some answer announced
     :attr readings: version → files and ids as the first reader saw them
     """
 
     seed: int
     root: Path
     answers: list[tuple[str, RunResult]] = field(default_factory=list)
+    announced: set[int] = field(default_factory=set)
     readings: dict[int, tuple[list[str], Counter[int]]] = field(default_factory=dict)
     redone: dict[str, int] = field(default_factory=dict)
 
@@ -242,7 +244,9 @@ class Simulation:
             self.answers.append((run_key, result))
         else:  # another process of the same run may have found something since this one looked, but not before it began
             known = [v for v in log.of_run(run_key) if v <= process.began_at and v in log.committed]
-            require(result.status == "empty" and not known, "an empty answer of a run that committed", result, known)
+            require(not known, "an empty answer of a run that committed", result, known)
+        checks.check_announced(log, result, run_key)
+        self.announced.update(range(*result.versions))
         self.world.check(log)
 
     # --- how processes end
@@ -301,11 +305,13 @@ class Simulation:
         self.scheduler.says("(world)", "calm")
         last = run_batch(self.pipelines[0], run_key="last", drain=True, engine=RowsEngine(), log=self.by_hand("last"))
         self.answers.append(("last", last))
+        self.announced.update(range(*last.versions))
         for n, (run_key, result) in enumerate(dict(self.answers).items()):
-            self.repeat(n, run_key, result)
+            if run_key in (*SINGLES, *DRAINS, *REDOS, "last"):
+                self.repeat(n, run_key, result)
 
     def repeat(self, n: int, run_key: str, result: RunResult) -> None:
-        """The same run again: the same answer, and no work."""
+        """A run again under the key that it was given: the same answer, and no work."""
         engine, log = RowsEngine(), self.by_hand(f"again{n}")
         stored = len(self.truth.history)
         if run_key in (*SINGLES, *DRAINS, "last"):
@@ -322,6 +328,9 @@ class Simulation:
         log = self.by_hand("check")
         raw = self.raw()
         require(raw.open is None, "a version stayed open")
+        unnamed = {v for v in raw.committed if raw.plans[v]["run_key"].startswith("redo:")}
+        silent = {*raw.committed} - self.announced - {v for v in unnamed if v > max(self.announced, default=-1)}
+        require(not silent, "no answer announced these commits (A5)", silent)
         checks.check_runs(raw)
         checks.check_published(raw, len(raw.outcomes))
         for run_key, result in self.answers:

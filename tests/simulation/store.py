@@ -153,6 +153,9 @@ def shown(key: str) -> str:
     parsed = keys.parse_entry(key)
     if parsed is not None:
         return f"{_ENTRIES[parsed[1]]}({parsed[0]})"
-    if key.startswith("specs/"):
-        return "specs/…"
+    directory, _, rest = key.partition("/")
+    if directory in ("specs", "genesis"):
+        return f"{directory}/…"
+    if directory == "sources":
+        return f"sources/…/{shown(rest.partition('/')[2])}"
     return "/".join(part[:6] + "…" if len(part) == 64 else part for part in key.split("/"))
