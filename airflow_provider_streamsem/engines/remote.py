@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 
 
 @contextmanager
@@ -22,6 +23,8 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
         yield clone
     finally:
         with suppress(Exception):  # the server may have died meanwhile
+            # The client tells the server in the background which plans have ended. A server that closes a session before logs their options, secrets too.
+            ExecutePlanResponseReattachableIterator.shutdown()
             inner_clone: Any = clone
             inner_clone.client.release_session()
 

@@ -22,8 +22,8 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Json, Quarantine
 from airflow_provider_streamsem.sinks import column_types
-from airflow_provider_streamsem.sinks.write import quoted
 from airflow_provider_streamsem.sources.contract import Counted, Loaded
+from airflow_provider_streamsem.sources.wide import quoted
 
 logger = telemetry.log_of(__name__)
 
@@ -128,7 +128,7 @@ class Staging:
             columns = [quoted(name) for name in loaded.frame.columns]
             asked.append(F.count_if(loaded.bad).alias("bad"))
             asked += [
-                F.call_function("count", *columns[i : i + _COLUMNS_A_COUNT]).alias(f"c{i}")
+                F.expr(f"count({', '.join(columns[i : i + _COLUMNS_A_COUNT])}) AS c{i}")
                 for i in range(0, len(columns), _COLUMNS_A_COUNT)
             ]
         if self.job.where is not None:

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 from pyspark.sql.types import BooleanType as Boolean
 
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.sources import exact
+from airflow_provider_streamsem.sources import exact, wide
 
 _TYPES = (*exact.INTEGERS, *exact.FLOATS, Boolean, DateType, DecimalType, StringType, TimestampNTZType, TimestampType)
 _INFINITE = {"nanvalue": "NaN", "positiveinf": "Infinity", "negativeinf": "-Infinity"}
@@ -94,7 +94,7 @@ class Csv:
         """
         Add a struct of the columns, and whether the line is bad: anything but a field for each column whose text is exactly a value of it.
 
-        Columns of one type are converted as one array: an expression for each of thousands of columns takes Spark minutes to plan.
+        Columns of one type are converted as one array (:mod:`airflow_provider_streamsem.sources.wide`).
 
         :param into: name of the struct; ``<into>_bad`` is the boolean
         """
@@ -103,20 +103,20 @@ class Csv:
         for n, field in enumerate(self._columns.fields):
             groups.setdefault((field.dataType, field.nullable), []).append(n)
         texts, values, tests = {}, {}, []
-        places: dict[int, Column] = {}
+        places: dict[int, str] = {}
         for g, ((kind, nullable), positions) in enumerate(groups.items()):
             text, value = f"{into}_texts_{g}", f"{into}_values_{g}"
             texts[text] = self._texts(F.col(fields), positions, kind)
             values[value] = self._values(F.col(text), kind)
             missing = _nulls(F.col(value))
             tests.append(missing != _nulls(F.col(text)) if nullable else missing > 0)
-            places |= {n: F.get(F.col(value), at) for at, n in enumerate(positions)}
+            places |= {n: f"get({wide.quoted(value)}, {at})" for at, n in enumerate(positions)}
         count = len(self._columns.fields)
         tests += [F.col(fields).isNull(), F.size(fields) != count, ~F.is_valid_utf8(raw)]
         steps = frame.withColumn(fields, self._split(raw)).withColumns(texts).withColumns(values)
-        named = [places[n].alias(field.name) for n, field in enumerate(self._columns.fields)]
+        record = wide.struct({field.name: places[n] for n, field in enumerate(self._columns.fields)})
         bad = F.coalesce(exact.any_of(tests), F.lit(True))
-        return steps.withColumns({f"{into}_bad": bad, into: F.struct(*named)}).drop(fields, *texts, *values)
+        return steps.withColumns({f"{into}_bad": bad, into: F.expr(record)}).drop(fields, *texts, *values)
 
     def has_open_quote(self, raw: Column) -> Column:
         """Whether a line has an odd number of quotes: a part of a record with line breaks in it."""

@@ -34,10 +34,9 @@ from pyspark.sql.types import (
 )
 
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.sources import exact
+from airflow_provider_streamsem.sources import exact, wide
 
 _CORRUPT = "__streamsem_corrupt"
-_FEW = 20  # columns of one type, up to which each has an expression of its own
 _STRICT = {"allowsinglequotes": "false", "allownonnumericnumbers": "false"}
 _LENIENT = (
     "allowsinglequotes",
@@ -90,78 +89,49 @@ def with_json(frame: DataFrame, raw: Column, columns: StructType, options: Mappi
     """
     _refuse_types(columns)
     given = {**_STRICT, **{name.lower(): text for name, text in options.items()}}
-    grouped = _Grouped(columns)
-    fast, slow = _Fast(columns, grouped, given), _Exact(columns, grouped, given)
-    parsed, doubt, exactly, whole = (f"{into}_{name}" for name in ("parsed", "doubt", "exactly", "whole"))
-    values = {f"{into}_{field.name}": field.name for field in grouped.columns.fields}
+    grouped = wide.Grouped(columns)
+    fast, slow = _Fast(columns, grouped.columns, given), _Exact(columns, grouped.columns, given)
+    parsed, doubt, marked, exactly, whole = (
+        f"{into}_{name}" for name in ("parsed", "doubt", "marked", "exactly", "whole")
+    )
+    values = {field.name: f"{into}_{n}" for n, field in enumerate(grouped.columns.fields)}
     steps = frame.withColumn(parsed, fast.parsed(raw))
-    if grouped.columns != columns:
-        steps = steps.withColumn(parsed, F.when(F.col(parsed).isNotNull(), grouped.of(F.col(parsed))))
+    if grouped.has_arrays:
+        steps = steps.withColumn(parsed, grouped.of(parsed, _CORRUPT))
     found = fast.values(F.col(parsed))
     is_suspicious = fast.is_suspicious(F.col(parsed), found, raw)
+    again = slow.parsed(raw)
+    if grouped.has_arrays:
+        steps = steps.withColumn(doubt, is_suspicious).withColumn(marked, F.when(F.col(doubt), again))
+        steps = steps.withColumn(marked, grouped.of(marked, _CORRUPT))
+        is_suspicious, again = F.col(doubt), F.col(marked)
     # One step, not one for each: between steps with JSON in them Spark copies every row.
     steps = steps.withColumns(
         {
-            **dict(zip(values, found, strict=True)),
+            **dict(zip(values.values(), found, strict=True)),
             doubt: is_suspicious,
-            exactly: F.when(is_suspicious, slow.decided(raw)),
+            exactly: F.when(is_suspicious, slow.decided(again)),
             whole: _one_value(raw, given) & F.is_valid_utf8(raw) & ~_half_a_pair(raw),
         }
     )
-    decided = {
-        name: F.when(F.col(doubt), F.col(exactly)["value"][name]).otherwise(F.col(column))
-        for column, name in values.items()
+    chosen = {
+        column: F.when(F.col(doubt), F.col(exactly)["value"][name]).otherwise(F.col(column))
+        for name, column in values.items()
     }
-    if grouped.columns != columns:
-        steps = steps.withColumns({column: decided[name] for column, name in values.items()})
-        decided = {name: F.col(column) for column, name in values.items()}
-    chosen = grouped.columns_of(decided)
+    steps = steps.withColumns(chosen).withColumn(into, grouped.record(values))
     bad = ~F.col(whole) | (F.col(doubt) & F.col(exactly)["bad"])
-    lacks = _lacks(F.struct(*chosen), columns)
+    lacks = _lacks(F.col(into), columns)
     bad = bad if lacks is None else bad | lacks
-    steps = steps.withColumns({into: F.struct(*chosen), f"{into}_bad": F.coalesce(bad, F.lit(True))})
-    return steps.drop(parsed, doubt, exactly, whole, *values)
-
-
-class _Grouped:
-    """
-    Columns of one type as one array where many have it: an expression for each of thousands of columns takes Spark minutes to plan.
-
-    :attr columns: the columns as they are, or with an array for each group
-    """
-
-    def __init__(self, columns: StructType) -> None:
-        members: dict[DataType, list[str]] = {}
-        for field in columns.fields:
-            members.setdefault(field.dataType, []).append(field.name)
-        groups = {kind: names for kind, names in members.items() if len(names) > _FEW}
-        single = [field for field in columns.fields if field.dataType not in groups]
-        self._arrays = {f"__streamsem_group_{n}": names for n, names in enumerate(groups.values())}
-        arrays = [StructField(name, ArrayType(kind)) for name, kind in zip(self._arrays, groups, strict=True)]
-        self.columns = StructType([*single, *arrays]) if groups else columns
-        self._declared, self._single = columns, single
-
-    def of(self, parsed: Column) -> Column:
-        """A parsed record with the arrays for their members."""
-        arrays = [F.array(*[parsed[name] for name in names]).alias(group) for group, names in self._arrays.items()]
-        return F.struct(
-            *[parsed[f.name].alias(f.name) for f in self._single], *arrays, parsed[_CORRUPT].alias(_CORRUPT)
-        )
-
-    def columns_of(self, values: Mapping[str, Column]) -> list[Column]:
-        """The declared columns, in order, from the values of :attr:`columns` by name."""
-        found = dict(values)
-        for group, names in self._arrays.items():
-            found |= {name: F.get(values[group], F.lit(n)) for n, name in enumerate(names)}
-        return [found[field.name].alias(field.name) for field in self._declared.fields]
+    return steps.withColumn(f"{into}_bad", F.coalesce(bad, F.lit(True))).drop(
+        parsed, doubt, marked, exactly, whole, *values.values()
+    )
 
 
 class _Fast:
     """The parse by Spark's own types, widened where a change would not show."""
 
-    def __init__(self, columns: StructType, grouped: _Grouped, given: Mapping[str, str]) -> None:
-        self._given = given
-        self._columns, self._grouped = columns, grouped.columns
+    def __init__(self, columns: StructType, grouped: StructType, given: Mapping[str, str]) -> None:
+        self._given, self._columns, self._grouped = given, columns, grouped
         self._usable = not any(given.get(name, "false").lower() == "true" for name in _LENIENT)
         has_decimals = any(isinstance(kind, DecimalType) for kind in _leaves(columns))
         self._unsafe = [_LONG_DECIMAL, _FAR_EXPONENT] if has_decimals else []
@@ -218,20 +188,21 @@ class _Fast:
 class _Exact:
     """The parse by texts alone: a number is its own digits, behind a mark that no text can hold in advance."""
 
-    def __init__(self, columns: StructType, grouped: _Grouped, given: Mapping[str, str]) -> None:
+    def __init__(self, columns: StructType, grouped: StructType, given: Mapping[str, str]) -> None:
         self._given, self._columns, self._grouped = given, columns, grouped
         self._mark = f"#{secrets.token_hex(6)}#"
         self._lenient = {name for name in _LENIENT if given.get(name, "false").lower() == "true"}
 
-    def decided(self, raw: Column) -> Column:
-        """A struct: ``value``, a struct of the columns, and ``bad``."""
+    def parsed(self, raw: Column) -> Column:
         wanted = _struct_of(self._columns, lambda kind: kind if isinstance(kind, BooleanType) else StringType())
         marked = F.regexp_replace(raw, F.lit(self._pattern()), F.lit(f'$1"{self._mark}$2"'))
+        return _from_json(marked, wanted, self._given)
+
+    def decided(self, parsed: Column) -> Column:
+        """A struct: ``value``, a struct of the columns, and ``bad``."""
         # An array of one element gives the parsed record a name, so that it is parsed once.
-        parsed = F.array(_from_json(marked, wanted, self._given))
-        if self._grouped.columns != self._columns:
-            parsed = F.transform(parsed, lambda p: F.when(p.isNotNull(), self._grouped.of(p)))
-        return F.transform(parsed, lambda p: F.struct(self._built(p).alias("value"), self._is_bad(p).alias("bad")))[0]
+        named = F.array(parsed)
+        return F.transform(named, lambda p: F.struct(self._built(p).alias("value"), self._is_bad(p).alias("bad")))[0]
 
     def _pattern(self) -> str:
         """What precedes a number since the last one, and the number. A number that is the name of a field is none."""
@@ -245,12 +216,11 @@ class _Exact:
         return rf"\G((?:[^{other}]++|{'|'.join(skipped)})*+)({number})(?!\s*+:)"
 
     def _built(self, parsed: Column) -> Column:
-        return _build_fields(parsed, self._grouped.columns, self._value)
+        return _build_fields(parsed, self._grouped, self._value)
 
     def _is_bad(self, parsed: Column) -> Column:
-        columns = self._grouped.columns
-        values = [_build(parsed[f.name], f.dataType, self._value) for f in columns.fields]
-        return exact.any_of(_tests(parsed, columns, values, self._value, self._wrong))
+        values = [_build(parsed[f.name], f.dataType, self._value) for f in self._grouped.fields]
+        return exact.any_of(_tests(parsed, self._grouped, values, self._value, self._wrong))
 
     def _value(self, leaf: Column, kind: DataType) -> Column:
         if isinstance(kind, BooleanType):
@@ -395,12 +365,11 @@ def _lacks(built: Column, columns: StructType) -> Column | None:
     """Whether a column that is declared ``NOT NULL`` is null; ``None`` where none is declared so."""
     found = []
     for field in columns.fields:
-        value = built[field.name]
         if not field.nullable:
-            found.append(value.isNull())
-        inside = _lacks(value, field.dataType) if isinstance(field.dataType, StructType) else None
+            found.append(built[field.name].isNull())
+        inside = _lacks(built[field.name], field.dataType) if isinstance(field.dataType, StructType) else None
         if inside is not None:
-            found.append(value.isNotNull() & inside)
+            found.append(built[field.name].isNotNull() & inside)
     return exact.any_of(found) if found else None
 
 

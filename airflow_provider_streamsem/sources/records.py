@@ -14,7 +14,7 @@ from pyspark.sql.types import DataType, DecimalType, StringType, StructField, St
 
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.sources import columnar, parsing, partitions
+from airflow_provider_streamsem.sources import columnar, parsing, partitions, wide
 from airflow_provider_streamsem.sources.columnar import Footer
 from airflow_provider_streamsem.sources.contract import BadRecord
 from airflow_provider_streamsem.sources.csv_lines import Csv
@@ -280,7 +280,7 @@ class FileRecords:
         if self._schema is None:
             return frame
         names = [f.name for f in (*self._data_columns(self._partitions).fields, *self._partitions.values())]
-        return frame.select(*[_quoted(name) for name in (*names, *self.drop)])
+        return frame.selectExpr(*map(wide.quoted, (*names, *self.drop)))
 
     def _read_csv(self, spark: SparkSession, located: list[str]) -> None:
         csv = Csv(self._columns(), self._source.options)
@@ -297,12 +297,11 @@ class FileRecords:
         self._set(parsing.with_json(found, F.col(RAW), self._columns(), self._source.options, _RECORD))
 
     def _set(self, parsed: DataFrame) -> None:
-        fields = [F.col(_RECORD)[f.name].alias(f.name) for f in self._columns().fields]
-        if len(fields) > _WIDE:
+        if len(self._columns().fields) > _WIDE:
             # What Spark infers from the filters of a plan takes minutes where it has thousands of columns. The session is the attempt's own.
             parsed.sparkSession.conf.set("spark.sql.constraintPropagation.enabled", "false")
         partitions = [_quoted(field.name) for field in self._group.partitions.fields]
-        self.frame = parsed.select(*fields, *partitions, F.col(_BAD), RAW, PATH)
+        self.frame = parsed.select(f"{_RECORD}.*", *partitions, _BAD, RAW, PATH)
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
 
     def bad_records(self) -> Iterator[BadRecord]:
@@ -315,7 +314,7 @@ class FileRecords:
             return
         for parsed, csv in self._csv_lines:
             refuse_lines_inside_records(parsed, _BAD, csv)
-        asked = [F.count(_quoted(name)).alias(f"c{i}") for i, name in enumerate(self.frame.columns)]
+        asked = [F.expr(f"count({wide.quoted(name)}) AS c{i}") for i, name in enumerate(self.frame.columns)]
         from pyspark.sql import Observation
 
         # Observing every column keeps Spark from reading fewer of them, which would change what counts as bad.
@@ -335,7 +334,7 @@ def _as_read(field: StructField) -> StructField:
 
 
 def _quoted(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(wide.quoted(name))
 
 
 def plain_root(place: str) -> str:
