@@ -20,8 +20,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from airflow_provider_streamsem.cli.commands import log_table
-from airflow_provider_streamsem.cli.output import drawn
+from airflow_provider_streamsem.cli.output import show
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.readers.verify import verify
@@ -204,8 +203,9 @@ def report() -> None:
 
     log = opened()
     assert log is not None
-    rows = commands.answer(parser().parse_args(["log", LOG, "--limit", "50"])).document["versions"]
-    console.print(drawn(log_table("flights", rows)))
+    answer = commands.answer(parser().parse_args(["log", LOG, "--limit", "50"]))
+    rows = answer.document["versions"]
+    show(answer, wide=True)
     if [row["attempts"] for row in rows if row["version"] in killed] != [2, 2]:
         raise DemoError("a killed version has another number of attempts than two")
     files = log.files()

@@ -73,7 +73,10 @@ COMMANDS = (
     Command(
         "log",
         "List versions, newest first.",
-        (_argument("--limit", type=int, default=20, help="how many (default: 20)"),),
+        (
+            _argument("--limit", type=int, default=20, help="how many (default: 20)"),
+            _argument("--wide", action="store_true", help="all columns, though the terminal is too narrow for them"),
+        ),
     ),
     Command("show", "Show the plan and the outcome of a version.", (_VERSION,)),
     Command(

@@ -6,7 +6,8 @@ them are the public ones.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timezone
 from functools import cache
 from itertools import zip_longest
 
@@ -30,13 +31,16 @@ from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.engines.contract import Engine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol.codec import plain
-from airflow_provider_streamsem.protocol.entries import Json, Outcome
+from airflow_provider_streamsem.protocol.entries import Json, Outcome, Receipts
 from airflow_provider_streamsem.protocol.keys import N
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
 from airflow_provider_streamsem.readers.lag import lag as lag_of
 from airflow_provider_streamsem.readers.verify import verify as verify_
 from airflow_provider_streamsem.sinks.contract import Sink
+
+_LINES = 6
+"""how many partitions or sinks of a version the table of `streamsem log` shows"""
 
 
 def answer(args: argparse.Namespace) -> Answer:
@@ -110,7 +114,7 @@ def log(args: argparse.Namespace) -> Answer:
     ]
     return Answer(
         document={"log": opened.log.store.url, "pipeline": opened.record.name, "versions": rows},
-        tables=[log_table(opened.record.name, rows)],
+        tables=[log_table(opened.record.name, rows, now_ms=SYSTEM_CLOCK.now_ms())],
     )
 
 
@@ -124,6 +128,9 @@ def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Versi
         "counts": {} if outcome is None else plain(outcome.counts),
         "attempts": len(maintenance.attempts_of(opened.log, sinks, version.version)),
         "duration_ms": None if outcome is None else outcome.duration_ms,
+        "planned_at_ms": version.plan.planned_at_ms,
+        "decided_at_ms": None if outcome is None else outcome.decided_at_ms,
+        "sinks": {} if outcome is None else _sinks(outcome, version.receipts),
         "run_key": version.plan.run_key,
         "reason": "" if outcome is None else outcome.reason,
     }
@@ -142,20 +149,60 @@ def _result(version: Version) -> str:
     return "publishing" if version.outcome.owes and version.receipts is None else version.outcome.result
 
 
-def log_table(name: str, rows: list[Json]) -> Table:
+def _sinks(outcome: Outcome, receipts: Receipts | None) -> dict[str, str]:
+    """Sink → ``committed`` with the outcome itself; of a sink outside the log ``waiting``, or what its receipt says."""
+    owed = dict.fromkeys(outcome.publish, "waiting")
+    answered = {} if receipts is None else {name: receipt.result for name, receipt in receipts.sinks.items()}
+    return {name: {**owed, **answered}.get(name, "committed") for name in outcome.sinks}
+
+
+def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
     """The log as a table for people."""
-    cells = []
-    for row in rows:
-        counts = row["counts"]
-        written = ", ".join(str(counts[key]) for key in sorted(counts) if key.startswith("written."))
-        duration = "" if row["duration_ms"] is None else f"{row['duration_ms'] / 1000:.1f} s"
-        shown = [row["version"], row["result"], _ranges(row["ranges"]), row["files"], counts.get("read", ""), written]
-        shown += [counts.get("filtered", ""), counts.get("quarantined", ""), row["attempts"], duration]
-        shown += [", ".join(row["changed"])]
-        cells.append([str(cell) for cell in shown])
-    columns = ["version", "result", "offsets", "files", "read", "written", "filtered", "bad", "attempts", "duration"]
-    title = f"commit log of {name}"
-    return Table(title=title, columns=[*columns, "changed in the spec"], rows=cells, whole=columns)
+    columns: dict[str, Callable[[Json], object]] = {
+        "version": lambda row: row["version"],
+        "result": lambda row: row["result"],
+        "closed (UTC)": lambda row: "" if row["decided_at_ms"] is None else _time(row["decided_at_ms"]),
+        "age": lambda row: "" if row["decided_at_ms"] is None else _age(now_ms - row["decided_at_ms"]),
+        "offsets": lambda row: _in_lines(f"{p} [{start}, {end})" for p, (start, end) in sorted(row["ranges"].items())),
+        "read": lambda row: row["counts"].get("read", ""),
+        "written": lambda row: _in_lines(map(str, _written(row))),
+        "filtered": lambda row: row["counts"].get("filtered", ""),
+        "quarantined": lambda row: row["counts"].get("quarantined", ""),
+        "sinks": lambda row: _in_lines(f"{sink} {state}" for sink, state in sorted(row["sinks"].items())),
+        "files": lambda row: row["files"],
+        "attempts": lambda row: row["attempts"],
+        "duration": lambda row: "" if row["duration_ms"] is None else f"{row['duration_ms'] / 1000:.1f} s",
+        "changed in the spec": lambda row: "\n".join(row["changed"]),
+    }
+    hidden = [] if any(row["changed"] for row in rows) else ["changed in the spec"]
+    shown = {title: cell for title, cell in columns.items() if title not in hidden}
+    cells = [[str(cell(row)) for cell in shown.values()] for row in rows]
+    first = ["attempts", "files", "age", "filtered", "duration", "closed (UTC)", "sinks", "changed in the spec"]
+    left_out = [column for column in (*first, "quarantined", "offsets", "written") if column in shown]
+    return Table(title=f"commit log of {name}", columns=[*shown], rows=cells, left_out_first=left_out)
+
+
+def _written(row: Json) -> list[int]:
+    return [row["counts"][f"written.{sink}"] for sink in sorted(row["sinks"]) if f"written.{sink}" in row["counts"]]
+
+
+def _in_lines(parts: Iterable[str]) -> str:
+    """One a line; of many the first."""
+    lines = [*parts]
+    more = len(lines) - _LINES
+    return "\n".join(lines if more <= 1 else [*lines[:_LINES], f"and {more} more"])
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms // 1000, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _age(ms: int) -> str:
+    seconds = max(0, ms) // 1000
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
 
 
 def _ranges(ranges: Ranges) -> str:
@@ -218,7 +265,7 @@ def doctor(args: argparse.Namespace) -> Answer:
     """``streamsem doctor``"""
     report = doctor_.examine(open_commit_log(args.log))
     rows = [["passed" if check.passed else "FAILED", check.name, check.seen] for check in report.checks]
-    table = Table(title=f"doctor of {report.place}", columns=["", "probe", "seen"], rows=rows)
+    table = Table(title=f"doctor of {report.place}", columns=["", "probe", "seen"], rows=rows, folded=["probe", "seen"])
     return Answer(
         document={**plain(report), "passed": report.passed}, tables=[table], exit_code=0 if report.passed else 1
     )

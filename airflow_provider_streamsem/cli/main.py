@@ -48,7 +48,7 @@ def execute(args: argparse.Namespace) -> int:
         if args.json:
             output.show_json(answer.document)
         else:
-            output.show(answer)
+            output.show(answer, wide=getattr(args, "wide", False))
         sys.stdout.flush()
     return answer.exit_code
 

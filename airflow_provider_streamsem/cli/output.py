@@ -10,8 +10,8 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.protocol.entries import Json
@@ -42,12 +42,37 @@ class PrintableFormatter(logging.Formatter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under column names; columns named in ``whole`` are not broken over lines."""
+    """
+    Rows under column names. A cell may have several lines. None is ever cut, and only the texts of ``folded`` are broken over lines.
+
+    :param left_out_first: the columns that are left out where the terminal is too narrow, in this order
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    whole: Sequence[str] = ()
+    left_out_first: Sequence[str] = ()
+    folded: Sequence[str] = ()
+
+    @property
+    def width(self) -> int:
+        """How many characters a line of the table needs."""
+        from rich.cells import cell_len
+
+        def needed(column: str, cells: Iterable[str]) -> int:
+            parts = re.split(r"\s" if column in self.folded else "\n", "\n".join(cells))
+            return max(map(cell_len, parts)) + len(" | ")
+
+        return 1 + sum(
+            needed(column, cells) for column, *cells in zip(self.columns, self.columns, *self.rows, strict=True)
+        )
+
+    def without(self, column: str) -> Table:
+        """The table without a column."""
+        at = self.columns.index(column)
+        rows = [[*row[:at], *row[at + 1 :]] for row in self.rows]
+        columns = [*self.columns[:at], *self.columns[at + 1 :]]
+        return replace(self, columns=columns, rows=rows, left_out_first=[c for c in self.left_out_first if c != column])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,19 +100,37 @@ def show_error(text: str, *, keep: str = "") -> None:
     print(printable(text, keep=keep), file=sys.stderr)
 
 
-def show(answer: Answer) -> None:
-    """Print an answer for people."""
-    if answer.tables:
-        from rich.console import Console
+def show(answer: Answer, *, wide: bool = False) -> None:
+    """
+    Print an answer for people.
 
-        console = Console()
-        for table in answer.tables:
-            console.print(drawn(table))
+    :param wide: leave no column out, though lines become longer than the terminal is wide
+    """
+    for table in answer.tables:
+        show_table(table, wide=wide)
     for line in answer.lines:
         print(printable(line))
 
 
-def drawn(table: Table) -> RichTable:
+def show_table(table: Table, *, wide: bool = False) -> None:
+    """Print a table; says which columns it left out."""
+    from rich.console import Console
+
+    terminal = Console()
+    fitting = table if wide else _fitting(table, terminal.width)
+    Console(width=max(terminal.width, fitting.width)).print(_drawn(fitting))
+    missing = [column for column in table.columns if column not in fitting.columns]
+    if missing:
+        print(f"Not shown, because the terminal is too narrow: {', '.join(missing)}. Do: use --wide or --json.")
+
+
+def _fitting(table: Table, width: int) -> Table:
+    while table.width > width and table.left_out_first:
+        table = table.without(table.left_out_first[0])
+    return table
+
+
+def _drawn(table: Table) -> RichTable:
     """A table as rich draws it."""
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -95,7 +138,7 @@ def drawn(table: Table) -> RichTable:
     # As Text: rich would read a str as markup.
     made = RichTable(title=Text(printable(table.title), style="table.title"), title_justify="left")
     for column in table.columns:
-        made.add_column(Text(printable(column)), overflow="fold", no_wrap=column in table.whole)
+        made.add_column(Text(printable(column)), overflow="fold", no_wrap=column not in table.folded)
     for row in table.rows:
         made.add_row(*[Text(printable(cell, keep="\n")) for cell in row])
     return made

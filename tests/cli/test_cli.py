@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import Limits
+from airflow_provider_streamsem.cli import commands as commands_
 from airflow_provider_streamsem.cli import output
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.cli.output import Answer, Table
@@ -288,6 +289,38 @@ def test_log_lists_what_changed_in_the_spec(world: World, capsys: pytest.Capture
     world.run("b", pipeline=world.pipeline(limits=Limits(max_files=7)))
     _, out, _ = run(capsys, "log", str(world.root / "log"), "--json", "--limit", "2")
     assert [row["changed"] for row in json.loads(out)["versions"]] == [["limits.max_files"], []]
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 110, 200])
+def test_log_never_cuts_a_number_and_says_which_columns_it_leaves_out(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    ranges = {f"a.topic.with.a.long.name-{n}": [5_000_001, 10_000_000_002] for n in range(3)}
+    counts = {"read": 5_001_234, "written.out": 5_001_233, "filtered": 0, "quarantined": 1}
+    row = {
+        "version": 123_456, "result": "publishing", "ranges": ranges, "files": 7, "counts": counts, "attempts": 1, "duration_ms": 61_000, "run_key": "r",
+        "planned_at_ms": 0, "decided_at_ms": 0, "sinks": {"out": "waiting"}, "reason": "", "changed": ["where", "limits.rows"],
+    }  # fmt: skip
+    table = commands_.log_table("world", [row], now_ms=7_200_000)
+    for wide in (False, True):
+        output.show_table(table, wide=wide)
+        out = capsys.readouterr().out
+        shown = [column for column in table.columns if column in out.split("Not shown")[0]]
+        left_out = re.findall("Not shown.*: (.*)\\. Do", out)
+        assert sorted([*shown, *(left_out[0].split(", ") if left_out else [])]) == sorted(table.columns)
+        assert "123456" in out
+        assert "5001234" in out
+        assert not wide or (not left_out and all(f"{name} [5000001, 10000000002)" in out for name in ranges))
+        assert ("offsets" in shown) == (f"{next(iter(ranges))} [5000001, 10000000002)" in out)
+        if "age" in shown:
+            assert "2 h" in out
+            assert "1970-01-01 00:00:00" in out
+
+
+def test_log_shows_which_sink_waits(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "log", str(world.root / "log"), "--wide")
+    assert "out committed" in out
 
 
 HOSTILE = "a\x1b]0;owned\x07\x9b31m[bold red]b[/]\u202egpj\u2066\x7f\r\nversion 9: commit \ud800é"
