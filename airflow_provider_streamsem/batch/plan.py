@@ -11,6 +11,8 @@ from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import add_counts
 from airflow_provider_streamsem.sources.contract import Limits, Planner
 
+logger = telemetry.log_of(__name__)
+
 
 def may_wait(limits: Limits, rows: int, *, since_ms: int | None, now_ms: int) -> bool:
     """
@@ -36,9 +38,16 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     planner.follow(ready.head.outcome)
     end = planner.latest_offsets() if target is None else target
     telemetry.tell(telemetry.Looked.at, start, end)
+    behind, limits = offsets.length(offsets.between(start, end)), opened.pipeline.limits
+    logger.info(
+        "lag: %s %s %s",
+        f"{behind:,}",
+        opened.pipeline.source.unit,
+        "to the run's target" if target else "in the source",
+    )
     if drain and ready.j == 0:
         target = end
-    cut = planner.cut(start, end, opened.pipeline.limits, on_data_loss=opened.pipeline.on_data_loss)
+    cut = planner.cut(start, end, limits, on_data_loss=opened.pipeline.on_data_loss)
     if cut is None:
         if ready.before is not None and ready.target is not None:
             raise InternalError(
@@ -49,7 +58,10 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
         return None
     last = ready.head.outcome
     since_ms = None if last is None else last.decided_at_ms
-    if ready.j == 0 and may_wait(opened.pipeline.limits, planner.rows(cut), since_ms=since_ms, now_ms=planned_at_ms):
+    rows = planner.rows(cut)
+    if ready.j == 0 and may_wait(limits, rows, since_ms=since_ms, now_ms=planned_at_ms):
+        waits = "%d rows wait for a later run: limits.min_rows is %s and limits.max_delay_s %s"
+        logger.info(waits, rows, limits.min_rows, limits.max_delay_s)
         return None
     before_plan, before_outcome = ready.before or (None, None)
     run_counts = dict(before_plan.run_counts) if before_plan else {}

@@ -11,7 +11,7 @@ from functools import partial
 
 from airflow_provider_streamsem import registry, telemetry
 from airflow_provider_streamsem.arguments import flag, text
-from airflow_provider_streamsem.batch import changes
+from airflow_provider_streamsem.batch import changes, report
 from airflow_provider_streamsem.batch.guarantee import guarantee
 from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.maintenance import aborting
@@ -97,6 +97,14 @@ class Run:
 
     def to_answer(self, planned: Callable[[Ready], Plan | None]) -> RunResult:
         """Look, plan, run, decide and publish until the run has its answer."""
+        clock = self.opened.log.clock
+        began_ms = clock.now_ms()
+        result, resumed = self._answered(planned)
+        logger.info("%s", report.ended(result, resumed=resumed, ms=clock.now_ms() - began_ms))
+        return result
+
+    def _answered(self, planned: Callable[[Ready], Plan | None]) -> tuple[RunResult, bool]:
+        """The answer, and whether the run was complete when this process began."""
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         resumed = isinstance(position, Answered)
         while not isinstance(position, Answered):
@@ -105,7 +113,7 @@ class Run:
                 self.opened.pipeline.load_transform()  # what cannot be imported is found before anything is written
                 step = self._plan(position, planned)
                 if step is None:
-                    return empty(self.opened, position.head, self.run_key, announces=self.announces)
+                    return empty(self.opened, position.head, self.run_key, announces=self.announces), False
                 position, fresh = step
             if isinstance(position, Open):
                 position = self.close(position.head, fresh=fresh)
@@ -114,7 +122,7 @@ class Run:
                 is_own = found is not None and found[0].run_key == self.run_key
                 head = publish(self.opened, position.head, is_own=is_own)
                 position = self.opened.log.locate(self.run_key, head)
-        return answer(self.opened, position, self.run_key, resumed=resumed, announces=self.announces)
+        return answer(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
 
     def to_open(self, planned: Callable[[Ready], Plan | None]) -> RunResult | None:
         """Look and plan, until the run has its answer, or a version must be closed or published."""
@@ -137,7 +145,7 @@ class Run:
                 claim_datasets(pipeline, log, self.opened.record, new=True)
             head, fresh = log.put_plan(ready.head, plan)
             if head.plan == plan:
-                logger.info("version %d: planned %s", plan.version, dict(plan.ranges))
+                logger.info("%s", report.planned(plan))
                 changes.report(log, ready.head, plan, pipeline.to_json())
         if head.plan != plan:
             if plan.version == 0:  # the log is bound to the winner's spec
@@ -161,7 +169,7 @@ class Run:
         with telemetry.phase("decide", version=plan.version, attempt_id=offered.attempt_id or ""):
             decided = log.decide(head, offered)
             assert decided.outcome is not None
-            logger.info("version %d: %s", plan.version, decided.outcome.result)
+            logger.info("%s", report.closed(decided.outcome, decided.outcome.duration_ms))
             telemetry.tell(telemetry.Decided.by, plan, offered, decided.outcome)
         outcome = decided.outcome
         if decided.owes:

@@ -250,10 +250,11 @@ def test_every_line_of_a_task_log_has_the_fields_whoever_writes_it(tmp_path: Pat
     """)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    fields = {line["event"]: {k: line[k] for k in ("pipeline", "version", "attempt_id") if k in line} for line in lines}
+    names = ("pipeline", "version", "attempt_id")
+    fields = {line["event"].split(" in ")[0]: {k: line[k] for k in names if k in line} for line in lines}
     attempt = fields["by stdlib"]["attempt_id"]
     assert attempt
     of_the_attempt = {"pipeline": "world", "version": 0, "attempt_id": attempt}
-    assert fields["by stdlib"] == fields["by structlog"] == fields["version 0: commit"] == of_the_attempt
-    assert fields["version 0: planned {'files': (0, 1)}"] == {"pipeline": "world", "version": 0}
+    assert fields["by stdlib"] == fields["by structlog"] == fields["version 0 committed"] == of_the_attempt
+    assert fields["version 0 planned: files [0, 1)"] == {"pipeline": "world", "version": 0}
     assert fields["after the run"] == {}

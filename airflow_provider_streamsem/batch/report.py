@@ -1,0 +1,58 @@
+"""What a run says in the log of its process: one line a batch, and one at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from airflow_provider_streamsem.batch.result import RunResult
+from airflow_provider_streamsem.protocol.entries import Outcome, Plan
+from airflow_provider_streamsem.protocol.offsets import Ranges
+
+_PARTITIONS = 6
+"""how many partitions a line names"""
+
+
+def planned(plan: Plan) -> str:
+    """A plan: ``version 12 planned: files [120, 122)``."""
+    what = "redo of version " + str(plan.replaces.version) if plan.replaces is not None else _ranges(plan.ranges)
+    return f"version {plan.version} planned: {what}"
+
+
+def closed(outcome: Outcome, ms: int) -> str:
+    """An outcome: ``version 12 committed in 4.2 s: 5,001 rows read, 4,990 written to orders, 3 filtered, 8 quarantined``."""
+    if not outcome.committed:
+        return f"version {outcome.version} aborted: {outcome.reason}"
+    return f"version {outcome.version} committed in {ms / 1000:.1f} s: {_counts(outcome.counts)}"
+
+
+def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
+    """A result: what was done, or that nothing was."""
+    run = f"run {result.run_key}"
+    others = [str(one.version) for one in result.completed]
+    also = (
+        f"; announces {'versions' if len(others) > 1 else 'version'} {', '.join(others)} of other runs"
+        if others
+        else ""
+    )
+    if result.batches == 0:
+        return f"{run}: nothing was planned{also}"
+    what = f"{result.batches} {'batch' if result.batches == 1 else 'batches'} up to version {result.version}"
+    told = f"{what}, {_counts(result.counts)}" if result.counts else f"{what}, none committed"
+    if resumed:
+        return f"{run} was complete already ({told}); nothing was read or written{also}"
+    return f"{run} ended after {ms / 1000:.1f} s: {told}{also}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    written = [
+        (name.removeprefix("written."), rows) for name, rows in sorted(counts.items()) if name.startswith("written.")
+    ]
+    told = [f"{counts.get('read', 0):,} rows read", *(f"{rows:,} written to {sink}" for sink, rows in written)]
+    told += [f"{counts[name]:,} {name}" for name in ("filtered", "duplicates", "quarantined") if counts.get(name)]
+    return ", ".join(told)
+
+
+def _ranges(ranges: Ranges) -> str:
+    told = [f"{partition} [{start}, {end})" for partition, (start, end) in sorted(ranges.items())]
+    more = len(told) - _PARTITIONS
+    return ", ".join(told if more <= 1 else [*told[:_PARTITIONS], f"and {more} more partitions"]) or "no offsets"

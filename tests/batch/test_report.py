@@ -1,0 +1,80 @@
+"""What the log of a process says of a run."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from airflow_provider_streamsem import Limits
+from airflow_provider_streamsem.batch import report
+from airflow_provider_streamsem.protocol.entries import Replaced
+from tests.protocol import samples
+from tests.worlds import World
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger="airflow_provider_streamsem")
+    return caplog
+
+
+def lines(said: pytest.LogCaptureFixture) -> list[str]:
+    """The lines about versions and the run, without times."""
+    found = [message for message in said.messages if message.startswith(("version", "run", "lag"))]
+    said.clear()
+    return found
+
+
+def test_batch_is_one_line_with_its_counts_and_the_run_another(world: World, said: pytest.LogCaptureFixture) -> None:
+    world.arrive(2, bad_lines=1)
+    world.run("a")
+    lag, planned, committed, ended = lines(said)
+    assert lag == "lag: 2 files in the source"
+    assert planned == "version 0 planned: files [0, 2)"
+    assert committed.startswith("version 0 committed in ")
+    assert committed.endswith(" s: 8 rows read, 6 written to out, 2 quarantined")
+    assert ended.startswith("run a ended after ")
+    assert ended.endswith(" s: 1 batch up to version 0, 8 rows read, 6 written to out, 2 quarantined")
+
+
+def test_run_that_is_complete_or_finds_nothing_says_so(world: World, said: pytest.LogCaptureFixture) -> None:
+    world.arrive(3)
+    world.run("a", drain=True)
+    lines(said)
+    world.run("a", drain=True)
+    (again,) = lines(said)
+    assert (
+        "was complete already (2 batches up to version 1, 9 rows read, 9 written to out); nothing was read or written"
+        in again
+    )
+    world.run("b")
+    assert lines(said) == ["lag: 0 files in the source", "run b: nothing was planned"]
+
+
+def test_run_names_the_versions_of_other_runs_that_it_announces(world: World, said: pytest.LogCaptureFixture) -> None:
+    world.arrive(2)
+    world.dies("first")
+    lines(said)
+    world.run("second")
+    assert lines(said)[-1] == "run second: nothing was planned; announces version 0 of other runs"
+
+
+def test_rows_that_wait_for_more_are_told(world: World, said: pytest.LogCaptureFixture) -> None:
+    world.arrive(1)
+    world.run("a")
+    world.arrive(1)
+    world.run("b", pipeline=world.pipeline(limits=Limits(min_rows=1_000_000, max_delay_s=3600)))
+    assert any(
+        "wait for a later run: limits.min_rows is 1000000 and limits.max_delay_s 3600" in m for m in said.messages
+    )
+
+
+def test_many_partitions_are_counted_and_redos_and_aborts_are_told() -> None:
+    ranges = {f"t-{n}": (0, n) for n in range(9)}
+    assert report.planned(samples.plan(ranges=ranges)).endswith("t-5 [0, 5), and 3 more partitions")
+    assert report.planned(samples.plan(ranges={})) == "version 0 planned: no offsets"
+    redone = samples.plan(4, kind="redo", replaces=Replaced(version=2, counts={}))
+    assert report.planned(redone) == "version 4 planned: redo of version 2"
+    aborted = samples.outcome(samples.plan(3), result="abort", reason="asked for")
+    assert report.closed(aborted, 5) == "version 3 aborted: asked for"
