@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -51,16 +51,23 @@ class SparkEngine:
     :param master: used where no session is active yet; an active session is used as it is
     :param remote: ``sc://host:port`` of a Spark Connect server, instead of a master. All Spark of the process is then Connect
     :param conf: settings of a session that is started here
+    :param logs_to_stdout: the JVM writes its log to standard output; Airflow shows what a task writes to standard error as errors
     """
 
     def __init__(
-        self, *, master: str = "local[*]", remote: str | None = None, conf: Mapping[str, str] | None = None
+        self,
+        *,
+        master: str = "local[*]",
+        remote: str | None = None,
+        conf: Mapping[str, str] | None = None,
+        logs_to_stdout: bool = False,
     ) -> None:
         self._master = arguments.text("spark master", master)
         if remote is not None and not remote.startswith("sc://"):
             raise InvalidError("a Spark Connect server is named by a URL", accepted="sc://host:port")
         self._remote = remote
         self._conf = arguments.options("spark conf", conf or {})
+        self._logs_to_stdout = logs_to_stdout
         self._cancelled = Event()
         self._interrupt: Callable[[], None] | None = None
         self._application: telemetry.SparkFound | None = None
@@ -93,7 +100,8 @@ class SparkEngine:
             for key, value in {**quiet, **_s3a_settings(), **self._conf}.items():
                 builder = builder.config(key, value)
         try:
-            return builder.getOrCreate()
+            with _stderr_as_stdout() if self._logs_to_stdout else nullcontext():
+                return builder.getOrCreate()
         except Exception as error:
             raise StageError("Spark did not start; nothing was staged", master=self._master) from error
 
@@ -173,7 +181,20 @@ class SparkEngine:
         return self._application
 
 
-def engine_of(found: Connection, conf: Mapping[str, str] | None = None) -> SparkEngine:
+@contextmanager
+def _stderr_as_stdout() -> Iterator[None]:
+    """A process that is started in the block gets our standard output as its standard error."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        os.dup2(1, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def engine_of(found: Connection, conf: Mapping[str, str] | None = None, *, logs_to_stdout: bool = False) -> SparkEngine:
     """
     The engine that a connection names.
 
@@ -206,7 +227,8 @@ def engine_of(found: Connection, conf: Mapping[str, str] | None = None) -> Spark
         for key, name in (("queue", "spark.yarn.queue"), ("namespace", "spark.kubernetes.namespace"))
         if found.extra.get(key)
     }
-    return SparkEngine(master=f"{master}:{found.port}" if found.port else master, conf={**settings, **(conf or {})})
+    address = f"{master}:{found.port}" if found.port else master
+    return SparkEngine(master=address, conf={**settings, **(conf or {})}, logs_to_stdout=logs_to_stdout)
 
 
 def _s3a_settings() -> dict[str, str]:

@@ -46,9 +46,10 @@ class HasEngine:
 
         conn_id = self.spark_conn_id or (None if self.spark_master else settings.spark_conn_id())
         if conn_id is not None:
-            self._engine = spark.engine_of(airflow_connection(conn_id), self.spark_conf)
+            self._engine = spark.engine_of(airflow_connection(conn_id), self.spark_conf, logs_to_stdout=True)
         else:
-            self._engine = spark.SparkEngine(master=self.spark_master or "local[*]", conf=self.spark_conf)
+            master = self.spark_master or "local[*]"
+            self._engine = spark.SparkEngine(master=master, conf=self.spark_conf, logs_to_stdout=True)
         return self._engine
 
     def on_kill(self) -> None:
