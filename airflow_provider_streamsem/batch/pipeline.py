@@ -11,7 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from airflow_provider_streamsem import arguments, registry
+from airflow_provider_streamsem.engines import packages
 from airflow_provider_streamsem.engines.dedup import Dedup
+from airflow_provider_streamsem.engines.packages import Package
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.protocol.codec import canonical, plain, read_json, sha256
 from airflow_provider_streamsem.protocol.entries import Json
@@ -188,6 +190,11 @@ class Pipeline:
     def source_sha256(self) -> str:
         """By which the log knows where version 0 starts with this source."""
         return sha256(canonical(_arguments("sources", self.source)))
+
+    @property
+    def spark_packages(self) -> list[Package]:
+        """The packages that Spark needs beside itself for this pipeline."""
+        return packages.needed(self.source, self.sinks, self.dedup, self.log)
 
     def load_transform(self) -> Callable[[Any], Any]:
         """

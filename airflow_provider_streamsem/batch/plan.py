@@ -22,7 +22,15 @@ def may_wait(limits: Limits, rows: int, *, since_ms: int | None, now_ms: int) ->
     """
     if limits.min_rows is None or limits.max_delay_s is None or since_ms is None or rows >= limits.min_rows:
         return False
-    return now_ms < since_ms + limits.max_delay_s * 1000
+    waits = now_ms < since_ms + limits.max_delay_s * 1000
+    if waits:
+        told = "%d rows wait for a later run: limits.min_rows is %s and limits.max_delay_s %s"
+        logger.info(told, rows, limits.min_rows, limits.max_delay_s)
+    return waits
+
+
+def _report_lag(opened: Opened, behind: int, where: str) -> None:
+    logger.info("lag: %s %s %s", f"{behind:,}", opened.pipeline.source.unit, where)
 
 
 def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, drain: bool) -> Plan | None:
@@ -38,12 +46,11 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     planner.follow(ready.head.outcome)
     end = planner.latest_offsets() if target is None else target
     telemetry.tell(telemetry.Looked.at, start, end)
-    behind, limits = offsets.length(offsets.between(start, end)), opened.pipeline.limits
-    logger.info(
-        "lag: %s %s %s",
-        f"{behind:,}",
-        opened.pipeline.source.unit,
-        "to the run's target" if target else "in the source",
+    limits = opened.pipeline.limits
+    _report_lag(
+        opened,
+        offsets.length(offsets.between(start, end)),
+        "in the source" if target is None else "to the run's target",
     )
     if drain and ready.j == 0:
         target = end
@@ -58,10 +65,7 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
         return None
     last = ready.head.outcome
     since_ms = None if last is None else last.decided_at_ms
-    rows = planner.rows(cut)
-    if ready.j == 0 and may_wait(limits, rows, since_ms=since_ms, now_ms=planned_at_ms):
-        waits = "%d rows wait for a later run: limits.min_rows is %s and limits.max_delay_s %s"
-        logger.info(waits, rows, limits.min_rows, limits.max_delay_s)
+    if ready.j == 0 and may_wait(limits, planner.rows(cut), since_ms=since_ms, now_ms=planned_at_ms):
         return None
     before_plan, before_outcome = ready.before or (None, None)
     run_counts = dict(before_plan.run_counts) if before_plan else {}

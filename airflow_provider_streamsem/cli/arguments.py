@@ -54,6 +54,14 @@ _ENGINE = (
         metavar="ID",
         help="instead of a master: a connection of type spark or spark_connect (outside Airflow: in AIRFLOW_CONN_<ID>)",
     ),
+    _argument(
+        "--spark-conf",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a setting of the session; may be repeated",
+    ),
+    _argument("--spark-packages", choices=["auto"], help="auto: load the Spark packages that the pipeline needs"),
 )
 _VERSION = _argument("version", type=int, metavar="N")
 

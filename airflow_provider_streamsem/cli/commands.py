@@ -28,6 +28,7 @@ from airflow_provider_streamsem.commitlog import doctor as doctor_
 from airflow_provider_streamsem.commitlog import move
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import connection
+from airflow_provider_streamsem.engines import packages
 from airflow_provider_streamsem.engines.contract import Engine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol.codec import plain
@@ -83,9 +84,13 @@ def redo(args: argparse.Namespace) -> Answer:
 def _runnable(args: argparse.Namespace) -> tuple[Pipeline, Engine]:
     from airflow_provider_streamsem.engines.spark import SparkEngine, engine_of
 
-    engine = (
-        SparkEngine(master=args.master) if args.spark_conn_id is None else engine_of(connection(args.spark_conn_id))
-    )
+    unnamed = [text for text in args.spark_conf if "=" not in text]
+    if unnamed:
+        raise InvalidError("--spark-conf must be NAME=VALUE", given=unnamed)
+    conf = dict(text.split("=", 1) for text in args.spark_conf)
+    if args.spark_conn_id is None:
+        return args.pipeline, SparkEngine(master=args.master, conf=conf, packages=args.spark_packages)
+    engine = engine_of(connection(args.spark_conn_id), conf, packages=args.spark_packages)
     return args.pipeline, engine
 
 
@@ -317,7 +322,14 @@ def explain(args: argparse.Namespace) -> Answer:
     lines = str(found).split("\n")
     lines += [f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(found.sinks.items())]
     lines += [f"warning: {warning}" for warning in warned]
-    return Answer(document={**plain(found), "warnings": warned}, lines=lines)
+    needed = pipeline.spark_packages
+    named = (
+        (packages.coordinates(needed) or ",".join(package.coordinates for package in needed)).split(",")
+        if needed
+        else []
+    )
+    lines += [f"Spark package: {name}" for name in named]
+    return Answer(document={**plain(found), "warnings": warned, "spark_packages": named}, lines=lines)
 
 
 def vacuum(args: argparse.Namespace) -> Answer:

@@ -47,6 +47,19 @@ def forget_dead_jvm() -> None:
         os.environ.pop(name, None)
 
 
+def contains(session: SparkSession, class_name: str) -> bool:
+    """Whether the driver's JVM has a class; ``True`` where it does not tell."""
+    inner: Any = session
+    loader = inner._jsparkSession.sharedState().jarClassLoader()
+    try:
+        getattr(inner._jvm, "java.lang.Class").forName(class_name, False, loader)
+    except Py4JJavaError as error:
+        return "ClassNotFoundException" not in str(error.java_exception.getClass().getName())
+    except Exception:
+        return True
+    return True
+
+
 @contextmanager
 def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
     """A clone of a session (same context, tables, views and settings) with some settings of its own, active while the block runs."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from threading import Event
@@ -20,7 +20,9 @@ from urllib.parse import quote
 from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
+from airflow_provider_streamsem.engines import packages
 from airflow_provider_streamsem.engines.contract import Job, Produced
+from airflow_provider_streamsem.engines.packages import Package
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StreamsemError
 from airflow_provider_streamsem.sources.files import FilesSource
 from airflow_provider_streamsem.stores import s3
@@ -51,6 +53,8 @@ class SparkEngine:
     :param master: used where no session is active yet; an active session is used as it is
     :param remote: ``sc://host:port`` of a Spark Connect server, instead of a master. All Spark of the process is then Connect
     :param conf: settings of a session that is started here
+    :param packages: ``"auto"``: a session that is started here loads the packages that the pipeline needs, from Maven Central or
+        ``spark.jars.repositories``. ``None``: they are on Spark's class path, or named by ``conf``
     :param logs_to_stdout: the JVM writes its log to standard output; Airflow shows what a task writes to standard error as errors
     """
 
@@ -60,6 +64,7 @@ class SparkEngine:
         master: str = "local[*]",
         remote: str | None = None,
         conf: Mapping[str, str] | None = None,
+        packages: str | None = None,
         logs_to_stdout: bool = False,
     ) -> None:
         self._master = arguments.text("spark master", master)
@@ -67,22 +72,28 @@ class SparkEngine:
             raise InvalidError("a Spark Connect server is named by a URL", accepted="sc://host:port")
         self._remote = remote
         self._conf = arguments.options("spark conf", conf or {})
+        self._adds_packages = packages is not None and arguments.choice("spark_packages", packages, ("auto",)) == "auto"
+        if self._adds_packages and remote is not None:
+            raise InvalidError(
+                'spark_packages="auto" cannot add packages to a Spark Connect server: start the server with them'
+            )
         self._logs_to_stdout = logs_to_stdout
         self._cancelled = Event()
         self._interrupt: Callable[[], None] | None = None
         self._application: telemetry.SparkFound | None = None
 
-    def session(self) -> SparkSession:
+    def session(self, needed: Sequence[Package] = ()) -> SparkSession:
         """
         The session of this process; started where there is none, or where its JVM has died.
 
+        :param needed: the packages that a session which is started loads, if this engine adds packages
         :raises InvalidError: pyspark is not installed, or is the Connect-only client and no server is named
         :raises StageError: Spark did not start
         """
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else executors take the first python3 on the PATH
-        return self._classic_session() if self._remote is None else self._remote_session(self._remote)
+        return self._classic_session(needed) if self._remote is None else self._remote_session(self._remote)
 
-    def _classic_session(self) -> SparkSession:
+    def _classic_session(self, needed: Sequence[Package]) -> SparkSession:
         try:
             from pyspark.core.context import SparkContext  # noqa: F401
             from pyspark.sql import SparkSession
@@ -97,7 +108,8 @@ class SparkEngine:
         if SparkSession.getActiveSession() is None:
             builder = builder.appName("streamsem").master(self._master)
             quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-            for key, value in {**quiet, **_s3a_settings(), **self._conf}.items():
+            conf = packages.added(self._conf, needed) if self._adds_packages else self._conf
+            for key, value in {**quiet, **_s3a_settings(), **conf}.items():
                 builder = builder.config(key, value)
         try:
             with _stderr_as_stdout() if self._logs_to_stdout else nullcontext():
@@ -127,7 +139,8 @@ class SparkEngine:
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
         """Stage one attempt in a clone of the session."""
-        user_session = self.session()
+        needed = packages.needed(job.source, job.sinks, job.dedup, log.store.url)
+        user_session = self.session(needed)
         from airflow_provider_streamsem.engines import shipping, staging
 
         inspect: Any
@@ -136,6 +149,13 @@ class SparkEngine:
             from airflow_provider_streamsem.engines import gateway
 
             inspect = gateway
+            lacking = [package for package in needed if not gateway.contains(user_session, package.contains)]
+            if lacking:
+                raise InvalidError(
+                    "Spark lacks packages that the pipeline needs; nothing was staged",
+                    packages=packages.coordinates(lacking) or [package.coordinates for package in lacking],
+                    accepted=f'spark_packages="auto", or {packages.SETTING} in spark_conf before the session starts, or the jars on Spark\'s class path',
+                )
             settings |= _access_settings(s3.access())
             telemetry.tell(self._found, user_session)
         else:  # a Connect server has credentials of its own, may log what is set in its session, and does not tell where its pages are
@@ -194,7 +214,13 @@ def _stderr_as_stdout() -> Iterator[None]:
         os.close(kept)
 
 
-def engine_of(found: Connection, conf: Mapping[str, str] | None = None, *, logs_to_stdout: bool = False) -> SparkEngine:
+def engine_of(
+    found: Connection,
+    conf: Mapping[str, str] | None = None,
+    *,
+    packages: str | None = None,
+    logs_to_stdout: bool = False,
+) -> SparkEngine:
     """
     The engine that a connection names.
 
@@ -212,7 +238,7 @@ def engine_of(found: Connection, conf: Mapping[str, str] | None = None, *, logs_
         }
         words = [f"{name}={quote(value, safe='')}" for name, value in given.items() if value]
         address = f"{host}:{found.port}" if found.port else host
-        return SparkEngine(remote=f"{address}/;{';'.join(words)}" if words else address, conf=conf)
+        return SparkEngine(remote=f"{address}/;{';'.join(words)}" if words else address, conf=conf, packages=packages)
     if found.extra.get("deploy-mode") == "cluster":
         raise InvalidError(
             "the driver of a batch is the task's own process",
@@ -228,7 +254,8 @@ def engine_of(found: Connection, conf: Mapping[str, str] | None = None, *, logs_
         if found.extra.get(key)
     }
     address = f"{master}:{found.port}" if found.port else master
-    return SparkEngine(master=address, conf={**settings, **(conf or {})}, logs_to_stdout=logs_to_stdout)
+    settings |= conf or {}
+    return SparkEngine(master=address, conf=settings, packages=packages, logs_to_stdout=logs_to_stdout)
 
 
 def _s3a_settings() -> dict[str, str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from threading import Thread
 from typing import Any
 
-from airflow_provider_streamsem.arguments import text
+from airflow_provider_streamsem.arguments import choice, text
+from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.engines import packages
 from airflow_provider_streamsem.engines.contract import Engine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks import settings
@@ -21,13 +23,18 @@ class HasEngine:
     :ivar spark_master: Spark master where no session is active in the task's process
     :ivar spark_conn_id: instead of a master: a connection of type ``spark`` or ``spark_connect``
     :ivar spark_conf: settings of a session that is started for the task
+    :ivar spark_packages: ``"auto"``: that session loads the packages that the pipeline needs
     """
 
     task_id: str
     _engine: Engine | None = None
 
     def take_engine(
-        self, spark_master: str | None, spark_conn_id: str | None, spark_conf: dict[str, str] | None
+        self,
+        spark_master: str | None,
+        spark_conn_id: str | None,
+        spark_conf: dict[str, str] | None,
+        spark_packages: str | None,
     ) -> None:
         """
         Keep the arguments.
@@ -39,18 +46,25 @@ class HasEngine:
         self.spark_master = None if spark_master is None else text("spark_master", spark_master)
         self.spark_conn_id = None if spark_conn_id is None else text("spark_conn_id", spark_conn_id)
         self.spark_conf = spark_conf
+        self.spark_packages = None if spark_packages is None else choice("spark_packages", spark_packages, ("auto",))
 
     def engine(self) -> Engine:
         """The engine of this task: the connection or master that it names, else ``[streamsem] spark_conn_id``, else ``local[*]``."""
         from airflow_provider_streamsem.engines import spark
 
+        given: dict[str, Any] = {"packages": self.spark_packages, "logs_to_stdout": True}
         conn_id = self.spark_conn_id or (None if self.spark_master else settings.spark_conn_id())
         if conn_id is not None:
-            self._engine = spark.engine_of(airflow_connection(conn_id), self.spark_conf, logs_to_stdout=True)
+            self._engine = spark.engine_of(airflow_connection(conn_id), self.spark_conf, **given)
         else:
             master = self.spark_master or "local[*]"
-            self._engine = spark.SparkEngine(master=master, conf=self.spark_conf, logs_to_stdout=True)
+            self._engine = spark.SparkEngine(master=master, conf=self.spark_conf, **given)
         return self._engine
+
+    def conf_for(self, pipeline: Pipeline) -> dict[str, str]:
+        """``spark_conf``, with the packages that the pipeline needs where ``spark_packages`` asks for them: for an application that is submitted."""
+        conf = dict(self.spark_conf or {})
+        return conf if self.spark_packages is None else packages.added(conf, pipeline.spark_packages)
 
     def on_kill(self) -> None:
         """

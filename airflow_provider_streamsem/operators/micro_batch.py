@@ -47,6 +47,8 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     :param spark_conn_id: instead of a master: a connection of type ``spark`` (local, standalone, YARN or Kubernetes, in client mode) or ``spark_connect``
         (templated). Default: ``[streamsem] spark_conn_id`` of Airflow's configuration; where that is empty, too, ``local[*]``
     :param spark_conf: settings of a session that is started for the task, or of ``spark-submit`` (templated)
+    :param spark_packages: ``"auto"``: that session, or the application, loads the Spark packages that the pipeline needs, in the versions of the installed
+        pyspark, from Maven Central or ``spark.jars.repositories``. Default: they are there, or ``spark_conf`` names them
     :param run_in: ``"task"``: the driver is the task's process. ``"submit"``: the task plans, submits the application through the Spark provider's hook, and
         waits for the outcome in the log; needs ``spark_conn_id`` of type ``spark``, and a transform that the driver can import by name. A driver that is
         submitted twice does nothing twice
@@ -70,6 +72,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         spark_master: str | None = None,
         spark_conn_id: str | None = None,
         spark_conf: dict[str, str] | None = None,
+        spark_packages: str | None = None,
         partition_key: str | None = None,
         run_in: str = "task",
         deferrable: bool | None = None,
@@ -78,7 +81,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     ) -> None:
         super().__init__(**kwargs)
         self.take_pipeline(pipeline)
-        self.take_engine(spark_master, spark_conn_id, spark_conf)
+        self.take_engine(spark_master, spark_conn_id, spark_conf, spark_packages)
         self.drain = flag("drain", drain)
         self.rerun = choice("rerun", rerun, ("resume", "redo"))
         self.partition_key = checked_partition_key(partition_key, self.outlets)
@@ -143,7 +146,11 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 if account.result is not None:
                     return account.result
                 self._submission = Submission(
-                    pipeline, run_key=key, drain=self.drain, conn_id=self.spark_conn_id or "", conf=self.spark_conf
+                    pipeline,
+                    run_key=key,
+                    drain=self.drain,
+                    conn_id=self.spark_conn_id or "",
+                    conf=self.conf_for(pipeline),
                 )
                 since_ms = SYSTEM_CLOCK.now_ms()
                 condition = RunNeedsItsTask(

@@ -30,6 +30,7 @@ class RedoOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: ign
     :param spark_master: as in :class:`MicroBatchOperator`
     :param spark_conn_id: as in :class:`MicroBatchOperator`
     :param spark_conf: as in :class:`MicroBatchOperator`
+    :param spark_packages: as in :class:`MicroBatchOperator`
     :param partition_key: as in :class:`MicroBatchOperator`
     """
 
@@ -44,12 +45,13 @@ class RedoOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: ign
         spark_master: str | None = None,
         spark_conn_id: str | None = None,
         spark_conf: dict[str, str] | None = None,
+        spark_packages: str | None = None,
         partition_key: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.take_pipeline(pipeline)
-        self.take_engine(spark_master, spark_conn_id, spark_conf)
+        self.take_engine(spark_master, spark_conn_id, spark_conf, spark_packages)
         self.version = version
         self.partition_key = checked_partition_key(partition_key, self.outlets)
 

@@ -213,6 +213,11 @@ class Source(Protocol):
     reasons: ClassVar[tuple[str, ...]]
 
     @property
+    def spark_packages(self) -> tuple[str, ...]:
+        """Names of packages that Spark needs beside itself to read it (:mod:`airflow_provider_streamsem.engines.packages`): ``kafka``, ``avro``."""
+        ...
+
+    @property
     def place(self) -> str | None:
         """URL of where records lie, where that is a place as datasets have one: neither log nor dataset may overlap it."""
         ...

@@ -103,6 +103,7 @@ class FilesSource:
     delivery: ClassVar[str] = "exactly_once"
     terms: ClassVar[str] = ""
     unit: ClassVar[str] = "files"
+    spark_packages: ClassVar[tuple[str, ...]] = ()
     limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
     reasons: ClassVar[tuple[str, ...]] = (
         "each file gets one ordinal, for ever; the plan pins its size and ETag or time of modification, checked before and after it is read",

@@ -124,6 +124,13 @@ class KafkaSource:
         arguments.known_keys(f"{where} options", {name.lower(): value for name, value in given.items()}, OPTIONS)
         object.__setattr__(self, "options", given)
 
+    @property
+    def spark_packages(self) -> tuple[str, ...]:
+        """Spark's Kafka source, and its Avro module where a decoder needs it."""
+        return (
+            ("kafka", "avro") if any(isinstance(part, decoding.Avro) for part in (self.key, self.value)) else ("kafka",)
+        )
+
     def to_json(self) -> Json:
         """The arguments, as TOML has them."""
         return {

@@ -55,6 +55,7 @@ class QueueSource:
 
     delivery: ClassVar[str] = "effectively_once"
     unit: ClassVar[str] = "landings"
+    spark_packages: ClassVar[tuple[str, ...]] = ()
     limits: ClassVar[tuple[str, ...]] = FilesSource.limits
     reasons: ClassVar[tuple[str, ...]] = (
         "a message is acknowledged only after it was landed in an immutable file: a crash in between has it delivered again",
