@@ -35,6 +35,9 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
     if stored is None:
         is_next = is_contiguous and (first == 0 or log.announcement(keys.announced(first - 1)) is not None)
         since = first - 1 if is_next else log.newest_announced()
+        # Before it planned anything, this run may have recorded that it announces versions of others, and died.
+        idle = log.announcement(keys.announced_by(last.run_key))
+        since = since if idle is None else min(since, idle.since)
         # Another run may have announced this one's commits. The record is written all the same: another process of this run may have created it and died.
         since, upto = (since, closed) if since < last.version else (last.version, last.version)
         stored = log.put_announcement(key, _made(log, last.version, since, upto, last.run_key))

@@ -55,7 +55,7 @@ _PAIRED = (
 )
 _END = r"[ \t\r\n]*[,}\]]"
 # Spark holds a number with a point or an exponent as a double before it writes it as text. Up to 15 digits come back as they were.
-_LONG_DECIMAL = r"(?=[0-9.]{17})[0-9]*+\."
+_LONG_DECIMAL = r"(?=[0-9.]{17})[0-9]*+\.|[0-9]{16}[eE]"
 _FAR_EXPONENT = rf"[eE][+-]?[0-9]{{3,}}{_END}"
 _SURE_LENGTH = 16
 # What Spark writes into a string column where the JSON has a number that it has rewritten, or an object or array that may hold one.
@@ -172,7 +172,7 @@ class _Fast:
 
     def _doubt(self, leaf: Column, value: Column, kind: DataType, raw: Column) -> Column | None:
         if isinstance(kind, exact.FLOATS):
-            return (F.abs(leaf) == float("inf")) | ((leaf == 0) & raw.rlike(rf"[eE]-[0-9]{{2,}}{_END}|[0-9]{{38}}"))
+            return (F.abs(leaf) == float("inf")) | ((leaf == 0) & raw.rlike(r"[eE]-[0-9]|[0-9]{30}"))
         if isinstance(kind, (*exact.INTEGERS, BooleanType)) and not isinstance(kind, ByteType):
             return None
         if isinstance(kind, StringType):

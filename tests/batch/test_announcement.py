@@ -140,3 +140,16 @@ def test_process_whose_twin_announced_and_died_announces_the_same(world: World) 
             return super().list(prefix, limit, start_after)
 
     assert completed(world.run("second", store=TwinsFirst(world.store))) == [0]
+
+
+def test_idle_run_that_announced_and_died_announces_again_when_its_retry_finds_records(world: World) -> None:
+    world.arrive(2)
+    world.dies("first")
+    assert completed(world.run("idle")) == [0]
+    world.returned.clear()  # the process died before the result was recorded
+    world.arrive(1)
+    world.run("other")
+    world.arrive(1)
+    again = world.run("idle")
+    assert (completed(again), again.versions) == ([0, 1], (0, 3))
+    assert world.unannounced() == []
