@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from airflow_provider_streamsem.batch.changes import changed_fields, described
 from airflow_provider_streamsem.batch.pipeline import Pipeline, stored_spec
 from airflow_provider_streamsem.commitlog import doctor
-from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import ConflictError, DatasetTakenError, InvalidError
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.errors import ConflictError, DatasetTakenError, InvalidError, LogMovedError
 from airflow_provider_streamsem.protocol.entries import PUBLISH, Genesis, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.sinks.contract import Sink
-from airflow_provider_streamsem.stores.contract import open_store
+from airflow_provider_streamsem.stores.contract import normalised, open_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +127,32 @@ def claim_dataset(name: str, sink: Sink, log: CommitLog, record: PipelineRecord,
         sink.claim(record.pipeline_uuid, url, new=new)
     except DatasetTakenError as error:
         marked_log = str(error.fields["marked_log"])
-        if error.fields["marked_uuid"] != record.pipeline_uuid or log.moved(marked_log) is None:
+        is_own = error.fields["marked_uuid"] == record.pipeline_uuid and log.moved(marked_log) is not None
+        if not is_own or not _has_left(marked_log, url):
             raise DatasetTakenError(error.truth, pipeline=record.name, sink=name, **error.fields) from error
+
+
+def _has_left(place: str, url: str) -> bool:
+    """
+    Whether no log goes on at a place: it was moved, to ``url`` in the end, or nothing is left of it.
+
+    Who may write to this log could have written its record of the move. What lies at the other place is the word of those who may write there.
+    """
+    seen: set[str] = set()
+    while normalised(place) != normalised(url):
+        if place in seen:
+            return False
+        seen.add(place)
+        there = open_commit_log(place)
+        try:
+            if there.read_pipeline() is None:
+                return True
+            there.confirm_head(there.find_head())
+        except LogMovedError as error:
+            place = str(error.fields["moved_to"])
+        else:
+            return False
+    return True
 
 
 def settle_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int) -> None:

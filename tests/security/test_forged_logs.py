@@ -18,6 +18,7 @@ from airflow_provider_streamsem.engines.schema import evolve
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, LogDamagedError
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.entries import DataFile, Discovery, FoundFile, Outcome, Quarantine
+from airflow_provider_streamsem.stores.contract import normalised
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.stores.s3 import S3Store
 from tests.protocol import samples
@@ -208,6 +209,16 @@ def test_dataset_that_the_log_does_not_own_is_not_read(world: World, log: str, t
     forge_spec(world.store, 1, lambda spec: spec["sinks"]["out"].update(path=str(other.root / "out")))
     with pytest.raises(ConflictError, match="another pipeline or log"):
         open_log(log).files()
+    forge_move(world.store, other)
+    with pytest.raises(ConflictError, match="another pipeline or log"):
+        open_log(log).files()
+
+
+def forge_move(store: Any, victim: World) -> None:
+    """Record in a log that it came from the place of another."""
+    url = normalised(victim.store.url)
+    moved = {"format": 1, "entry": "moved", "moved_from": url, "pipeline_uuid": victim.opened().record.pipeline_uuid}
+    store.create(keys.moved(url), sealed({**moved, "sources": "sources/", "nonce": "0" * 32}))
 
 
 def test_forged_plan_cannot_have_a_run_read_beside_its_source(world: World, tmp_path: Path) -> None:
@@ -251,9 +262,12 @@ def test_vacuum_of_a_forged_log_deletes_nothing_of_another_pipeline(world: World
     claims_the_winner = world.pipeline(sinks={"out": FilesSink(path=str(winner.root / "out"), format="json")})
     out = str(winner.root / "out")
     forge_spec(world.store, 1, lambda spec: [spec.update(log=winner.store.url), spec["sinks"]["out"].update(path=out)])
-    for pipeline in (world.pipeline(), claims_the_winner):
-        with pytest.raises(ConflictError, match="another pipeline or log"):
-            vacuum(pipeline)
+    for forged in (False, True):
+        if forged:
+            forge_move(world.store, winner)
+        for pipeline in (world.pipeline(), claims_the_winner):
+            with pytest.raises(ConflictError, match="another pipeline or log"):
+                vacuum(pipeline)
     winner.check()
 
 
