@@ -183,6 +183,8 @@ class DeltaSink(TableSink):
             if found is not None and found > batch.version:
                 return None
             if held is not None and found == batch.version:
+                if not skipped:
+                    self._check_not_restored(batch, held, found)
                 return _receipt(batch, _word(held, app, found), held.table.version())
             if not skipped:
                 self._check_marker(batch, held, found)
@@ -216,8 +218,12 @@ class DeltaSink(TableSink):
         what = "is missing: it was deleted or renamed" if held is None else what
         truth = f"the Delta table, which has rows of this pipeline by its receipts, {what}"
         batch.check_marker(found, truth, table=self.path)
-        app = f"{batch.pipeline_uuid}/{batch.sink}"
-        restored = None if held is None or found is None else held.restored_since(app)
+        if held is not None and found is not None:
+            self._check_not_restored(batch, held, found)
+
+    def _check_not_restored(self, batch: Batch, held: HeldTable, found: int) -> None:
+        """A restored table keeps its transaction numbers, but not the rows that they stand for."""
+        restored = held.restored_since(f"{batch.pipeline_uuid}/{batch.sink}")
         if restored is not None:
             raise batch.lost(_restored(found, restored), table=self.path)
 

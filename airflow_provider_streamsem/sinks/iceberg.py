@@ -214,12 +214,13 @@ class IcebergSink(TableSink):
 
     def _check_marker(self, batch: Batch, table: Table | None, key: str) -> None:
         found = _NONE if table is None else _marker(table, key)
-        if found[0] >= batch.version:
+        if found[0] > batch.version:
             return
         what = "has no marker of this pipeline: it was deleted and created again, or replaced"
         what = "is missing: it was deleted or renamed" if table is None else what
         truth = f"the Iceberg table, which has rows of this pipeline by its receipts, {what}"
-        batch.check_marker(None if found == _NONE else found[0], truth, table=self.table, catalog=self.catalog)
+        if found[0] < batch.version:
+            batch.check_marker(None if found == _NONE else found[0], truth, table=self.table, catalog=self.catalog)
         if table is not None and found != _NONE and _is_rolled_back(table, key):
             raise batch.lost(_ROLLED_BACK, marker=found[0], table=self.table, catalog=self.catalog)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from airflow_provider_streamsem.errors import (
     PublishError,
     UnavailableError,
 )
+from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import CountingStore, Crash
 from tests.sinks.delta_worlds import DeltaWorld, each_death
 from tests.stepped import stepped
 
@@ -337,6 +340,26 @@ def test_table_that_lost_published_versions_stops_the_run_by_name_and_is_left_as
         aside.rename(Path(world.table) / "_delta_log")
     world.run("rest", drain=True)
     world.all_is_right()
+
+
+def test_restore_between_the_commit_and_its_receipts_is_found_before_the_receipts_are_written(
+    world: DeltaWorld,
+) -> None:
+    class DiesBeforeReceipts(CountingStore):
+        def create(self, key: str, data: bytes) -> bool:
+            if key == keys.receipts(1):
+                raise Crash
+            return super().create(key, data)
+
+    world.run("first")
+    at = DeltaTable(world.table).version()
+    world.arrive(2)
+    with suppress(Crash):
+        world.run("second", store=DiesBeforeReceipts(world.store))
+    DeltaTable(world.table).restore(at)
+    with pytest.raises(MarkerLostError, match="restored"):
+        world.run("second")
+    assert world.log().receipts(1) is None
 
 
 def test_table_that_others_restored_to_a_newer_state_than_the_pipelines_is_published_to(world: DeltaWorld) -> None:
