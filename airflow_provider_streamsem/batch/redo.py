@@ -13,7 +13,7 @@ from airflow_provider_streamsem.batch.maintenance import abort
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.batch.publish import publishing, standing
-from airflow_provider_streamsem.batch.result import RunResult, together
+from airflow_provider_streamsem.batch.result import RunResult, announced, together
 from airflow_provider_streamsem.batch.run import Run, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines.contract import Engine
@@ -47,15 +47,27 @@ def redo(
     :raises SourceChangedError: the source no longer holds what the version read; nothing changed
     :raises DataError: the rows cannot be made anew by this transform; the redo is closed as an abort, and nothing became visible
     """
+    # Without a run key no retry would announce what this process records as announced.
+    return _redo(pipeline, version, run_key, engine, log, announces=run_key is not None)
+
+
+def _redo(
+    pipeline: Pipeline,
+    version: int,
+    run_key: str | None,
+    engine: Engine | None,
+    log: CommitLog | None,
+    *,
+    announces: bool,
+) -> RunResult:
     whole("version", version, least=0)
     _refuse_sinks(pipeline)
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
     # A listing that lags would name a redo that is done as the one that is asked for, or refuse a version that is there.
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
-    is_repeatable = run_key is not None  # else no retry would announce what this process records as announced
     if run_key is None:
         run_key = f"redo:{version}:{_current(opened, opened.head, version)}"
-    run = Run(opened, text("run_key", run_key), engine, announces=is_repeatable)
+    run = Run(opened, text("run_key", run_key), engine, announces=announces)
     try:
         with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
             logger.info("guarantee: %s", guarantee(pipeline))
@@ -107,13 +119,14 @@ def redo_run(
     counts: dict[str, int] = {}
     redone = 0
     last = result
-    results = [result]
+    requested = f"{run_key}#{request}:"
     for version in opened_log.run_versions(run_key):
         found = opened_log.outcome(version)
         if found is not None and found[0].committed:
-            last = redo(pipeline, version, run_key=f"{run_key}#{request}:{version}", engine=engine, log=log)
+            last = _redo(pipeline, version, f"{requested}{version}", engine, log, announces=False)
             counts, redone = add_counts(counts, last.counts), redone + 1
-            results.append(last)
+    # Once, at the end: a request that fails half-way is not repeated, and would keep the versions that it announced to itself.
+    versions, completed = announced(opened_log, last.version)
     return RunResult(
         status="committed",
         pipeline=result.pipeline,
@@ -124,8 +137,8 @@ def redo_run(
         counts=counts,
         batches=redone,
         outcome=last.outcome,
-        versions=(min(one.versions[0] for one in results), max(one.versions[1] for one in results)),
-        completed=together(one.completed for one in results),
+        versions=(min(result.versions[0], versions[0]), max(result.versions[1], versions[1])),
+        completed=together([result.completed, [one for one in completed if not one.run_key.startswith(requested)]]),
     )
 
 

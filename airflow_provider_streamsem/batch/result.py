@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from airflow_provider_streamsem.batch.announcement import LISTED, Completed, announce_others, announce_run
 from airflow_provider_streamsem.batch.opening import Opened
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json
@@ -126,7 +128,16 @@ def empty(opened: Opened, head: Head, run_key: str, *, announces: bool = True) -
     )
 
 
-def together(parts: Iterable[tuple[CompletedVersion, ...]]) -> tuple[CompletedVersion, ...]:
+def announced(log: CommitLog, version: int) -> tuple[tuple[int, int], tuple[CompletedVersion, ...]]:
+    """``versions`` and ``completed`` of a result whose last version is ``version``, announced here unless they are already."""
+    plan = log.plan(version)
+    if plan is None:
+        raise LogDamagedError("a closed version lacks its plan", invariant="I2", version=version)
+    versions, found = announce_run(log, plan[0], version, resumed=True)
+    return versions, _completed(found)
+
+
+def together(parts: Iterable[Iterable[CompletedVersion]]) -> tuple[CompletedVersion, ...]:
     """The completed versions of several results as those of one."""
     found = {one.version: one for part in parts for one in part}
     return tuple(found[version] for version in sorted(found))[-LISTED:]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from airflow_provider_streamsem import RunResult
 from airflow_provider_streamsem.batch import announcement
+from airflow_provider_streamsem.batch.redo import redo_run
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.contract import ObjectStat
@@ -153,3 +156,27 @@ def test_idle_run_that_announced_and_died_announces_again_when_its_retry_finds_r
     again = world.run("idle")
     assert (completed(again), again.versions) == ([0, 1], (0, 3))
     assert world.unannounced() == []
+
+
+def test_redo_of_a_run_that_failed_half_way_leaves_other_runs_versions_to_the_next(world: World) -> None:
+    def fails_at_the_second_version(rows: list[dict[str, int]]) -> list[dict[str, int]]:
+        if any(6 <= row["id"] < 12 for row in rows):
+            raise DataError("the transform does not fit the data")
+        return rows
+
+    def clear(request: str, **changes: Any) -> RunResult:
+        return redo_run(world.pipeline(**changes), run_key="run", request=request, log=world.log(), engine=RowsEngine())
+
+    world.arrive(4)
+    world.run("run", drain=True)
+    world.arrive(2)
+    world.dies("first")  # version 2 is open
+    with pytest.raises(DataError):
+        clear("1", transform=fails_at_the_second_version)
+    again = clear("2")
+    world.returned.append(again)
+    assert 2 in completed(again)
+    assert clear("2") == again
+    assert again.versions == (0, again.version + 1)
+    own = [v.version for v in world.opened().versions() if v.plan.run_key.startswith("run#2:")]
+    assert world.unannounced() == sorted(own)  # which its counts hold
