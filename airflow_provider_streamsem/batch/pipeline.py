@@ -212,7 +212,9 @@ class Pipeline:
             for part in qualified.split("."):
                 found = getattr(found, part)
         except (ImportError, AttributeError) as error:
-            raise InvalidError("the transform cannot be imported", given=self.transform, pipeline=self.name) from error
+            reason = f"{type(error).__name__}: {error}"
+            what = "the transform cannot be imported"
+            raise InvalidError(what, given=self.transform, pipeline=self.name, reason=reason) from error
         if not callable(found):
             raise InvalidError(
                 "the transform's name is not that of a function", given=self.transform, pipeline=self.name

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -111,6 +112,12 @@ class SparkEngine:
             conf = packages.added(self._conf, needed) if self._adds_packages else self._conf
             for key, value in {**quiet, **_s3a_settings(), **conf}.items():
                 builder = builder.config(key, value)
+        if SparkSession.getActiveSession() is None and _java() is None:
+            raise InvalidError(
+                "Java was not found, and Spark needs it; nothing was staged",
+                java_home=os.environ.get("JAVA_HOME", ""),
+                accepted="Java 17 or 21: on the PATH, or with JAVA_HOME set to its directory, for the process that runs the task",
+            )
         try:
             with _stderr_as_stdout() if self._logs_to_stdout else nullcontext():
                 return builder.getOrCreate()
@@ -199,6 +206,12 @@ class SparkEngine:
             context = session.sparkContext
             self._application = telemetry.SparkFound(application_id=context.applicationId, ui=context.uiWebUrl or "")
         return self._application
+
+
+def _java() -> str | None:
+    """The Java that Spark's launcher would start; ``None`` where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which(os.path.join(home, "bin", "java") if home else "java")
 
 
 @contextmanager
@@ -307,8 +320,10 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
     kind = type(error).__name__
     condition = conditions[0][0] if conditions else ""
     if kind == "AnalysisException":
-        what = "Spark cannot make sense of the transform on this data; nothing became visible"
-        return DataError(what, version=version, condition=condition, **_files(job))
+        from airflow_provider_streamsem.engines.staging import named
+
+        what = "the transform does not fit the columns that it gets; nothing became visible"
+        return DataError(what, version=version, condition=condition, **named(error), **_files(job))
     return StageError(
         "the engine failed while staging; nothing became visible",
         version=version,

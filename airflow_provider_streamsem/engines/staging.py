@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pyspark import StorageLevel
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -26,6 +27,13 @@ from airflow_provider_streamsem.sources.contract import Counted, Loaded
 from airflow_provider_streamsem.sources.wide import quoted
 
 logger = telemetry.log_of(__name__)
+
+
+def named(error: AnalysisException) -> dict[str, str]:
+    """The column, table or function that an analysis did not find, as a fact of an error."""
+    parameters = dict(error.getMessageParameters() or {})
+    name = parameters.get("objectName") or parameters.get("routineName")
+    return {} if name is None else {"name": name}
 
 
 class Inspection(Protocol):
@@ -140,7 +148,18 @@ class Staging:
         """The records with the predicate's answer as a column: asked once, so that counting and filtering see the same answer."""
         if self.job.where is None:
             return loaded.frame
-        return loaded.frame.withColumn(_KEPT, F.coalesce(F.expr(self.job.where), F.lit(False)))
+        try:
+            marked = loaded.frame.withColumn(_KEPT, F.coalesce(F.expr(self.job.where), F.lit(False)))
+            marked.schema  # noqa: B018  behind Spark Connect a plan is analysed when its schema is asked for
+        except AnalysisException as error:
+            raise DataError(
+                "the predicate `where` does not fit the source's columns; nothing became visible",
+                where=self.job.where,
+                condition=error.getCondition(),
+                **named(error),
+                columns=[name for name in loaded.frame.columns if name not in loaded.drop],
+            ) from error
+        return marked
 
     def _good(self, loaded: Loaded, records: DataFrame) -> DataFrame:
         good = records if loaded.bad is None else records.where(~loaded.bad)
