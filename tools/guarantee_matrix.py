@@ -156,6 +156,60 @@ def by_sink(corner: str, columns: Mapping[str, Callable[[Any], str]]) -> list[st
     ]
 
 
+REFUSED_TEXT = (
+    "A label holds for every table, file and value that is accepted. What would break it is refused by name before the commit, "
+    "or the record is quarantined."
+)
+
+REFUSED = [
+    (
+        "Parquet, ORC files",
+        "truncated files and damaged pages with a checksum; columns whose values the schema's type cannot hold; columns that no file holds; "
+        "files that contradict each other",
+        "sources/files.md",
+    ),
+    (
+        "partition directories",
+        "values that do not fit the column's type; with the text format a partition column named `value`",
+        "sources/files.md",
+    ),
+    (
+        "JSON and CSV records",
+        "quarantined: values that their column cannot hold exactly, text after the record, broken quotes, bytes that are not UTF-8",
+        "sources/files.md",
+    ),
+    (
+        "Delta tables",
+        "constraints, computed, identity and mapped columns, deletion vectors, unknown table features, expiring transaction numbers; "
+        "nulls in `NOT NULL` columns; text longer than `VARCHAR(n)`; reprocessing with `delta.appendOnly`",
+        "sinks/delta.md",
+    ),
+    (
+        "Iceberg tables",
+        "nulls in required fields; unknown properties; values and types that pyiceberg cannot write; reprocessing of merged rows",
+        "sinks/iceberg.md",
+    ),
+    (
+        "databases",
+        "tables without transactions; values that a column cannot hold; reprocessing of appended and merged rows",
+        "sinks/jdbc.md",
+    ),
+    ("Kafka topics as sink", "topics that delete records of the markers; reprocessing", "sinks/kafka.md"),
+    (
+        "every sink with a marker",
+        "a table, markers or a control topic that lost published versions: `MarkerLostError`",
+        "sinks/delta.md",
+    ),
+    ("columns", "types that neither are equal nor widen from batch to batch", "schema_changes.md"),
+    (
+        "a log or a dataset",
+        "a forged or damaged entry, a key that leads out of its place, a mark of another pipeline or log",
+        "security.md",
+    ),
+]
+"""where, what is refused, and the page that describes it"""
+
+
 def page() -> str:
     """The whole page."""
     lines = [HEAD, "## Source by sink", ""]
@@ -176,6 +230,9 @@ def page() -> str:
         "",
     ]
     lines += [*operations.table(), ""]
+    lines += ["## What is refused", "", REFUSED_TEXT, "", "| where | refused | described in |", "|---|---|---|"]
+    lines += [f"| {where} | {what} | [{place}]({place}) |" for where, what, place in REFUSED]
+    lines += [""]
     lines += ["## Proved by", "", "Each would fail if the label promised more than is kept.", ""]
     named = [(f"source {name}", proofs) for name, proofs in SOURCE_PROOFS.items()]
     named += [(f"sink {name}", proofs) for name, proofs in PROOFS.items()]
