@@ -102,7 +102,7 @@ class TestWithoutSpark:
             "create quarantine/0/ID/00000.jsonl", "create attempts/0/ID.json", "create runs/ID/999999999999-0.json", "create log/99999999/999999999999-0.c.json",
             "create log/99999999/999999999998-1.p.json", *ENGINE,
             "create attempts/1/ID.json", "create runs/ID/999999999998-1.json", "create log/99999999/999999999998-1.c.json",
-            "read runs/ID/999999999999-0.json", "create announced/999999999998-1.json",
+            "read runs/ID/999999999999-0.json", "read runs/ID/announced.json", "create announced/999999999998-1.json",
         ]  # fmt: skip
         assert steps == [s for r in requests for s in ([r] if r in ENGINE else [f"before {r}", f"after {r}"])]
 
@@ -164,7 +164,7 @@ class TestWithoutSpark:
             if reconciled
             else r".*\n.*I8(.*\n)*.*rows of lake: doubled 2: \{'id': 1\} \(2 times\)"
         )
-        assert re.search(rf"killed at step 28 of 54, collect lake:\n    {difference}", said), said
+        assert re.search(rf"killed at step 28 of 56, collect lake:\n    {difference}", said), said
 
     def test_sink_that_loses_the_first_write_after_a_kill_is_found_to_lose_rows(
         self, matrix: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
@@ -179,7 +179,7 @@ class TestWithoutSpark:
         monkeypatch.setattr(invariants, "check_i14_staged", lambda *args, **named: None)
         said = report(matrix)
         assert re.search(
-            r"killed at step 28 of 54, collect lake:\n    counts: .*\n    rows of lake: lost 2: \{'id': 1\} \(2 times\)",
+            r"killed at step 28 of 56, collect lake:\n    counts: .*\n    rows of lake: lost 2: \{'id': 1\} \(2 times\)",
             said,
         ), said
 
@@ -196,7 +196,7 @@ class TestWithoutSpark:
         assert "ignore=" in said
         assert "killed" not in said
         assert "rows of lake: lost 3" in said
-        assert len(matrix(stamped, ignore=["loaded"])) == 54
+        assert len(matrix(stamped, ignore=["loaded"])) == 56
 
     def test_retry_that_fails_is_a_finding_of_the_step_before_it(self, matrix: Callable[..., list[str]]) -> None:
         seen: set[int] = set()
@@ -210,7 +210,7 @@ class TestWithoutSpark:
 
         with pytest.raises(
             AssertionError,
-            match=r"killed at step 27 of 54, write lake:\n    the retry failed: RuntimeError: 1 was seen",
+            match=r"killed at step 27 of 56, write lake:\n    the retry failed: RuntimeError: 1 was seen",
         ) as caught:
             matrix(once, prepare=seen.clear)
         assert isinstance(caught.value.__cause__, RuntimeError)
@@ -231,7 +231,7 @@ class TestWithoutSpark:
                 raise RuntimeError("something failed") from error
 
         monkeypatch.setattr(RowsEngine, "stage", translates)
-        assert len(matrix()) == 54
+        assert len(matrix()) == 56
 
 
 class TestComparison:
