@@ -139,6 +139,8 @@ class GivenMessages:
     def __init__(self, kafka: KafkaSource, place: str) -> None:
         self._kafka = kafka
         self._place = place
+        self.place = None
+        self.spark_packages = tuple(name for name in kafka.spark_packages if name != "kafka")
 
     def load(self, spark: SparkSession, pins: JsonValue) -> KafkaRecords:
         """The messages of the pinned files on Spark."""
