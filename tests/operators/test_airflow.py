@@ -200,7 +200,7 @@ def test_spark_and_kafka_are_found_by_airflows_connections(
         )[1],
     )
     made.execute(context())
-    assert looked_up[0] == {"master": "spark://h:7077", "conf": {}}
+    assert looked_up[0] == {"master": "spark://h:7077", "conf": {}, "packages": None, "logs_to_stdout": True}
     assert looked_up[1] == {"bootstrap.servers": "h:1"}
     with pytest.raises(Exception, match="no such connection"):
         operator(world, spark_conn_id="nowhere").execute(context())
