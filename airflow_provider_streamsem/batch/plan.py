@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.batch import report
 from airflow_provider_streamsem.batch.opening import Opened
 from airflow_provider_streamsem.errors import InternalError
 from airflow_provider_streamsem.protocol import offsets
@@ -22,15 +23,7 @@ def may_wait(limits: Limits, rows: int, *, since_ms: int | None, now_ms: int) ->
     """
     if limits.min_rows is None or limits.max_delay_s is None or since_ms is None or rows >= limits.min_rows:
         return False
-    waits = now_ms < since_ms + limits.max_delay_s * 1000
-    if waits:
-        told = "%d rows wait for a later run: limits.min_rows is %s and limits.max_delay_s %s"
-        logger.info(told, rows, limits.min_rows, limits.max_delay_s)
-    return waits
-
-
-def _report_lag(opened: Opened, behind: int, where: str) -> None:
-    logger.info("lag: %s %s %s", f"{behind:,}", opened.pipeline.source.unit, where)
+    return now_ms < since_ms + limits.max_delay_s * 1000
 
 
 def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, drain: bool) -> Plan | None:
@@ -47,11 +40,7 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     end = planner.latest_offsets() if target is None else target
     telemetry.tell(telemetry.Looked.at, start, end)
     limits = opened.pipeline.limits
-    _report_lag(
-        opened,
-        offsets.length(offsets.between(start, end)),
-        "in the source" if target is None else "to the run's target",
-    )
+    logger.info("%s", report.lag(start, end, unit=opened.pipeline.source.unit, is_target=target is not None))
     if drain and ready.j == 0:
         target = end
     cut = planner.cut(start, end, limits, on_data_loss=opened.pipeline.on_data_loss)
@@ -65,7 +54,9 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
         return None
     last = ready.head.outcome
     since_ms = None if last is None else last.decided_at_ms
-    if ready.j == 0 and may_wait(limits, planner.rows(cut), since_ms=since_ms, now_ms=planned_at_ms):
+    rows = planner.rows(cut)
+    if ready.j == 0 and may_wait(limits, rows, since_ms=since_ms, now_ms=planned_at_ms):
+        logger.info("%s", report.waiting(rows, limits))
         return None
     before_plan, before_outcome = ready.before or (None, None)
     run_counts = dict(before_plan.run_counts) if before_plan else {}

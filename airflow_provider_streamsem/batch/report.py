@@ -6,10 +6,22 @@ from collections.abc import Mapping
 
 from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
-from airflow_provider_streamsem.protocol.offsets import Ranges
+from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length
+from airflow_provider_streamsem.sources.contract import Limits
 
 _PARTITIONS = 6
 """how many partitions a line names"""
+
+
+def lag(start: Offsets, end: Offsets, *, unit: str, is_target: bool) -> str:
+    """What lies between the committed offsets and the end that the run saw, or the target of its drain: ``lag: 3 files in the source``."""
+    where = "to the run's target" if is_target else "in the source"
+    return f"lag: {length(between(start, end)):,} {unit} {where}"
+
+
+def waiting(rows: int, limits: Limits) -> str:
+    """Rows that are left for a later run."""
+    return f"{rows} rows wait for a later run: limits.min_rows is {limits.min_rows} and limits.max_delay_s {limits.max_delay_s}"
 
 
 def planned(plan: Plan) -> str:

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.sources import wide
 from airflow_provider_streamsem.sources.csv_lines import Csv
 
 RAW = "__streamsem_raw"
@@ -77,7 +78,7 @@ def _where(partitions: StructType) -> list[Column]:
 
 
 def _quoted(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(wide.quoted(name))
 
 
 def text_of(data: bytes) -> tuple[str, str]:

@@ -21,7 +21,7 @@ class Grouped:
     """
     Columns with an array in the place of those of one type, where these are many.
 
-    :attr columns: the columns as they are handled: as declared, or the single ones and then the arrays
+    :attr columns: the declared columns. If a type has many columns: the columns of the other types, then one array for each such type
     """
 
     def __init__(self, declared: StructType) -> None:

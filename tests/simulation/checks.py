@@ -141,7 +141,7 @@ def check_answer(log: RawLog, result: RunResult, run_key: str) -> None:
 
 
 def check_announced(log: RawLog, result: RunResult, run_key: str) -> None:
-    """The completed versions of a result are commits of other runs as they are stored, and its status says whether it announces rows."""
+    """Each completed version of a result is a stored commit of another run. The status is ``committed`` if the result announces rows, else ``empty``."""
     for one in result.completed:
         plan, outcome = log.plans[one.version], log.outcomes[one.version]
         require(outcome["result"] == "commit", "an answer announces what is no commit", result)
