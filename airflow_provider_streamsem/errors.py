@@ -163,6 +163,19 @@ class MarkerLostError(PublishError):
     )
 
 
+class MarkerConflictError(PublishError):
+    """
+    A sink outside the log has a version that this log does not have: the log was restored from an older copy, or two copies of it are in use.
+
+    Nothing of the batch is in that sink; the offsets have moved, and its staged rows are kept.
+    """
+
+    do = (
+        "restore the newest copy of the log and run again: nothing is lost then. If that copy is lost for good, the sink has rows that this log reads "
+        "a second time: docs/recovery.md says how to go on."
+    )
+
+
 class InternalError(StreamsemError):
     """The package contradicted itself. What was committed before stays."""
 

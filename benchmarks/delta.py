@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 
 from airflow_provider_streamsem import DeltaSink, Pipeline, run_batch
+from airflow_provider_streamsem.protocol.entries import Marker
 from airflow_provider_streamsem.sinks.contract import Batch
 from benchmarks import kafka
 
@@ -42,7 +43,10 @@ def published(root: Path, counts: tuple[int, ...]) -> list[list[str]]:
         place.mkdir(parents=True)
         pyarrow.parquet.write_table(pyarrow.table({"id": [version]}), place / "part-0.parquet")
         files = sink.collect(version, "a")
-        batch = Batch(pipeline_uuid="bench", sink="t", version=version, committable=files, schema=SCHEMA, root=version)
+        before = Marker(version=version - 1, outcome="0" * 64) if version else None
+        batch = Batch(
+            pipeline_uuid="bench", sink="t", version=version, outcome="0" * 64, committable=files, schema=SCHEMA, root=version, expected_marker=before
+        )  # fmt: skip
         began = time.perf_counter()
         sink.publish(batch, None)  # type: ignore[arg-type]
         took.append((time.perf_counter() - began) * 1000)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from airflow_provider_streamsem.protocol.entries import Committable
+from airflow_provider_streamsem.protocol.entries import Committable, Marker
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.iceberg import IcebergSink
 
@@ -51,9 +51,10 @@ def main() -> None:
         took: list[float] = []
         for version in range(max(given.versions)):
             files = staged(sink, version)
+            before = Marker(version=version - 1, outcome="0" * 64) if version else None
             batch = Batch(
-                pipeline_uuid="bench", sink="rows", version=version, committable=files, schema=SCHEMA, root=version
-            )
+                pipeline_uuid="bench", sink="rows", version=version, outcome="0" * 64, committable=files, schema=SCHEMA, root=version, expected_marker=before
+            )  # fmt: skip
             began = time.perf_counter()
             sink.publish(batch, None)  # type: ignore[arg-type]
             took.append((time.perf_counter() - began) * 1000)

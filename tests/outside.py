@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from airflow_provider_streamsem import FilesSink, Pipeline, registry
 from airflow_provider_streamsem.errors import UnavailableError
 from airflow_provider_streamsem.protocol.entries import Json, Receipt
-from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
+from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger, SinkMarker
 from airflow_provider_streamsem.sinks.staged import StagedSink, record_batches
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.worlds import World
@@ -74,11 +74,9 @@ class TableSink(StagedSink):
     def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
         return self._transact(batch, "skipped")
 
-    def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
         with closing(self._connected()) as db:
-            found = db.execute("SELECT version, state FROM markers WHERE id = ?", (f"{pipeline_uuid}/{sink}",))
-            row: tuple[int, str] | None = found.fetchone()
-            return row
+            return _marker(db, f"{pipeline_uuid}/{sink}")
 
     def _transact(self, batch: Batch, word: str) -> Receipt | None:
         if batch.is_nothing:
@@ -87,24 +85,26 @@ class TableSink(StagedSink):
         with closing(self._connected()) as db, db:
             db.execute("BEGIN IMMEDIATE")
             app = f"{batch.pipeline_uuid}/{batch.sink}"
-            found = db.execute("SELECT version FROM markers WHERE id = ?", (app,)).fetchone()
-            if word == "applied":
-                batch.check_marker(found and found[0], "the table has no marker", table=self.database)
-            db.execute("INSERT OR IGNORE INTO markers VALUES (?, -1, '')", (app,))
-            moved = db.execute("UPDATE markers SET version = ?, state = ? WHERE id = ? AND version < ?",
-                               (batch.version, word, app, batch.version))  # fmt: skip
-            if moved.rowcount and word == "applied":
+            found = _marker(db, app)
+            is_over = found is not None and (found.version > batch.version or batch.is_settled(found))
+            if not is_over and word == "applied":
+                batch.check_marker(found, "the table has no marker", table=self.database)
+            if not is_over:
+                db.execute("INSERT OR REPLACE INTO markers VALUES (?, ?, ?, ?)", (app, batch.version, word, batch.outcome))  # fmt: skip
+            if not is_over and word == "applied":
                 db.execute("DELETE FROM rows WHERE sink = ? AND root = ?", (batch.sink, batch.root))
                 for part in record_batches(self.path, batch):
                     db.executemany(
                         "INSERT INTO rows VALUES (?, ?, ?)",
                         [(batch.sink, n, batch.root) for n in part["id"].to_pylist()],
                     )
-            version, state = db.execute("SELECT version, state FROM markers WHERE id = ?", (app,)).fetchone()
+            found = _marker(db, app)
+        assert found is not None
         type(self).step(f"after publish {batch.sink}")
-        if version > batch.version:
+        if found.version > batch.version:
             return None
-        return Receipt(result=state, rows=batch.committable.rows if state == "applied" else 0)
+        is_applied = found.state == "applied"
+        return Receipt(result="applied" if is_applied else "skipped", rows=batch.committable.rows if is_applied else 0)
 
     def _connected(self) -> sqlite3.Connection:
         try:
@@ -112,10 +112,15 @@ class TableSink(StagedSink):
         except sqlite3.Error as error:
             raise UnavailableError("the database gave no answer") from error
         db.executescript(
-            "PRAGMA synchronous = OFF; CREATE TABLE IF NOT EXISTS markers (id TEXT PRIMARY KEY, version INT, state TEXT);"
+            "PRAGMA synchronous = OFF; CREATE TABLE IF NOT EXISTS markers (id TEXT PRIMARY KEY, version INT, state TEXT, outcome TEXT);"
             "CREATE TABLE IF NOT EXISTS rows (sink TEXT, id INT, root INT)"
         )
         return db
+
+
+def _marker(db: sqlite3.Connection, app: str) -> SinkMarker | None:
+    row = db.execute("SELECT version, state, outcome FROM markers WHERE id = ?", (app,)).fetchone()
+    return None if row is None else SinkMarker(*row)
 
 
 @dataclass

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from airflow_provider_streamsem import telemetry
-from airflow_provider_streamsem.arguments import text
+from airflow_provider_streamsem.arguments import text, words
 from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
@@ -16,6 +16,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Claim,
     Committable,
     Effects,
+    Marker,
     Outcome,
     Receipt,
     Receipts,
@@ -72,12 +73,15 @@ def publish(opened: Opened, head: Head, *, is_own: bool) -> Head:
     :raises UnavailableError: a sink gave no clear answer, or the effects are claimed by an entry of another run; the batch stays decided
     :raises PublishError: a sink refuses the batch; it stays decided, and later runs wait for it
     """
-    return _roll_forward(opened, head, may_close=is_own, take=lambda sink: sink.publish)
+    return _roll_forward(opened, head, may_close=is_own)
 
 
 def _roll_forward(
-    opened: Opened, head: Head, *, may_close: bool, take: Callable[[PublishingSink], Callable[..., Receipt | None]], reason: str = "", only: str = ""
-) -> Head:  # fmt: skip
+    opened: Opened, head: Head, *, may_close: bool, given_up: tuple[str, ...] = (), reason: str = ""
+) -> Head:
+    """
+    :param given_up: the sinks that a user gives the commit up for
+    """
     log, outcome = opened.log, head.outcome
     assert outcome is not None
     version, began_ms = outcome.version, log.clock.now_ms()
@@ -86,16 +90,20 @@ def _roll_forward(
     with telemetry.phase("publish", version=version):
         for name in outcome.publish:
             sink = publishing(opened.pipeline, name)
-            step = take(sink) if not only or name == only else sink.publish
-            effects = LoggedEffects(log, version, name, may_close=may_close and name == (only or name))
-            batch = batch_of(opened, outcome, name)
-            receipt = step(batch, effects)
-            if receipt is None:
-                return head.published(_stored(log, version, name))
+            effects = LoggedEffects(log, version, name, may_close=may_close and (not given_up or name in given_up))
+            batch = batch_of(opened, outcome, head.outcome_sha, name)
+            receipt = (sink.skip if name in given_up else sink.publish)(batch, effects)
+            if receipt is None and (stored := log.receipts(version)) is not None:
+                return head.published(stored)
+            if receipt is None and name not in given_up:
+                found = sink.marker(batch.pipeline_uuid, name)
+                truth = "the sink's marker is above this version, which has no receipts"
+                raise batch.conflict(truth, marker=None if found is None else found.version)
+            receipt = receipt or Receipt(result="skipped", rows=0)  # nobody can apply a version below the marker
             logger.info("version %d: sink %s: %s, %d rows", version, name, receipt.result, receipt.rows)
             answers[name] = receipt
             if sink.delivery == "exactly_once" and not batch.is_nothing:
-                markers[name] = version
+                markers[name] = Marker(version=version, outcome=head.outcome_sha)
         now_ms = log.clock.now_ms()
         receipts = Receipts(
             version=version,
@@ -112,26 +120,14 @@ def _roll_forward(
     return published
 
 
-def _stored(log: CommitLog, version: int, sink: str) -> Receipts:
-    """The receipts of a version that a sink's marker has passed: they were there before anybody planned the next one."""
-    found = log.receipts(version)
-    if found is None:
-        raise LogDamagedError(
-            "a sink's marker is above a version that has no receipts: does another log publish under this pipeline's uuid?",
-            invariant="I18",
-            version=version,
-            sink=sink,
-        )
-    return found
-
-
-def batch_of(opened: Opened, outcome: Outcome, name: str) -> Batch:
+def batch_of(opened: Opened, outcome: Outcome, outcome_sha: str, name: str) -> Batch:
     """What one sink has to publish of a commit; of a redo, with what stands there of its chain (P3)."""
     root, stands = _chain(opened.log, outcome, name)
     return Batch(
         pipeline_uuid=opened.record.pipeline_uuid,
         sink=name,
         version=outcome.version,
+        outcome=outcome_sha,
         committable=outcome.sinks[name],
         schema=_plain(outcome.schemas.get(name, "")),
         root=root,
@@ -185,19 +181,24 @@ def publishing(pipeline: Pipeline, name: str) -> PublishingSink:
 
 
 @on_its_log
-def skip(pipeline: Pipeline, version: int, *, sink: str, reason: str, log: CommitLog | None = None) -> Receipts:
+def skip(
+    pipeline: Pipeline, version: int, *, sink: str | Sequence[str], reason: str, log: CommitLog | None = None
+) -> Receipts:
     """
-    Give up publishing one version to one sink, which refuses it for ever, or whose effects are claimed by an entry that is gone (P7).
+    Give up publishing one version to a sink, which refuses it for ever, or whose effects are claimed by an entry that is gone (P7).
 
     No rows of the version are there by this; the sink's marker passes it, so that a publisher that wakes late cannot apply it. Other sinks of the version are
     published as always.
 
+    :param sink: the name of a sink, or of several
     :returns: the receipts that are stored: *applied* where a publisher was faster, which is then what happened
     :raises InvalidError: the version is not the newest, is not a commit, or has its receipts
     """
     text("reason", reason)
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
-    publishing(pipeline, sink)
+    given_up = (sink,) if isinstance(sink, str) else words("sink", sink)
+    for name in given_up:
+        publishing(pipeline, name)
     head = opened.log.confirm_head(opened.head)
     if not head.owes or head.closed != version:
         raise InvalidError(
@@ -205,5 +206,7 @@ def skip(pipeline: Pipeline, version: int, *, sink: str, reason: str, log: Commi
             given=version,
             waiting=head.closed if head.owes else None,
         )
-    _roll_forward(opened, head, may_close=True, take=lambda sink: sink.skip, reason=reason, only=sink)
-    return _stored(opened.log, version, sink)
+    _roll_forward(opened, head, may_close=True, given_up=given_up, reason=reason)
+    stored = opened.log.receipts(version)
+    assert stored is not None
+    return stored

@@ -114,7 +114,7 @@ COMMANDS = (
         "Give up publishing the newest commit to a sink that refuses it for ever; none of its rows get there.",
         (
             _VERSION,
-            _argument("--sink", required=True, help="which sink"),
+            _argument("--sink", required=True, action="append", help="which sink; may be given several times"),
             _argument("--reason", required=True, help="kept in the log"),
         ),
         builds="sinks",

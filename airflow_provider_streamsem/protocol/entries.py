@@ -167,6 +167,14 @@ class StagedManifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """Which commit set a transactional sink's marker: its version, and the sha256 of the bytes of its outcome."""
+
+    version: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """Outcome(n): what became of version n. The one object that decides."""
 
@@ -185,8 +193,8 @@ class Outcome:
     next: Offsets
     source: Json = None
     publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
-    markers: Mapping[str, int] = field(default_factory=dict, metadata=SPARSE)
-    """transactional sink → the newest *earlier* version that set its marker, by that version's receipts"""
+    markers: Mapping[str, Marker] = field(default_factory=dict, metadata=SPARSE)
+    """transactional sink → the newest *earlier* commit that set its marker, by that version's receipts"""
     spec: str
     transform: str
     state: Json = None
@@ -236,7 +244,7 @@ class Receipts:
     """
     Receipts(n): what the sinks outside the log answered for the commit whose bytes have the sha256 ``outcome``.
 
-    ``markers``: transactional sink → the newest version up to this one that set its marker.
+    ``markers``: transactional sink → the newest commit up to this one that set its marker.
     """
 
     entry: ClassVar[str] = "receipts"
@@ -244,7 +252,7 @@ class Receipts:
     version: int
     outcome: str
     sinks: Mapping[str, Receipt]
-    markers: Mapping[str, int] = field(default_factory=dict, metadata=SPARSE)
+    markers: Mapping[str, Marker] = field(default_factory=dict, metadata=SPARSE)
     published_at_ms: int
     duration_ms: int = 0
     reason: str = ""

@@ -14,6 +14,7 @@ from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.entries import (
     Committable,
     DataFile,
+    Marker,
     Outcome,
     Plan,
     Receipts,
@@ -236,7 +237,7 @@ def check_i14_staged(
             )
 
 
-def check_i15(outcome: Outcome, *, before: Mapping[str, int]) -> None:
+def check_i15(outcome: Outcome, *, before: Mapping[str, Marker]) -> None:
     """
     An outcome carries the markers of the receipts before it.
 
@@ -247,24 +248,29 @@ def check_i15(outcome: Outcome, *, before: Mapping[str, int]) -> None:
             "an outcome carries other markers than the receipts before it",
             invariant="I15",
             version=outcome.version,
-            markers=dict(outcome.markers),
-            expected=dict(before),
+            markers=_versions(outcome.markers),
+            expected=_versions(before),
         )
 
 
 def check_i15_receipts(receipts: Receipts, outcome: Outcome) -> None:
-    """Receipts carry the markers of their outcome, at this version for sinks that set theirs for it."""
+    """Receipts carry the markers of their outcome, and their own commit for sinks that set theirs for it."""
+    own = Marker(version=receipts.version, outcome=receipts.outcome)
     for name in {*receipts.markers, *outcome.markers}:
         now, before = receipts.markers.get(name), outcome.markers.get(name)
-        if now != before and not (now == receipts.version and name in outcome.publish):
+        if now != before and not (now == own and name in outcome.publish):
             raise LogDamagedError(
                 "receipts carry another marker of a sink than their outcome",
                 invariant="I15",
                 version=receipts.version,
                 sink=name,
-                marker=now,
-                expected=before,
+                marker=None if now is None else now.version,
+                expected=None if before is None else before.version,
             )
+
+
+def _versions(markers: Mapping[str, Marker]) -> dict[str, int]:
+    return {name: marker.version for name, marker in markers.items()}
 
 
 def check_i16(pointer: RunPointer, plan: Plan) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from airflow_provider_streamsem.errors import LogMovedError
 from airflow_provider_streamsem.protocol import invariants, offsets
-from airflow_provider_streamsem.protocol.entries import Outcome, Plan, Receipts, Segment, SegmentFile
+from airflow_provider_streamsem.protocol.entries import Marker, Outcome, Plan, Receipts, Segment, SegmentFile
 from airflow_provider_streamsem.protocol.machine import VERSION, VersionState
 from airflow_provider_streamsem.protocol.offsets import Offsets
 
@@ -20,7 +20,7 @@ class Head:
     ``genesis`` is where version 0 starts: of its plan where that is stored, else of the caller's own source; empty where the caller has none.
     ``outcome`` and ``outcome_sha`` are those of the newest *closed* version (``None`` and ``""`` before the first); ``plan`` and ``plan_sha`` those
     of the open version after it, where there is one. ``owes``: the closed version is a commit whose receipts are not there yet.
-    ``markers``: sink → the newest version that set its marker, as far as receipts say: what the next outcome carries.
+    ``markers``: sink → the newest commit that set its marker, as far as receipts say: what the next outcome carries.
     """
 
     genesis: Offsets = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Head:
     plan: Plan | None = None
     plan_sha: str = ""
     owes: bool = False
-    markers: Mapping[str, int] = field(default_factory=dict)
+    markers: Mapping[str, Marker] = field(default_factory=dict)
 
     @property
     def closed(self) -> int:

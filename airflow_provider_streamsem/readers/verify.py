@@ -134,7 +134,7 @@ class _Verification:
         for outcome, _ in outcomes:
             self._quarantine(outcome)
         if files:
-            self._files([o for o, _ in outcomes])
+            self._files(outcomes)
 
     def _try(self, check: Callable[[], T], *, version: int | None = None) -> T | None:
         """What a check returns; a contradiction becomes a finding, and the verification goes on."""
@@ -203,8 +203,10 @@ class _Verification:
             self._found("I2", "a version below the head lacks the receipts that it owes", version=head.closed)
         return head
 
-    def _markers(self, pipeline: Pipeline, outcomes: list[Outcome]) -> None:
-        """Each transactional sink's marker stands at the newest version that it got (I15, I18)."""
+    def _markers(self, pipeline: Pipeline, found_outcomes: list[tuple[Outcome, str]]) -> None:
+        """Each transactional sink's marker is of the newest commit that it got (I15, I18)."""
+        outcomes = [outcome for outcome, _ in found_outcomes]
+        shas = {outcome.version: sha for outcome, sha in found_outcomes}
         by_version = {outcome.version: outcome for outcome in outcomes}
         for name in pipeline.publishes:
             sink = publishing(pipeline, name)
@@ -218,7 +220,10 @@ class _Verification:
             except StreamsemError as error:
                 self._found("I15", f"the marker of sink {name} cannot be read: {str(error).split('. Do:')[0]}")
                 continue
-            at = -1 if found is None else found[0]
+            at = -1 if found is None else found.version
+            if found is not None and at in shas and not found.is_of(at, shas[at]):
+                what = f"the marker of sink {name} was set by another commit of version {at}: the log was restored from an older copy, or has two copies"
+                self._found("I18", what, version=at)
             if at > max(owed, default=-1):
                 self._found("I18", f"the marker of sink {name} is above every version that it is owed", version=at)
             if sink.delivery == "exactly_once" and at < max(got, default=-1):
@@ -312,10 +317,11 @@ class _Verification:
         if rows != outcome.quarantine.rows:
             self._found("I14", "quarantined records are more or fewer than recorded", version=outcome.version)
 
-    def _files(self, outcomes: list[Outcome]) -> None:
+    def _files(self, found_outcomes: list[tuple[Outcome, str]]) -> None:
         """Every visible file: there, unchanged, counted anew, and named once."""
         if self.opened.pipeline is not None:
-            self._try(partial(self._markers, self.opened.pipeline, outcomes))
+            self._try(partial(self._markers, self.opened.pipeline, found_outcomes))
+        outcomes = [outcome for outcome, _ in found_outcomes]
         place = self.opened.log.store.url
         state = None if not outcomes else outcomes[-1].state
         if self._try(partial(dedup.is_complete, place, state)) is False:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from airflow_provider_streamsem.clock import Clock
-from airflow_provider_streamsem.errors import MarkerLostError
-from airflow_provider_streamsem.protocol.entries import Committable, Effects, Json, Receipt
+from airflow_provider_streamsem.errors import MarkerConflictError, MarkerLostError
+from airflow_provider_streamsem.protocol.entries import Committable, Effects, Json, Marker, Receipt
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_NOTHING = "Nothing was created or applied there; the batch stays committed, and its staged rows are kept"
 
 
 class Sink(Protocol):
@@ -122,62 +124,96 @@ class Sink(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SinkMarker:
+    """
+    The newest version that a transactional sink has seen, as the sink itself keeps it.
+
+    :param state: ``applied`` or ``skipped``
+    :param outcome: the sha256 of the outcome that set it, or the first digits of it; ``""`` where a user set the marker by hand
+    """
+
+    version: int
+    state: str
+    outcome: str
+
+    def is_of(self, version: int, outcome: str) -> bool:
+        """Whether a commit set it."""
+        return self.version == version and outcome.startswith(self.outcome)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """
     One sink's part of a decided commit.
 
     :param pipeline_uuid: with ``sink`` the name of the marker
+    :param outcome: sha256 of the bytes of the version's outcome, which the marker keeps
     :param committable: the staged files that are to be published
     :param schema: columns of the staged rows, as schema JSON in Spark's form; ``""`` where no batch has had rows yet
     :param root: the version at the root of a redo's chain; of a batch its own. Rows in the sink carry it
     :param replaced: of a redo, what stands in the sink of its chain; ``None`` of a batch, and where all of the chain was skipped
-    :param expected_marker: the newest earlier version whose receipts say that it set the sink's marker; ``None`` where there is none
+    :param expected_marker: the newest earlier commit whose receipts say that it set the sink's marker; ``None`` where there is none
     """
 
     pipeline_uuid: str
     sink: str
     version: int
+    outcome: str
     committable: Committable
     schema: str
     root: int
     replaced: Committable | None = None
-    expected_marker: int | None = None
+    expected_marker: Marker | None = None
 
     @property
     def is_nothing(self) -> bool:
         """Whether there is nothing to apply and nothing to replace: then no marker is needed."""
         return not self.committable.files and (self.replaced is None or not self.replaced.files)
 
-    def check_marker(self, found: int | None, what: str, **where: object) -> None:
-        """
-        Refuse to publish into a sink that has lost versions which earlier receipts say it has.
+    def is_settled(self, found: SinkMarker | None) -> bool:
+        """Whether the sink's marker says that this very commit was applied or skipped."""
+        return found is not None and found.is_of(self.version, self.outcome)
 
-        :param found: the version of the sink's marker; ``None`` where the marker, or what holds it, is missing
+    def check_marker(self, found: SinkMarker | None, what: str, **where: object) -> None:
+        """
+        Refuse to publish into a sink whose marker is not the one that the newest receipts name.
+
+        :param found: the sink's marker, not above this version; ``None`` where the marker, or what holds it, is missing
         :param what: what is true of the sink where the marker is missing
         :param where: facts that lead a user to the table or topic
-        :raises MarkerLostError: the marker is missing, or below :attr:`expected_marker`
+        :raises MarkerLostError: the marker is missing, or older: the sink has lost versions
+        :raises MarkerConflictError: the marker is newer, or was set by another outcome: the log has lost versions
         """
         expected = self.expected_marker
-        if expected is None or (found is not None and found >= expected):
+        if expected is None and found is None:
             return
-        truth = (
-            what
-            if found is None
-            else "the sink's marker is older than its newest receipts: an older copy of the sink was restored"
-        )
-        raise self.lost(truth, marker=found, **where)
+        if found is None:
+            raise self.lost(what, marker=None, **where)
+        if expected is not None and found.version < expected.version:
+            older = "the sink's marker is older than its newest receipts: an older copy of the sink was restored"
+            raise self.lost(older, marker=found.version, **where)
+        if expected is None or not found.is_of(expected.version, expected.outcome):
+            raise self.conflict(
+                "the sink's marker is of a commit that this log does not have", marker=found.version, **where
+            )
 
     def lost(self, truth: str, **where: object) -> MarkerLostError:
         """The error of a sink that has lost versions which earlier receipts say it has."""
-        return MarkerLostError(
-            f"{truth}. Nothing was created or applied there; the batch stays committed, and its staged rows are kept",
-            sink=self.sink,
-            version=self.version,
-            expected_marker=self.expected_marker,
-            pipeline_uuid=self.pipeline_uuid,
-            **where,
-        )
+        return MarkerLostError(f"{truth}. {_NOTHING}", **self._facts(), **where)
+
+    def conflict(self, truth: str, **where: object) -> MarkerConflictError:
+        """The error of a sink that has a version which this log does not have."""
+        return MarkerConflictError(f"{truth}. {_NOTHING}", **self._facts(), **where)
+
+    def _facts(self) -> dict[str, object]:
+        expected = self.expected_marker
+        return {
+            "sink": self.sink,
+            "version": self.version,
+            "expected_marker": None if expected is None else expected.version,
+            "pipeline_uuid": self.pipeline_uuid,
+        }
 
 
 class EffectLedger(Protocol):
@@ -219,8 +255,8 @@ class PublishingSink(Sink, Protocol):
 
     * :meth:`stage` refuses what :meth:`publish` would: after the decision only a person can give a batch up.
     * :meth:`publish` may be called by anyone, any number of times, by two at once, and late. A transactional sink sets its marker ``(pipeline uuid, sink) →
-      (version, applied)`` where it is below the version, in **one** transaction with the rows (P2). It calls :meth:`Batch.check_marker` before that, and
-      before it creates a table or topic.
+      (version, applied, outcome)`` in **one** transaction with the rows, and only while it is the marker that was read (P2). It calls
+      :meth:`Batch.is_settled` and :meth:`Batch.check_marker` before that, and before it creates a table or topic.
     """
 
     @property
@@ -250,6 +286,7 @@ class PublishingSink(Sink, Protocol):
         :raises UnavailableError: no clear answer; the same call again finds out
         :raises PublishError: the sink refuses the batch; nothing of it is there
         :raises MarkerLostError: the sink's marker is missing, or older than its receipts
+        :raises MarkerConflictError: the sink's marker is of a commit that the log does not have
         """
         ...
 
@@ -257,10 +294,10 @@ class PublishingSink(Sink, Protocol):
         """
         Let the marker pass a batch without its rows; answers as :meth:`publish`.
 
-        The expected marker is not checked, and a missing table or topic is created where the marker needs one: a user accepts with it what the sink has lost.
+        The marker is not checked, and a missing table or topic is created where the marker needs one: a user accepts with it what the sink or the log has lost.
         """
         ...
 
-    def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
-        """``(version, "applied" | "skipped")``: the newest version that the sink has seen; ``None`` where there is none, or the sink keeps none."""
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
+        """The newest version that the sink has seen; ``None`` where there is none, or the sink keeps none."""
         ...

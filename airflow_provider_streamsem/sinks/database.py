@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_streamsem import connections
 from airflow_provider_streamsem.errors import InvalidError, PublishError, StreamsemError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.sinks.contract import SinkMarker
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -122,7 +123,7 @@ def _address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:
 
 def markers_table(connection: sa.Connection, markers: str) -> sa.Table:
     """
-    The table of markers: ``(pipeline_uuid, sink) → (version, state)``.
+    The table of markers: ``(pipeline_uuid, sink) → (version, state, outcome)``.
 
     :param markers: ``table`` or ``schema.table``
     """
@@ -136,6 +137,7 @@ def markers_table(connection: sa.Connection, markers: str) -> sa.Table:
         sa.Column("sink", sa.String(64), primary_key=True),
         sa.Column("version", sa.BigInteger, nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("outcome", sa.String(64)),
         schema=sa.quoted_name(schema or connection.dialect.default_schema_name or "", True) or None,
         mysql_engine="InnoDB",
         mariadb_engine="InnoDB",
@@ -171,56 +173,53 @@ def make_markers(connection: sa.Connection, table: sa.Table) -> None:
         )
 
 
-def read_marker(connection: sa.Connection, table: sa.Table, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
-    """``(version, state)``, read in a transaction of its own."""
+def read_marker(connection: sa.Connection, table: sa.Table, pipeline_uuid: str, sink: str) -> SinkMarker | None:
+    """The marker of a pipeline and sink, read in a transaction of its own."""
     import sqlalchemy as sa
 
     with connection.begin():
         found = connection.execute(
-            sa.select(table.c.version, table.c.state).where(
+            sa.select(table.c.version, table.c.state, table.c.outcome).where(
                 table.c.pipeline_uuid == pipeline_uuid, table.c.sink == sink
             )
         ).first()
-    return None if found is None else (int(found.version), str(found.state))
+    return None if found is None else SinkMarker(int(found.version), str(found.state), str(found.outcome or ""))
 
 
-def advance_marker(
-    connection: sa.Connection,
-    table: sa.Table,
-    marker: tuple[str, str],
-    version: int,
-    state: str,
-    *,
-    least: int | None = None,
+def marker_row(name: tuple[str, str], marker: SinkMarker) -> dict[str, object]:
+    """The row of a marker: column → value."""
+    values = {"version": marker.version, "state": marker.state, "outcome": marker.outcome}
+    return {"pipeline_uuid": name[0], "sink": name[1], **values}
+
+
+def set_marker(
+    connection: sa.Connection, table: sa.Table, name: tuple[str, str], new: SinkMarker, found: SinkMarker | None
 ) -> bool:
     """
-    Set a marker that is below a version, and hold its row to the transaction's end: another publisher waits here, and then finds it set.
+    Set a marker in the place of the one that was read, and hold its row to the transaction's end: another publisher waits here, and then finds it set.
 
-    :param marker: ``(pipeline_uuid, sink)``
-    :param least: the version that the marker must have at least; ``None``: it may be missing, and is then created
-    :returns: whether it was set; where not, it is not below the version, or it is missing or below ``least``
+    :param name: ``(pipeline_uuid, sink)``
+    :param found: the marker that was read; ``None``: there was none
+    :returns: whether it was set; where not, another publisher has set it since it was read
     :raises UnavailableError: another publisher made the row meanwhile
     """
     import sqlalchemy as sa
 
-    this = sa.and_(table.c.pipeline_uuid == marker[0], table.c.sink == marker[1])
-    below = table.c.version < version
-    allowed = below if least is None else sa.and_(below, table.c.version >= least)
-    done = connection.execute(sa.update(table).where(this, allowed).values(version=version, state=state))
-    if done.rowcount == 1:
-        return True
-    if done.rowcount:
-        raise UnavailableError("the database's driver does not count the rows that an update changed", sink=marker[1])
-    if least is not None or connection.execute(sa.select(table.c.version).where(this)).first() is not None:
-        return False
-    row = {"pipeline_uuid": marker[0], "sink": marker[1], "version": version, "state": state}
+    row = marker_row(name, new)
+    if found is not None:
+        this = sa.and_(table.c.pipeline_uuid == name[0], table.c.sink == name[1], table.c.version == found.version)
+        same = sa.func.coalesce(table.c.outcome, "") == found.outcome
+        done = connection.execute(sa.update(table).where(this, same).values(row)).rowcount
+        if done not in (0, 1):
+            raise UnavailableError("the database's driver does not count the rows that an update changed", sink=name[1])
+        return done == 1
     was_there = False
     try:
         connection.execute(sa.insert(table).values(row))
     except sa.exc.IntegrityError:
         was_there = True
     if was_there:
-        raise UnavailableError("another publisher made the marker meanwhile", sink=marker[1], version=version)
+        raise UnavailableError("another publisher made the marker meanwhile", sink=name[1], version=new.version)
     return True
 
 

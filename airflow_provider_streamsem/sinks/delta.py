@@ -27,7 +27,7 @@ from airflow_provider_streamsem.sinks import delta_merge, keyed_rows
 from airflow_provider_streamsem.sinks.bounds import delta_stats
 from airflow_provider_streamsem.sinks.column_names import more_than_once
 from airflow_provider_streamsem.sinks.column_types import VOID, bare, widened
-from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
+from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger, SinkMarker
 from airflow_provider_streamsem.sinks.delta_requirements import Requirements, is_append_only, unwritable
 from airflow_provider_streamsem.sinks.delta_table import OWN_ENTRY, HeldTable, create, is_transient, take
 from airflow_provider_streamsem.sinks.table import TableSink
@@ -49,6 +49,7 @@ _PRIMITIVES = frozenset(
         "timestamp_ntz",
     ]
 )
+_DIGITS = 15
 _TRIES = 12
 _LONGEST_WAIT_S = 2.0
 
@@ -156,17 +157,17 @@ class DeltaSink(TableSink):
         """One entry with the marker alone."""
         return self._until_marked(batch, skipped=True)
 
-    def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
         """The table's transaction number. RESTORE leaves it as it was, and takes out the rows: that is an error."""
         held = take(self.path)
         app = f"{pipeline_uuid}/{sink}"
-        version = None if held is None else held.transaction(app)
-        if held is None or version is None:
+        found = None if held is None else _marker(held, app)
+        if held is None or found is None:
             return None
         restored = held.restored_since(app)
         if restored is not None:
-            raise MarkerLostError(_restored(version, restored), table=self.path, sink=sink)
-        return version, _word(held, app, version)
+            raise MarkerLostError(_restored(found.version, restored), table=self.path, sink=sink)
+        return found
 
     def _until_marked(self, batch: Batch, *, skipped: bool) -> Receipt | None:
         """Commit until that is answered well, or the table says that the version is marked. Of all answers only that it landed is believed."""
@@ -179,13 +180,13 @@ class DeltaSink(TableSink):
             if cause is not None:
                 SYSTEM_CLOCK.sleep(min(0.02 * 2**attempt, _LONGEST_WAIT_S))
             held = take(self.path, refusal=PublishError)
-            found = None if held is None else held.transaction(app)
-            if found is not None and found > batch.version:
+            found = None if held is None else _marker(held, app)
+            if found is not None and found.version > batch.version:
                 return None
-            if held is not None and found == batch.version:
+            if held is not None and found is not None and batch.is_settled(found):
                 if not skipped:
                     self._check_not_restored(batch, held, found)
-                return _receipt(batch, _word(held, app, found), held.table.version())
+                return _receipt(batch, found.state, held.table.version())
             if not skipped:
                 self._check_marker(batch, held, found)
             held = held or create(self.path, _fields(batch.schema), self.partition_by)
@@ -197,7 +198,7 @@ class DeltaSink(TableSink):
             entry = held.table.version() + 1  # without retries of its own it commits this one, or none
             try:
                 if self._commit(held.table, batch, app, skipped=skipped):
-                    held.committed(app, batch.version, entry)
+                    held.committed(_marks(batch, app, skipped=skipped), app, entry)
                     held.keep()
                     return _receipt(batch, "skipped" if skipped else "applied", entry)
             except PublishError:
@@ -213,7 +214,7 @@ class DeltaSink(TableSink):
             tries=_TRIES,
         ) from cause
 
-    def _check_marker(self, batch: Batch, held: HeldTable | None, found: int | None) -> None:
+    def _check_marker(self, batch: Batch, held: HeldTable | None, found: SinkMarker | None) -> None:
         what = "has no transaction number of this pipeline: it was deleted and created again, or replaced"
         what = "is missing: it was deleted or renamed" if held is None else what
         truth = f"the Delta table, which has rows of this pipeline by its receipts, {what}"
@@ -221,24 +222,22 @@ class DeltaSink(TableSink):
         if held is not None and found is not None:
             self._check_not_restored(batch, held, found)
 
-    def _check_not_restored(self, batch: Batch, held: HeldTable, found: int) -> None:
+    def _check_not_restored(self, batch: Batch, held: HeldTable, found: SinkMarker) -> None:
         """A restored table keeps its transaction numbers, but not the rows that they stand for."""
         restored = held.restored_since(f"{batch.pipeline_uuid}/{batch.sink}")
         if restored is not None:
-            raise batch.lost(_restored(found, restored), table=self.path)
+            raise batch.lost(_restored(found.version, restored), table=self.path)
 
     def _commit(self, table: Any, batch: Batch, app: str, *, skipped: bool) -> bool:
         """Whether the entry was written; where the table lacks columns, only those are."""
         from deltalake import CommitProperties, Schema
         from deltalake.transaction import Transaction
 
-        marks = [Transaction(app, batch.version)]
+        marks = [Transaction(name, number) for name, number in _marks(batch, app, skipped=skipped).items()]
         actions: list[Any] = []
-        if skipped:
-            marks.append(Transaction(f"{app}#skipped", batch.version))
-        elif not self._ready(table, batch):
+        if not skipped and not self._ready(table, batch):
             return False
-        elif not self.merges:
+        if not skipped and not self.merges:
             actions = self._changes(table, batch)
         own = {OWN_ENTRY: app}
         properties = CommitProperties(app_transactions=marks, max_commit_retries=0, custom_metadata=own)
@@ -366,12 +365,27 @@ class DeltaSink(TableSink):
             )
 
 
-def _restored(marker: int | None, entry: int) -> str:
+def _restored(marker: int, entry: int) -> str:
     return f"the Delta table was restored, by entry {entry} of its log, to a state from before version {marker} of this pipeline was published"
 
 
-def _word(held: HeldTable, app: str, version: int) -> str:
-    return "skipped" if held.transaction(f"{app}#skipped") == version else "applied"
+def _marks(batch: Batch, app: str, *, skipped: bool) -> dict[str, int]:
+    """
+    The transaction numbers that an entry sets: application → number.
+
+    They stay in checkpoints, unlike the entry's commit information. A number has 63 bits: the outcome is known by the first 15 digits of its sha256.
+    """
+    marks = {app: batch.version, f"{app}#outcome": int(batch.outcome[:_DIGITS], 16)}
+    return {**marks, f"{app}#skipped": batch.version} if skipped else marks
+
+
+def _marker(held: HeldTable, app: str) -> SinkMarker | None:
+    """What the table's transaction numbers say."""
+    version, outcome, skipped = (held.transaction(name) for name in (app, f"{app}#outcome", f"{app}#skipped"))
+    if version is None:
+        return None
+    state = "skipped" if skipped == version else "applied"
+    return SinkMarker(version, state, "" if outcome is None else f"{outcome:0{_DIGITS}x}")
 
 
 def _receipt(batch: Batch, word: str, at: int) -> Receipt:

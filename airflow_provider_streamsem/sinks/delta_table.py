@@ -73,9 +73,15 @@ class HeldTable:
                     restored[entry["version"]] = int(to) if to.isdecimal() else -1  # by time: to where is not said
         return None
 
-    def committed(self, app: str, number: int, entry: int) -> None:
-        """Note the transaction number that this caller's own entry has set: it is the number at that version of the table."""
-        self._markers[app] = entry, number
+    def committed(self, marks: Mapping[str, int], app: str, entry: int) -> None:
+        """
+        Note the transaction numbers of an application that this caller's own entry has set: they are the numbers at that version of the table.
+
+        :param marks: application → number; the others that were known just before the entry, and whose names begin with ``app``, have kept theirs
+        """
+        known = {name: number for name, (at, number) in self._markers.items() if at == entry - 1}
+        kept = {name: (entry, number) for name, number in known.items() if name.startswith(app)}
+        self._markers |= kept | {name: (entry, number) for name, number in marks.items()}
         self._own_entry = entry
 
     def keep(self) -> None:

@@ -18,7 +18,7 @@ from airflow_provider_streamsem.connections import clear_text_warning, connectio
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.protocol.codec import sha256
 from airflow_provider_streamsem.protocol.entries import Json, Receipt
-from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
+from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger, SinkMarker
 from airflow_provider_streamsem.sinks.endpoint import NOT_PERFORMED_TEXT, Address, address
 from airflow_provider_streamsem.sinks.http_calls import Publication
 from airflow_provider_streamsem.sinks.json_rows import check_types
@@ -210,7 +210,7 @@ class HttpSink(StagedSink):
         """
         return Publication(self, batch, effects).skip()
 
-    def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
         """An endpoint keeps none: the ledger does."""
         return None
 

@@ -35,7 +35,7 @@ from airflow_provider_streamsem.sinks import (
     iceberg_merge,
     keyed_rows,
 )
-from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
+from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger, SinkMarker
 from airflow_provider_streamsem.sinks.iceberg_catalog import is_transient
 from airflow_provider_streamsem.sinks.table import TableSink
 from airflow_provider_streamsem.stores.contract import normalised, split_url
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 _TRIES = 12
 _LONGEST_WAIT_S = 2.0
-_NONE = (-1, "")
 _ROLLED_BACK = (
     "the Iceberg table was rolled back to a snapshot from before the newest version of this pipeline was published"
 )
@@ -160,15 +159,15 @@ class IcebergSink(TableSink):
         """One commit of an empty snapshot with the marker."""
         return self._until_marked(batch, skipped=True)
 
-    def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
         """What the table's property says. A rollback leaves it as it was, and takes out the rows: that is an error."""
         with self._opened() as catalog:
             table = self._read(catalog, refusal=UnavailableError)
             key = _key(pipeline_uuid, sink)
-            found = _NONE if table is None else _marker(table, key)
-            if table is not None and found != _NONE and _is_rolled_back(table, key):
-                raise MarkerLostError(_ROLLED_BACK, table=self.table, sink=sink, marker=found[0])
-            return None if found == _NONE else found
+            found = None if table is None else _marker(table, key)
+            if table is not None and found is not None and _is_rolled_back(table, key):
+                raise MarkerLostError(_ROLLED_BACK, table=self.table, sink=sink, marker=found.version)
+            return found
 
     def _until_marked(self, batch: Batch, *, skipped: bool) -> Receipt | None:
         """Look what the table says, and commit, until it says that the version is marked. An answer that the commit landed is believed, no other."""
@@ -184,21 +183,23 @@ class IcebergSink(TableSink):
                     SYSTEM_CLOCK.sleep(min(0.02 * 2**attempt, _LONGEST_WAIT_S))
                 try:
                     table = self._read(catalog, refusal=PublishError)
+                    found = None if table is None else _marker(table, key)
+                    if found is not None and found.version > batch.version:
+                        return None
                     if not skipped:
-                        self._check_marker(batch, table, key)
+                        self._check_marker(batch, table, key, found)
+                    if table is not None and found is not None and batch.is_settled(found):
+                        return _receipt(batch, table, key, found)
                     reached = "" if table is None else table.metadata_location
-                    if refused_at == reached and (table is None or _marker(table, key)[0] < batch.version):
+                    if refused_at == reached:
                         what = "the Iceberg table refuses the batch; nothing of it is in the table"
                         facts = {"table": self.table, "version": batch.version, "problem": type(cause).__name__}
                         raise PublishError(what, **facts) from cause
                     table = table or self._created(catalog, batch)
-                    if _marker(table, key)[0] < batch.version:
-                        self._commit(table, batch, key, "skipped" if skipped else "applied")
-                    version, word = _marker(table, key)
-                    if version > batch.version:
-                        return None
-                    if version == batch.version:
-                        return _receipt(batch, table, key, word)
+                    self._commit(table, batch, key, "skipped" if skipped else "applied")
+                    found = _marker(table, key)
+                    if found is not None and batch.is_settled(found):
+                        return _receipt(batch, table, key, found)
                 except (PublishError, InvalidError):
                     raise
                 except Exception as error:  # whatever it says, it may have landed
@@ -212,23 +213,20 @@ class IcebergSink(TableSink):
             tries=_TRIES,
         ) from cause
 
-    def _check_marker(self, batch: Batch, table: Table | None, key: str) -> None:
-        found = _NONE if table is None else _marker(table, key)
-        if found[0] > batch.version:
-            return
+    def _check_marker(self, batch: Batch, table: Table | None, key: str, found: SinkMarker | None) -> None:
         what = "has no marker of this pipeline: it was deleted and created again, or replaced"
         what = "is missing: it was deleted or renamed" if table is None else what
         truth = f"the Iceberg table, which has rows of this pipeline by its receipts, {what}"
-        if found[0] < batch.version:
-            batch.check_marker(None if found == _NONE else found[0], truth, table=self.table, catalog=self.catalog)
-        if table is not None and found != _NONE and _is_rolled_back(table, key):
-            raise batch.lost(_ROLLED_BACK, marker=found[0], table=self.table, catalog=self.catalog)
+        if not batch.is_settled(found):
+            batch.check_marker(found, truth, table=self.table, catalog=self.catalog)
+        if table is not None and found is not None and _is_rolled_back(table, key):
+            raise batch.lost(_ROLLED_BACK, marker=found.version, table=self.table, catalog=self.catalog)
 
     def _commit(self, table: Table, batch: Batch, key: str, word: str) -> None:
         """One commit, tried once. Its requirement that ``main`` has not moved comes with the snapshot, so there always is one."""
         from airflow_provider_streamsem.sinks.iceberg_commit import OneCommit
 
-        mark = {key: f"{batch.version} {word}"}
+        mark = {key: f"{batch.version} {word} {batch.outcome}"}
         files: list[IcebergFile] = []
         gone: list[IcebergFile] = []
         commit = OneCommit(table)
@@ -386,10 +384,12 @@ def _kind(error: BaseException, refusal: type[StreamsemError]) -> type[Streamsem
     return UnavailableError if is_transient(error) else refusal
 
 
-def _marker(table: Table, key: str) -> tuple[int, str]:
-    """The newest version that the table has seen, and what became of it."""
-    version, _, word = table.properties.get(key, "-1 ").partition(" ")
-    return int(version), word
+def _marker(table: Table, key: str) -> SinkMarker | None:
+    """What the table's property says: ``<version> <state> <sha256 of the outcome>``."""
+    if key not in table.properties:
+        return None
+    version, state, outcome = f"{table.properties[key]} ".split(" ")[:3]
+    return SinkMarker(int(version), state, outcome)
 
 
 def _is_rolled_back(table: Table, key: str) -> bool:
@@ -415,14 +415,14 @@ def _is_rolled_back(table: Table, key: str) -> bool:
     return True
 
 
-def _receipt(batch: Batch, table: Table, key: str, word: str) -> Receipt:
-    mark = f"{batch.version} {word}"
+def _receipt(batch: Batch, table: Table, key: str, found: SinkMarker) -> Receipt:
+    mark = table.properties[key]
     made = [
         snapshot.snapshot_id
         for snapshot in table.snapshots()
         if snapshot.summary is not None and snapshot.summary.additional_properties.get(key) == mark
     ]
     detail: Json = {"snapshot": str(made[-1])} if made else None  # it may have been expired
-    if word == "skipped":
+    if found.state == "skipped":
         return Receipt(result="skipped", rows=0, detail=detail)
     return Receipt(result="applied", rows=batch.committable.rows, detail=detail)

@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, StreamsemError
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    MarkerConflictError,
+    MarkerLostError,
+    PublishError,
+    StreamsemError,
+)
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
 from airflow_provider_streamsem.sinks import database, keyed_rows, postgres_copy, sql_columns, sql_rows, sql_values
-from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
+from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger, SinkMarker
 from airflow_provider_streamsem.sinks.sql_columns import Target
 from airflow_provider_streamsem.sinks.staged import StagedSink, record_batches
 from airflow_provider_streamsem.stores.contract import normalised
@@ -189,16 +196,17 @@ class JdbcSink(StagedSink):
         """A marker that is set is not set again: some drivers do not count what an update changed, and some databases only declare a primary key."""
         import sqlalchemy as sa
 
-        marker = (SYSTEM_CLOCK.new_id(), "rehearsal")
-        set_twice = [database.advance_marker(connection, markers, marker, 0, "applied") for _ in range(2)]
-        row = {"pipeline_uuid": marker[0], "sink": marker[1], "version": 0, "state": "applied"}
+        name = (SYSTEM_CLOCK.new_id(), "rehearsal")
+        first, second = SinkMarker(0, "applied", ""), SinkMarker(1, "applied", "")
+        is_set = database.set_marker(connection, markers, name, first, None)
+        set_twice = [database.set_marker(connection, markers, name, second, first) for _ in range(2)]
         is_unique = False
         try:
             with connection.begin_nested():
-                connection.execute(sa.insert(markers).values(row))
+                connection.execute(sa.insert(markers).values(database.marker_row(name, second)))
         except sa.exc.IntegrityError:
             is_unique = True
-        if set_twice != [True, False] or not is_unique:
+        if not is_set or set_twice != [True, False] or not is_unique:
             raise DataError(
                 "this database does not keep what a marker needs: a count of the rows that an update changed, and an enforced primary key; "
                 "nothing became visible",
@@ -235,7 +243,7 @@ class JdbcSink(StagedSink):
         """One transaction with the marker alone."""
         return self._until_marked(batch, "skipped")
 
-    def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
         """The row of the table of markers."""
         try:
             with self._connected() as connection:
@@ -261,26 +269,25 @@ class JdbcSink(StagedSink):
                     if state == "skipped":
                         database.make_markers(connection, markers)
                     found = self._marker_of(connection, markers, batch)
-                    if found is not None and found[0] > batch.version:
+                    if found is not None and found.version > batch.version:
                         return None
-                    if found is not None and found[0] == batch.version:
-                        return _receipt(batch, found[1])
+                    if found is not None and batch.is_settled(found):
+                        return _receipt(batch, found.state)
                     if state == "applied":
                         what = "the table of markers has no row of this pipeline, whose rows are in the table by its receipts: it was emptied or created again"
-                        at = None if found is None else found[0]
-                        batch.check_marker(at, what, table=self.table, markers=self.markers)
+                        batch.check_marker(found, what, table=self.table, markers=self.markers)
                     if isinstance(failure, PublishError):
                         break  # the marker bears it out
-                    if self._commit(connection, markers, batch, state):
+                    if self._commit(connection, markers, batch, SinkMarker(batch.version, state, batch.outcome), found):
                         return _receipt(batch, state)
-            except MarkerLostError as error:
+            except (MarkerLostError, MarkerConflictError) as error:
                 failure = error
                 break
             except Exception as error:  # whatever it says, it may have landed
                 failure = database.translated(error, table=self.table, version=batch.version)
         raise failure or database.unanswered(self.table, batch.version)
 
-    def _marker_of(self, connection: sa.Connection, markers: sa.Table, batch: Batch) -> tuple[int, str] | None:
+    def _marker_of(self, connection: sa.Connection, markers: sa.Table, batch: Batch) -> SinkMarker | None:
         import sqlalchemy as sa
 
         try:
@@ -291,18 +298,18 @@ class JdbcSink(StagedSink):
         what = "the table of markers was deleted or renamed, and with it the marker that says whether the batch is in the table"
         raise batch.lost(what, table=self.table, markers=self.markers)
 
-    def _commit(self, connection: sa.Connection, markers: sa.Table, batch: Batch, state: str) -> bool:
-        """Whether this very transaction set the marker, with the rows."""
+    def _commit(
+        self, connection: sa.Connection, markers: sa.Table, batch: Batch, new: SinkMarker, found: SinkMarker | None
+    ) -> bool:
+        """Whether this very transaction set the marker in the place of the one that was found, with the rows."""
         # COPY needs names alone; by SQLAlchemy values are sent by the columns' types.
         read = sql_columns.named if connection.dialect.name == "postgresql" else sql_columns.describe
-        target = read(connection, self.table) if state == "applied" else None
+        target = read(connection, self.table) if new.state == "applied" else None
         with connection.begin():
             self._settle(connection)
-            marker = (batch.pipeline_uuid, batch.sink)
-            least = batch.expected_marker if state == "applied" else None
-            if not database.advance_marker(connection, markers, marker, batch.version, state, least=least):
+            if not database.set_marker(connection, markers, (batch.pipeline_uuid, batch.sink), new, found):
                 return False
-            if state == "applied":
+            if new.state == "applied":
                 if target is None:
                     raise PublishError(
                         "the database has no such table any more", table=self.table, version=batch.version

@@ -14,14 +14,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, UnavailableError
 from airflow_provider_streamsem.kafka_client import QUIET, REFUSALS, error_name, settings_of
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
-from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger
+from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger, SinkMarker
 from airflow_provider_streamsem.sinks.kafka_control import Control
 from airflow_provider_streamsem.sinks.kafka_rows import COLUMNS, OVERHEAD_BYTES, Measured, check_columns, records
 from airflow_provider_streamsem.sinks.staged import StagedSink, record_batches
@@ -143,7 +143,9 @@ class KafkaSink(StagedSink):
 
     def _measured(self, committable: Committable, version: int) -> Measured:
         measured = Measured()
-        batch = Batch(pipeline_uuid="", sink="", version=version, committable=committable, schema="", root=version)
+        batch = Batch(
+            pipeline_uuid="", sink="", version=version, outcome="", committable=committable, schema="", root=version
+        )
         for rows in record_batches(self.staging, batch):
             measured.add(rows)
         return measured
@@ -196,7 +198,7 @@ class KafkaSink(StagedSink):
         """One transaction with the marker alone."""
         return self._until_marked(batch, state="skipped")
 
-    def marker(self, pipeline_uuid: str, sink: str) -> tuple[int, str] | None:
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
         """What the control topic says."""
         return self._control().marker(f"{pipeline_uuid}/{sink}", within_s=self.transaction_timeout_s)
 
@@ -223,14 +225,14 @@ class KafkaSink(StagedSink):
             try:
                 producer = self._fencing(batch)
                 found = control.marker(_key(batch), within_s=self.transaction_timeout_s)
-                if found is not None and found[0] >= batch.version:
+                if _is_over(found, batch):
                     return _told(batch, found)
                 if state == "applied":
                     self._check_marker(batch, found)
                 # What a failed try said is believed only now that the marker says that nothing of it is there.
                 self._give_up(batch, failed)
                 self._commit(producer, batch, state)
-                return _told(batch, (batch.version, state))
+                return _told(batch, SinkMarker(batch.version, state, batch.outcome))
             except _NotTakenError as error:
                 failed = _Failure(str(error), error)
             except KafkaException as error:
@@ -239,7 +241,7 @@ class KafkaSink(StagedSink):
                 _let_go(producer)
             if failed.name in _FENCED:
                 found = self._awaited(control, batch)
-                if found is not None and found[0] >= batch.version:
+                if _is_over(found, batch):
                     return _told(batch, found)
             if producer is None:
                 self._give_up(batch, failed, "Kafka refuses the publisher, which put nothing there")
@@ -253,10 +255,9 @@ class KafkaSink(StagedSink):
             error=failed.name,
         ) from failed.error
 
-    def _check_marker(self, batch: Batch, found: tuple[int, str] | None) -> None:
+    def _check_marker(self, batch: Batch, found: SinkMarker | None) -> None:
         what = "the control topic has no marker of this pipeline, which has sent records by its receipts: the topic was deleted and created again"
-        version = None if found is None else found[0]
-        batch.check_marker(version, what, control_topic=self.control_topic, key=_key(batch))
+        batch.check_marker(found, what, control_topic=self.control_topic, key=_key(batch))
 
     def _fencing(self, batch: Batch) -> Any:
         """A producer after whose making every older one of this sink is fenced."""
@@ -312,10 +313,10 @@ class KafkaSink(StagedSink):
     def _records(self, batch: Batch, state: str) -> Iterator[dict[str, Any]]:
         return records(record_batches(self.staging, batch), self.topic) if state == "applied" else iter(())
 
-    def _awaited(self, control: Control, batch: Batch) -> tuple[int, str] | None:
+    def _awaited(self, control: Control, batch: Batch) -> SinkMarker | None:
         """Somebody began after this process: leave it the time to end, or two would fence one another for ever."""
         found, deadline = None, time.monotonic() + self.transaction_timeout_s
-        while (found is None or found[0] < batch.version) and time.monotonic() < deadline:
+        while not _is_over(found, batch) and time.monotonic() < deadline:
             SYSTEM_CLOCK.sleep(_POLL_S)
             with suppress(UnavailableError):
                 found = control.marker(_key(batch), within_s=self.transaction_timeout_s)
@@ -360,12 +361,17 @@ def _key(batch: Batch) -> str:
 
 
 def _value(batch: Batch, state: str) -> str:
-    return json.dumps({"version": batch.version, "state": state}, separators=(",", ":"))
+    return json.dumps({"version": batch.version, "state": state, "outcome": batch.outcome}, separators=(",", ":"))
 
 
-def _told(batch: Batch, marker: tuple[int, str]) -> Receipt | None:
-    """What a marker at the version, or above it, says of the batch."""
-    if marker[0] > batch.version:
+def _is_over(found: SinkMarker | None, batch: Batch) -> TypeGuard[SinkMarker]:
+    """Whether the marker is of this commit, or above its version."""
+    return found is not None and (found.version > batch.version or batch.is_settled(found))
+
+
+def _told(batch: Batch, marker: SinkMarker) -> Receipt | None:
+    """What a marker of the commit, or above its version, says of the batch."""
+    if marker.version > batch.version:
         return None
-    applied = marker[1] == "applied"
+    applied = marker.state == "applied"
     return Receipt(result="applied" if applied else "skipped", rows=batch.committable.rows if applied else 0)

@@ -11,6 +11,7 @@ from typing import Any
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.kafka_client import QUIET, TIMEOUT_S, admin_client, answer
 from airflow_provider_streamsem.protocol.codec import read_json
+from airflow_provider_streamsem.sinks.contract import SinkMarker
 
 _LOOK_AGAIN_S = (0.5, 1.0, 2.0)  # a broker may know of a topic later than others
 _CONFIG = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.1"}
@@ -93,7 +94,7 @@ class Control:
                 cleanup_policy=policy,
             )
 
-    def marker(self, key: str, *, within_s: float) -> tuple[int, str] | None:
+    def marker(self, key: str, *, within_s: float) -> SinkMarker | None:
         """
         The newest marker of a key among everything that was sent to the topic before this call, as far as it was committed.
 
@@ -102,7 +103,7 @@ class Control:
 
         :param key: ``<pipeline uuid>/<sink>``
         :param within_s: seconds to wait
-        :returns: ``(version, "applied" | "skipped")``; ``None`` where there is none, or no such topic
+        :returns: ``None`` where there is none, or no such topic
         :raises UnavailableError: it took longer
         """
         from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
@@ -129,7 +130,7 @@ class Control:
                     if message.key() == key.encode() and message.value() is not None:
                         newest = read_json(message.value(), f"{self.topic}: {key}")
                 elif message.error().code() == KafkaError._PARTITION_EOF and message.offset() >= end:
-                    return None if newest is None else (newest["version"], newest["state"])
+                    return newest and SinkMarker(newest["version"], newest["state"], newest.get("outcome", ""))
         finally:
             consumer.close()
         raise UnavailableError(

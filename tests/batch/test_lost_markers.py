@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
@@ -11,9 +14,9 @@ import pytest
 
 from airflow_provider_streamsem.batch.maintenance import abort
 from airflow_provider_streamsem.batch.publish import skip
-from airflow_provider_streamsem.errors import LogDamagedError, MarkerLostError
+from airflow_provider_streamsem.errors import LogDamagedError, MarkerConflictError, MarkerLostError
 from airflow_provider_streamsem.protocol import codec, keys
-from airflow_provider_streamsem.protocol.entries import Receipts
+from airflow_provider_streamsem.protocol.entries import Marker, Receipts
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from tests.outside import PublishingWorld, TableSink
 
@@ -32,7 +35,11 @@ def markers(world: PublishingWorld, version: int) -> tuple[dict[str, int], dict[
     log = world.log()
     found, receipts = log.outcome(version), log.receipts(version)
     assert found is not None
-    return dict(found[0].markers), None if receipts is None else dict(receipts.markers)
+    return versions(found[0].markers), None if receipts is None else versions(receipts.markers)
+
+
+def versions(markers: Mapping[str, Marker]) -> dict[str, int]:
+    return {name: marker.version for name, marker in markers.items()}
 
 
 def test_database_restored_from_an_older_copy_stops_the_run_by_name_until_the_newest_is_back(
@@ -128,10 +135,114 @@ def test_outcome_or_receipts_with_other_markers_than_the_chain_are_refused_and_f
     log, key = world.log(), keys.receipts(1)
     stored = log.receipts(1)
     assert stored is not None
-    data = codec.encode(replace(stored, markers=forged)).data
-    assert codec.decode(Receipts, key, data).markers == forged
+    other = {name: Marker(version=version, outcome=stored.outcome) for name, version in forged.items()}
+    data = codec.encode(replace(stored, markers=other)).data
+    assert codec.decode(Receipts, key, data).markers == other
     world.store.delete(key)
     world.store.create(key, data)
     with pytest.raises(LogDamagedError, match="I15"):
         world.run("third")
     assert [(f.invariant, f.version) for f in world.verdict().findings] == [("I15", 1)]
+
+
+# --- a log that lost versions which its sinks have
+
+
+def copied(world: PublishingWorld) -> dict[str, bytes]:
+    """The log as it is now: key → bytes."""
+    return {stat.key: world.store.read(stat.key) or b"" for stat in world.store.list("")}
+
+
+def restored(world: PublishingWorld, log: Mapping[str, bytes]) -> None:
+    """Put a log back to a copy."""
+    for stat in list(world.store.list("")):
+        world.store.delete(stat.key)
+    for key, data in log.items():
+        world.store.create(key, data)
+
+
+def conflict(world: PublishingWorld, run_key: str, sink: str, version: int, marker: int) -> None:
+    with pytest.raises(MarkerConflictError, match=rf"sink='{sink}' version={version}.*marker={marker}") as stopped:
+        world.run(run_key)
+    assert not stopped.value.retryable
+
+
+def test_log_restored_without_its_newest_version_stops_the_run_until_the_newest_copy_is_back(
+    world: PublishingWorld,
+) -> None:
+    """The marker's number is that of the version which is planned anew: only the outcome tells them apart."""
+    world.run("first")
+    older = copied(world)
+    world.run("second")
+    newest = copied(world)
+    restored(world, older)
+    world.arrive(3)
+    for run_key in ("third", "third", "fourth"):
+        conflict(world, run_key, "audit", 1, 1)
+    assert world.rows("audit") == world.rows("table") == Counter(range(12))
+    findings = world.verdict().findings
+    assert {(f.invariant, f.version) for f in findings} == {("I18", 1)}
+    assert "another commit of version 1" in findings[0].what
+    restored(world, newest)
+    world.run("rest", drain=True)
+    world.check()
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_lost_versions_of_a_log_are_passed_by_skip_and_their_rows_published_by_redo(
+    world: PublishingWorld, lost: int
+) -> None:
+    """As docs/recovery.md says: the rows of the lost versions are deleted, the new ones skipped and then redone."""
+    world.run("first")
+    older = copied(world)
+    for number in range(lost):
+        world.run(f"lost-{number}")
+    restored(world, older)
+    with closing(sqlite3.connect(world.database)) as db, db:
+        db.execute("DELETE FROM rows WHERE root > 0")
+    for version in range(1, lost + 1):
+        conflict(world, f"new-{version}", "audit", version, lost)
+        with pytest.raises(MarkerConflictError, match="sink='table'"):
+            skip(world.pipeline(), version, sink="audit", reason="the log was lost", log=world.log())
+        both = ("audit", "table")
+        receipts = skip(world.pipeline(), version, sink=both, reason="the log was lost", log=world.log())
+        assert {receipt.result for receipt in receipts.sinks.values()} == {"skipped"}
+    world.run("rest", drain=True)
+    for version in range(1, lost + 1):
+        world.run(f"redo-{version}", redone=version)
+    world.check()
+    assert world.verdict().findings == []
+
+
+def test_sink_restored_to_a_copy_from_before_the_log_was_restored_is_refused(
+    world: PublishingWorld, tmp_path: Path
+) -> None:
+    """Its marker has the version that the receipts name, and is of a commit that this log never had."""
+    world.run("first")
+    older, kept = copied(world), tmp_path / "kept.db"
+    shutil.copy(world.database, kept)
+    world.run("second")
+    of_old_log = tmp_path / "of-old-log.db"
+    shutil.copy(world.database, of_old_log)
+    restored(world, older)
+    shutil.copy(kept, world.database)
+    world.run("second anew")
+    shutil.copy(of_old_log, world.database)
+    conflict(world, "third", "audit", 2, 1)
+
+
+def test_sink_that_got_nothing_of_the_version_planned_anew_is_refused_at_its_next_one(world: PublishingWorld) -> None:
+    world.run("first")
+    older = copied(world)
+    world.run("second")
+    restored(world, older)
+    world.run("second anew", pipeline=world.pipeline(transform=lambda rows: []))
+    conflict(world, "third", "audit", 2, 1)
+
+
+def test_marker_that_a_user_set_by_hand_needs_no_outcome(world: PublishingWorld) -> None:
+    world.run("first")
+    with closing(sqlite3.connect(world.database)) as db, db:
+        db.execute("UPDATE markers SET outcome = ''")
+    world.run("rest", drain=True)
+    world.check()

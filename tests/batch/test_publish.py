@@ -105,7 +105,7 @@ def test_publisher_that_wakes_after_a_skip_applies_nothing(world: PublishingWorl
     refused(world)
     opened = open_pipeline(world.pipeline(), world.log())
     assert opened.head.outcome is not None
-    late = batch_of(opened, opened.head.outcome, "table")
+    late = batch_of(opened, opened.head.outcome, opened.head.outcome_sha, "table")
     skip(world.pipeline(), 0, sink="table", reason="poison", log=world.log())
     sink = world.pipeline().sinks["table"]
     assert isinstance(sink, TableSink)
@@ -215,7 +215,7 @@ def test_verify_finds_a_marker_that_went_back_one_that_is_ahead_and_receipts_tha
     assert world.verdict().findings == []
     for at, invariant in ((0, "I15"), (5, "I18")):
         with sqlite3.connect(world.database) as db:
-            db.execute("UPDATE markers SET version = ?", (at,))
+            db.execute("UPDATE markers SET version = ?, outcome = ''", (at,))
         assert {finding.invariant for finding in world.verdict().findings} == {invariant}
     with sqlite3.connect(world.database) as db:
         db.execute("UPDATE markers SET version = 1")

@@ -28,7 +28,7 @@ from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts.s3 import S3Server
-from tests.sinks.batches import schema_of
+from tests.sinks.batches import before, outcome_of, schema_of
 from tests.sinks.delta_worlds import WRITES
 from tests.stepped import stepped
 
@@ -344,7 +344,8 @@ def test_publisher_that_dies_around_any_write_to_the_table_on_s3_is_followed_by_
             assert sink.dataset().create(f"data/{version}/a/part-0.parquet", sink_file.getvalue())
             replaced = made[0].committable if version == 2 and not merges else None
             made.append(
-                Batch(pipeline_uuid="u", sink="t", version=version, committable=sink.collect(version, "a"), root=0 if replaced else version,
+                Batch(pipeline_uuid="u", sink="t", version=version, outcome=outcome_of(version), expected_marker=before(version),
+                      committable=sink.collect(version, "a"), root=0 if replaced else version,
                       schema=schema_of(id="long", v="long"), replaced=replaced)
             )  # fmt: skip
         return made

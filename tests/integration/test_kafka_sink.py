@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from airflow_provider_streamsem.sinks.kafka_control import Control
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts.kafka import PASSWORD, USER, Broker
 from tests.integration.topics import PATIENCE_S, Topics
+from tests.sinks import batches
 from tests.sinks.batches import decided
 from tests.worlds import World
 
@@ -73,8 +74,9 @@ def staged(of: KafkaSink, version: int, rows: list[dict[str, Any]], uuid: str = 
     place.mkdir(parents=True)
     pa.parquet.write_table(pa.Table.from_pylist(rows), place / "part-0.parquet")
     return Batch(
-        pipeline_uuid=uuid, sink="out", version=version, committable=of.collect(version, "a"), schema="", root=version
-    )
+        pipeline_uuid=uuid, sink="out", version=version, outcome=batches.outcome_of(version), committable=of.collect(version, "a"),
+        schema="", root=version, expected_marker=batches.before(version),
+    )  # fmt: skip
 
 
 def publish(of: KafkaSink, batch: Batch) -> Receipt | None:
@@ -226,7 +228,7 @@ def test_two_publishers_at_once_leave_each_version_there_once(tmp_path: Path, to
             thread.join()
         assert answers == [Receipt(result="applied", rows=5)] * 2
     assert seen(topics) == expected
-    assert of.marker("u", "out") == (ROUNDS - 1, "applied")
+    assert of.marker("u", "out") == batches.marked(ROUNDS - 1)
 
 
 def test_late_publisher_is_fenced_wherever_it_slept(tmp_path: Path, topics: Topics, outside: Outside) -> None:
@@ -303,7 +305,9 @@ def test_records_are_written_as_their_columns_say(tmp_path: Path, topics: Topics
     place = Path(of.attempt_place(0, "a"))
     place.mkdir(parents=True)
     pa.parquet.write_table(pa.Table.from_pylist(rows, schema), place / "part-0.parquet")
-    batch = Batch(pipeline_uuid="u", sink="out", version=0, committable=of.collect(0, "a"), schema="", root=0)
+    batch = Batch(
+        pipeline_uuid="u", sink="out", version=0, outcome="0", committable=of.collect(0, "a"), schema="", root=0
+    )
     assert publish(of, batch) == Receipt(result="applied", rows=2)
     consumer = Consumer(
         {"bootstrap.servers": topics.broker.bootstrap, "group.id": "g", "isolation.level": "read_committed"}
@@ -438,9 +442,18 @@ def test_batch_that_kafka_refuses_is_published_after_that_was_mended_or_given_up
     given_up = staged(of, 1, [{"value": "2" * 5000}])
     assert of.skip(given_up, None) == Receipt(result="skipped", rows=0)  # type: ignore[arg-type]
     assert publish(of, given_up) == Receipt(result="skipped", rows=0)
-    assert of.marker("u", "out") == (1, "skipped")
+    assert of.marker("u", "out") == batches.marked(1, "skipped")
     assert publish(of, batch) is None
     assert topics.read("out") == Counter(["1" * 5000])
+
+
+def test_marker_of_a_commit_that_the_log_does_not_have_is_refused(tmp_path: Path, topics: Topics) -> None:
+    of = sink(topics, tmp_path)
+    first, second, third = (staged(of, at, [{"value": str(at)}]) for at in range(3))
+    publish(of, first)
+    publish(of, second)
+    batches.check_that_commits_of_other_logs_are_refused(of, second, third)
+    assert topics.read("out") == Counter(["0", "1", "2"])
 
 
 def test_time_out_that_the_broker_does_not_allow_is_named_and_can_be_mended(tmp_path: Path, topics: Topics) -> None:
@@ -495,8 +508,9 @@ def test_markers_of_many_versions_are_compacted_and_read_back(tmp_path: Path, to
     of = sink(topics, tmp_path)
     for version in range(5):
         publish(of, staged(of, version, [{"value": str(version)}]))
-        publish(of, staged(of, version + 100, [{"value": str(version)}], uuid="other"))
-    assert of.marker("u", "out") == (4, "applied")
-    assert of.marker("other", "out") == (104, "applied")
+        other = staged(of, version + 100, [{"value": str(version)}], uuid="other")
+        publish(of, other if version else replace(other, expected_marker=None))
+    assert of.marker("u", "out") == batches.marked(4)
+    assert of.marker("other", "out") == batches.marked(104)
     assert of.marker("nobody", "out") is None
     assert sink(topics, tmp_path, control_topic=topics.name("none")).marker("u", "out") is None

@@ -13,6 +13,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Claim,
     Committable,
     Effects,
+    Marker,
     Plan,
     Replaced,
     RunPointer,
@@ -294,7 +295,7 @@ def test_I4_outcome_that_does_not_carry_the_partitions_that_its_plan_does_not_re
 
 def test_I15_outcome_with_other_markers_than_the_receipts_before_it() -> None:
     with broken("I15"):  # type: ignore[attr-defined]
-        invariants.check_i15(samples.outcome(PLAN), before={"out": 3})
+        invariants.check_i15(samples.outcome(PLAN), before={"out": Marker(version=3, outcome="sha")})
 
 
 def test_I16_pointer_that_is_missing_below_a_newer_one() -> None:

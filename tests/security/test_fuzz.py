@@ -328,10 +328,18 @@ def entry(world: Fuzzed, key: str, update: Callable[[dict[str, Any]], object]) -
 def chain(world: Fuzzed, *, manifests: bool = False) -> None:
     """Link the versions again, as an attacker would who knows the protocol: each plan names the outcome before it, each outcome its plan."""
     before = b""
+    shas: dict[int, str] = {}
+
+    def link(body: dict[str, Any], name: str, to: bytes | None) -> None:
+        body[name] = sha256(to) if to else ""
+        for marker in body.get("markers", {}).values():
+            marker["outcome"] = shas.get(marker["version"], "")
+
     for version in range(4):
-        plan = entry(world, keys.plan(version), lambda body, b=before: body.update(previous=sha256(b) if b else ""))
-        outcome = entry(world, keys.outcome(version), lambda body, p=plan: body.update(plan=sha256(p or b"")))
-        entry(world, keys.receipts(version), lambda body, o=outcome: body.update(outcome=sha256(o or b"")))
+        plan = entry(world, keys.plan(version), lambda body, b=before: link(body, "previous", b))
+        outcome = entry(world, keys.outcome(version), lambda body, p=plan: link(body, "plan", p))
+        shas[version] = sha256(outcome or b"")
+        entry(world, keys.receipts(version), lambda body, o=outcome: link(body, "outcome", o))
         for path in Path(world.store.url, keys.attempts(version)).glob("*.json") if manifests else ():
             entry(world, keys.attempt(version, path.stem), lambda body, p=plan: body.update(plan=sha256(p or b"")))
         before = outcome or b""

@@ -10,10 +10,10 @@ import pytest
 from airflow_provider_streamsem.batch import maintenance, publish, run
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.protocol import procedures
-from airflow_provider_streamsem.protocol.entries import Receipt, Receipts
+from airflow_provider_streamsem.protocol.entries import Marker, Receipt, Receipts
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.sinks import database, jdbc
-from airflow_provider_streamsem.sinks.contract import Batch
+from airflow_provider_streamsem.sinks.contract import Batch, SinkMarker
 from airflow_provider_streamsem.sinks.http import HttpSink
 from airflow_provider_streamsem.sinks.http_calls import Publication
 from airflow_provider_streamsem.sinks.jdbc import JdbcSink
@@ -21,42 +21,40 @@ from tests.simulation.mutations import Mutation
 
 
 def publisher_does_not_ask_the_marker(patch: pytest.MonkeyPatch) -> None:
-    real = database.advance_marker
+    real = database.set_marker
 
-    def advance_marker(
-        connection: Any, table: Any, marker: tuple[str, str], version: int, state: str, **named: Any
-    ) -> bool:
-        real(connection, table, marker, version, state, **named)
+    def set_marker(*given: Any) -> bool:
+        real(*given)
         return True
 
-    patch.setattr(database, "advance_marker", advance_marker)
+    patch.setattr(database, "set_marker", set_marker)
 
 
 def marker_may_go_back(patch: pytest.MonkeyPatch) -> None:
-    def advance_marker(
-        connection: Any, table: Any, marker: tuple[str, str], version: int, state: str, **named: Any
+    def set_marker(
+        connection: Any, table: Any, name: tuple[str, str], new: SinkMarker, found: SinkMarker | None
     ) -> bool:
-        this = (table.c.pipeline_uuid == marker[0]) & (table.c.sink == marker[1]) & (table.c.version != version)
-        row = {"pipeline_uuid": marker[0], "sink": marker[1], "version": version, "state": state}
+        this = (table.c.pipeline_uuid == name[0]) & (table.c.sink == name[1]) & (table.c.version != new.version)
+        row = database.marker_row(name, new)
         added = table.insert().prefix_with("OR IGNORE").values(row)
         return any(connection.execute(what).rowcount for what in (table.update().where(this).values(row), added))
 
-    patch.setattr(database, "advance_marker", advance_marker)
+    patch.setattr(database, "set_marker", set_marker)
 
 
 def marker_and_rows_are_two_transactions(patch: pytest.MonkeyPatch) -> None:
-    real, advance = JdbcSink._commit, database.advance_marker
+    real, set_marker = JdbcSink._commit, database.set_marker
 
-    def commit(self: JdbcSink, connection: Any, markers: Any, batch: Batch, state: str) -> bool:
-        marker = (batch.pipeline_uuid, batch.sink)
+    def commit(self: JdbcSink, connection: Any, markers: Any, batch: Batch, new: Any, found: Any) -> bool:
+        name = (batch.pipeline_uuid, batch.sink)
         with connection.begin():
-            if not advance(connection, markers, marker, batch.version, state, least=batch.expected_marker):
+            if not set_marker(connection, markers, name, new, found):
                 return False
-        database.read_marker(connection, markers, *marker)
-        return real(self, connection, markers, batch, state)
+        database.read_marker(connection, markers, *name)
+        return real(self, connection, markers, batch, new, found)
 
     patch.setattr(JdbcSink, "_commit", commit)
-    patch.setattr(database, "advance_marker", lambda *given, **named: True)
+    patch.setattr(database, "set_marker", lambda *given: True)
 
 
 def skip_moves_no_marker(patch: pytest.MonkeyPatch) -> None:
@@ -74,8 +72,8 @@ def redo_does_not_replace(patch: pytest.MonkeyPatch) -> None:
 def redo_replaces_the_rows_of_the_version_it_names(patch: pytest.MonkeyPatch) -> None:
     real = publish.batch_of
 
-    def batch_of(opened: Any, outcome: Any, name: str) -> Batch:
-        batch = real(opened, outcome, name)
+    def batch_of(opened: Any, outcome: Any, sha: str, name: str) -> Batch:
+        batch = real(opened, outcome, sha, name)
         return batch if outcome.replaces is None else replace(batch, root=outcome.replaces.version)
 
     patch.setattr(publish, "batch_of", batch_of)
@@ -92,7 +90,8 @@ def receipts_are_written_before_publishing(patch: pytest.MonkeyPatch) -> None:
         outcome = head.outcome
         assert outcome is not None
         sinks = {name: Receipt(result="applied", rows=outcome.sinks[name].rows) for name in outcome.publish}
-        markers = {**outcome.markers, **{name: outcome.version for name in sinks if outcome.sinks[name].files}}
+        own = Marker(version=outcome.version, outcome=head.outcome_sha)
+        markers = {**outcome.markers, **{name: own for name in sinks if outcome.sinks[name].files}}
         receipts = Receipts(
             version=outcome.version, outcome=head.outcome_sha, sinks=sinks, markers=markers, published_at_ms=0, nonce=opened.log.clock.new_id()
         )  # fmt: skip

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from airflow_provider_streamsem import FilesSink, Pipeline
 from airflow_provider_streamsem.errors import MarkerLostError, PublishError, StreamsemError
 from airflow_provider_streamsem.sinks import database
-from airflow_provider_streamsem.sinks.contract import Batch
+from airflow_provider_streamsem.sinks.contract import Batch, SinkMarker
 from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError
 from tests.simulation import checks
@@ -29,7 +29,7 @@ Row = dict[str, int]
 _TABLES = """
     CREATE TABLE audit (id BIGINT, attempt BIGINT, _streamsem_version BIGINT);
     CREATE TABLE mart (id BIGINT, attempt BIGINT, _streamsem_version BIGINT);
-    CREATE TABLE streamsem_markers (pipeline_uuid TEXT, sink TEXT, version BIGINT, state TEXT, PRIMARY KEY (pipeline_uuid, sink));
+    CREATE TABLE streamsem_markers (pipeline_uuid TEXT, sink TEXT, version BIGINT, state TEXT, outcome TEXT, PRIMARY KEY (pipeline_uuid, sink));
 """
 
 
@@ -97,22 +97,23 @@ class Tables(World):
         return found
 
     def _commit(
-        self, real: Callable[..., bool], connection: sa.Connection, markers: sa.Table, batch: Batch, state: str
-    ) -> bool:
-        late = partial(self._land, real, markers, batch, state)
-        with self._request(f"{batch.sink}: {batch.version} {state}", late) as process:
-            if process is not None and state == "applied" and self._refuses(batch):
+        self, real: Callable[..., bool], connection: sa.Connection, markers: sa.Table, batch: Batch,
+        new: SinkMarker, found: SinkMarker | None,
+    ) -> bool:  # fmt: skip
+        late = partial(self._land, real, markers, batch, new, found)
+        with self._request(f"{batch.sink}: {batch.version} {new.state}", late) as process:
+            if process is not None and new.state == "applied" and self._refuses(batch):
                 process.refused = True
                 self.scheduler.count["transactions refused"] += 1
                 raise sqlite3.IntegrityError("poison")
-            done = real(connection, markers, batch, state)
+            done = real(connection, markers, batch, new, found)
             self.scheduler.count["transactions applied" if done else "transactions that came too late"] += 1
         return done
 
-    def _land(self, real: Callable[..., bool], markers: sa.Table, batch: Batch, state: str) -> None:
+    def _land(self, real: Callable[..., bool], markers: sa.Table, batch: Batch, *marker: SinkMarker | None) -> None:
         """A transaction that was under way; nobody hears what becomes of it."""
         with self._engine.connect() as connection, suppress(StreamsemError, sa.exc.SQLAlchemyError):
-            done = real(connection, markers, batch, state)
+            done = real(connection, markers, batch, *marker)
             self.scheduler.count["late transactions applied" if done else "transactions that came too late"] += 1
 
     @contextmanager
@@ -168,7 +169,7 @@ class Tables(World):
                 require(at >= self._markers.get(name, -1), "a marker went back (I15)", name, at)
                 self._markers[name] = at
                 if log.receipts:
-                    said = log.receipts[max(log.receipts)].get("markers", {}).get(name, -1)
+                    said = log.receipts[max(log.receipts)].get("markers", {}).get(name, {}).get("version", -1)
                     is_due = at in log.receipts or at == -1
                     require(said == at if is_due else said < at, "receipts carry another marker (I15)", name, said, at)
                 found = Counter(db.execute(f"SELECT id, attempt, _streamsem_version FROM {name}"))

@@ -46,7 +46,7 @@ class DeltaWorld(World):
         """What was, or is to be, published of each version."""
         opened = open_pipeline(self.pipeline(), self.log())
         outcomes = [opened.log.outcome(version) for version in range(opened.head.closed + 1)]
-        return [batch_of(opened, found[0], "table") for found in outcomes if found is not None]
+        return [batch_of(opened, *found, "table") for found in outcomes if found is not None]
 
     def all_is_right(self) -> None:
         assert self.verdict().findings == []

@@ -24,6 +24,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.entries import Marker
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.rows import RowsEngine
@@ -100,8 +101,8 @@ def test_publishers_at_once_put_a_batch_into_the_table_once_in_50_rounds(world: 
                     type(file)(key=key, bytes=file.bytes, rows=file.rows, checksum=file.checksum, stats=file.stats)
                 )
             committable = type(template.committable)(format="parquet", rows=6, files=tuple(copied))
-            batch = Batch(pipeline_uuid=template.pipeline_uuid, sink="table", version=version, committable=committable,
-                          schema=template.schema, root=version)  # fmt: skip
+            last = Marker(version=version - 1, outcome=template.outcome)
+            batch = replace(template, version=version, committable=committable, root=version, expected_marker=last)
             answers = list(pool.map(lambda batch: publish(world, batch), [batch, batch]))
             assert [answer.result for answer in answers] == ["applied", "applied"]
     assert set(world.rows().values()) == {51}
@@ -142,7 +143,7 @@ def test_table_is_not_told_of_staged_files_that_others_have_cleaned_up(world: De
     """As VACUUM of others does with files that no table names yet, where a batch has waited for long."""
     world.run("first")
     first = world.batches()[0]
-    later = replace(first, version=1, root=1)
+    later = replace(first, version=1, root=1, expected_marker=Marker(version=0, outcome=first.outcome))
     for file in first.committable.files:
         path = Path(world.table) / file.key
         kept = path.read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_provider_streamsem.sinks import delta_table
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
-from tests.sinks.batches import UUID, schema_of, staged
+from tests.sinks.batches import UUID, check_that_commits_of_other_logs_are_refused, marked, schema_of, staged
 
 SCHEMA = schema_of(id="long")
 
@@ -52,9 +53,10 @@ def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[object]:
 def test_tables_log_is_read_whole_once_however_many_batches_follow(
     sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(sink, batch(sink, 0))
+    for version in range(2):
+        publish(sink, batch(sink, version))
     opened, asked = counted(monkeypatch, "__init__"), counted(monkeypatch, "transaction_version")
-    for version in range(1, 6):
+    for version in range(2, 6):
         publish(sink, batch(sink, version))
     assert (opened, asked) == ([], [])
     assert rows(sink) == Counter(range(6))
@@ -98,7 +100,7 @@ def test_table_that_was_dropped_and_made_again_is_opened_anew(sink: DeltaSink, v
     for _ in range(versions):
         write_deltalake(sink.path, pyarrow.table({"id": [-1]}), mode="append")
     assert sink.marker(UUID, "t") is None
-    publish(sink, second)
+    publish(sink, replace(second, expected_marker=None))
     assert rows(sink) == Counter({-1: versions, 1: 1})
 
 
@@ -110,7 +112,7 @@ def test_own_entry_that_was_lost_and_replaced_by_another_is_no_marker(sink: Delt
     newest = DeltaTable(sink.path).version()
     (Path(sink.path) / "_delta_log" / f"{newest:020d}.json").unlink()
     write_deltalake(sink.path, pyarrow.table({"id": [-1]}), mode="append")
-    assert sink.marker(UUID, "t") == (0, "applied")
+    assert sink.marker(UUID, "t") == replace(marked(0), outcome=marked(0).outcome[:15])
     publish(sink, second)
     assert rows(sink) == Counter([-1, 0, 1])
 
@@ -160,3 +162,11 @@ def test_few_tables_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for sink in sinks:
         publish(sink, batch(sink, 1))
         assert rows(sink) == Counter([0, 1])
+
+
+def test_marker_of_a_commit_that_the_log_does_not_have_is_refused(sink: DeltaSink) -> None:
+    publish(sink, batch(sink, 0))
+    second = batch(sink, 1)
+    publish(sink, second)
+    check_that_commits_of_other_logs_are_refused(sink, second, batch(sink, 2))
+    assert rows(sink) == Counter(range(3))

@@ -357,7 +357,7 @@ def test_late_publisher_calls_nobody(tmp_path: Path, recorder: Recorder) -> None
     sink = pipeline.sinks["push"]
     for _ in range(3):
         effects = LoggedEffects(opened.log, 0, "push", may_close=False)
-        assert sink.publish(batch_of(opened, found[0], "push"), effects) == receipt(w)  # type: ignore[attr-defined]
+        assert sink.publish(batch_of(opened, *found, "push"), effects) == receipt(w)  # type: ignore[attr-defined]
     assert recorder.ids() == seen == w.expected
 
 

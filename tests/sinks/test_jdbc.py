@@ -33,7 +33,7 @@ from airflow_provider_streamsem.sinks import database
 from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.sinks.batches import UUID, accept, decided, schema_of, staged
+from tests.sinks.batches import UUID, accept, check_that_commits_of_other_logs_are_refused, decided, schema_of, staged
 from tests.sinks.database_steps import Steps
 from tests.worlds import World
 
@@ -413,7 +413,7 @@ def test_table_of_markers_that_somebody_dropped_stops_publishing_and_is_not_made
     db.run("DROP TABLE streamsem_markers")
     for emptied in (False, True):
         if emptied:
-            db.run("CREATE TABLE streamsem_markers (pipeline_uuid TEXT, sink TEXT, version BIGINT, state TEXT, PRIMARY KEY (pipeline_uuid, sink))")  # fmt: skip
+            db.run("CREATE TABLE streamsem_markers (pipeline_uuid TEXT, sink TEXT, version BIGINT, state TEXT, outcome TEXT, PRIMARY KEY (pipeline_uuid, sink))")  # fmt: skip
         with pytest.raises(
             MarkerLostError, match=r"table of markers.*table='t' markers='streamsem_markers'"
         ) as stopped:
@@ -422,8 +422,11 @@ def test_table_of_markers_that_somebody_dropped_stops_publishing_and_is_not_made
         assert db.ids() == Counter(range(3))
         assert [finding.invariant for finding in world.verdict().findings] == ["I15"]
     uuid, name = stopped.value.fields["pipeline_uuid"], stopped.value.fields["sink"]
-    assert kept == [(uuid, name, stopped.value.fields["expected_marker"], "applied")]
-    db.run(f"INSERT INTO streamsem_markers VALUES {kept[0]}")  # as docs/sinks/jdbc.md says
+    by_hand = (uuid, name, stopped.value.fields["expected_marker"], "applied")
+    assert [row[:4] for row in kept] == [by_hand]
+    db.run(
+        f"INSERT INTO streamsem_markers (pipeline_uuid, sink, version, state) VALUES {by_hand}"
+    )  # as docs/sinks/jdbc.md says
     world.run("b", pipeline=pipeline)
     assert db.ids() == world.expected
     assert world.verdict().findings == []
@@ -480,6 +483,16 @@ def test_version_is_skipped_where_the_table_of_markers_was_dropped_and_later_one
     world.run("c", pipeline=pipeline)
     assert db.markers() == [(2, "applied")]
     assert db.ids() == Counter([0, 1, 2, 6, 7, 8])
+
+
+def test_marker_of_a_commit_that_the_log_does_not_have_is_refused(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (id BIGINT)")
+    to, schema = sink(tmp_path), schema_of(id="long")
+    first, second, third = (staged(to, pyarrow.table({"id": [at]}), at, schema=schema) for at in range(3))
+    to.publish(first, None)  # type: ignore[arg-type]
+    to.publish(second, None)  # type: ignore[arg-type]
+    check_that_commits_of_other_logs_are_refused(to, second, third)
+    assert db.ids() == Counter(range(3))
 
 
 def test_nothing_says_the_password_or_a_value_of_a_row(

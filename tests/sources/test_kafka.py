@@ -144,7 +144,13 @@ def test_property_that_may_load_code_reaches_no_client_and_is_named_without_its_
 SOURCE = KafkaSource(topics=["orders"], conn_id="k", starting="2026-01-31T00:00:00Z")
 SINK = KafkaSink("/staged", topic="orders", conn_id="k")
 BATCH = Batch(
-    pipeline_uuid="u", sink="s", version=0, committable=Committable(format="parquet", rows=0), schema="", root=0
+    pipeline_uuid="u",
+    sink="s",
+    version=0,
+    outcome="0",
+    committable=Committable(format="parquet", rows=0),
+    schema="",
+    root=0,
 )
 PATHS: dict[str, Callable[[], object]] = {
     "time look-up of a new pipeline": SOURCE.genesis,

@@ -21,8 +21,9 @@ from pyiceberg.table import Table
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Committable, Receipt
 from airflow_provider_streamsem.sinks import iceberg_catalog
-from airflow_provider_streamsem.sinks.contract import Batch
+from airflow_provider_streamsem.sinks.contract import Batch, SinkMarker
 from airflow_provider_streamsem.sinks.iceberg import IcebergSink
+from tests.sinks import batches
 
 ID = [("id", "long")]
 Hook = Callable[[str], None]
@@ -177,6 +178,8 @@ class Lake:
             pipeline_uuid="p",
             sink="t",
             version=version,
+            outcome=batches.outcome_of(version),
+            expected_marker=batches.before(version),
             committable=self.staged(str(version), rows),
             schema=spark_schema(columns),
             root=version if redoes is None else redoes.root,
@@ -189,13 +192,13 @@ class Lake:
     def skip(self, batch: Batch) -> Receipt | None:
         return self.sink.skip(batch, None)  # type: ignore[arg-type]
 
-    def marker(self) -> tuple[int, str] | None:
+    def marker(self) -> SinkMarker | None:
         return self.sink.marker("p", "t")
 
     def marked(self) -> list[str]:
-        """The marker of each snapshot that has one, in order."""
+        """The version and state of the marker of each snapshot that has one, in order."""
         found = [s.summary.additional_properties.get("streamsem.p.t") for s in self.table().snapshots() if s.summary]
-        return [mark for mark in found if mark is not None]
+        return [mark.rpartition(" ")[0] for mark in found if mark is not None]
 
     def with_(self, **changes: Any) -> Lake:
         return replace(self, changes={**self.changes, **changes})

@@ -19,6 +19,7 @@ from airflow_provider_streamsem.batch.maintenance import vacuum
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, StreamsemError
 from airflow_provider_streamsem.sinks import iceberg
 from airflow_provider_streamsem.sinks.iceberg import IcebergSink
+from tests.sinks import batches
 from tests.sinks.iceberg.lake import Lake, Steps
 from tests.worlds import World
 
@@ -100,7 +101,7 @@ def test_two_publishers_at_once_and_one_that_sleeps_over_its_commit_in_50_rounds
             thread.start()
         for thread in threads:
             thread.join()
-        assert lake.marker() == (version + 1, "applied")
+        assert lake.marker() == batches.marked(version + 1)
         assert dict(values(lake))[0] == version + 1
     odd = range(1, 101, 2)
     assert values(lake) == [(0, 100), *((n, n) for n in odd)]
@@ -168,7 +169,7 @@ def test_null_keys_and_missing_columns_are_refused_and_lose_nothing(lake: Lake) 
     lake.publish(valued(lake, 0, {1: 1}))
     with pytest.raises(DataError, match="have null there"):
         valued(lake, 1, [(None, 1)])  # type: ignore[list-item]
-    only_ids = lake.batch(2, [1])
+    only_ids = replace(lake.batch(2, [1]), expected_marker=batches.before(1))
     with pytest.raises(DataError, match="whose values a merge would lose"):
         lake.sink.accept(only_ids.schema)
     with pytest.raises(PublishError, match="does not take its rows"):
@@ -185,11 +186,12 @@ def test_batch_whose_file_has_no_rows_sets_the_marker_and_stops_nothing(lake: La
         data = io.BytesIO()
         pyarrow.parquet.write_table(table, data)
         assert lake.sink.dataset().create(f"data/{version}/a/part-0.parquet", data.getvalue())
-        batch = replace(valued(lake, 10 + version, {}), version=version, committable=lake.sink.collect(version, "a"))
+        made = {"outcome": batches.outcome_of(version), "expected_marker": batches.before(version)}
+        batch = replace(valued(lake, 10 + version, {}), version=version, committable=lake.sink.collect(version, "a"), **made)  # fmt: skip
         receipt = lake.publish(batch)
         assert receipt is not None
         assert (receipt.result, receipt.rows) == ("applied", len(rows))
-        assert lake.marker() == (version, "applied")
+        assert lake.marker() == batches.marked(version)
     assert values(lake) == [(1, 1)]
 
 

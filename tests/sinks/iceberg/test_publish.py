@@ -18,6 +18,7 @@ from airflow_provider_streamsem import FilesSink
 from airflow_provider_streamsem.batch.publish import skip
 from airflow_provider_streamsem.errors import InvalidError, MarkerLostError, PublishError, UnavailableError
 from airflow_provider_streamsem.sinks import iceberg
+from tests.sinks import batches
 from tests.sinks.iceberg.kills import SCENARIOS, Later, kill_at_every_step
 from tests.sinks.iceberg.lake import ID, Lake, Steps, spark_schema
 from tests.worlds import World
@@ -177,7 +178,7 @@ def test_a_publisher_that_sleeps_over_its_commit_is_refused(tmp_path: Path, redo
     at("before commit_table", others)
     assert lake.publish(batch) is None
     assert lake.rows() == ([10, 20] if redo else [0, 10, 20])
-    assert lake.marker() == (2, "applied")
+    assert lake.marker() == batches.marked(2)
 
 
 def test_a_commit_of_others_between_look_and_commit_is_kept(tmp_path: Path) -> None:
@@ -240,7 +241,7 @@ def test_a_skipped_batch_is_never_applied_by_a_publisher_that_wakes_late(tmp_pat
     receipt = lake.publish(batch)
     assert receipt is not None
     assert (receipt.result, receipt.rows) == ("skipped", 0)
-    assert lake.marker() == (1, "skipped")
+    assert lake.marker() == batches.marked(1, "skipped")
     lake.publish(lake.batch(2, [2]))
     assert lake.rows() == [0, 2]
 
@@ -431,9 +432,18 @@ def test_rollback_of_what_others_did_after_the_pipeline_is_published_to(tmp_path
     own = lake.table().snapshots()[-1].snapshot_id
     lake.table().append(lake.table().scan().to_arrow())
     lake.table().manage_snapshots().rollback_to_snapshot(own).commit()
-    lake.publish(replace(lake.batch(1, [1]), expected_marker=0))
+    lake.publish(replace(lake.batch(1, [1]), expected_marker=batches.before(1)))
     lake.table().append(lake.table().scan().to_arrow().slice(0, 1))
     table = lake.table()
     table.maintenance.expire_snapshots().by_id(table.snapshots()[-2].snapshot_id).commit()
-    lake.publish(replace(lake.batch(2, [2]), expected_marker=1))
-    assert lake.marker() == (2, "applied")
+    lake.publish(replace(lake.batch(2, [2]), expected_marker=batches.before(2)))
+    assert lake.marker() == batches.marked(2)
+
+
+def test_marker_of_a_commit_that_the_log_does_not_have_is_refused(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    second = lake.batch(1, [1])
+    lake.publish(second)
+    batches.check_that_commits_of_other_logs_are_refused(lake.sink, second, lake.batch(2, [2]))
+    assert lake.rows() == [0, 1, 2]
