@@ -197,7 +197,7 @@ REFUSED = [
     ("Kafka topics as sink", "topics that delete records of the markers; reprocessing", "sinks/kafka.md"),
     (
         "every sink with a marker",
-        "a table, markers or a control topic that lost published versions: `MarkerLostError`; a log that lost versions which the sink has: `MarkerConflictError`",
+        "a table, markers or a control topic that lost published versions: `MarkerLostError`; a log that lost versions of the sink: `MarkerConflictError`",
         "recovery.md",
     ),
     ("columns", "types that neither are equal nor widen from batch to batch", "schema_changes.md"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from airflow_provider_streamsem import extras
 from airflow_provider_streamsem.batch.changes import changed_fields, described
 from airflow_provider_streamsem.batch.pipeline import Pipeline, stored_spec
 from airflow_provider_streamsem.commitlog import doctor
@@ -35,9 +36,11 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
     """
     Find the pipeline in its log, or create it there.
 
+    :raises InvalidError: a client library is not installed
     :raises UnsafeStoreError: a new log on a store that does not keep create-if-absent
     :raises ConflictError: the log is of another pipeline, or its versions were planned by a spec with other guarded fields; a dataset belongs to another log
     """
+    extras.check(pipeline.extras, pipeline=pipeline.name)
     record = find_record(pipeline, log) or _create(pipeline, log)
     _check_name(pipeline, record)
     head = log.find_head()
@@ -84,6 +87,7 @@ def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
 
     :raises ConflictError: the log's versions were planned by a spec with other guarded fields
     """
+    extras.check(pipeline.extras, pipeline=pipeline.name)
     head = log.find_head()
     newest = head.outcome or head.plan
     if newest is None:

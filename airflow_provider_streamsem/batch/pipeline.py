@@ -196,6 +196,11 @@ class Pipeline:
         """The packages that Spark needs beside itself for this pipeline."""
         return packages.needed(self.source, self.sinks, self.dedup, self.log)
 
+    @property
+    def extras(self) -> list[str]:
+        """The extras of this package that install the client libraries which this pipeline needs, sorted."""
+        return sorted({self.source.extra, *(sink.extra for sink in self.sinks.values())} - {""})
+
     def load_transform(self) -> Callable[[Any], Any]:
         """
         The transform as a function.

@@ -33,6 +33,8 @@ class Command:
     name: str
     help: str
     arguments: tuple[Argument, ...]
+    takes_target: bool = True
+    """whether it is about a log or a pipeline"""
     builds: str = ""
     """what it builds of a pipeline, so that the user's own file is needed: a log does not choose what runs, where, and with which credentials"""
 
@@ -44,10 +46,7 @@ def _argument(*flags: str, **settings: Any) -> Argument:
 _LOG = _argument("target", metavar="LOG|PIPELINE.toml", help="URL or path of a commit log, or a pipeline file")
 _PIPELINE = _argument("target", metavar="PIPELINE.toml", help="a pipeline file; the URL of a log is not enough")
 _JSON = _argument("--json", action="store_true", help="one JSON document on standard output")
-_ENGINE = (
-    _argument(
-        "--run-key", help="names the run: the same key again gives the same result (default: one is made and printed)"
-    ),
+_SESSION = (
     _argument("--master", default="local[*]", help="Spark master where no session is active (default: local[*])"),
     _argument(
         "--spark-conn-id",
@@ -61,6 +60,12 @@ _ENGINE = (
         default=[],
         help="a setting of the session; may be repeated",
     ),
+)
+_ENGINE = (
+    _argument(
+        "--run-key", help="names the run: the same key again gives the same result (default: one is made and printed)"
+    ),
+    *_SESSION,
     _argument("--spark-packages", choices=["auto"], help="auto: load the Spark packages that the pipeline needs"),
 )
 _VERSION = _argument("version", type=int, metavar="N")
@@ -102,6 +107,12 @@ COMMANDS = (
         (_argument("--log-only", action="store_true", help="do not look at the files"),),
     ),
     Command("doctor", "Probe whether the log's store keeps create-if-absent.", ()),
+    Command(
+        "doctor-spark",
+        "Run small batches on the installed Spark, or on a cluster, and compare what they count.",
+        _SESSION,
+        takes_target=False,
+    ),
     Command("lag", "How far the pipeline is behind its source.", (), builds="the source"),
     Command(
         "abort",
@@ -143,7 +154,8 @@ COMMANDS = (
 
 def arguments_of(command: Command) -> tuple[Argument, ...]:
     """A command's arguments, with those that all commands have."""
-    return (_PIPELINE if command.builds else _LOG, _JSON, *command.arguments)
+    target = (_PIPELINE if command.builds else _LOG,) if command.takes_target else ()
+    return (*target, _JSON, *command.arguments)
 
 
 def parser() -> argparse.ArgumentParser:

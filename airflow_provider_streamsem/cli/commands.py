@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from functools import cache
 from itertools import zip_longest
 
+from airflow_provider_streamsem import extras
 from airflow_provider_streamsem.arguments import whole
 from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.batch.changes import changed_fields
@@ -47,6 +48,8 @@ _LINES = 6
 def answer(args: argparse.Namespace) -> Answer:
     """Run the command that ``args.command`` names, on the log at a URL or on that of a pipeline file."""
     command: Callable[[argparse.Namespace], Answer] = globals()[args.command.replace("-", "_")]
+    if not hasattr(args, "target"):
+        return command(args)
     if not args.target.endswith(".toml"):
         _refuse_without_pipeline(args)
         args.pipeline, args.log = None, args.target
@@ -69,7 +72,7 @@ def _refuse_without_pipeline(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """``streamsem run``"""
-    pipeline, engine = _runnable(args)
+    pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
     run_key = f"cli:{SYSTEM_CLOCK.new_id()}" if args.run_key is None else args.run_key
     announces = args.run_key is not None  # else no retry would announce what this process records as announced
     return _ran(pipeline, run_batch(pipeline, run_key=run_key, drain=args.drain, engine=engine, announces=announces))
@@ -77,11 +80,11 @@ def run(args: argparse.Namespace) -> Answer:
 
 def redo(args: argparse.Namespace) -> Answer:
     """``streamsem redo``"""
-    pipeline, engine = _runnable(args)
+    pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
     return _ran(pipeline, redo_(pipeline, args.version, run_key=args.run_key, engine=engine))
 
 
-def _runnable(args: argparse.Namespace) -> tuple[Pipeline, Engine]:
+def _engine(args: argparse.Namespace, spark_packages: str | None) -> Engine:
     from airflow_provider_streamsem.engines.spark import SparkEngine, engine_of
 
     unnamed = [text for text in args.spark_conf if "=" not in text]
@@ -89,9 +92,8 @@ def _runnable(args: argparse.Namespace) -> tuple[Pipeline, Engine]:
         raise InvalidError("--spark-conf must be NAME=VALUE", given=unnamed)
     conf = dict(text.split("=", 1) for text in args.spark_conf)
     if args.spark_conn_id is None:
-        return args.pipeline, SparkEngine(master=args.master, conf=conf, packages=args.spark_packages)
-    engine = engine_of(connection(args.spark_conn_id), conf, packages=args.spark_packages)
-    return args.pipeline, engine
+        return SparkEngine(master=args.master, conf=conf, packages=spark_packages)
+    return engine_of(connection(args.spark_conn_id), conf, packages=spark_packages)
 
 
 def _ran(pipeline: Pipeline, result: RunResult) -> Answer:
@@ -269,11 +271,22 @@ def verify(args: argparse.Namespace) -> Answer:
 def doctor(args: argparse.Namespace) -> Answer:
     """``streamsem doctor``"""
     report = doctor_.examine(open_commit_log(args.log))
-    rows = [["passed" if check.passed else "FAILED", check.name, check.seen] for check in report.checks]
-    table = Table(title=f"doctor of {report.place}", columns=["", "probe", "seen"], rows=rows, folded=["probe", "seen"])
-    return Answer(
-        document={**plain(report), "passed": report.passed}, tables=[table], exit_code=0 if report.passed else 1
-    )
+    return _checked(f"doctor of {report.place}", plain(report), report.checks)
+
+
+def doctor_spark(args: argparse.Namespace) -> Answer:
+    """``streamsem doctor-spark``"""
+    from airflow_provider_streamsem.cli import spark_check
+
+    done = tuple(spark_check.checks(_engine(args, None)))
+    return _checked("doctor of Spark", {"checks": plain(done)}, done)
+
+
+def _checked(title: str, document: Json, checks: Iterable[doctor_.Check]) -> Answer:
+    rows = [["passed" if check.passed else "FAILED", check.name, check.seen] for check in checks]
+    table = Table(title=title, columns=["", "probe", "seen"], rows=rows, folded=["probe", "seen"])
+    passed = all(check.passed for check in checks)
+    return Answer(document={**document, "passed": passed}, tables=[table], exit_code=0 if passed else 1)
 
 
 def lag(args: argparse.Namespace) -> Answer:
@@ -329,7 +342,11 @@ def explain(args: argparse.Namespace) -> Answer:
         else []
     )
     lines += [f"Spark package: {name}" for name in named]
-    return Answer(document={**plain(found), "warnings": warned, "spark_packages": named}, lines=lines)
+    lacking = extras.missing(pipeline.extras)
+    lines += [f"not installed here: {extras.install_command(lacking)}"] if lacking else []
+    return Answer(
+        document={**plain(found), "warnings": warned, "spark_packages": named, "missing_extras": lacking}, lines=lines
+    )
 
 
 def vacuum(args: argparse.Namespace) -> Answer:

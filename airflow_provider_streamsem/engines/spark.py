@@ -21,7 +21,7 @@ from urllib.parse import quote
 from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
-from airflow_provider_streamsem.engines import packages
+from airflow_provider_streamsem.engines import packages, versions
 from airflow_provider_streamsem.engines.contract import Job, Produced
 from airflow_provider_streamsem.engines.packages import Package
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StreamsemError
@@ -88,9 +88,10 @@ class SparkEngine:
         The session of this process; started where there is none, or where its JVM has died.
 
         :param needed: the packages that a session which is started loads, if this engine adds packages
-        :raises InvalidError: pyspark is not installed, or is the Connect-only client and no server is named
+        :raises InvalidError: pyspark is not installed, is mixed with another version of its client, or is the Connect-only client and no server is named
         :raises StageError: Spark did not start
         """
+        versions.check()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else executors take the first python3 on the PATH
         return self._classic_session(needed) if self._remote is None else self._remote_session(self._remote)
 

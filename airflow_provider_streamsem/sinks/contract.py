@@ -24,6 +24,11 @@ class Sink(Protocol):
     * A file, once collected, never changes.
     """
 
+    @property
+    def extra(self) -> str:
+        """The extra of this package that installs its client library; ``""`` where it needs none."""
+        ...
+
     publishes: ClassVar[bool]
     """whether its rows become visible outside the log, after the decision; then it is a :class:`PublishingSink`"""
 

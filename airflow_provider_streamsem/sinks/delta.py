@@ -69,6 +69,7 @@ class DeltaSink(TableSink):
     :param keys: of ``upsert``: columns that tell rows apart; none may be null
     """
 
+    extra: ClassVar[str] = "delta"
     once: ClassVar[str] = (
         "each version is one entry of the table's log, which holds {holds} and the pipeline's transaction number; no second one of that number is made"
     )

@@ -58,6 +58,7 @@ class FilesSink:
     :param target_file_bytes: aim at files of this many bytes, at the price of a shuffle; absent: one file for each Spark task and partition value
     """
 
+    extra: ClassVar[str] = ""
     publishes: ClassVar[bool] = False
     delivery: ClassVar[str] = "exactly_once"
     reasons: ClassVar[tuple[str, ...]] = (

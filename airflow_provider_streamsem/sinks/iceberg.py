@@ -80,6 +80,7 @@ class IcebergSink(TableSink):
         Publishing takes longer with each snapshot of the table that is kept
     """
 
+    extra: ClassVar[str] = "iceberg"
     once: ClassVar[str] = (
         "each version is one commit of the table, which holds {holds} and the pipeline's marker, and is taken only while the table is as it was read"
     )

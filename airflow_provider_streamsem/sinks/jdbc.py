@@ -55,6 +55,7 @@ class JdbcSink(StagedSink):
     :param markers: ``table`` or ``schema.table`` of the markers, in the same database; made where it is missing
     """
 
+    extra: ClassVar[str] = "jdbc"
     delivery: ClassVar[str] = "exactly_once"
     keeps_staged: ClassVar[bool] = False
     conn_id: str

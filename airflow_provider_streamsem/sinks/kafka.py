@@ -65,6 +65,7 @@ class KafkaSink(StagedSink):
     :param options: of librdkafka's producer: ``compression.type``, ``linger.ms``, ``batch.size``, ``message.max.bytes``, ``partitioner``
     """
 
+    extra: ClassVar[str] = "kafka"
     delivery: ClassVar[str] = "exactly_once"
     reasons: ClassVar[tuple[str, ...]] = (
         "each version is one Kafka transaction, which holds its records and its marker; a publisher fences every older one before it reads the marker",

@@ -26,6 +26,7 @@ class StagedSink:
 
     __slots__ = ()
 
+    extra: ClassVar[str] = ""
     publishes: ClassVar[bool] = True
     format: ClassVar[str] = "parquet"
 

@@ -33,6 +33,7 @@ class AmqpQueue:
         ``body``: of equal bodies within the window one is a record
     """
 
+    extra: ClassVar[str] = "amqp"
     type: ClassVar[str] = "amqp"
     name: str
     conn_id: str | None = None

@@ -208,6 +208,11 @@ class Source(Protocol):
         """What :attr:`delivery` depends on, in a few words for the label, such as ``dedup 24 h``; ``""`` where it depends on nothing."""
         ...
 
+    @property
+    def extra(self) -> str:
+        """The extra of this package that installs its client library; ``""`` where it needs none."""
+        ...
+
     unit: ClassVar[str]
     limits: ClassVar[tuple[str, ...]]
     reasons: ClassVar[tuple[str, ...]]

@@ -102,6 +102,7 @@ class FilesSource:
 
     delivery: ClassVar[str] = "exactly_once"
     terms: ClassVar[str] = ""
+    extra: ClassVar[str] = ""
     unit: ClassVar[str] = "files"
     spark_packages: ClassVar[tuple[str, ...]] = ()
     limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")

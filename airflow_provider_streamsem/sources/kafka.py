@@ -78,6 +78,7 @@ class KafkaSource:
 
     delivery: ClassVar[str] = "exactly_once"
     terms: ClassVar[str] = ""
+    extra: ClassVar[str] = "kafka"
     unit: ClassVar[str] = "offsets"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
     compacts: ClassVar[bool] = True

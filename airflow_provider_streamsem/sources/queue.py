@@ -117,6 +117,11 @@ class QueueSource:
         return str(self.window)
 
     @property
+    def extra(self) -> str:
+        """That of the queue's client."""
+        return self.queue.extra
+
+    @property
     def place(self) -> str:
         """Where messages are landed."""
         return self.landing

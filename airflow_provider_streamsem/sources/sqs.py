@@ -37,6 +37,7 @@ class SqsQueue:
     :param wait_s: for how long a request waits for a first message, 1 to 20. Shorter ones would ask only some of SQS's servers
     """
 
+    extra: ClassVar[str] = ""
     type: ClassVar[str] = "sqs"
     url: str
     conn_id: str | None = None

@@ -93,7 +93,8 @@ class Tables(World):
         with self._request(f"{sink}: read the marker") as process:
             found = real(connection, table, uuid, sink)
             if process is not None:
-                self.scheduler.says(process.name, f"{sink}: the marker is {found}")
+                said = None if found is None else (found.version, found.state)
+                self.scheduler.says(process.name, f"{sink}: the marker is {said}")
         return found
 
     def _commit(

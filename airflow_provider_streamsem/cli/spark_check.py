@@ -1,0 +1,98 @@
+"""``streamsem doctor-spark``: whether the installed Spark does what this package needs of it, shown by small batches."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.batch.run import run_batch
+from airflow_provider_streamsem.commitlog.doctor import Check
+from airflow_provider_streamsem.engines import versions
+from airflow_provider_streamsem.engines.contract import Engine
+from airflow_provider_streamsem.errors import StreamsemError
+from airflow_provider_streamsem.sinks.files import FilesSink
+from airflow_provider_streamsem.sources.files import FilesSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_RECORDS = '{"id": 1}\n{"id": 2}\nnot JSON\n{"id": 3}\n'
+_COUNTS = {"read": 4, "parsed": 3, "quarantined": 1}
+
+
+def _all(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+def _filtered(rows: DataFrame) -> DataFrame:
+    return rows.where("id > 1")
+
+
+def _sorted(rows: DataFrame) -> DataFrame:
+    return rows.orderBy("id")
+
+
+def _limited(rows: DataFrame) -> DataFrame:
+    return rows.limit(1)
+
+
+def _grouped(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("id").count().select("id")
+
+
+def _cached(rows: DataFrame) -> DataFrame:
+    kept = rows.cache()
+    kept.count()
+    return kept
+
+
+_PLANS: tuple[tuple[Callable[[Any], Any], int], ...] = (
+    (_all, 3),
+    (_filtered, 2),
+    (_sorted, 3),
+    (_limited, 1),
+    (_grouped, 3),
+    (_cached, 3),
+)
+"""a transform whose plan Spark runs in its own way → the rows that it must write"""
+
+
+def checks(engine: Engine) -> Iterator[Check]:
+    """
+    Run a batch of three records and a bad one for each kind of plan, in a temporary directory.
+
+    A batch counts its records by classes of Spark that are not public. If another Spark has changed them, a count here is wrong or the batch fails.
+    """
+    found = versions.installed()
+    minors = {version.rsplit(".", 1)[0] for version in found.values()}
+    said = ", ".join(f"{name} {version}" for name, version in found.items()) or "no pyspark"
+    is_tested = bool(minors) and minors <= set(versions.TESTED)
+    yield Check(name="Spark is of a supported version", passed=is_tested, seen=said)
+    for transform, rows in _PLANS:
+        with tempfile.TemporaryDirectory() as place:
+            yield _batch(Path(place), engine, transform, rows)
+
+
+def _batch(place: Path, engine: Engine, transform: Callable[[Any], Any], rows: int) -> Check:
+    (place / "in").mkdir()
+    (place / "in" / "records.json").write_text(_RECORDS)
+    pipeline = Pipeline(
+        name="doctor",
+        log=str(place / "log"),
+        source=FilesSource(path=str(place / "in"), format="json", schema="id long"),
+        transform=transform,
+        sinks={"out": FilesSink(path=str(place / "out"))},
+        rows="any",
+    )
+    name = f"counts of a batch: {transform.__name__.strip('_')}"
+    try:
+        result = run_batch(pipeline, run_key="doctor", engine=engine)
+    except StreamsemError as error:
+        cause = "" if error.__cause__ is None else f" ({type(error.__cause__).__name__})"
+        return Check(name=name, passed=False, seen=f"{type(error).__name__}: {error.truth}{cause}")
+    expected = {**_COUNTS, "written.out": rows}
+    seen = {count: result.counts.get(count) for count in expected}
+    return Check(name=name, passed=seen == expected, seen=", ".join(f"{key} {value}" for key, value in seen.items()))

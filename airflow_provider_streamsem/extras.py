@@ -1,0 +1,35 @@
+"""The client libraries that sources and sinks need, by the extra of this package that installs them. Imports none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+from airflow_provider_streamsem.errors import InvalidError
+
+_MODULES = {"amqp": "pika", "delta": "deltalake", "iceberg": "pyiceberg", "jdbc": "sqlalchemy", "kafka": "confluent_kafka"}  # fmt: skip
+
+
+def missing(extras: Iterable[str]) -> list[str]:
+    """Those of these extras whose library is not installed in this environment, sorted. Names of other packages' extras are passed over."""
+    return sorted({name for name in extras if name in _MODULES and find_spec(_MODULES[name]) is None})
+
+
+def check(extras: Iterable[str], *, pipeline: str) -> None:
+    """
+    Refuse a pipeline whose libraries are not installed, before anything is read or written.
+
+    :raises InvalidError: names them, and the command that installs them
+    """
+    if lacking := missing(extras):
+        raise InvalidError(
+            "libraries that the pipeline needs are not installed here; nothing was read or written",
+            pipeline=pipeline,
+            missing=[_MODULES[name] for name in lacking],
+            accepted=install_command(lacking),
+        )
+
+
+def install_command(extras: Iterable[str]) -> str:
+    """What installs these extras."""
+    return f"pip install 'airflow-provider-streamsem[{','.join(extras)}]'"
