@@ -21,7 +21,7 @@ from urllib.parse import quote
 from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
-from airflow_provider_streamsem.engines import packages, versions
+from airflow_provider_streamsem.engines import causes, packages, versions
 from airflow_provider_streamsem.engines.contract import Job, Produced
 from airflow_provider_streamsem.engines.packages import Package
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StreamsemError
@@ -171,13 +171,14 @@ class SparkEngine:
 
             inspect = remote
         try:
-            with shipping.by_value(), inspect.cloned(user_session, settings) as session:
+            with causes.quiet(), shipping.by_value(), inspect.cloned(user_session, settings) as session:
                 with self._interruptible(inspect, session, f"streamsem-{job.attempt_id}"):
                     return staging.Staging(session, inspect, job, log).run()
         except StreamsemError:
             raise
         except Exception as error:
-            raise _translated(error, job) from error
+            is_analysis = type(error).__name__ == "AnalysisException"
+            raise _translated(error, job) from (causes.short(error) if is_analysis else error)
 
     @contextmanager
     def _interruptible(self, inspect: Any, session: SparkSession, tag: str) -> Iterator[None]:

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.engines import schema
+from airflow_provider_streamsem.engines import causes, schema
 from airflow_provider_streamsem.engines.contract import Job, Produced
 from airflow_provider_streamsem.engines.seen import Seen
 from airflow_provider_streamsem.errors import DataError
@@ -158,7 +158,7 @@ class Staging:
                 condition=error.getCondition(),
                 **named(error),
                 columns=[name for name in loaded.frame.columns if name not in loaded.drop],
-            ) from error
+            ) from causes.short(error)
         return marked
 
     def _good(self, loaded: Loaded, records: DataFrame) -> DataFrame:

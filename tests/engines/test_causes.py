@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from airflow_provider_streamsem.engines.spark import SparkEngine
@@ -22,13 +24,17 @@ def test_transform_that_cannot_be_imported_says_why(place: Place) -> None:
     ("where", "fact"),
     [("amuont > 1", "name='`amuont`'"), ("id >", "PARSE_SYNTAX_ERROR"), ("nofunction(id)", "`nofunction`")],
 )
-def test_predicate_that_does_not_fit_the_columns_is_named_with_them(place: Place, where: str, fact: str) -> None:
+def test_predicate_that_does_not_fit_the_columns_is_named_with_them(
+    place: Place, where: str, fact: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     place.put("a.json", '{"id": 1, "amount": 2}\n')
     with pytest.raises(DataError, match="the predicate `where`") as raised:
         place.run(place.pipeline(source={"format": "json", "schema": "id long, amount int"}, where=where))
     assert fact in str(raised.value)
     assert raised.value.fields["columns"] == ["id", "amount"]
     assert raised.value.fields["where"] == where
+    assert len("".join(traceback.format_exception(raised.value.__cause__))) < 5_000, "Spark's plan is not in it"
+    assert "QueryContextLogger" not in capfd.readouterr().err
 
 
 @pytest.mark.spark
@@ -41,6 +47,9 @@ def test_transform_that_names_a_column_that_is_not_there_is_told_which(place: Pl
             )
         )
     assert raised.value.fields["name"] == "`amuont`"
+    told = "".join(traceback.format_exception(raised.value))
+    assert 'frame.select("amuont")' in told, "the line of the transform"
+    assert "Project [" not in told
 
 
 @pytest.mark.parametrize("home", ["/nowhere", None])

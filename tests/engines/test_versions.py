@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import DeltaSink, KafkaSource, extras
+from airflow_provider_streamsem import DeltaSink, KafkaSource, Limits, extras
 from airflow_provider_streamsem.batch.opening import read_head
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.engines import gateway, versions
@@ -50,7 +50,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def without_libraries(world: World) -> Any:
     source = KafkaSource(topics=["t"], bootstrap_servers="127.0.0.1:1")
-    return world.pipeline(source=source, sinks={"table": DeltaSink(str(world.root / "table"))})
+    return world.pipeline(limits=Limits(), source=source, sinks={"table": DeltaSink(str(world.root / "table"))})
 
 
 @pytest.mark.usefixtures("lacking")

@@ -1,0 +1,38 @@
+"""The cause of an error, as short as it can be told: Spark's own texts hold whole plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+
+class SparkError(Exception):
+    """The first line of what Spark says. Its traceback is that of Spark's own exception, so it shows the line of the transform."""
+
+
+def short(error: Exception) -> SparkError:
+    """
+    An exception without the plan that Spark prints, to be chained in the place of Spark's own.
+
+    :param error: of an analysis: it names columns and functions, and no values of records
+    """
+    said = str(error).strip().split("\n")[0]
+    return SparkError(f"{type(error).__name__}: {said}").with_traceback(error.__traceback__)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Pyspark logs an error of a plan at ERROR, with the whole plan, before it raises it. The error that is raised tells the same."""
+    from pyspark.logger import PySparkLogger
+
+    loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, was in zip(loggers, before, strict=True):
+            logger.disabled = was
