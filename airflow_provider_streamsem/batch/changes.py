@@ -42,6 +42,12 @@ def described(run_key: str) -> str:
     return run_key if parts is None else f"DAG {parts[0]}, task {parts[1]}"
 
 
+def run_id(run_key: str) -> str:
+    """A run for the log of its own task: Airflow's run id where the run key is Airflow's, else the run key itself."""
+    parts = _airflow_parts(run_key)
+    return run_key if parts is None else parts[2]
+
+
 def _airflow_parts(run_key: str) -> list[str] | None:
     """DAG, task and run id of a run key that an operator made; ``None`` of another."""
     prefix, _, rest = run_key.partition(":")
@@ -52,6 +58,15 @@ def _airflow_parts(run_key: str) -> list[str] | None:
     except ValueError:
         return None
     return [str(part) for part in parts[:3]] if isinstance(parts, list) and len(parts) >= 3 else None
+
+
+def warn_of_open_version(log: CommitLog, plan: Plan, spec: Json, *, run_key: str) -> None:
+    """Warn that this process stages a version that was planned with another spec, and name the fields in which they differ."""
+    stored = read_json(log.read_spec(plan.spec), keys.spec(plan.spec))
+    planner, own = described(plan.run_key), described(run_key)
+    by = "" if planner == own else f" by {planner}"
+    what = "version %d was planned%s with another spec (%s); this process stages it with its own"
+    logger.warning(what, plan.version, by, ", ".join(changed_fields(stored, spec)))
 
 
 def report(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:

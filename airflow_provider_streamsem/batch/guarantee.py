@@ -40,9 +40,13 @@ class Guarantee:
     sinks: Mapping[str, str]
     terms: str = ""
 
+    @property
+    def named(self) -> str:
+        """The label with its terms, as people read it: ``effectively-once (dedup 24 h)``."""
+        return self.label.replace("_", "-") + (f" ({self.terms})" if self.terms else "")
+
     def __str__(self) -> str:
-        label = self.label.replace("_", "-") + (f" ({self.terms})" if self.terms else "")
-        return "\n".join([label, *(f"  - {reason}" for reason in self.reasons)])
+        return "\n".join([self.named, *(f"  - {reason}" for reason in self.reasons)])
 
 
 def guarantee(pipeline: Pipeline) -> Guarantee:

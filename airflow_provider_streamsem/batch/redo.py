@@ -70,7 +70,7 @@ def _redo(
     run = Run(opened, text("run_key", run_key), engine, announces=announces)
     try:
         with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
-            logger.info("guarantee: %s", guarantee(pipeline))
+            logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
             return run.to_answer(partial(_plan_redo, opened, version, run_key))
     except StreamsemError as error:
         if not error.retryable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from airflow_provider_streamsem.batch import changes
 from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length
@@ -39,7 +40,7 @@ def closed(outcome: Outcome, ms: int) -> str:
 
 def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
     """A result: what was done, or that nothing was."""
-    run = f"run {result.run_key}"
+    run = f"run {changes.run_id(result.run_key)}"
     others = [str(one.version) for one in result.completed]
     also = (
         f"; announces {'versions' if len(others) > 1 else 'version'} {', '.join(others)} of other runs"

@@ -62,7 +62,7 @@ def run_batch(
     text("run_key", run_key)
     flag("drain", drain)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
-        logger.info("guarantee: %s", guarantee(pipeline))
+        logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
         run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key, engine, announces=announces)
         return run.to_answer(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
@@ -159,17 +159,17 @@ class Run:
         """Bring the open version to its outcome, and that to the receipts it owes, whoever planned it; returns where this run then stands."""
         assert head.plan is not None
         plan, log = head.plan, self.opened.log
+        began_ms = log.clock.now_ms()
         telemetry.tell(telemetry.Planned.by, plan)
         if plan.spec != self.opened.spec:
-            what = "version %d was planned by %s with another spec; this process stages it with its own"
-            logger.warning(what, plan.version, changes.described(plan.run_key))
+            changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
         offered = self._offer(head, plan, fresh=fresh)
         if isinstance(offered, Head):
             return log.locate(self.run_key, offered)
         with telemetry.phase("decide", version=plan.version, attempt_id=offered.attempt_id or ""):
             decided = log.decide(head, offered)
             assert decided.outcome is not None
-            logger.info("%s", report.closed(decided.outcome, decided.outcome.duration_ms))
+            logger.info("%s", report.closed(decided.outcome, log.clock.now_ms() - began_ms))
             telemetry.tell(telemetry.Decided.by, plan, offered, decided.outcome)
         outcome = decided.outcome
         if decided.owes:
@@ -236,6 +236,7 @@ class Run:
         """A fresh attempt."""
         assert head.plan is not None
         attempt_id = self.opened.log.clock.new_id()
+        logger.info("version %d: staging", head.plan.version)
         with telemetry.phase("stage", version=head.plan.version, attempt_id=attempt_id):
             if not fresh:  # else the planner looked a moment ago
                 self.opened.pipeline.source.check_pins(head.plan.pins, was_read=False)

@@ -199,6 +199,21 @@ def test_spec_that_goes_back_is_warned_of(world: World, caplog: pytest.LogCaptur
     assert "goes back to that of version 0" in record.message
 
 
+@pytest.mark.parametrize("planner", [KEYS[0], KEYS[1]])
+def test_open_version_that_is_staged_with_another_spec_is_warned_of_with_the_changed_fields(
+    world: World, caplog: pytest.LogCaptureFixture, planner: str
+) -> None:
+    world.arrive(1)
+    world.dies(f"airflow:{planner}")
+    world.run(f"airflow:{KEYS[1]}", pipeline=world.pipeline(transform=kept))
+    (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    by = " by DAG orders, task load" if planner == KEYS[0] else ""
+    assert (
+        record.getMessage()
+        == f"version 0 was planned{by} with another spec (transform); this process stages it with its own"
+    )
+
+
 def test_refused_spec_names_the_version_and_the_task_that_planned_it(world: World, tmp_path: Path) -> None:
     planned_with(world, f"airflow:{KEYS[0]}", None)
     moved = world.pipeline(sinks={"out": FilesSink(path=str(tmp_path / "moved"), format="json")})

@@ -29,7 +29,8 @@ def lines(said: pytest.LogCaptureFixture) -> list[str]:
 def test_batch_is_one_line_with_its_counts_and_the_run_another(world: World, said: pytest.LogCaptureFixture) -> None:
     world.arrive(2, bad_lines=1)
     world.run("a")
-    lag, planned, committed, ended = lines(said)
+    lag, planned, staging, committed, ended = lines(said)
+    assert staging == "version 0: staging"
     assert lag == "lag: 2 files in the source"
     assert planned == "version 0 planned: files [0, 2)"
     assert committed.startswith("version 0 committed in ")
