@@ -102,6 +102,15 @@ COMMANDS = (
         ),
     ),
     Command(
+        "quarantine",
+        "Show the records that could not be parsed, and where each is in the source.",
+        (
+            _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
+            _argument("--since", type=int, metavar="N", help="only of versions above this one"),
+            _argument("--limit", type=int, default=20, help="how many at most (default: 20)"),
+        ),
+    ),
+    Command(
         "verify",
         "Check every invariant of the log and every visible file.",
         (_argument("--log-only", action="store_true", help="do not look at the files"),),

@@ -6,10 +6,12 @@ them are the public ones.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from functools import cache
-from itertools import zip_longest
+from itertools import islice, zip_longest
+from typing import Any
 
 from airflow_provider_streamsem import extras
 from airflow_provider_streamsem.arguments import whole
@@ -50,6 +52,8 @@ def answer(args: argparse.Namespace) -> Answer:
     command: Callable[[argparse.Namespace], Answer] = globals()[args.command.replace("-", "_")]
     if not hasattr(args, "target"):
         return command(args)
+    if "://" not in args.target:
+        args.target = os.path.abspath(args.target)
     if not args.target.endswith(".toml"):
         _refuse_without_pipeline(args)
         args.pipeline, args.log = None, args.target
@@ -254,6 +258,28 @@ def files(args: argparse.Namespace) -> Answer:
     return Answer(document={"files": [plain(file) for file in found]}, lines=[file.path for file in found])
 
 
+def quarantine(args: argparse.Namespace) -> Answer:
+    """``streamsem quarantine``"""
+    whole("limit", args.limit, least=1)
+    opened = open_log(args.log, pipeline=args.pipeline)
+    found = list(islice(opened.quarantined(version=args.at, since=args.since), args.limit + 1))
+    shown = found[: args.limit]
+    rows = [
+        [str(record["version"]), _where(record), record.get("error", ""), record.get("raw", "")] for record in shown
+    ]
+    columns = ["version", "where", "error", "record"]
+    table = Table(title=f"quarantine of {args.log}", columns=columns, rows=rows, folded=["where", "error", "record"])
+    more = [f"only the first {args.limit} are shown: --limit shows more"] if len(found) > len(shown) else []
+    lines = more if shown else ["no record is in quarantine"]
+    return Answer(document={"records": shown, "complete": not more}, tables=[table] if shown else [], lines=lines)
+
+
+def _where(record: Mapping[str, Any]) -> str:
+    """Where a quarantined record is in its source: all that is told of it but the record itself."""
+    told = {name: value for name, value in record.items() if name not in ("version", "raw", "encoding", "error")}
+    return "\n".join(f"{name} {value}" for name, value in sorted(told.items()) if value is not None)
+
+
 def verify(args: argparse.Namespace) -> Answer:
     """``streamsem verify``"""
     verdict = verify_(args.pipeline or args.log, files=not args.log_only)
@@ -320,7 +346,8 @@ def skip(args: argparse.Namespace) -> Answer:
 
 def move_log(args: argparse.Namespace) -> Answer:
     """``streamsem move-log``"""
-    done = move.move_log(open_commit_log(args.log), open_commit_log(args.to), already_moved=args.already_moved)
+    to = args.to if "://" in args.to else os.path.abspath(args.to)
+    done = move.move_log(open_commit_log(args.log), open_commit_log(to), already_moved=args.already_moved)
     lines = [
         f"moved pipeline {done.pipeline} from {done.moved_from} to {done.moved_to}: versions up to {done.version}, {done.copied} objects copied",
         f"Set the pipeline's log to {done.moved_to}. Runs with the old log are refused from now on.",

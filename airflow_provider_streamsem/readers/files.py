@@ -200,7 +200,8 @@ class CommittedLog:
     def quarantined(self, *, version: int | None = None, since: int | None = None) -> Iterator[dict[str, Any]]:
         """
         The records that could not be parsed, in order of versions: ``raw``, ``encoding``, ``error``, and where each is (files: ``path``; Kafka: ``topic``,
-        ``partition``, ``offset``). ``encoding`` is ``utf-8``, or ``base64`` where the bytes are not UTF-8. Of a version that was redone, those of the redo.
+        ``partition``, ``offset``), with the ``version`` that quarantined it. ``encoding`` is ``utf-8``, or ``base64`` where the bytes are not UTF-8. Of a
+        version that was redone, those of the redo.
 
         :param version: as of this version, inclusive; default: the newest closed one
         :param since: only of versions *above* this one. Reads the outcome of each
@@ -216,7 +217,7 @@ class CommittedLog:
                 data = self.log.read(key)
                 if data is None:
                     raise LogDamagedError("quarantined records are missing", invariant="I6", key=key)
-                yield from lines(key, data)
+                yield from ({**record, "version": outcome.version} for record in lines(key, data))
 
     def versions(self, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Version]:
         """The versions with what is stored of them, an open one included."""

@@ -124,7 +124,7 @@ class Bench:
         view = committed.log.view()
         return {
             **rows,
-            "quarantined records": multiset(committed.quarantined),
+            "quarantined records": multiset([{**record, "version": 0} for record in committed.quarantined]),
             "counts": dict(view.counts),
             "next offsets": dict(view.next),
             "findings of verify": [str(finding) for finding in verify(self.pipeline.log).findings],

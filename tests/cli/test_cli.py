@@ -78,6 +78,7 @@ def commands(world: World) -> dict[str, list[str]]:
         "log": ["log", log],
         "show": ["show", log, "0"],
         "files": ["files", toml, "--at", "0", "--since", "-1", "--sink", "out"],
+        "quarantine": ["quarantine", log],
         "verify": ["verify", toml],
         "doctor": ["doctor", log],
         "lag": ["lag", toml],
@@ -184,7 +185,7 @@ def test_vacuum_deletes_what_lost(world: World, capsys: pytest.CaptureFixture[st
     ("argv", "code", "message"),
     [
         (["log", "/no/such/log"], 2, "no log"),
-        (["log", "relative"], 2, "absolute path"),
+        (["log", "relative"], 2, "there is no log at this place"),
         (["log", "ftp://x/y"], 2, "accepted"),
         (["run", "/some/log"], 2, "pipeline file"),
         (["run", "missing.toml"], 2, "cannot be read"),
@@ -384,3 +385,26 @@ def test_log_that_is_nested_too_deep_is_damage_and_no_traceback(
             assert (code, out) == (4, "")
             assert "LogDamagedError" in err
             assert "Traceback" not in err
+
+
+def test_quarantine_shows_records_reasons_and_places(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    log = str(world.root / "log")
+    code, out, _ = run(capsys, "quarantine", log, "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["complete"]
+    assert {record["version"] for record in told["records"]} <= {0, 1, 2}
+    assert all({"raw", "error", "path"} <= set(record) for record in told["records"])
+    _, out, _ = run(capsys, "quarantine", log, "--limit", "1")
+    assert ("only the first 1 are shown" in out) == (len(told["records"]) > 1)
+    assert told["records"][0]["raw"] in out
+    _, out, _ = run(capsys, "quarantine", log, "--since", str(world.opened().head))
+    assert out == "no record is in quarantine\n"
+
+
+def test_log_may_be_a_relative_path(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(world.root)
+    assert run(capsys, "verify", "log")[0] == 0
+    assert run(capsys, "lag", "p.toml")[0] == 0
