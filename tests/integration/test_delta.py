@@ -285,10 +285,11 @@ def test_two_processes_that_publish_at_once_put_each_version_into_the_table_once
         from airflow_provider_streamsem.batch.publish import batch_of
         from airflow_provider_streamsem.batch.pipeline import from_json
         from airflow_provider_streamsem.commitlog.log import open_commit_log
+        from airflow_provider_streamsem.protocol.entries import Marker
         from airflow_provider_streamsem.stores.dataset import open_dataset
         pipeline = from_json(json.loads({spec!r}))
         there = open_pipeline(pipeline, open_commit_log(pipeline.log))
-        batch = batch_of(there, there.head.outcome, "table")
+        batch = batch_of(there, there.head.outcome, there.head.outcome_sha, "table")
         data = open_dataset({table!r})
         sink = pipeline.sinks["table"]
         for line in sys.stdin:
@@ -298,7 +299,8 @@ def test_two_processes_that_publish_at_once_put_each_version_into_the_table_once
                 key = f"data/{{version}}/copy/{{n}}.parquet"
                 data.create(key, data.read(file.key))
                 files.append(replace(file, key=key))
-            made = replace(batch, version=version, root=version, committable=replace(batch.committable, files=tuple(files)))
+            last = Marker(version=version - 1, outcome=batch.outcome)
+            made = replace(batch, expected_marker=last, version=version, root=version, committable=replace(batch.committable, files=tuple(files)))
             answer = sink.publish(made, None)
             print("passed" if answer is None else answer.result, flush=True)
     """)
