@@ -7,7 +7,9 @@ stands in :attr:`StreamsemError.do`. A cause is chained, never quoted: causes ma
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+E = TypeVar("E", bound="StreamsemError")
 
 
 class StreamsemError(Exception):
@@ -19,7 +21,7 @@ class StreamsemError(Exception):
     """
 
     retryable: ClassVar[bool]
-    do: ClassVar[str]
+    do: str
 
     def __init__(self, truth: str, **fields: object) -> None:
         if type(self) is StreamsemError:
@@ -27,6 +29,15 @@ class StreamsemError(Exception):
         super().__init__(truth)
         self.truth = truth
         self.fields = fields
+
+    def advising(self: E, do: str) -> E:
+        """
+        The error, with advice that knows more than its class.
+
+        :param do: what to do, as :attr:`do`
+        """
+        self.do = do
+        return self
 
     def __str__(self) -> str:
         pairs = "".join(f" {name}={value!r}" for name, value in self.fields.items())

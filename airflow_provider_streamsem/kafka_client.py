@@ -19,6 +19,13 @@ REFUSALS = (
     "SASL_AUTHENTICATION_FAILED",
     "_AUTHENTICATION",
 )
+_UNREACHABLE = ("_TIMED_OUT", "_TRANSPORT", "_RESOLVE", "_ALL_BROKERS_DOWN")
+_DO_UNREACHABLE = (
+    "check that the brokers run and that this host reaches them (address, port, TLS or plain text); then run again."
+)
+_DO_REFUSED = (
+    "check the user, the password and the mechanism of the connection, and the rights on topics; then run again."
+)
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 """SASL mechanisms by which both clients sign in with nothing but a user and a password"""
 BOTH_CLIENTS = (
@@ -148,12 +155,17 @@ def admin_client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
     return AdminClient(dict(settings), logger=QUIET)
 
 
-def answer(ask: Any, *, missing: str = "") -> Any:
-    """What a question gives; ``None`` where it fails with the error called ``missing``. Never quotes the client's text: it may hold settings."""
+def answer(ask: Any, *, missing: str = "", settings: Mapping[str, str] | None = None) -> Any:
+    """
+    What a question gives; ``None`` where it fails with the error called ``missing``. Never quotes the client's text: it may hold settings.
+
+    :param settings: of the client that is asked: an error names its brokers
+    """
     from concurrent.futures import TimeoutError as FutureTimeoutError
 
     from confluent_kafka import KafkaException
 
+    where = {} if settings is None else {"bootstrap_servers": settings.get("bootstrap.servers", "")}
     try:
         return ask(timeout=TIMEOUT_S + 5) if getattr(ask, "__name__", "") == "result" else ask()
     except KafkaException as error:
@@ -161,10 +173,16 @@ def answer(ask: Any, *, missing: str = "") -> Any:
         if name == missing:
             return None
         if name in REFUSALS:
-            raise StoreRefusedError("Kafka refused a request; nothing was written", error=name) from error
-        raise UnavailableError("Kafka gave no clear answer; nothing was written", error=name) from error
+            raise StoreRefusedError("Kafka refused a request; nothing was written", **where, error=name).advising(
+                _DO_REFUSED
+            ) from error
+        if name in _UNREACHABLE:
+            what = "no Kafka broker answered at these addresses; nothing was written"
+            raise UnavailableError(what, **where, error=name).advising(_DO_UNREACHABLE) from error
+        raise UnavailableError("Kafka gave no clear answer; nothing was written", **where, error=name) from error
     except (FutureTimeoutError, TimeoutError) as error:
-        raise UnavailableError("Kafka gave no answer in time; nothing was written", seconds=TIMEOUT_S) from error
+        what = "Kafka gave no answer in time; nothing was written"
+        raise UnavailableError(what, **where, seconds=TIMEOUT_S).advising(_DO_UNREACHABLE) from error
 
 
 def error_name(error: Any) -> str:

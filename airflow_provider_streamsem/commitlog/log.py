@@ -96,13 +96,18 @@ class CommitLog:
         """
         unanswered = 0
         event: Event | None = None
+        cause: UnknownAnswerError | None = None
         while True:
             try:
                 request = next(procedure) if event is None else procedure.send(event)
             except StopIteration as stop:
                 result: T = stop.value
                 return result
-            before, event = event, self._event(request, unsure=unanswered > 0)
+            before = event
+            try:
+                event = self._event(request, unsure=unanswered > 0)
+            except UnknownAnswerError as error:
+                event, cause = Unknown(), error
             telemetry.tell(
                 telemetry.Requested, request=type(request).__name__.lower(), unknown=isinstance(event, Unknown)
             )
@@ -114,10 +119,13 @@ class CommitLog:
                 key = request.prefix if not isinstance(request, (Put, Get)) else request.key
                 raise UnavailableError(
                     "the store gave no clear answer; whether the last request was applied is unknown",
-                    place=self.store.url,
-                    key=key,
-                    tries=unanswered,
-                )
+                    **{
+                        "place": self.store.url,
+                        "tries": unanswered,
+                        **({} if cause is None else cause.fields),
+                        "key": key,
+                    },
+                ) from cause
             if unanswered:
                 self.clock.sleep(min(self.patience.first_wait_s * 2 ** (unanswered - 1), self.patience.longest_wait_s))
 
@@ -129,8 +137,6 @@ class CommitLog:
                 data = self.store.read(request.key)
                 return Missing() if data is None else Found(data)
             return Listed(tuple(stat.key for stat in self.store.list(request.prefix, request.limit)))
-        except UnknownAnswerError:
-            return Unknown()
         except StoreRefusedError as error:
             if not unsure:
                 raise

@@ -32,6 +32,9 @@ class Control:
     def _admin(self) -> Any:
         return admin_client(os.getpid(), tuple(sorted(self._settings.items())))
 
+    def _answer(self, ask: Any, *, missing: str = "") -> Any:
+        return answer(ask, missing=missing, settings=self._settings)
+
     def partitions(self, topics: Iterable[str]) -> dict[str, int]:
         """Topic → how many partitions it has; topics that do not exist are left out. Asking makes none."""
         from confluent_kafka import TopicCollection
@@ -39,8 +42,8 @@ class Control:
         names = sorted(set(topics))
         if not names:
             return {}
-        asked = answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
-        found = {name: answer(future.result, missing="UNKNOWN_TOPIC_OR_PART") for name, future in asked.items()}
+        asked = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
+        found = {name: self._answer(future.result, missing="UNKNOWN_TOPIC_OR_PART") for name, future in asked.items()}
         return {name: len(topic.partitions) for name, topic in found.items() if topic is not None}
 
     def config(self, topics: Iterable[str], name: str) -> dict[str, str]:
@@ -50,8 +53,8 @@ class Control:
         asked = {ConfigResource(ResourceType.TOPIC, topic): topic for topic in sorted(set(topics))}
         if not asked:
             return {}
-        futures = answer(lambda: self._admin.describe_configs(list(asked), request_timeout=TIMEOUT_S))
-        return {asked[resource]: str(answer(future.result)[name].value) for resource, future in futures.items()}
+        futures = self._answer(lambda: self._admin.describe_configs(list(asked), request_timeout=TIMEOUT_S))
+        return {asked[resource]: str(self._answer(future.result)[name].value) for resource, future in futures.items()}
 
     def ensure(self) -> None:
         """
@@ -63,8 +66,8 @@ class Control:
 
         if not self.partitions([self.topic]):
             new = NewTopic(self.topic, num_partitions=1, replication_factor=-1, config=_CONFIG)
-            made = answer(lambda: self._admin.create_topics([new], request_timeout=TIMEOUT_S))
-            answer(made[self.topic].result, missing="TOPIC_ALREADY_EXISTS")
+            made = self._answer(lambda: self._admin.create_topics([new], request_timeout=TIMEOUT_S))
+            self._answer(made[self.topic].result, missing="TOPIC_ALREADY_EXISTS")
             deadline = time.monotonic() + TIMEOUT_S
             while not self.partitions([self.topic]) and time.monotonic() < deadline:
                 time.sleep(0.1)
@@ -120,7 +123,7 @@ class Control:
         )  # fmt: skip
         try:
             # A consumer that is told nothing of a topic finds its leader half a second later.
-            answer(lambda: consumer.list_topics(self.topic, timeout=TIMEOUT_S))
+            self._answer(lambda: consumer.list_topics(self.topic, timeout=TIMEOUT_S))
             consumer.assign([TopicPartition(self.topic, 0, OFFSET_BEGINNING)])
             while time.monotonic() < deadline:
                 message = consumer.poll(0.2)
@@ -145,9 +148,9 @@ class Control:
         from confluent_kafka.admin import OffsetSpec
 
         at = TopicPartition(self.topic, 0)
-        futures = answer(
+        futures = self._answer(
             lambda: self._admin.list_offsets(
                 {at: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=TIMEOUT_S
             )
         )
-        return int(answer(futures[at].result).offset)
+        return int(self._answer(futures[at].result).offset)

@@ -86,9 +86,12 @@ class KafkaCluster:
     def _admin(self) -> Any:
         return admin_client(os.getpid(), tuple(sorted(self._settings.items())))
 
+    def _answer(self, ask: Any, *, missing: str = "") -> Any:
+        return answer(ask, missing=missing, settings=self._settings)
+
     def topic_names(self) -> list[str]:
         """Every topic but internal ones."""
-        found = answer(lambda: self._admin.list_topics(timeout=TIMEOUT_S)).topics
+        found = self._answer(lambda: self._admin.list_topics(timeout=TIMEOUT_S)).topics
         return sorted(name for name in found if not name.startswith("__"))
 
     def partitions(self, topics: Iterable[str]) -> list[Partition]:
@@ -111,10 +114,10 @@ class KafkaCluster:
 
         if not names:
             return []
-        asked = answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
+        asked = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
         found = []
         for name, future in asked.items():
-            topic = answer(future.result, missing="UNKNOWN_TOPIC_OR_PART")
+            topic = self._answer(future.result, missing="UNKNOWN_TOPIC_OR_PART")
             if topic is not None:
                 topic_id = "" if str(topic.topic_id) in ("", "None", _NO_TOPIC_ID) else str(topic.topic_id)
                 found += [Partition(name, part.id, topic_id) for part in topic.partitions]
@@ -151,10 +154,10 @@ class KafkaCluster:
         asked = {ConfigResource(ResourceType.TOPIC, name): name for name in sorted(set(topics))}
         if not asked:
             return {}
-        futures = answer(lambda: self._admin.describe_configs(list(asked), request_timeout=TIMEOUT_S))
+        futures = self._answer(lambda: self._admin.describe_configs(list(asked), request_timeout=TIMEOUT_S))
         kept: dict[str, int | None] = {}
         for resource, future in futures.items():
-            config = answer(future.result)
+            config = self._answer(future.result)
             ms = int(config["retention.ms"].value) if "delete" in config["cleanup.policy"].value else -1
             kept[asked[resource]] = ms if ms >= 0 else None
         return kept
@@ -169,8 +172,10 @@ class KafkaCluster:
             IsolationLevel.READ_COMMITTED if self._isolation == "read_committed" else IsolationLevel.READ_UNCOMMITTED
         )
         request = {TopicPartition(topic, number): spec for topic, number in asked}
-        futures = answer(lambda: self._admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT_S))
-        return [(asked[tp.topic, tp.partition], answer(future.result)) for tp, future in futures.items()]
+        futures = self._answer(
+            lambda: self._admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT_S)
+        )
+        return [(asked[tp.topic, tp.partition], self._answer(future.result)) for tp, future in futures.items()]
 
     def was_cut_short(self, partition: Partition, offset: int, epoch: int) -> bool:
         """

@@ -33,8 +33,8 @@ class ObjectStat:
 class UnknownAnswerError(UnavailableError):
     """The store did not say whether one request was applied. The commit log sends it again; anyone else fails, and may try again."""
 
-    def __init__(self, key: str) -> None:
-        super().__init__("the store gave no clear answer to a request", key=key)
+    def __init__(self, key: str, **facts: object) -> None:
+        super().__init__("the store gave no clear answer to a request", key=key, **facts)
 
 
 class Store(Protocol):

@@ -167,8 +167,20 @@ class S3Store:
 
         if isinstance(error, (NoCredentialsError, NoRegionError, PartialCredentialsError)):
             return StoreRefusedError(
-                "the process has no complete credentials or region for S3; nothing was sent", place=self.url
+                "the process has no complete credentials or region for S3; nothing was sent",
+                place=self.url,
+                problem=type(error).__name__,
+            ).advising(
+                "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION for the process, or name a connection of type streamsem by "
+                "log_conn_id; then run again."
             )
+        if _code(error) == "NoSuchBucket":
+            return StoreRefusedError(
+                "the S3 bucket does not exist; nothing was written",
+                place=self.url,
+                endpoint=self._client.meta.endpoint_url,
+                code="NoSuchBucket",
+            ).advising("create the bucket, or correct the place and the endpoint; then run again.")
         if isinstance(error, ClientError):
             if _status(error) in _REFUSED_STATUS and _code(error) not in _PASSING:
                 return StoreRefusedError(
@@ -178,9 +190,10 @@ class S3Store:
                     status=_status(error),
                     code=_code(error),
                 )
-            return UnknownAnswerError(key)
+            return UnknownAnswerError(key, place=self.url, status=_status(error), code=_code(error))
         if isinstance(error, (ConnectionError, HTTPClientError, ResponseStreamingError, OSError)):
-            return UnknownAnswerError(key)
+            endpoint = self._client.meta.endpoint_url
+            return UnknownAnswerError(key, place=self.url, endpoint=endpoint, problem=type(error).__name__)
         return error
 
 

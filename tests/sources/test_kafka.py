@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_streamsem import Avro, FilesSink, Json, KafkaSource, Limits, Pipeline
 from airflow_provider_streamsem.batch.pipeline import from_json
 from airflow_provider_streamsem.connections import Connection, connection, looked_up_by
-from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.kafka_client import settings_of
+from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.kafka_client import answer, settings_of
 from airflow_provider_streamsem.protocol.entries import Committable
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.kafka import KafkaSink
@@ -252,3 +253,16 @@ def test_connection_that_cannot_be_read_is_named_and_its_text_is_not_told(
     with pytest.raises(InvalidError, match="connection") as caught:
         settings_of("k", None)
     assert "secret" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN])
+def test_brokers_that_do_not_answer_are_named(code: int) -> None:
+    def ask() -> None:
+        raise KafkaException(KafkaError(code))
+
+    settings = {"bootstrap.servers": "k1:9092,k2:9092", "sasl.password": "secret-value"}
+    with pytest.raises(
+        UnavailableError, match=r"bootstrap_servers='k1:9092,k2:9092'.*Do: check that the brokers run"
+    ) as failed:
+        answer(ask, settings=settings)
+    assert "secret-value" not in str(failed.value)

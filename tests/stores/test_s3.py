@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ class Client:
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.sent: list[tuple[str, dict[str, Any]]] = []
+        self.meta = SimpleNamespace(endpoint_url="http://s3.lake:9000")
 
     def __getattr__(self, method: str) -> Any:
         def call(**arguments: Any) -> Any:
@@ -79,6 +81,17 @@ def test_unclear_answer_is_unknown_and_is_not_retried_below(error: Exception) ->
 def test_clear_refusal_says_that_nothing_was_written(error: Exception) -> None:
     with pytest.raises(StoreRefusedError):
         S3Store("b", "p", Client(error)).create("k", b"x")
+
+
+def test_missing_credentials_name_the_variables_and_the_connection() -> None:
+    with pytest.raises(StoreRefusedError, match=r"NoCredentialsError.*Do: set AWS_ACCESS_KEY_ID.*log_conn_id"):
+        S3Store("b", "p", Client(NoCredentialsError())).create("k", b"x")
+
+
+def test_endpoint_that_does_not_answer_is_named() -> None:
+    client = Client(*[EndpointConnectionError(endpoint_url="http://s3.lake:9000")] * 3)
+    with pytest.raises(UnavailableError, match=r"endpoint='http://s3.lake:9000' problem='EndpointConnectionError'"):
+        log(client).create("k", b"mine")
 
 
 def test_create_is_conditional_on_absence() -> None:
@@ -184,5 +197,5 @@ def test_prefix_with_an_empty_part_is_refused() -> None:
 
 
 def test_missing_bucket_is_refused_by_name(streamsem_log: str) -> None:
-    with pytest.raises(StoreRefusedError, match="NoSuchBucket"):
+    with pytest.raises(StoreRefusedError, match=r"bucket does not exist.*s3://absent-bucket/x.*Do: create the bucket"):
         open_store("s3://absent-bucket/x").create("k", b"")
