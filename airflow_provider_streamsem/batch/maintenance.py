@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, whole
 from airflow_provider_streamsem.batch.location import on_its_log
 from airflow_provider_streamsem.batch.opening import claim_datasets, find_record
 from airflow_provider_streamsem.batch.pipeline import Pipeline
-from airflow_provider_streamsem.batch.publish import publishing
+from airflow_provider_streamsem.batch.publish import publishing, refuse_conflicts
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines.dedup import STATE, state_files
 from airflow_provider_streamsem.errors import InvalidError
@@ -19,6 +20,8 @@ from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.sinks.contract import Sink
 from airflow_provider_streamsem.sources.contract import Planner, Source
+
+logger = telemetry.log_of(__name__)
 
 
 def abort(
@@ -102,6 +105,7 @@ def vacuum(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None =
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: there is no log
     :raises ConflictError: the log belongs to another pipeline, or a dataset to another log; nothing was deleted
+    :raises MarkerConflictError: a sink has a version that the log does not have; nothing was deleted
     """
     log = log or open_commit_log(pipeline.log)
     record = find_record(pipeline, log)
@@ -112,6 +116,7 @@ def vacuum(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None =
     if log.outcome(0) is None:  # nothing has lost, and a first run that died may have left its datasets unmarked
         return Vacuumed(attempts=(), keys=(), bytes=0)
     claim_datasets(pipeline, log, record, new=False)
+    refuse_conflicts(pipeline, log, record.pipeline_uuid)
     has_lost = _Losers(log)
     has_receipts = cache(lambda version: log.receipts(version) is not None)
     attempts, stale = [], []
@@ -119,8 +124,12 @@ def vacuum(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None =
     for name, sink in sorted(sinks.items()):
         # Staged files that are not the published ones serve only until the receipts are there.
         is_spent = sink.publishes and not publishing(pipeline, name).keeps_staged
+        in_use = publishing(pipeline, name).attempts_in_use() if sink.publishes else set()
         for version, attempt_id in sorted(sink.attempts()):
-            if has_lost(version, attempt_id) or (is_spent and has_receipts(version)):
+            if (version, attempt_id) in in_use and has_lost(version, attempt_id):
+                what = "sink %s: attempt %s of version %d lost by the log, and its files are in the table: vacuum leaves them"
+                logger.warning(what, name, attempt_id, version)
+            elif has_lost(version, attempt_id) or (is_spent and has_receipts(version)):
                 attempts.append((name, version, attempt_id))
                 size += sink.discard(version, attempt_id, dry_run=dry_run)
     if pipeline.dedup is not None:

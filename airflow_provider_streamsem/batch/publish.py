@@ -11,7 +11,7 @@ from airflow_provider_streamsem.batch.opening import Opened, open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines.schema import fields
-from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, MarkerConflictError
 from airflow_provider_streamsem.protocol.entries import (
     Claim,
     Committable,
@@ -178,6 +178,21 @@ def publishing(pipeline: Pipeline, name: str) -> PublishingSink:
         accepted = sorted(name for name, sink in pipeline.sinks.items() if sink.publishes)
         raise InvalidError("the pipeline has no such sink outside the log", given=name, accepted=accepted)
     return sink  # type: ignore[return-value]
+
+
+def refuse_conflicts(pipeline: Pipeline, log: CommitLog, pipeline_uuid: str) -> None:
+    """
+    Look whether the log has the commits that the sinks' markers name.
+
+    :raises MarkerConflictError: it does not: it was restored from an older copy, or has two copies
+    :raises MarkerLostError: a sink says that it was restored
+    """
+    for name in pipeline.publishes:
+        found = publishing(pipeline, name).marker(pipeline_uuid, name)
+        stored = None if found is None else log.outcome(found.version)
+        if found is not None and (stored is None or not found.is_of(found.version, stored[1])):
+            what = "the sink's marker is of a commit that this log does not have; nothing was deleted"
+            raise MarkerConflictError(what, sink=name, marker=found.version, pipeline_uuid=pipeline_uuid)
 
 
 @on_its_log

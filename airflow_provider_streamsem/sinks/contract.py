@@ -269,6 +269,10 @@ class PublishingSink(Sink, Protocol):
         """Whether the staged files are the published ones; else vacuum deletes them after the receipts."""
         ...
 
+    def attempts_in_use(self) -> set[tuple[int, str]]:
+        """``(version, attempt_id)`` of the attempts whose files the sink's table names now: vacuum leaves them, whatever the log says."""
+        ...
+
     @property
     def redoes(self) -> bool:
         """Whether :meth:`publish` replaces the rows of a redo's chain; else a redo is refused before anything is written."""

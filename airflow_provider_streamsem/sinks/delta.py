@@ -23,6 +23,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Receipt
+from airflow_provider_streamsem.protocol.keys import attempt_of_data
 from airflow_provider_streamsem.sinks import delta_merge, keyed_rows
 from airflow_provider_streamsem.sinks.bounds import delta_stats
 from airflow_provider_streamsem.sinks.column_names import more_than_once
@@ -107,6 +108,12 @@ class DeltaSink(TableSink):
         if self.merges:
             delta_merge.check_columns(fields, self.partition_by)
         return _with_types(schema, fields)
+
+    def attempts_in_use(self) -> set[tuple[int, str]]:
+        """Those of the files that the table names."""
+        held = take(self.path)
+        keys_named = () if held is None else (self.key_of(uri) for uri in held.table.file_uris())
+        return {attempt for key in keys_named if (attempt := attempt_of_data(key)) is not None}
 
     def check_redo(self, replaced: Committable | None) -> None:
         """The table must let rows go, and still have the files that the redo replaces."""

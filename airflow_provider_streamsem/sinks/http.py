@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from airflow_provider_streamsem import arguments, telemetry
@@ -18,6 +18,7 @@ from airflow_provider_streamsem.connections import clear_text_warning, connectio
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.protocol.codec import sha256
 from airflow_provider_streamsem.protocol.entries import Json, Receipt
+from airflow_provider_streamsem.sinks import keyed_rows
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger, SinkMarker
 from airflow_provider_streamsem.sinks.endpoint import NOT_PERFORMED_TEXT, Address, address
 from airflow_provider_streamsem.sinks.http_calls import Publication
@@ -214,6 +215,11 @@ class HttpSink(StagedSink):
         """An endpoint keeps none: the ledger does."""
         return None
 
+    def stats(self, parquet: Any) -> str:
+        """None are needed; dates that a call cannot hold are refused here, before the decision."""
+        keyed_rows.check_times(parquet)
+        return ""
+
     def address(self) -> Address:
         """Where the calls go, with the secrets of the connection."""
         if self.url is not None:
@@ -230,4 +236,4 @@ class HttpSink(StagedSink):
         if self.record_id and all(row[name] is not None for name in self.record_id):
             named = json.dumps([row[name] for name in self.record_id], ensure_ascii=False, separators=(",", ":"))
             return f"{batch.pipeline_uuid}-{batch.sink}-{sha256(named.encode())}"
-        return f"{batch.pipeline_uuid}-{batch.sink}-{batch.root}-{part}-{index}"
+        return f"{batch.pipeline_uuid}-{batch.sink}-{batch.version}-{batch.outcome[:16]}-{part}-{index}"

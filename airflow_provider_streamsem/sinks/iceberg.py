@@ -27,6 +27,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
+from airflow_provider_streamsem.protocol.keys import attempt_of_data
 from airflow_provider_streamsem.sinks import (
     column_types,
     iceberg_catalog,
@@ -133,6 +134,13 @@ class IcebergSink(TableSink):
             if table is not None:
                 self._check_merge(table, columns)
             return schema
+
+    def attempts_in_use(self) -> set[tuple[int, str]]:
+        """Those of the files that the table's current snapshot names."""
+        with self._opened() as catalog:
+            table = self._read(catalog, refusal=UnavailableError)
+            named = [] if table is None else [self.key_of(task.file.file_path) for task in table.scan().plan_files()]
+        return {attempt for key in named if (attempt := attempt_of_data(key)) is not None}
 
     def check_redo(self, replaced: Committable | None) -> None:
         """The table must still have the files that the redo replaces."""

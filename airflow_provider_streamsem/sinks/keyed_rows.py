@@ -91,7 +91,7 @@ def check_values(
 
 def check_times(parquet: Any) -> None:
     """
-    Refuse dates and times outside of the years 1 to 9999, which Python does not have: merging libraries in Python fail on them, or on their bounds.
+    Refuse dates and times outside of the years 1 to 9999, which Python does not have: its libraries fail on them, or on their bounds.
 
     :param parquet: pyarrow's metadata of a staged file
     :raises DataError: names the columns
@@ -106,7 +106,7 @@ def check_times(parquet: Any) -> None:
             except (OverflowError, ValueError):
                 far.add(chunk.path_in_schema)
     if far:
-        what = "dates or times outside of the years 1 to 9999 cannot be merged by key; nothing became visible"
+        what = "dates or times outside of the years 1 to 9999 cannot be published by this sink; nothing became visible"
         raise DataError(what, columns=sorted(far))
 
 

@@ -64,8 +64,16 @@ class StagedSink:
         """Nothing but the sink's own kind speaks against it."""
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
-        """Write with Spark's own writer."""
-        return self._staging.stage(frame, version, attempt_id)
+        """Write with Spark's own writer; where a Python client publishes the rows, texts must be UTF-8."""
+        from airflow_provider_streamsem.sinks import write
+
+        checked = frame if self.keeps_staged else write.refusing_bad_text(frame)
+        return self._staging.stage(checked, version, attempt_id)
+
+    @property
+    def keeps_staged(self) -> bool:
+        """Whether the staged files are the published ones."""
+        return False
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """Count each file of the attempt, and note the bounds that :meth:`stats` makes."""
@@ -78,6 +86,10 @@ class StagedSink:
     def attempts(self, version: int | None = None) -> set[tuple[int, str]]:
         """The attempts' directories."""
         return self._staging.attempts(version)
+
+    def attempts_in_use(self) -> set[tuple[int, str]]:
+        """None: the staged files are read by publishers alone."""
+        return set()
 
     def discard(self, version: int, attempt_id: str, *, dry_run: bool = False) -> int:
         """Remove the attempt's directory."""

@@ -12,6 +12,7 @@ from airflow_provider_streamsem.protocol.entries import Committable, Json
 from airflow_provider_streamsem.sinks import keyed_rows
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.staged import StagedSink
+from airflow_provider_streamsem.stores.contract import split_url
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 _MODES = ("append", "upsert")
@@ -90,6 +91,11 @@ class TableSink(StagedSink):
     def guarded_mode(self) -> Json:
         """That rows are merged, and by what: of an appending sink vacuum must not take the staged files, and keys are checked before the decision."""
         return {"mode": self.mode, "keys": list(self.keys)} if self.merges else {}
+
+    def key_of(self, uri: str) -> str:
+        """The name of a table's file below :attr:`place`; the whole path of one that is not there."""
+        (_, path), (_, place) = split_url(uri), split_url(self.place)
+        return path.removeprefix(f"{place}/")
 
     def check_staged(self, batch: Batch) -> None:
         """

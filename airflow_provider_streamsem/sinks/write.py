@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,11 @@ _LONGEST_NAMED_BYTES = 64
 UMASK = "fs.permissions.umask-mode"
 _NO_PARTITION = (ArrayType, MapType, StructType, BinaryType, VariantType)
 _NULL_TEXT_FOUND = "streamsem: the text that stands for null in column "
+_BAD_TEXT_FOUND = "streamsem: text that is not UTF-8 in column "
+_REFUSED_TEXTS = {
+    _NULL_TEXT_FOUND: "a text is \\N, which stands for null in CSV files, and would be read back as null; nothing became visible",
+    _BAD_TEXT_FOUND: "a text has bytes that are not UTF-8, which this sink cannot keep; nothing became visible",
+}
 _OPTIONS = {
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
@@ -82,6 +87,7 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
     odd = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
     if odd:
         raise DataError("columns of this type cannot partition a dataset", sink=sink.path, columns=odd)
+    frame = refusing_bad_text(frame, None if sink.format in TEXT_OPTIONS else sink.partition_by)
     copies = [f"{PARTITION}{i}" for i in range(len(sink.partition_by))]
     if sink.format == "csv":
         frame = _without_null_text(frame)
@@ -97,13 +103,43 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
         options |= _modes(frame.sparkSession)
     elif direct.is_possible(frame.sparkSession):
         # A committer renames, which is a copy there, or asks the store at each of many steps.
-        with _null_text_named(sink):
+        with _refusals_named(sink):
             return direct.write(frame, place, sink.format, partition_by=copies, options=options)
     # Nothing can be there: the place holds the attempt's own random id. Any other mode asks the store whether there is.
     writer = frame.write.format(sink.format).mode("append").options(**options)
-    with _null_text_named(sink):
+    with _refusals_named(sink):
         (writer.partitionBy(*copies) if copies else writer).save(place)
     return None
+
+
+def refusing_bad_text(frame: DataFrame, names: Sequence[str] | None = None) -> DataFrame:
+    """
+    The same rows. Writing them fails where a text has bytes that are not UTF-8, which JSON, CSV and every Python client would replace or refuse later.
+
+    :param names: the columns that are looked at; ``None``: all that hold text
+    """
+    looked_at = {f.name for f in frame.schema.fields if _holds_text(f.dataType) and (names is None or f.name in names)}
+    if not looked_at:
+        return frame
+    columns = []
+    for field in frame.schema.fields:
+        value = quoted(field.name)
+        if field.name in looked_at:
+            refusal = F.raise_error(F.lit(f"{_BAD_TEXT_FOUND}{field.name!r}")).cast(field.dataType)
+            whole = value if isinstance(field.dataType, StringType) else value.cast("string")
+            value = F.when(~F.is_valid_utf8(whole), refusal).otherwise(value).alias(field.name)
+        columns.append(value)
+    return frame.select(*columns)
+
+
+def _holds_text(kind: DataType) -> bool:
+    if isinstance(kind, ArrayType):
+        return _holds_text(kind.elementType)
+    if isinstance(kind, MapType):
+        return _holds_text(kind.keyType) or _holds_text(kind.valueType)
+    if isinstance(kind, StructType):
+        return any(_holds_text(field.dataType) for field in kind.fields)
+    return isinstance(kind, StringType)
 
 
 def _without_null_text(frame: DataFrame) -> DataFrame:
@@ -119,20 +155,16 @@ def _without_null_text(frame: DataFrame) -> DataFrame:
 
 
 @contextmanager
-def _null_text_named(sink: FilesSink) -> Iterator[None]:
-    column = None
+def _refusals_named(sink: FilesSink) -> Iterator[None]:
+    refused = None
     try:
         yield
     except Exception as error:
-        found = re.search(f"{_NULL_TEXT_FOUND}('[^']*')", str(error))
-        if found is None:
+        refused = re.search(f"({_NULL_TEXT_FOUND}|{_BAD_TEXT_FOUND})'([^']*)'", str(error))
+        if refused is None:
             raise
-        column = found[1].strip("'")
-    if column is not None:
-        what = (
-            "a text is \\N, which stands for null in CSV files, and would be read back as null; nothing became visible"
-        )
-        raise DataError(what, sink=sink.path, column=column)
+    if refused is not None:
+        raise DataError(_REFUSED_TEXTS[refused[1]], sink=sink.path, column=refused[2])
 
 
 def _modes(session: SparkSession) -> dict[str, str]:

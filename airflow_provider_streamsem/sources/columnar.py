@@ -123,10 +123,17 @@ def _orc(file: Any) -> tuple[Footer, int]:
     return Footer(reader.nrows, reader.schema.remove_metadata()), reader.nrows
 
 
+def _held(columns: Any, wanted: StructType, format: str) -> dict[str, Any]:
+    """Lower-case name → Arrow type of a file's columns. Spark reads an ORC file whose columns are all called ``_col<n>`` by position."""
+    if format == "orc" and len(columns) and all(column.name.startswith("_col") for column in columns):
+        return {field.name.lower(): column.type for field, column in zip(wanted.fields, columns, strict=False)}
+    return {column.name.lower(): column.type for column in columns}
+
+
 def _absent(columns: Any, wanted: StructType, path: str, format: str) -> set[str]:
     """Names of wanted columns and nested fields that a file lacks; refuses those that it holds in a type that does not fit."""
     absent: set[str] = set()
-    held = {column.name.lower(): column.type for column in columns}
+    held = _held(columns, wanted, format)
     for field in wanted.fields:
         if field.name.lower() not in held:
             absent.add(field.name)
@@ -186,8 +193,11 @@ def _fits(held: Any, wanted: DataType, name: str, absent: set[str], format: str)
         return kind in ("timestamp", "timestamp_ntz") or (kind == "long" and format == "parquet")
     if types.is_date(held):
         return kind in ("date", "timestamp_ntz")
-    if types.is_time(held) or types.is_duration(held):
-        return kind == "long" or kind.startswith(("time", "interval", "day"))
+    if types.is_duration(held):
+        # Spark reads the number as microseconds, whatever unit the file's writer meant.
+        return kind == "long" or (held.unit == "us" and kind.startswith(("interval", "day")))
+    if types.is_time(held):
+        return kind == "long" or kind.startswith("time")
     if types.is_string(held) or types.is_large_string(held):
         return kind in ("string", "binary", "char", "varchar")
     if types.is_binary(held) or types.is_large_binary(held) or types.is_fixed_size_binary(held):

@@ -87,9 +87,7 @@ class FileRecords:
             elif source.format == "json":
                 self._read_json(spark, group.located)
             elif source.format == "text":
-                self.bad, self.drop = None, ()
-                line = StructType().add("value", StringType())
-                self.frame = self._reader(spark, line, self._source.options).text(group.located)
+                self._read_text(spark, group.located)
             else:
                 self.bad, self.drop = None, ()
                 self.frame = self._read_columnar(spark)
@@ -282,6 +280,12 @@ class FileRecords:
         names = [f.name for f in (*self._data_columns(self._partitions).fields, *self._partitions.values())]
         return frame.selectExpr(*map(wide.quoted, (*names, *self.drop)))
 
+    @property
+    def _error(self) -> str:
+        if self._source.format == "text":
+            return "not a line of UTF-8"
+        return f"not a {self._source.format} record of the schema {self._source.schema}"
+
     def _read_csv(self, spark: SparkSession, located: list[str]) -> None:
         csv = Csv(self._columns(), self._source.options)
         reader, partitions = spark.read.options(**self._group.options), self._group.partitions
@@ -295,6 +299,14 @@ class FileRecords:
         reader = spark.read.options(**self._group.options)
         found = lines(reader, located, self._group.partitions).where(F.trim(RAW) != "")
         self._set(parsing.with_json(found, F.col(RAW), self._columns(), self._source.options, _RECORD))
+
+    def _read_text(self, spark: SparkSession, located: list[str]) -> None:
+        reader = self._reader(spark, StructType().add("value", StringType()), self._source.options)
+        is_bad = (~F.is_valid_utf8("value")).alias(_BAD)
+        partitions = [_quoted(field.name) for field in self._group.partitions.fields]
+        path = F.col("_metadata.file_path").alias(PATH)
+        self.frame = reader.text(located).select("value", *partitions, is_bad, F.col("value").alias(RAW), path)
+        self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
 
     def _set(self, parsed: DataFrame) -> None:
         if len(self._columns().fields) > _WIDE:
@@ -324,7 +336,7 @@ class FileRecords:
             yield BadRecord(
                 place={"path": plain_path(path), "encoding": encoding},
                 raw=raw,
-                error=f"not a {self._source.format} record of the schema {self._source.schema}",
+                error=self._error,
             )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_streamsem.batch.maintenance import abort
+from airflow_provider_streamsem.batch.maintenance import abort, vacuum
 from airflow_provider_streamsem.batch.publish import skip
 from airflow_provider_streamsem.errors import LogDamagedError, MarkerConflictError, MarkerLostError
 from airflow_provider_streamsem.protocol import codec, keys
@@ -245,4 +245,24 @@ def test_marker_that_a_user_set_by_hand_needs_no_outcome(world: PublishingWorld)
     with closing(sqlite3.connect(world.database)) as db, db:
         db.execute("UPDATE markers SET outcome = ''")
     world.run("rest", drain=True)
+    world.check()
+
+
+def test_vacuum_deletes_nothing_while_the_log_lacks_versions_that_a_sink_has(world: PublishingWorld) -> None:
+    """The attempts of the lost versions look like those that lost."""
+    world.run("first")
+    older = copied(world)
+    world.run("second")
+    newest = copied(world)
+    restored(world, older)
+    world.arrive(3)
+    conflict(world, "third", "audit", 1, 1)
+    before = sorted(path for path in world.root.rglob("*") if path.is_file())
+    for dry_run in (True, False):
+        with pytest.raises(MarkerConflictError, match="nothing was deleted"):
+            vacuum(world.pipeline(), dry_run=dry_run, log=world.log())
+    assert before == sorted(path for path in world.root.rglob("*") if path.is_file())
+    restored(world, newest)
+    world.run("rest", drain=True)
+    vacuum(world.pipeline(), log=world.log())
     world.check()

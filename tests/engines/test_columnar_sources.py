@@ -82,6 +82,8 @@ PARQUET_ONLY = {
     "uint8 as tinyint": (pyarrow.array([200], pyarrow.uint8()), "tinyint"),
     "uint32 as double": (pyarrow.array([2**32 - 1], pyarrow.uint32()), "double"),
     "uint64 as bigint": (pyarrow.array([2**64 - 1], pyarrow.uint64()), "bigint"),
+    "duration in ns as interval": (pyarrow.array([90_000], pyarrow.duration("ns")), "interval day to second"),
+    "duration in s as interval": (pyarrow.array([90], pyarrow.duration("s")), "interval day to second"),
 }
 
 
@@ -168,3 +170,10 @@ def test_truncated_file_is_refused_by_name(place: Place, format: str, schema: st
     path = put(place, f"bad.{format}", {"id": list(range(10_000))})
     path.write_bytes(path.read_bytes()[:-500])
     refused(place, f"bad.{format}", format=format, schema=schema)
+
+
+@pytest.mark.parametrize("values", [[300], ["no number"]], ids=str)
+def test_orc_file_without_names_is_held_against_the_schema_by_position(place: Place, values: list[Any]) -> None:
+    put(place, "a.orc", {"id": pyarrow.array([1], pyarrow.int8()), "s": ["x"]})
+    put(place, "bad.orc", {"_col0": values, "_col1": ["y"]})
+    refused(place, "bad.orc", format="orc", schema="id tinyint, s string")

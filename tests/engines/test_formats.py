@@ -6,6 +6,7 @@ import datetime
 import gzip
 import json
 from decimal import Decimal
+from typing import Any
 
 import duckdb
 import pyarrow.orc
@@ -15,7 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_streamsem import (
     FilesSink,
+    HttpSink,
     open_log,
+    read_committed,
 )
 from airflow_provider_streamsem.errors import DataError
 from tests.engines.places import CSV, JSON, Place
@@ -290,5 +293,47 @@ def test_value_that_csv_cannot_hold_is_refused_by_the_name_of_its_column(
         transform=lambda frame: frame.selectExpr(*columns),
     )
     with pytest.raises(DataError, match=f"nothing became visible.*{named}"):
+        place.run(pipeline)
+    assert open_log(str(place.root / "log")).head == -1
+
+
+BAD_BYTES = "cast(unhex('4DFC') as string)"
+
+
+@pytest.mark.parametrize(
+    ("columns", "sink"),
+    [
+        ([f"{BAD_BYTES} name"], {"format": "json"}),
+        ([f"{BAD_BYTES} name"], {"format": "csv"}),
+        ([f"array(named_struct('v', {BAD_BYTES})) name"], {"format": "json"}),
+        (["value", f"{BAD_BYTES} name"], {"format": "parquet", "partition_by": ["name"]}),
+    ],
+    ids=str,
+)
+def test_text_that_is_not_utf8_is_refused_where_it_would_be_replaced(
+    place: Place, columns: list[str], sink: dict[str, Any]
+) -> None:
+    place.put("a.txt", "x")
+    pipeline = place.pipeline(source={"format": "text"}, sink=sink, transform=lambda frame: frame.selectExpr(*columns))
+    with pytest.raises(DataError, match=r"not UTF-8.*column='name'"):
+        place.run(pipeline)
+
+
+def test_text_that_is_not_utf8_keeps_its_bytes_in_parquet(place: Place, spark: SparkSession) -> None:
+    place.put("a.txt", "x")
+    place.run(place.pipeline(source={"format": "text"}, transform=lambda frame: frame.selectExpr(f"{BAD_BYTES} name")))
+    found = read_committed(spark, str(place.root / "log")).selectExpr("hex(name) h").collect()
+    assert [row["h"] for row in found] == ["4DFC"]
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [(f"{BAD_BYTES} name", "not UTF-8"), ("date'0000-01-01' name", "outside of the years 1 to 9999")],
+)
+def test_value_that_no_call_can_hold_is_refused_before_the_decision(place: Place, column: str, said: str) -> None:
+    place.put("a.txt", "x")
+    sinks = {"push": HttpSink(staging=str(place.root / "staged"), url="http://127.0.0.1:1/")}
+    pipeline = place.pipeline(source={"format": "text"}, sinks=sinks, transform=lambda frame: frame.selectExpr(column))
+    with pytest.raises(DataError, match=said):
         place.run(pipeline)
     assert open_log(str(place.root / "log")).head == -1

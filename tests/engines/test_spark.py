@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import os
 from collections.abc import Callable
@@ -366,3 +367,13 @@ def test_files_that_spark_writes_have_the_modes_of_the_tasks_umask(place: Place,
         assert path.stat().st_mode & 0o777 == 0o640
         assert path.parent.stat().st_mode & 0o777 == 0o750
     place.check()
+
+
+@pytest.mark.spark
+def test_line_of_text_that_is_not_utf8_is_quarantined_with_its_bytes(place: Place) -> None:
+    place.put("a.txt", "Möller\n".encode() + "Müller\n".encode("latin-1") + b"Maier\n")
+    result = place.run(place.pipeline(source={"format": "text"}))
+    assert (result.counts["read"], result.counts["parsed"], result.counts["quarantined"]) == (3, 2, 1)
+    (bad,) = place.quarantined()
+    assert (base64.b64decode(bad["raw"]), bad["encoding"]) == ("Müller".encode("latin-1"), "base64")
+    assert "UTF-8" in bad["error"]

@@ -14,11 +14,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_streamsem import redo
+from airflow_provider_streamsem.batch.maintenance import vacuum
 from airflow_provider_streamsem.batch.publish import skip
 from airflow_provider_streamsem.errors import (
     ConflictError,
     DataError,
     InvalidError,
+    MarkerConflictError,
     MarkerLostError,
     PublishError,
     UnavailableError,
@@ -370,3 +372,22 @@ def test_table_that_others_restored_to_a_newer_state_than_the_pipelines_is_publi
     DeltaTable(world.table).restore(at)
     world.run("second")
     world.all_is_right()
+
+
+def test_vacuum_leaves_the_files_of_a_lost_version_that_the_table_names(
+    world: DeltaWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user accepted with skip that the rows of a version stay which the log has lost."""
+    world.run("first")
+    older = {stat.key: world.store.read(stat.key) for stat in world.store.list("")}
+    world.run("lost")
+    for stat in list(world.store.list("")):
+        if stat.key not in older:
+            world.store.delete(stat.key)
+    with pytest.raises(MarkerConflictError):
+        world.run("again")
+    skip(world.pipeline(), 1, sink="table", reason="the rows are there", log=world.log())
+    kept = world.rows()
+    assert vacuum(world.pipeline(), log=world.log()).attempts == ()
+    assert "its files are in the table" in caplog.text
+    assert world.rows() == kept
