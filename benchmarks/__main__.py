@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, run_batch
+from airflow_provider_streamsem.batch.maintenance import vacuum
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.protocol import codec, keys, segments
 from airflow_provider_streamsem.protocol.entries import (
@@ -73,18 +74,18 @@ def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryS
         sinks={"out": FilesSink(path=str(root / "out"), format="json")},
     )
     spec = pipeline.spec_bytes()
-    record = PipelineRecord(pipeline_uuid="u", name="bench", genesis={"files": 0}, spec=codec.sha256(spec), nonce="n")
+    record = PipelineRecord(pipeline_uuid="u", name="bench", spec=codec.sha256(spec), nonce="n")
     objects = {keys.PIPELINE: codec.encode(record).data, keys.spec(codec.sha256(spec)): spec}
     pages = (PageRef(sha256="", level=0, files=versions),)  # no file of it is read again
     newest = Discovery(i=0, first=0, recent=(), pages=pages, known=(), settled_ns=versions, nonce="n")
-    objects[keys.discovered(newest.i)] = codec.encode(newest).data
+    CommitLog(store).of_source(pipeline.source.guarded()).create(keys.discovered(newest.i), codec.encode(newest).data)
     previous = ""
     for version in range(max(0, versions - whole)):
         objects[keys.plan(version)] = objects[keys.outcome(version)] = b"{}"
     for version in range(max(0, versions - whole), versions):
         plan = Plan(
             version=version, previous=previous, ranges={"files": (version, version + 1)}, run_key=f"run-{version}", j=0, run_start={"files": version},
-            planned_at_ms=1, spec=codec.sha256(spec), transform="", nonce=f"p{version}",
+            planned_at_ms=1, spec=codec.sha256(spec), transform="", genesis=None if version else {"files": 0}, nonce=f"p{version}",
         )  # fmt: skip
         encoded = codec.encode(plan)
         outcome = Outcome(
@@ -105,10 +106,10 @@ def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryS
     return pipeline, store
 
 
-def growth() -> None:
+def growth(sizes: Sequence[int] = (100, 10_000, 1_000_000)) -> None:
     """Requests and time of one batch as the log grows."""
     rows = []
-    for versions in (100, 10_000, 1_000_000):
+    for versions in sizes:
         with tempfile.TemporaryDirectory() as place:
             pipeline, store = history(Path(place), versions, whole=150)
             times, counts = [], None
@@ -142,7 +143,30 @@ def growth() -> None:
         "open, look, discover and plan (median)",
     ]
     show("1. log requests of a single batch, and the time until its plan is stored", columns, rows)
+
+
+def upkeep() -> None:
+    """What keeping segments and vacuum cost."""
     segment_costs()
+    vacuum_costs()
+
+
+def vacuum_costs(sizes: Sequence[int] = (100, 1_000, 10_000, 100_000)) -> None:
+    """What vacuum reads where there is nothing to delete."""
+    rows = []
+    for versions in sizes:
+        with tempfile.TemporaryDirectory() as place:
+            pipeline, store = history(Path(place), versions, whole=versions)
+            store._objects.update({keys.attempt(version, "a"): b"{}" for version in range(versions)})
+            log = CommitLog(store)
+            for version in range(99, versions, 100):
+                log.write_segments(version, [])
+            counting = CountingStore(store)
+            began = time.perf_counter()
+            assert vacuum(pipeline, log=CommitLog(counting)).keys == ()
+            took_ms = (time.perf_counter() - began) * 1000
+            rows.append([f"{versions:,}", str(counting.requests["read"]), f"{took_ms:.0f} ms"])
+    show("   vacuum with nothing to delete, log in memory", ["versions", "GET", "time"], rows)
 
 
 def segment_costs() -> None:
@@ -304,6 +328,7 @@ def retry_and_import() -> None:
 
 PARTS: dict[str, Callable[[], None]] = {
     "growth": growth,
+    "upkeep": upkeep,
     "discovery": discoveries,
     "spark": on_spark,
     "retry": retry_and_import,

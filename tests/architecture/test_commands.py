@@ -10,7 +10,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.__main__ import PARTS
+import pytest
+
+from benchmarks.__main__ import PARTS, growth, vacuum_costs
 from tests.integration.parts.server import answers, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +36,15 @@ def test_benchmarks_run_from_the_root_of_a_clone_and_name_their_parts() -> None:
     )
     assert refused.returncode == 2
     assert "unknown parts: kafkaa" in refused.stderr
+
+
+def test_benchmarks_of_the_log_run_to_their_end(capsys: pytest.CaptureFixture[str]) -> None:
+    growth((100,))
+    vacuum_costs((100, 300))
+    told = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    batch, small, large = ([cell.strip() for cell in row[1:3]] for row in told)
+    assert batch == ["100", "10"], "log requests of a single batch"
+    assert (int(small[1]), int(large[1])) == (5, 7), "one object for a hundred versions"
 
 
 def test_program_that_is_ended_by_sigterm_leaves_no_server_behind(tmp_path: Path) -> None:

@@ -270,6 +270,16 @@ def test_more_bad_records_than_allowed_fail_the_batch_and_move_nothing(world: Wo
     assert world.opened().head == -1
 
 
+def test_vacuum_reads_one_object_for_a_hundred_versions_that_have_nothing_to_delete(world: World) -> None:
+    for number in range(230):
+        world.arrive(1)
+        world.run(f"r{number}")
+    store = CountingStore(world.store)
+    assert maintenance.vacuum(world.pipeline(), log=world.log(store)).attempts == ()
+    outcomes = [key for verb, key in store.keys if verb == "read" and key.endswith(".c.json")]
+    assert len(outcomes) < 40, "those above the last full segment"
+
+
 def test_I11_vacuum_of_an_old_log_does_not_touch_the_dataset_of_a_new_one(world: World, tmp_path: Path) -> None:
     import shutil
 
