@@ -97,7 +97,7 @@ class StoreRefusedError(StreamsemError):
 
 
 class UnsafeStoreError(StreamsemError):
-    """The store does not keep the one promise on which the log rests. No version was written."""
+    """The store does not support atomic create-if-absent, on which the log depends. No version was written."""
 
     retryable = False
     do = "use a store with atomic create-if-absent and run `streamsem doctor` on it; do not run pipelines on this one."
@@ -114,49 +114,57 @@ class NewerFormatError(StreamsemError):
     """The log was written by a newer release. Nothing was written."""
 
     retryable = False
-    do = "upgrade airflow-provider-streamsem; nothing was written, and the newer writers go on undisturbed."
+    do = "upgrade airflow-provider-streamsem; nothing was written, and newer writers are not affected."
 
 
 class SourceChangedError(StreamsemError):
-    """What the plan pinned is no longer what lies in the source. The attempt is void; nothing became visible."""
+    """What the plan pinned has changed in the source. The attempt is discarded; nothing became visible."""
 
     retryable = False
     do = (
-        "put the named item back as it was and run again; or give it up: close the version, where one is open, with `streamsem abort`; "
-        'what is gone is passed over, and listed as a gap, with on_data_loss="record_gap".'
+        "restore the named item and run again. Or give the version up: run `streamsem abort`, if a version is open. "
+        'With on_data_loss="record_gap", records that are missing are skipped and recorded as a gap.'
     )
 
 
 class RecordsGoneError(SourceChangedError):
-    """Records that a plan pinned are gone from the source, and no others stand in their place: a gap can. The attempt is void; nothing became visible."""
+    """
+    Records that a plan pinned were deleted from the source and not replaced. They can be recorded as a gap.
+
+    The attempt is discarded; nothing became visible.
+    """
 
     do = (
-        'put the named item back as it was and run again; or set on_data_loss="record_gap" and run again: the version is then closed as an abort, '
-        "and planned anew without what is gone, which is listed as a gap."
+        'restore the named item and run again. Or set on_data_loss="record_gap" and run again: the version is then closed as an abort, '
+        "and the next one is planned without the missing records, which are recorded as a gap."
     )
 
 
 class DataError(StreamsemError):
-    """The data cannot be processed as the pipeline asks. The attempt is void; nothing became visible and the offsets did not move."""
+    """The data cannot be processed as the pipeline asks. The attempt is discarded; nothing became visible and the offsets did not move."""
 
     retryable = False
-    do = "mend the data or the pipeline and run again: the same range is read again."
+    do = "fix the data or the pipeline and run again: the same range is read again."
 
 
 class StageError(StreamsemError):
-    """The engine failed while staging. The attempt is void; nothing became visible and the offsets did not move."""
+    """The engine failed while staging. The attempt is discarded; nothing became visible and the offsets did not move."""
 
     retryable = True
-    do = "run again: the same range is staged anew; if it keeps failing, read the cause above, mend the transform, or `streamsem abort` the version."
+    do = "run again: the same range is read and staged again. If it keeps failing, read the cause above and fix the transform, or run `streamsem abort`."
 
 
 class PublishError(StreamsemError):
-    """A sink outside the log refuses a batch that is decided. Nothing of the batch is in that sink; the offsets have moved, and its staged rows are kept."""
+    """
+    A sink outside the log refuses a batch that is committed. The offsets have moved, and the staged rows are kept.
+
+    A transactional sink has nothing of the batch. An HTTP endpoint may have a part of it.
+    """
 
     retryable = False
     do = (
-        "mend what the sink refuses and run again: the batch is published from its staged files, and nothing is read anew; "
-        "or give it up for this sink with `streamsem skip`."
+        "fix what the sink refuses and run again: the batch is published from its staged files, and the source is not read again. "
+        "Or give it up for this sink with `streamsem skip`."
     )
 
 

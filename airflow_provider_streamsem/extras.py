@@ -11,7 +11,7 @@ _MODULES = {"amqp": "pika", "delta": "deltalake", "iceberg": "pyiceberg", "jdbc"
 
 
 def missing(extras: Iterable[str]) -> list[str]:
-    """Those of these extras whose library is not installed in this environment, sorted. Names of other packages' extras are passed over."""
+    """Those of these extras whose library is not installed in this environment, sorted. Unknown extras are ignored."""
     return sorted({name for name in extras if name in _MODULES and find_spec(_MODULES[name]) is None})
 
 
@@ -26,8 +26,7 @@ def check(extras: Iterable[str], *, pipeline: str) -> None:
             "libraries that the pipeline needs are not installed here; nothing was read or written",
             pipeline=pipeline,
             missing=[_MODULES[name] for name in lacking],
-            accepted=install_command(lacking),
-        )
+        ).advising(f"run `{install_command(lacking)}`, then run again.")
 
 
 def install_command(extras: Iterable[str]) -> str:

@@ -10,11 +10,11 @@ from airflow_provider_streamsem import __version__
 
 EXIT_CODES = """exit codes:
   0  done
-  1  done, and something was found: verify or doctor found a fault
+  1  done, and something was found: verify, doctor or doctor-spark found a fault
   2  an argument or a file is not acceptable; nothing was written
   3  the store or the engine failed; the same command again goes on from what is stored
   4  refused, and the same command again would be refused too: read the message
-  5  the command itself failed; its traceback is on standard error
+  5  the command failed without a message of its own; its traceback is on standard error
 """
 
 
@@ -79,7 +79,7 @@ COMMANDS = (
     ),
     Command(
         "redo",
-        "Make the rows of a committed version anew, from the same ranges; readers switch by one object.",
+        "Reprocess a committed version from the same ranges; readers switch to the new rows at once.",
         (_VERSION, *_ENGINE),
         builds="source and sinks",
     ),

@@ -1,4 +1,4 @@
-"""``streamsem doctor-spark``: whether the installed Spark does what this package needs of it, shown by small batches."""
+"""``streamsem doctor-spark``: small batches that show whether the installed Spark does what this package needs."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ _PLANS: tuple[tuple[Callable[[Any], Any], int], ...] = (
     (_grouped, 3),
     (_cached, 3),
 )
-"""a transform whose plan Spark runs in its own way → the rows that it must write"""
+"""a transform, each with another shape of Spark query → the rows that it must write"""
 
 
 def checks(engine: Engine) -> Iterator[Check]:
     """
-    Run a batch of three records and a bad one for each kind of plan, in a temporary directory.
+    Run one batch (three valid records, one malformed) for each shape of Spark query, in a temporary directory.
 
-    A batch counts its records by classes of Spark that are not public. If another Spark has changed them, a count here is wrong or the batch fails.
+    A batch counts its records by classes of Spark that are not public. If another version of Spark has changed them, a count is wrong or the batch fails.
     """
     found = versions.installed()
     minors = {version.rsplit(".", 1)[0] for version in found.values()}

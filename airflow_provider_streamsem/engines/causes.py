@@ -1,4 +1,4 @@
-"""The cause of an error, as short as it can be told: Spark's own texts hold whole plans."""
+"""Shortens Spark exceptions: keeps the first line, drops the query plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SparkError(Exception):
 
 def short(error: Exception) -> SparkError:
     """
-    An exception without the plan that Spark prints, to be chained in the place of Spark's own.
+    An exception without the query plan that Spark prints, to be chained in the place of Spark's own.
 
     :param error: of an analysis: it names columns and functions, and no values of records
     """
@@ -24,7 +24,7 @@ def short(error: Exception) -> SparkError:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Pyspark logs an error of a plan at ERROR, with the whole plan, before it raises it. The error that is raised tells the same."""
+    """PySpark logs an analysis error at ERROR, with the whole query plan, before it raises it. The error that is raised tells the same."""
     from pyspark.logger import PySparkLogger
 
     loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]

@@ -160,9 +160,11 @@ class SparkEngine:
             lacking = [package for package in needed if not gateway.contains(user_session, package.contains)]
             if lacking:
                 raise InvalidError(
-                    "Spark lacks packages that the pipeline needs; nothing was staged",
+                    "Spark lacks packages that the pipeline needs; nothing was staged, and the version stays open",
                     packages=packages.coordinates(lacking) or [package.coordinates for package in lacking],
-                    accepted=f'spark_packages="auto", or {packages.SETTING} in spark_conf before the session starts, or the jars on Spark\'s class path',
+                ).advising(
+                    'set spark_packages="auto" (command: --spark-packages auto), or add the packages to '
+                    f"{packages.SETTING} in spark_conf (--spark-conf), or put the jars on Spark's class path; then run again."
                 )
             settings |= _access_settings(s3.access())
             telemetry.tell(self._found, user_session)

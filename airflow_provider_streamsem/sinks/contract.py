@@ -1,4 +1,4 @@
-"""What a sink is. A new sink is one file with one class, one line in the registry, one conformance fixture and one page of docs."""
+"""The interface of sinks. A new sink is one file with one class, one line in the registry, one conformance fixture and one page of docs."""
 
 from __future__ import annotations
 
