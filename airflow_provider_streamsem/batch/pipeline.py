@@ -281,6 +281,38 @@ def load_pipeline(path: str) -> Pipeline:
 
     :raises InvalidError: no such file, not TOML, or not a pipeline
     """
+    spec = _document(path)
+    spark_settings(spec.pop("spark_conf", {}), where=f"{path} [spark_conf]")
+    return from_json(spec, where=path)
+
+
+def load_spark_conf(path: str) -> dict[str, str]:
+    """
+    The table ``[spark_conf]`` of a pipeline file: setting → value. It is no part of the pipeline, and never stored.
+
+    :raises InvalidError: no such file, not TOML, or values that are neither text, whole numbers nor booleans
+    """
+    return spark_settings(_document(path).get("spark_conf", {}), where=f"{path} [spark_conf]")
+
+
+def spark_settings(given: object, *, where: str) -> dict[str, str]:
+    """Settings of Spark as TOML has them: a name with dots, in quotes or without, which makes a table in a table."""
+    if not isinstance(given, Mapping):
+        raise InvalidError(f"{where} must be a table", given=type(given).__name__)
+    found: dict[str, str] = {}
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{rest}": text for rest, text in spark_settings(value, where=where).items()}
+        elif isinstance(value, (str, int)):
+            found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        else:
+            raise InvalidError(
+                f"{where} must hold texts, whole numbers and booleans", name=name, given=type(value).__name__
+            )
+    return found
+
+
+def _document(path: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -294,7 +326,7 @@ def load_pipeline(path: str) -> Pipeline:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidError("the pipeline file is not TOML", path=path, reason=str(error).split("\n")[0]) from error
-    return from_json(spec, where=path)
+    return spec
 
 
 def stored_spec(data: bytes) -> dict[str, Any]:

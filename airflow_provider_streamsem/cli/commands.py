@@ -19,7 +19,7 @@ from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.batch.changes import changed_fields
 from airflow_provider_streamsem.batch.guarantee import guarantee, warnings
 from airflow_provider_streamsem.batch.location import located
-from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline, stored_spec
+from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline, load_spark_conf, stored_spec
 from airflow_provider_streamsem.batch.publish import skip as skip_
 from airflow_provider_streamsem.batch.redo import redo as redo_
 from airflow_provider_streamsem.batch.result import RunResult
@@ -94,7 +94,8 @@ def _engine(args: argparse.Namespace, spark_packages: str | None) -> Engine:
     unnamed = [text for text in args.spark_conf if "=" not in text]
     if unnamed:
         raise InvalidError("--spark-conf must be NAME=VALUE", given=unnamed)
-    conf = dict(text.split("=", 1) for text in args.spark_conf)
+    conf = load_spark_conf(args.target) if hasattr(args, "target") else {}
+    conf |= dict(text.split("=", 1) for text in args.spark_conf)
     if args.spark_conn_id is None:
         return SparkEngine(master=args.master, conf=conf, packages=spark_packages)
     return engine_of(connection(args.spark_conn_id), conf, packages=spark_packages)

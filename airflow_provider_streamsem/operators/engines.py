@@ -6,7 +6,7 @@ from threading import Thread
 from typing import Any
 
 from airflow_provider_streamsem.arguments import choice, text
-from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.batch.pipeline import Pipeline, load_spark_conf
 from airflow_provider_streamsem.engines import packages
 from airflow_provider_streamsem.engines.contract import Engine
 from airflow_provider_streamsem.errors import InvalidError
@@ -22,11 +22,12 @@ class HasEngine:
 
     :ivar spark_master: Spark master where no session is active in the task's process
     :ivar spark_conn_id: instead of a master: a connection of type ``spark`` or ``spark_connect``
-    :ivar spark_conf: settings of a session that is started for the task
+    :ivar spark_conf: settings of a session that is started for the task; they override those of the table ``[spark_conf]`` of a pipeline file
     :ivar spark_packages: ``"auto"``: that session loads the packages that the pipeline needs
     """
 
     task_id: str
+    pipeline_file: str | None
     _engine: Engine | None = None
 
     def take_engine(
@@ -50,21 +51,27 @@ class HasEngine:
 
     def engine(self) -> Engine:
         """The engine of this task: the connection or master that it names, else ``[streamsem] spark_conn_id``, else ``local[*]``."""
+        conf = self._conf()
         from airflow_provider_streamsem.engines import spark
 
         given: dict[str, Any] = {"packages": self.spark_packages, "logs_to_stdout": True}
         conn_id = self.spark_conn_id or (None if self.spark_master else settings.spark_conn_id())
         if conn_id is not None:
-            self._engine = spark.engine_of(airflow_connection(conn_id), self.spark_conf, **given)
+            self._engine = spark.engine_of(airflow_connection(conn_id), conf, **given)
         else:
             master = self.spark_master or "local[*]"
-            self._engine = spark.SparkEngine(master=master, conf=self.spark_conf, **given)
+            self._engine = spark.SparkEngine(master=master, conf=conf, **given)
         return self._engine
 
     def conf_for(self, pipeline: Pipeline) -> dict[str, str]:
         """``spark_conf``, with the packages that the pipeline needs where ``spark_packages`` asks for them: for an application that is submitted."""
-        conf = dict(self.spark_conf or {})
+        conf = self._conf()
         return conf if self.spark_packages is None else packages.added(conf, pipeline.spark_packages)
+
+    def _conf(self) -> dict[str, str]:
+        """The settings of the pipeline file, and over them those of the task."""
+        from_file = load_spark_conf(self.pipeline_file) if self.pipeline_file else {}
+        return {**from_file, **(self.spark_conf or {})}
 
     def on_kill(self) -> None:
         """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, guarantee, load_pipeline
-from airflow_provider_streamsem.batch.pipeline import from_json
+from airflow_provider_streamsem.batch.pipeline import from_json, load_spark_conf
 from airflow_provider_streamsem.errors import InvalidError
 
 SOURCE = FilesSource(path="/data/in", format="csv", schema="id long", options={"header": "true"})
@@ -212,3 +212,20 @@ def test_secrets_in_a_place_are_refused_and_not_repeated() -> None:
         with pytest.raises(InvalidError) as caught:
             pipeline(log=url)
         assert "hunter2" not in str(caught.value)
+
+
+def test_spark_conf_of_a_pipeline_file_is_read_and_is_no_part_of_the_pipeline(tmp_path: Path) -> None:
+    plain = (
+        f'name = "p"\nlog = "{tmp_path}/log"\n[source]\ntype = "files"\npath = "{tmp_path}/in"\nformat = "text"\n'
+        f'[sinks.out]\ntype = "files"\npath = "{tmp_path}/out"\n'
+    )
+    file = tmp_path / "p.toml"
+    file.write_text(plain)
+    without = load_pipeline(str(file))
+    assert load_spark_conf(str(file)) == {}
+    file.write_text(f'{plain}[spark_conf]\n"spark.ui.enabled" = true\nspark.sql.shuffle.partitions = 4\n')
+    assert load_spark_conf(str(file)) == {"spark.ui.enabled": "true", "spark.sql.shuffle.partitions": "4"}
+    assert load_pipeline(str(file)).spec_bytes() == without.spec_bytes()
+    file.write_text(f"{plain}[spark_conf]\nx = [1]\n")
+    with pytest.raises(InvalidError, match=r"\[spark_conf\] must hold texts.*name='x'"):
+        load_pipeline(str(file))

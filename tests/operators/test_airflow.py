@@ -428,3 +428,15 @@ def test_errors_say_whether_a_retry_can_heal_them() -> None:
         if isinstance(cls, type) and issubclass(cls, StreamsemError) and cls is not StreamsemError
     ]
     assert {cls.__name__ for cls in kinds if cls.retryable} == {"UnavailableError", "StageError", "LogMovingError"}
+
+
+def test_spark_conf_of_a_pipeline_file_reaches_the_session_and_the_task_overrides_it(
+    world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text(
+        f'name = "p"\nlog = "{tmp_path}/log"\n[source]\ntype = "files"\npath = "{tmp_path}/in"\nformat = "text"\n'
+        f'[sinks.out]\ntype = "files"\npath = "{tmp_path}/out"\n[spark_conf]\n"a.b" = "file"\n"a.c" = "file"\n'
+    )
+    engine = operator(world, pipeline=str(path), spark_conf={"a.c": "task"}).engine()
+    assert engine._conf == {"a.b": "file", "a.c": "task"}  # type: ignore[attr-defined]
