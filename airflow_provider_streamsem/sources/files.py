@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
@@ -77,6 +79,10 @@ OPTIONS: dict[str, frozenset[str]] = {
     "text": frozenset(),
 }
 """Options of Spark's readers that may change values, but never how many records there are or which of them count as bad"""
+
+
+_ONE_BY_ONE = 32
+_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,8 +258,8 @@ class FilesSource:
 
     def check_pins(self, pins: Json, *, was_read: bool) -> None:
         """Each pinned file is there with the pinned size and identity (D5)."""
-        for path, size, identity in self.pinned(pins):
-            stat = self.stat(path)
+        pinned = self.pinned(pins)
+        for (path, size, identity), stat in zip(pinned, self._stats([path for path, *_ in pinned]), strict=True):
             if stat is None:
                 self.refuse_empty_place()
                 raise RecordsGoneError(
@@ -268,6 +274,14 @@ class FilesSource:
             flaw = truncation.flaw(self.format, path, size)
             if flaw:
                 raise DataError(f"{flaw}; nothing became visible", place=self.path, file=path, format=self.format)
+
+    def _stats(self, paths: Sequence[str]) -> Iterable[ObjectStat | None]:
+        """Each file as :meth:`stat` gives it; of many files several are asked for at once, since a store answers each after some milliseconds."""
+        if len(paths) <= _ONE_BY_ONE:
+            return map(self.stat, paths)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            asked = [pool.submit(copy_context().run, self.stat, path) for path in paths]
+            return [found.result() for found in asked]
 
     def load(self, spark: SparkSession, pins: Json) -> FileRecords:
         """The pinned files on Spark."""

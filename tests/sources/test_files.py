@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from airflow_provider_streamsem import FilesSource, Limits
-from airflow_provider_streamsem.errors import SourceChangedError
+from airflow_provider_streamsem.errors import RecordsGoneError, SourceChangedError
 from airflow_provider_streamsem.testing.stores import CountingStore
 from tests.worlds import World
 
@@ -159,3 +160,19 @@ def test_limit_of_a_rerun_does_not_change_what_was_planned(tmp_path: Path) -> No
 
     world.dies("a")
     assert world.run("a", pipeline=world.pipeline(limits=Limits(max_files=1))).ranges == {"files": (0, 2)}
+
+
+def test_many_planned_files_are_looked_at_several_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FilesSource(path=str(tmp_path), format="text")
+    pins = []
+    for number in range(64):
+        file = tmp_path / f"{number}.txt"
+        file.write_text("x")
+        pins.append([file.name, 1, f"mtime:{file.stat().st_mtime_ns}"])
+    together, stat = Barrier(8), FilesSource.stat
+    monkeypatch.setattr(FilesSource, "stat", lambda self, path: (together.wait(30), stat(self, path))[1])
+    source.check_pins(pins, was_read=True)
+    (tmp_path / "40.txt").unlink()
+    (tmp_path / "50.txt").write_text("changed")
+    with pytest.raises(RecordsGoneError, match=r"no longer there.*file='40.txt'"):
+        source.check_pins(pins, was_read=True)
