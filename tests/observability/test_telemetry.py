@@ -276,7 +276,7 @@ def test_log_records_have_the_facts_as_attributes(world: World, caplog: pytest.L
     world.arrive(1)
     with caplog.at_level(logging.INFO, logger="airflow_provider_streamsem"):
         world.run("a")
-    planned, committed = (record for record in caplog.records if record.getMessage().startswith("version 0"))
+    planned, _, committed = (record for record in caplog.records if record.getMessage().startswith("version 0"))
     assert (planned.pipeline, planned.version) == ("world", 0)  # type: ignore[attr-defined]
     assert committed.attempt_id == world.log().outcome(0)[0].attempt_id  # type: ignore[attr-defined, index]
     assert not hasattr(planned, "attempt_id")
