@@ -67,7 +67,7 @@ class StagedSink:
         """Write with Spark's own writer; where a Python client publishes the rows, texts must be UTF-8."""
         from airflow_provider_streamsem.sinks import write
 
-        checked = frame if self.keeps_staged else write.refusing_bad_text(frame)
+        checked = frame if self.keeps_staged else write.refusing_lossy_values(frame)
         return self._staging.stage(checked, version, attempt_id)
 
     @property

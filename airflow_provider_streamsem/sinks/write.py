@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     FloatType,
     MapType,
     StringType,
+    StructField,
     StructType,
     TimestampType,
     VariantType,
@@ -35,9 +36,11 @@ _LONGEST_NAMED_BYTES = 64
 UMASK = "fs.permissions.umask-mode"
 _NO_PARTITION = (ArrayType, MapType, StructType, BinaryType, VariantType)
 _NULL_TEXT_FOUND = "streamsem: the text that stands for null in column "
+_KEY_TWICE_FOUND = "streamsem: a map with a key twice in column "
 _BAD_TEXT_FOUND = "streamsem: text that is not UTF-8 in column "
 _REFUSED_TEXTS = {
     _NULL_TEXT_FOUND: "a text is \\N, which stands for null in CSV files, and would be read back as null; nothing became visible",
+    _KEY_TWICE_FOUND: "a map has a key twice, of which this sink would keep one value; nothing became visible",
     _BAD_TEXT_FOUND: "a text has bytes that are not UTF-8, which this sink cannot keep; nothing became visible",
 }
 _OPTIONS = {
@@ -87,7 +90,7 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
     odd = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
     if odd:
         raise DataError("columns of this type cannot partition a dataset", sink=sink.path, columns=odd)
-    frame = refusing_bad_text(frame, None if sink.format in TEXT_OPTIONS else sink.partition_by)
+    frame = refusing_lossy_values(frame, None if sink.format in TEXT_OPTIONS else sink.partition_by)
     copies = [f"{PARTITION}{i}" for i in range(len(sink.partition_by))]
     if sink.format == "csv":
         frame = _without_null_text(frame)
@@ -112,24 +115,44 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
     return None
 
 
-def refusing_bad_text(frame: DataFrame, names: Sequence[str] | None = None) -> DataFrame:
+def refusing_lossy_values(frame: DataFrame, names: Sequence[str] | None = None) -> DataFrame:
     """
-    The same rows. Writing them fails where a text has bytes that are not UTF-8, which JSON, CSV and every Python client would replace or refuse later.
+    The same rows. Writing them fails where JSON, CSV or a Python client would change a value: a text with bytes that are not UTF-8, a map with a key twice.
 
-    :param names: the columns that are looked at; ``None``: all that hold text
+    :param names: the columns that are looked at; ``None``: all
     """
-    looked_at = {f.name for f in frame.schema.fields if _holds_text(f.dataType) and (names is None or f.name in names)}
+    looked_at = {
+        f.name for f in frame.schema.fields if _is_looked_at(f.dataType) and (names is None or f.name in names)
+    }
     if not looked_at:
         return frame
     columns = []
     for field in frame.schema.fields:
         value = quoted(field.name)
         if field.name in looked_at:
-            refusal = F.raise_error(F.lit(f"{_BAD_TEXT_FOUND}{field.name!r}")).cast(field.dataType)
-            whole = value if isinstance(field.dataType, StringType) else value.cast("string")
-            value = F.when(~F.is_valid_utf8(whole), refusal).otherwise(value).alias(field.name)
+            value = _refused(value, field)
         columns.append(value)
     return frame.select(*columns)
+
+
+def _is_looked_at(kind: DataType) -> bool:
+    return isinstance(kind, MapType) or _holds_text(kind)
+
+
+def _refused(value: Column, field: StructField) -> Column:
+    """The value of a column; evaluating it fails where a sink that writes JSON would lose a part of it."""
+
+    def refusal(found: str) -> Column:
+        return F.raise_error(F.lit(f"{found}{field.name!r}")).cast(field.dataType)
+
+    checked = value
+    if isinstance(field.dataType, MapType):
+        keys = F.map_keys(value)
+        checked = F.when(F.size(keys) > F.size(F.array_distinct(keys)), refusal(_KEY_TWICE_FOUND)).otherwise(checked)
+    if _holds_text(field.dataType):
+        whole = value if isinstance(field.dataType, StringType) else value.cast("string")
+        checked = F.when(~F.is_valid_utf8(whole), refusal(_BAD_TEXT_FOUND)).otherwise(checked)
+    return checked.alias(field.name)
 
 
 def _holds_text(kind: DataType) -> bool:
@@ -160,7 +183,7 @@ def _refusals_named(sink: FilesSink) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        refused = re.search(f"({_NULL_TEXT_FOUND}|{_BAD_TEXT_FOUND})'([^']*)'", str(error))
+        refused = re.search(f"({'|'.join(_REFUSED_TEXTS)})'([^']*)'", str(error))
         if refused is None:
             raise
     if refused is not None:

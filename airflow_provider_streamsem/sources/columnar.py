@@ -59,6 +59,7 @@ def check_columns(found: Mapping[str, Footer], wanted: Mapping[str, StructType],
     :param missing: ``"refuse"``: a column or nested field that no file holds is an error; ``"null"``: it reads as null
     :raises DataError: a file's column has a type whose values the schema's type cannot hold; or see ``missing``
     """
+    _refuse_mixed_units(found, wanted)
     absent: set[str] | None = None
     judged: dict[Any, set[str]] = {}
     for path, footer in found.items():
@@ -74,6 +75,23 @@ def check_columns(found: Mapping[str, Footer], wanted: Mapping[str, StructType],
             file=next(iter(found)),
             files=len(found),
         )
+
+
+def _refuse_mixed_units(found: Mapping[str, Footer], wanted: Mapping[str, StructType]) -> None:
+    """A number that one file counts in seconds and another in microseconds is of no use in one column ``long``."""
+    first: dict[str, tuple[str, str]] = {}
+    for path, footer in found.items():
+        numbers = {field.name.lower() for field in wanted[path].fields if field.dataType.typeName() == "long"}
+        for column in footer.columns:
+            unit = getattr(column.type, "unit", None)
+            if unit is None or column.name.lower() not in numbers:
+                continue
+            known, other = first.setdefault(column.name.lower(), (unit, path))
+            if known != unit:
+                what = (
+                    "the schema reads a time as long, and the files hold it in different units; nothing became visible"
+                )
+                raise DataError(what, file=path, column=column.name, unit=unit, other_file=other, other_unit=known)
 
 
 def contradicting(found: Mapping[str, Footer]) -> tuple[str, str] | None:

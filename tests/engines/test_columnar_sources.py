@@ -177,3 +177,10 @@ def test_orc_file_without_names_is_held_against_the_schema_by_position(place: Pl
     put(place, "a.orc", {"id": pyarrow.array([1], pyarrow.int8()), "s": ["x"]})
     put(place, "bad.orc", {"_col0": values, "_col1": ["y"]})
     refused(place, "bad.orc", format="orc", schema="id tinyint, s string")
+
+
+def test_times_in_different_units_are_not_read_into_one_column_of_numbers(place: Place) -> None:
+    put(place, "a.parquet", {"at": pyarrow.array([1], pyarrow.timestamp("us"))})
+    put(place, "b.parquet", {"at": pyarrow.array([1], pyarrow.timestamp("ms"))})
+    error = refused(place, "", format="parquet", schema="at long")
+    assert {error.fields["unit"], error.fields["other_unit"]} == {"us", "ms"}

@@ -319,6 +319,23 @@ def test_text_that_is_not_utf8_is_refused_where_it_would_be_replaced(
         place.run(pipeline)
 
 
+@pytest.mark.parametrize("format", ["json", "parquet"])
+def test_map_with_a_key_twice_is_refused_by_json_and_kept_by_parquet(
+    place: Place, spark: SparkSession, format: str
+) -> None:
+    """Spark makes no such map; a Parquet file may hold one."""
+    pairs = pyarrow.array([[("k", 1), ("k", 2)]], pyarrow.map_(pyarrow.string(), pyarrow.int32()))
+    (place.root / "in").mkdir(exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table({"m": pairs}), place.root / "in" / "a.parquet")
+    pipeline = place.pipeline(source={"format": "parquet"}, sink={"format": format})
+    if format == "json":
+        with pytest.raises(DataError, match=r"a key twice.*column='m'"):
+            place.run(pipeline)
+    else:
+        place.run(pipeline)
+        assert read_committed(spark, str(place.root / "log")).selectExpr("size(m) n").collect()[0]["n"] == 2
+
+
 def test_text_that_is_not_utf8_keeps_its_bytes_in_parquet(place: Place, spark: SparkSession) -> None:
     place.put("a.txt", "x")
     place.run(place.pipeline(source={"format": "text"}, transform=lambda frame: frame.selectExpr(f"{BAD_BYTES} name")))
