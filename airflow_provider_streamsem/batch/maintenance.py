@@ -124,9 +124,10 @@ def vacuum(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None =
     for name, sink in sorted(sinks.items()):
         # Staged files that are not the published ones serve only until the receipts are there.
         is_spent = sink.publishes and not publishing(pipeline, name).keeps_staged
-        in_use = publishing(pipeline, name).attempts_in_use() if sink.publishes else set()
+        is_table = sink.publishes and not is_spent
+        in_use = cache(publishing(pipeline, name).attempts_in_use) if is_table else set[tuple[int, str]]
         for version, attempt_id in sorted(sink.attempts()):
-            if (version, attempt_id) in in_use and has_lost(version, attempt_id):
+            if has_lost(version, attempt_id) and (version, attempt_id) in in_use():
                 what = "sink %s: attempt %s of version %d lost by the log, and its files are in the table: vacuum leaves them"
                 logger.warning(what, name, attempt_id, version)
             elif has_lost(version, attempt_id) or (is_spent and has_receipts(version)):

@@ -23,7 +23,6 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Receipt
-from airflow_provider_streamsem.protocol.keys import attempt_of_data
 from airflow_provider_streamsem.sinks import delta_merge, keyed_rows
 from airflow_provider_streamsem.sinks.bounds import delta_stats
 from airflow_provider_streamsem.sinks.column_names import more_than_once
@@ -31,7 +30,7 @@ from airflow_provider_streamsem.sinks.column_types import VOID, bare, widened
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger, SinkMarker
 from airflow_provider_streamsem.sinks.delta_requirements import Requirements, is_append_only, unwritable
 from airflow_provider_streamsem.sinks.delta_table import OWN_ENTRY, HeldTable, create, is_transient, take
-from airflow_provider_streamsem.sinks.table import TableSink
+from airflow_provider_streamsem.sinks.table import TableSink, attempts_named
 from airflow_provider_streamsem.stores.contract import normalised
 
 _PRIMITIVES = frozenset(
@@ -112,8 +111,7 @@ class DeltaSink(TableSink):
     def attempts_in_use(self) -> set[tuple[int, str]]:
         """Those of the files that the table names."""
         held = take(self.path)
-        keys_named = () if held is None else (self.key_of(uri) for uri in held.table.file_uris())
-        return {attempt for key in keys_named if (attempt := attempt_of_data(key)) is not None}
+        return set() if held is None else attempts_named(held.table.get_add_actions()["path"].to_pylist())
 
     def check_redo(self, replaced: Committable | None) -> None:
         """The table must let rows go, and still have the files that the redo replaces."""

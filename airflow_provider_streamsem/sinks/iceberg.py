@@ -27,7 +27,6 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Receipt
-from airflow_provider_streamsem.protocol.keys import attempt_of_data
 from airflow_provider_streamsem.sinks import (
     column_types,
     iceberg_catalog,
@@ -38,7 +37,7 @@ from airflow_provider_streamsem.sinks import (
 )
 from airflow_provider_streamsem.sinks.contract import Batch, EffectLedger, SinkMarker
 from airflow_provider_streamsem.sinks.iceberg_catalog import is_transient
-from airflow_provider_streamsem.sinks.table import TableSink
+from airflow_provider_streamsem.sinks.table import TableSink, attempts_named
 from airflow_provider_streamsem.stores.contract import normalised, split_url
 
 if TYPE_CHECKING:
@@ -136,11 +135,10 @@ class IcebergSink(TableSink):
             return schema
 
     def attempts_in_use(self) -> set[tuple[int, str]]:
-        """Those of the files that the table's current snapshot names."""
+        """Those of the data files that the current snapshot names, or that of a branch or tag."""
         with self._opened() as catalog:
             table = self._read(catalog, refusal=UnavailableError)
-            named = [] if table is None else [self.key_of(task.file.file_path) for task in table.scan().plan_files()]
-        return {attempt for key in named if (attempt := attempt_of_data(key)) is not None}
+            return set() if table is None else attempts_named(iceberg_files.data_files(table))
 
     def check_redo(self, replaced: Committable | None) -> None:
         """The table must still have the files that the redo replaces."""

@@ -13,6 +13,7 @@ from airflow_provider_streamsem.protocol.entries import DataFile
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile as IcebergFile
+    from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 
 _COLUMNS = 32
@@ -51,6 +52,22 @@ def metrics(parquet: Any, *, partition_by: Sequence[str]) -> str:
         ]
     noted = {"splits": [_start(group) for group in groups], "columns": columns}
     return json.dumps(noted, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def data_files(table: Table) -> Iterator[str]:
+    """
+    Paths of the data files that the current snapshot names, or that of a branch or tag.
+
+    Manifests are read, not planned as a scan: pyiceberg plans no scan of a table that has equality deletes, which Flink writes.
+    """
+    from pyiceberg.manifest import ManifestContent
+
+    heads = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    snapshots = [snapshot for head in sorted(heads) if (snapshot := table.snapshot_by_id(head)) is not None]
+    manifests = {manifest.manifest_path: manifest for found in snapshots for manifest in found.manifests(table.io)}
+    for manifest in manifests.values():
+        if manifest.content == ManifestContent.DATA:
+            yield from (entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io))
 
 
 def _leaves(parquet: Any, partition_by: Sequence[str]) -> Iterator[tuple[str, int]]:

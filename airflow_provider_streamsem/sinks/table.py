@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError, PublishError
 from airflow_provider_streamsem.protocol.entries import Committable, Json
+from airflow_provider_streamsem.protocol.keys import attempt_of_data
 from airflow_provider_streamsem.sinks import keyed_rows
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.staged import StagedSink
-from airflow_provider_streamsem.stores.contract import split_url
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 _MODES = ("append", "upsert")
@@ -92,11 +92,6 @@ class TableSink(StagedSink):
         """That rows are merged, and by what: of an appending sink vacuum must not take the staged files, and keys are checked before the decision."""
         return {"mode": self.mode, "keys": list(self.keys)} if self.merges else {}
 
-    def key_of(self, uri: str) -> str:
-        """The name of a table's file below :attr:`place`; the whole path of one that is not there."""
-        (_, path), (_, place) = split_url(uri), split_url(self.place)
-        return path.removeprefix(f"{place}/")
-
     def check_staged(self, batch: Batch) -> None:
         """
         Look whether the files of a batch are still there, before the table is told of them: what cleans up tables takes files that no table names yet.
@@ -123,3 +118,13 @@ class TableSink(StagedSink):
         if self.merges:
             keyed_rows.check_values(self.place, found, self.keys, self.partition_by, null_texts=self.null_texts)
         return found
+
+
+def attempts_named(paths: Iterable[str]) -> set[tuple[int, str]]:
+    """
+    Version and attempt of the files that a table's metadata names.
+
+    Only the end of a path is read, since the same place can be spelt in many ways: with other schemes, with links, with escaped characters.
+    """
+    ends = (f"/{path}".rpartition("/data/")[2] for path in paths)
+    return {attempt for end in ends if (attempt := attempt_of_data(f"data/{end}")) is not None}

@@ -374,10 +374,13 @@ def test_table_that_others_restored_to_a_newer_state_than_the_pipelines_is_publi
     world.all_is_right()
 
 
+@pytest.mark.parametrize("directory", ["plain", "ä b#c?d=e"])
 def test_vacuum_leaves_the_files_of_a_lost_version_that_the_table_names(
-    world: DeltaWorld, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, directory: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A user accepted with skip that the rows of a version stay which the log has lost."""
+    world = DeltaWorld(tmp_path / directory)
+    world.arrive(4)
     world.run("first")
     older = {stat.key: world.store.read(stat.key) for stat in world.store.list("")}
     world.run("lost")

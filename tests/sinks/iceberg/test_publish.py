@@ -12,6 +12,9 @@ import pytest
 import requests
 from pyiceberg.exceptions import BadRequestError, CommitFailedException, ForbiddenError, ServiceUnavailableError
 from pyiceberg.expressions import EqualTo
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestWriterV2
+from pyiceberg.table import Table
+from pyiceberg.typedef import Record
 from sqlalchemy.exc import OperationalError
 
 from airflow_provider_streamsem import FilesSink
@@ -347,6 +350,38 @@ def test_the_marker_outlives_the_snapshots(tmp_path: Path) -> None:
     assert again is not None
     assert again.result == "applied"
     assert lake.rows() == [0, 0]
+
+
+def test_attempts_in_use_are_found_beside_equality_deletes_and_files_of_other_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    lake.table().manage_snapshots().create_tag(lake.table().snapshots()[0].snapshot_id, "kept").commit()
+    lake.publish(lake.batch(1, [1]))
+    lake.table().delete(EqualTo("id", 0))
+    _append_file(lake.table(), "s3a://others/x?y#/1.parquet", DataFileContent.DATA)
+    with monkeypatch.context() as patch:  # pyiceberg writes no manifest of deletes
+        patch.setattr(ManifestWriterV2, "content", lambda self: ManifestContent.DELETES)
+        _append_file(lake.table(), "hdfs://others/2.parquet", DataFileContent.EQUALITY_DELETES)
+    with pytest.raises(ValueError, match="equality deletes"):
+        list(lake.table().scan().plan_files())
+    assert lake.sink.attempts_in_use() == {(0, "a"), (1, "a")}, "one by a tag, one by the current snapshot"
+
+
+def _append_file(table: Table, path: str, content: DataFileContent) -> None:
+    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+        named = DataFile.from_args(
+            content=content,
+            file_path=path,
+            file_format=FileFormat.PARQUET,
+            partition=Record(),
+            record_count=1,
+            file_size_in_bytes=1,
+            equality_ids=[1] if content == DataFileContent.EQUALITY_DELETES else None,
+        )
+        named.spec_id = 0
+        append.append_data_file(named)
 
 
 def test_old_snapshots_of_the_sink_expire_and_those_of_others_stay(tmp_path: Path, monkeypatch: Any) -> None:
