@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -90,7 +93,8 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
     odd = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
     if odd:
         raise DataError("columns of this type cannot partition a dataset", sink=sink.path, columns=odd)
-    frame = refusing_lossy_values(frame, None if sink.format in TEXT_OPTIONS else sink.partition_by)
+    if sink.format in TEXT_OPTIONS or sink.partition_by:
+        frame = refusing_lossy_values(frame, None if sink.format in TEXT_OPTIONS else sink.partition_by)
     copies = [f"{PARTITION}{i}" for i in range(len(sink.partition_by))]
     if sink.format == "csv":
         frame = _without_null_text(frame)
@@ -121,48 +125,62 @@ def refusing_lossy_values(frame: DataFrame, names: Sequence[str] | None = None) 
 
     :param names: the columns that are looked at; ``None``: all
     """
-    looked_at = {
-        f.name for f in frame.schema.fields if _is_looked_at(f.dataType) and (names is None or f.name in names)
-    }
-    if not looked_at:
-        return frame
-    columns = []
-    for field in frame.schema.fields:
-        value = quoted(field.name)
-        if field.name in looked_at:
-            value = _refused(value, field)
-        columns.append(value)
+    fields = frame.schema.fields
+    columns = [_refused(f) if names is None or f.name in names else quoted(f.name) for f in fields]
     return frame.select(*columns)
 
 
-def _is_looked_at(kind: DataType) -> bool:
-    return isinstance(kind, MapType) or _holds_text(kind)
-
-
-def _refused(value: Column, field: StructField) -> Column:
+def _refused(field: StructField) -> Column:
     """The value of a column; evaluating it fails where a sink that writes JSON would lose a part of it."""
-
-    def refusal(found: str) -> Column:
-        return F.raise_error(F.lit(f"{found}{field.name!r}")).cast(field.dataType)
-
-    checked = value
-    if isinstance(field.dataType, MapType):
-        keys = F.map_keys(value)
-        checked = F.when(F.size(keys) > F.size(F.array_distinct(keys)), refusal(_KEY_TWICE_FOUND)).otherwise(checked)
-    if _holds_text(field.dataType):
-        whole = value if isinstance(field.dataType, StringType) else value.cast("string")
-        checked = F.when(~F.is_valid_utf8(whole), refusal(_BAD_TEXT_FOUND)).otherwise(checked)
+    value = checked = quoted(field.name)
+    if _holds(field.dataType, MapType):
+        has_key_twice = _anywhere(value, field.dataType, MapType, _has_key_twice)
+        checked = F.when(has_key_twice, _refusal(_KEY_TWICE_FOUND, field)).otherwise(checked)
+    if _holds(field.dataType, StringType):
+        is_bad = _anywhere(value, field.dataType, StringType, lambda text: ~F.is_valid_utf8(text))
+        checked = F.when(is_bad, _refusal(_BAD_TEXT_FOUND, field)).otherwise(checked)
     return checked.alias(field.name)
 
 
-def _holds_text(kind: DataType) -> bool:
+def _refusal(found: str, field: StructField) -> Column:
+    return F.raise_error(F.lit(f"{found}{json.dumps(field.name)}")).cast(field.dataType)
+
+
+def _has_key_twice(value: Column) -> Column:
+    keys = F.map_keys(value)
+    return F.size(keys) > F.size(F.array_distinct(keys))
+
+
+def _holds(kind: DataType, sought: type[DataType]) -> bool:
+    return isinstance(kind, sought) or any(_holds(inner, sought) for inner in _inner(kind))
+
+
+def _inner(kind: DataType) -> list[DataType]:
     if isinstance(kind, ArrayType):
-        return _holds_text(kind.elementType)
+        return [kind.elementType]
     if isinstance(kind, MapType):
-        return _holds_text(kind.keyType) or _holds_text(kind.valueType)
-    if isinstance(kind, StructType):
-        return any(_holds_text(field.dataType) for field in kind.fields)
-    return isinstance(kind, StringType)
+        return [kind.keyType, kind.valueType]
+    return [field.dataType for field in kind.fields] if isinstance(kind, StructType) else []
+
+
+def _anywhere(value: Column, kind: DataType, sought: type[DataType], is_bad: Callable[[Column], Column]) -> Column:
+    """Whether a value, or a part of it, is of the sought type and bad. The type holds such parts."""
+    found = [is_bad(value)] if isinstance(kind, sought) else []
+
+    def look_at_each(parts: Column, inner: DataType) -> None:
+        if _holds(inner, sought):
+            found.append(F.exists(parts, lambda part: _anywhere(part, inner, sought, is_bad)))
+
+    if isinstance(kind, ArrayType):
+        look_at_each(value, kind.elementType)
+    elif isinstance(kind, MapType):
+        look_at_each(F.map_keys(value), kind.keyType)
+        look_at_each(F.map_values(value), kind.valueType)
+    elif isinstance(kind, StructType):
+        for field in kind.fields:
+            if _holds(field.dataType, sought):
+                found.append(_anywhere(value.getField(field.name), field.dataType, sought, is_bad))
+    return reduce(or_, found)
 
 
 def _without_null_text(frame: DataFrame) -> DataFrame:
@@ -171,8 +189,8 @@ def _without_null_text(frame: DataFrame) -> DataFrame:
     for field in frame.schema.fields:
         value = quoted(field.name)
         if isinstance(field.dataType, StringType):
-            refusal = F.raise_error(F.lit(f"{_NULL_TEXT_FOUND}{field.name!r}")).cast(field.dataType)
-            value = F.when(value == TEXT_OPTIONS["csv"]["nullValue"], refusal).otherwise(value).alias(field.name)
+            is_null_text = value == TEXT_OPTIONS["csv"]["nullValue"]
+            value = F.when(is_null_text, _refusal(_NULL_TEXT_FOUND, field)).otherwise(value).alias(field.name)
         columns.append(value)
     return frame.select(*columns)
 
@@ -183,11 +201,11 @@ def _refusals_named(sink: FilesSink) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        refused = re.search(f"({'|'.join(_REFUSED_TEXTS)})'([^']*)'", str(error))
+        refused = re.search(f"({'|'.join(_REFUSED_TEXTS)})" + r'("(?:[^"\\]|\\.)*")', str(error))
         if refused is None:
             raise
     if refused is not None:
-        raise DataError(_REFUSED_TEXTS[refused[1]], sink=sink.path, column=refused[2])
+        raise DataError(_REFUSED_TEXTS[refused[1]], sink=sink.path, column=json.loads(refused[2]))
 
 
 def _modes(session: SparkSession) -> dict[str, str]:

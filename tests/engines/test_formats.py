@@ -306,6 +306,7 @@ BAD_BYTES = "cast(unhex('4DFC') as string)"
         ([f"{BAD_BYTES} name"], {"format": "json"}),
         ([f"{BAD_BYTES} name"], {"format": "csv"}),
         ([f"array(named_struct('v', {BAD_BYTES})) name"], {"format": "json"}),
+        ([f"map('k', array(named_struct('a.b', {BAD_BYTES}, 'raw', unhex('4DFC')))) name"], {"format": "json"}),
         (["value", f"{BAD_BYTES} name"], {"format": "parquet", "partition_by": ["name"]}),
     ],
     ids=str,
@@ -319,12 +320,40 @@ def test_text_that_is_not_utf8_is_refused_where_it_would_be_replaced(
         place.run(pipeline)
 
 
+def test_refused_column_is_named_whatever_its_name_holds(place: Place) -> None:
+    place.put("a.txt", "x")
+    name = "it's \"odd\\"
+    refused = [f"{BAD_BYTES} `{name}`"]
+    pipeline = place.pipeline(
+        source={"format": "text"}, sink={"format": "json"}, transform=lambda frame: frame.selectExpr(*refused)
+    )
+    with pytest.raises(DataError, match="not UTF-8") as raised:
+        place.run(pipeline)
+    assert raised.value.fields["column"] == name
+
+
+def test_bytes_beside_text_in_a_nested_column_are_kept(place: Place, spark: SparkSession) -> None:
+    place.put("a.txt", "x")
+    columns = "map('k', array(named_struct('raw', unhex('4DFC'), 'name', value))) m"
+    place.run(
+        place.pipeline(
+            source={"format": "text"}, sink={"format": "json"}, transform=lambda frame: frame.selectExpr(columns)
+        )
+    )
+    found = read_committed(spark, str(place.root / "log")).selectExpr("hex(m.k[0].raw) raw", "m.k[0].name name")
+    assert [tuple(row) for row in found.collect()] == [("4DFC", "x")]
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
 @pytest.mark.parametrize("format", ["json", "parquet"])
 def test_map_with_a_key_twice_is_refused_by_json_and_kept_by_parquet(
-    place: Place, spark: SparkSession, format: str
+    place: Place, spark: SparkSession, format: str, is_nested: bool
 ) -> None:
     """Spark makes no such map; a Parquet file may hold one."""
-    pairs = pyarrow.array([[("k", 1), ("k", 2)]], pyarrow.map_(pyarrow.string(), pyarrow.int32()))
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.int32())
+    pairs = pyarrow.array([[("k", 1), ("k", 2)]], kind)
+    if is_nested:
+        pairs = pyarrow.array([[{"m": [("k", 1), ("k", 2)]}]], pyarrow.list_(pyarrow.struct([("m", kind)])))
     (place.root / "in").mkdir(exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.table({"m": pairs}), place.root / "in" / "a.parquet")
     pipeline = place.pipeline(source={"format": "parquet"}, sink={"format": format})
@@ -333,7 +362,12 @@ def test_map_with_a_key_twice_is_refused_by_json_and_kept_by_parquet(
             place.run(pipeline)
     else:
         place.run(pipeline)
-        assert read_committed(spark, str(place.root / "log")).selectExpr("size(m) n").collect()[0]["n"] == 2
+        assert (
+            read_committed(spark, str(place.root / "log"))
+            .selectExpr(f"size({'m[0].m' if is_nested else 'm'}) n")
+            .collect()[0]["n"]
+            == 2
+        )
 
 
 def test_text_that_is_not_utf8_keeps_its_bytes_in_parquet(place: Place, spark: SparkSession) -> None:
