@@ -58,6 +58,8 @@ MISSING_COLUMNS = ("refuse", "null")
 ASSUMED_BYTES_PER_ROW = 100
 _TIMES = {"dateFormat", "timestampFormat", "timestampNTZFormat", "timeZone", "locale"}
 _LAX_JSON = {"allowUnquotedFieldNames", "allowSingleQuotes", "allowNumericLeadingZeros", "allowNonNumericNumbers"}
+ENCODING = "encoding"
+ENCODINGS = ("UTF-8", "ISO-8859-1", "windows-1252")
 _CSV = {
     "header",
     "sep",
@@ -72,11 +74,11 @@ _CSV = {
     "ignoreTrailingWhiteSpace",
 }
 OPTIONS: dict[str, frozenset[str]] = {
-    "csv": frozenset(_CSV | _TIMES),
-    "json": frozenset(_LAX_JSON | _TIMES),
+    "csv": frozenset(_CSV | _TIMES | {ENCODING}),
+    "json": frozenset(_LAX_JSON | _TIMES | {ENCODING}),
     "parquet": frozenset({"datetimeRebaseMode", "int96RebaseMode"}),
     "orc": frozenset(),
-    "text": frozenset(),
+    "text": frozenset({ENCODING}),
 }
 """Options of Spark's readers that may change values, but never how many records there are or which of them count as bad"""
 
@@ -147,6 +149,7 @@ class FilesSource:
         if refused:
             what = f"{where} options holds names that this format does not take, or that would change which records are counted"
             raise InvalidError(what, given=refused, format=self.format, accepted=sorted(OPTIONS[self.format]))
+        arguments.choice(f"{where} options encoding", self.encoding, ENCODINGS)
         arguments.text(f"{where} glob", self.glob, pattern=r"[^/]+", accepted="a pattern of file names, without '/'")
         if not isinstance(self.start_after, str):
             raise InvalidError(f"{where} start_after must be text", given=type(self.start_after).__name__)
@@ -158,6 +161,12 @@ class FilesSource:
             )
         arguments.flag(f"{where} hive_partitions", self.hive_partitions)
         arguments.choice(f"{where} missing_columns", self.missing_columns, MISSING_COLUMNS)
+
+    @property
+    def encoding(self) -> str:
+        """The character encoding of text, JSON and CSV files, one of :data:`ENCODINGS`."""
+        given = next((text for name, text in self.options.items() if name.lower() == ENCODING), ENCODINGS[0])
+        return next((known for known in ENCODINGS if known.lower() == given.lower()), given)
 
     @property
     def place(self) -> str:
@@ -280,8 +289,8 @@ class FilesSource:
         if len(paths) <= _ONE_BY_ONE:
             return map(self.stat, paths)
         with ThreadPoolExecutor(_THREADS) as pool:
-            asked = [pool.submit(copy_context().run, self.stat, path) for path in paths]
-            return [found.result() for found in asked]
+            contexts = [copy_context() for _ in paths]
+            return list(pool.map(lambda context, path: context.run(self.stat, path), contexts, paths))
 
     def load(self, spark: SparkSession, pins: Json) -> FileRecords:
         """The pinned files on Spark."""

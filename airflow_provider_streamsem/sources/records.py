@@ -18,9 +18,11 @@ from airflow_provider_streamsem.sources import columnar, parsing, partitions, wi
 from airflow_provider_streamsem.sources.columnar import Footer
 from airflow_provider_streamsem.sources.contract import BadRecord
 from airflow_provider_streamsem.sources.csv_lines import Csv
+from airflow_provider_streamsem.sources.files import ENCODING
 from airflow_provider_streamsem.sources.text_lines import (
     PATH,
     RAW,
+    decoded,
     lines,
     lines_below_headers,
     plain_path,
@@ -283,29 +285,32 @@ class FileRecords:
     @property
     def _error(self) -> str:
         if self._source.format == "text":
-            return "not a line of UTF-8"
+            return 'not a line of UTF-8: the source option "encoding" names another character encoding'
         return f"not a {self._source.format} record of the schema {self._source.schema}"
 
     def _read_csv(self, spark: SparkSession, located: list[str]) -> None:
         csv = Csv(self._columns(), self._source.options)
         reader, partitions = spark.read.options(**self._group.options), self._group.partitions
-        read = partial(lines_below_headers, csv=csv) if csv.has_header else lines
+        encoding = self._source.encoding
+        read = partial(lines_below_headers, csv=csv, encoding=encoding) if csv.has_header else lines
         found = read(reader, located, partitions).where(F.col(RAW).rlike(r"[^\x00-\x20]"))
-        parsed = csv.with_columns(found, F.col(RAW), _RECORD)
+        parsed = csv.with_columns(found, decoded(F.col(RAW), encoding), _RECORD)
         self._csv_lines.append((parsed, csv))
         self._set(parsed)
 
     def _read_json(self, spark: SparkSession, located: list[str]) -> None:
         reader = spark.read.options(**self._group.options)
         found = lines(reader, located, self._group.partitions).where(F.trim(RAW) != "")
-        self._set(parsing.with_json(found, F.col(RAW), self._columns(), self._source.options, _RECORD))
+        options = {name: text for name, text in self._source.options.items() if name.lower() != ENCODING}
+        text = decoded(F.col(RAW), self._source.encoding)
+        self._set(parsing.with_json(found, text, self._columns(), options, _RECORD))
 
     def _read_text(self, spark: SparkSession, located: list[str]) -> None:
-        reader = self._reader(spark, StructType().add("value", StringType()), self._source.options)
-        is_bad = (~F.is_valid_utf8("value")).alias(_BAD)
+        found = lines(spark.read.options(**self._group.options), located, self._group.partitions)
+        text = decoded(F.col(RAW), self._source.encoding)
         partitions = [_quoted(field.name) for field in self._group.partitions.fields]
-        path = F.col("_metadata.file_path").alias(PATH)
-        self.frame = reader.text(located).select("value", *partitions, is_bad, F.col("value").alias(RAW), path)
+        is_bad = (~F.is_valid_utf8(text)).alias(_BAD)
+        self.frame = found.select(text.alias("value"), *partitions, is_bad, RAW, PATH)
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
 
     def _set(self, parsed: DataFrame) -> None:

@@ -18,6 +18,8 @@ PATH = "__streamsem_path"
 START = "__streamsem_start"
 _ORDER = "__streamsem_order"
 _BYTES = "ISO-8859-1"
+_CONTROLS = "".join(map(chr, range(0x80, 0xA0)))
+_WINDOWS = "".join(bytes([byte]).decode("cp1252", errors="ignore") or chr(byte) for byte in range(0x80, 0xA0))
 
 
 def lines(reader: DataFrameReader, located: list[str], partitions: StructType) -> DataFrame:
@@ -30,7 +32,25 @@ def lines(reader: DataFrameReader, located: list[str], partitions: StructType) -
     return reader.schema(schema).text(located).select(RAW, *_where(partitions))
 
 
-def lines_below_headers(reader: DataFrameReader, located: list[str], partitions: StructType, *, csv: Csv) -> DataFrame:
+def decoded(raw: Column, encoding: str) -> Column:
+    """
+    The text of stored bytes.
+
+    Java's ``decode`` of windows-1252 needs a setting of the session, so its 27 characters that ISO 8859-1 lacks are replaced here. The five bytes that it
+    leaves undefined become control characters, as in browsers.
+
+    :param raw: bytes, in a column of type ``string`` as Spark's text reader gives them
+    :param encoding: one of :data:`airflow_provider_streamsem.sources.files.ENCODINGS`
+    """
+    if encoding == "UTF-8":
+        return raw
+    text = F.decode(raw.cast("binary"), _BYTES)
+    return F.translate(text, _CONTROLS, _WINDOWS) if encoding == "windows-1252" else text
+
+
+def lines_below_headers(
+    reader: DataFrameReader, located: list[str], partitions: StructType, *, csv: Csv, encoding: str
+) -> DataFrame:
     """
     The lines of CSV files without the first line of each file, which Spark compares with the expected header. Columns as :func:`lines` gives them.
 
@@ -41,7 +61,8 @@ def lines_below_headers(reader: DataFrameReader, located: list[str], partitions:
     reader = reader.options(header="true", enforceSchema="false", encoding=_BYTES, mode="FAILFAST", **signs)
     given = {field.name.lower() for field in partitions.fields}
     found = [name for name in reader.csv(located).columns if name.lower() not in given]
-    header = csv.header(found[0].encode(_BYTES).decode(errors="replace") if found else "").encode().decode(_BYTES)
+    header = csv.header(found[0].encode(_BYTES).decode(encoding, errors="replace") if found else "")
+    header = header.encode(encoding, errors="replace").decode(_BYTES)
     schema = StructType([StructField(header, StringType()), *partitions.fields])
     line = F.encode(_quoted(header), _BYTES).cast("string").alias(RAW)
     return reader.schema(schema).csv(located).select(line, *_where(partitions))

@@ -370,6 +370,32 @@ def test_files_that_spark_writes_have_the_modes_of_the_tasks_umask(place: Place,
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("encoding", ["ISO-8859-1", "windows-1252"])
+@pytest.mark.parametrize(
+    ("format", "options", "lines"),
+    [
+        ("text", {}, ["Preis: 5 €", "Müller", ""]),
+        ("csv", {}, ['"Preis: 5 €"', "Müller"]),
+        ("csv", {"header": "true"}, ["vàlue", '"Preis: 5 €"', "Müller"]),
+        ("json", {}, ['{"vàlue": "Preis: 5 €"}', '{"vàlue": "Müller"}']),
+    ],
+    ids=str,
+)
+def test_files_in_another_encoding_are_read_as_the_text_that_they_hold(
+    place: Place, spark: SparkSession, format: str, options: dict[str, str], lines: list[str], encoding: str
+) -> None:
+    data = "\n".join(lines).encode("cp1252")
+    place.put("a", data)
+    place.put("b", data)
+    schema = {} if format == "text" else {"schema": "`vàlue` string"}
+    source = {"format": format, "options": {"encoding": encoding, **options}, **schema}
+    assert place.run(place.pipeline(source=source)).counts["quarantined"] == 0
+    texts = {row["vàlue" if schema else "value"] for row in place.rows(spark)}
+    euro = "€" if encoding == "windows-1252" else "\x80"
+    assert texts - {""} == {f"Preis: 5 {euro}", "Müller"}
+
+
+@pytest.mark.spark
 def test_line_of_text_that_is_not_utf8_is_quarantined_with_its_bytes(place: Place) -> None:
     place.put("a.txt", "Möller\n".encode() + "Müller\n".encode("latin-1") + b"Maier\n")
     result = place.run(place.pipeline(source={"format": "text"}))
