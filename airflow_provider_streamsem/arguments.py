@@ -90,20 +90,17 @@ _SECRET_QUERY = ("auth", "code", "jwt", "key", "pass", "token", "x-amz-security-
 _PUBLIC_NAME = re.compile(r"token[-_.](uri|url|endpoint|expires)", re.IGNORECASE)
 
 
-def without_secrets(where: str, value: Any) -> None:
+def without_secrets(where: str, value: Any, *, accepted: str = "a connection of Airflow, by conn_id=") -> None:
     """
     Refuse what holds a secret, as far as names and URLs tell: a spec is stored in the log, travels to the triggerer, and stands on command lines.
 
     :param value: JSON: names that mean a secret, with a text; URLs with a password, or with a secret in their query
+    :param accepted: where a secret may be given instead
     :raises InvalidError: names the places, without their values
     """
     found = sorted(_secrets(value, ()))
     if found:
-        raise InvalidError(
-            f"{where} must hold no secret; a connection may",
-            given=found,
-            accepted="a connection of Airflow, by conn_id=",
-        )
+        raise InvalidError(f"{where} must hold no secret", given=found, accepted=accepted)
 
 
 def _secrets(value: Any, path: tuple[str, ...]) -> Iterator[str]:

@@ -87,7 +87,7 @@ def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
 
     :raises ConflictError: the log's versions were planned by a spec with other guarded fields
     """
-    extras.check(pipeline.extras, pipeline=pipeline.name)
+    extras.check([pipeline.source.extra], pipeline=pipeline.name)
     head = log.find_head()
     newest = head.outcome or head.plan
     if newest is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any
 
+from airflow_provider_streamsem.arguments import without_secrets
 from airflow_provider_streamsem.batch import submit_app
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.connections import Connection, to_environment
@@ -57,6 +58,7 @@ class Submission:
     :param conn_id: Spark connection; its ``deploy-mode`` says where the driver lives. In client mode it lives on the worker's machine, in a session of its own,
         and may outlive the task
     :param conf: settings for ``spark-submit``: visible in process lists
+    :raises InvalidError: the connection is none of a cluster, or a setting holds a secret
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class Submission:
                 conn_id=conn_id,
                 conn_type=found.conn_type,
             )
+        elsewhere = "spark-defaults.conf of the Spark that submits, or a credentials provider of Hadoop"
+        without_secrets("spark_conf, which is visible in process lists,", dict(conf or {}), accepted=elsewhere)
         self._is_cluster = found.extra.get("deploy-mode") == "cluster"
         self._application = submit_app.__file__
         self._hook: Any = SparkSubmitHook(

@@ -62,8 +62,16 @@ def test_missing_libraries_are_one_error_before_anything_is_written(tmp_path: Pa
         world.run("a", pipeline=pipeline, engine=RowsEngine())
     assert not refused.value.retryable
     assert [*world.store.list("")] == []
-    with pytest.raises(InvalidError, match=said):
+    of_the_source = r"missing=\['confluent_kafka'\].*pip install 'airflow-provider-streamsem\[kafka\]'"
+    with pytest.raises(InvalidError, match=of_the_source):
         read_head(pipeline, world.log())
+
+
+@pytest.mark.usefixtures("lacking")
+def test_lag_is_read_without_the_libraries_of_sinks(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    pipeline = world.pipeline(sinks={"table": DeltaSink(str(tmp_path / "table"))})
+    assert read_head(pipeline, world.log()).closed == -1
 
 
 @pytest.mark.usefixtures("lacking")

@@ -179,6 +179,15 @@ def test_secrets_of_connections_are_in_the_drivers_environment_and_not_in_its_ar
     assert "hush" not in " ".join(submit_app.arguments(pipeline, run_key="r", drain=True))
 
 
+def test_secret_among_the_settings_of_spark_submit_is_refused_by_name(pipeline: Pipeline, conn_id: str) -> None:
+    made = operator(pipeline, conn_id)
+    made.spark_conf = {"spark.hadoop.fs.s3a.secret.key": "hush", "spark.ui.enabled": "false"}
+    said = r"fs\.s3a\.secret\.key.*spark-defaults\.conf"
+    with pytest.raises(airflow_exception("AirflowFailException"), match=said) as refused:
+        made.execute(context())
+    assert "hush" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
