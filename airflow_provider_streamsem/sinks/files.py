@@ -254,9 +254,7 @@ def _marked(mark: bytes | None) -> dict[str, str]:
 def _is_data(relative: str) -> bool:
     """Whether a name is that of a data file: not a committer's own, and not the mark that S3A leaves for a directory."""
     parts = relative.split("/")
-    return bool(parts[-1]) and not any(
-        part.startswith(("_", ".")) and not part.startswith(footers.PARTITION) for part in parts
-    )
+    return bool(parts[-1]) and not any(part.startswith(("_", ".")) and "=" not in part for part in parts)
 
 
 def _unknown_output(place: str) -> ConflictError:

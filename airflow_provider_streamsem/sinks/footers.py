@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from typing import Any, BinaryIO
+from urllib.parse import unquote
 
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.stores.dataset import Dataset
 
-PARTITION = "__p"
 _PARQUET_TAIL = 8
 
 
@@ -135,26 +136,39 @@ def partition_values(
     """
     Column → value of the one partition that a file holds, as text: ISO 8601 in UTC for timestamps, ``None`` for null.
 
-    The directory names are those that :func:`airflow_provider_streamsem.sinks.write.encoded` gave moments ago; a value too long for a
+    The directory names are those that :func:`airflow_provider_streamsem.sinks.write.directory_value` gave moments ago; a value too long for a
     directory name is read from the file itself. Nobody reads these names again after the manifest is written.
     """
     values: dict[str, str | None] = {}
     for column, part in zip(columns, relative.split("/"), strict=False):
-        token = part.partition("=")[2]
-        if token[0] == "n":
+        name = part.partition("=")[2]
+        if name == "_null":
             values[column] = None
-        elif token[0] == "v":
-            values[column] = bytes.fromhex(token[1:]).decode(errors="surrogateescape").encode(errors="replace").decode()
-        elif token[0] == "t":
-            try:
-                at = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=int(token[1:]))
-            except OverflowError as error:
-                raise DataError("a partition value is out of the years 1 to 9999", column=column) from error
-            values[column] = at.isoformat(timespec="microseconds").replace("+00:00", "Z")
-        else:
+        elif name == "_empty":
+            values[column] = ""
+        elif name.startswith("_sha256-"):
             with dataset.open(stat) as file:
                 values[column] = _first_value(file, stat.key, format, column)
+        elif "~" in name:
+            values[column] = _timestamp(name, column)
+        else:
+            values[column] = unquote(name.replace("_", "%"))
     return values
+
+
+def _timestamp(name: str, column: str) -> str:
+    """``2026-01-01~120000.5Z`` as ISO 8601 with microseconds; without a zone as Spark's text, ``2026-01-01 12:00:00.5``."""
+    day, _, time = name.partition("~")
+    of_day = f"{time[:2]}:{time[2:4]}:{time[4:]}"
+    if not time.endswith("Z"):
+        return f"{day} {of_day}"
+    try:
+        midnight = datetime.combine(date.fromisoformat(day), datetime.min.time())
+    except ValueError as error:
+        raise DataError("a partition value is out of the years 1 to 9999", column=column) from error
+    seconds = Decimal(time[4:-1])
+    micros = timedelta(hours=int(time[:2]), minutes=int(time[2:4]), microseconds=int(seconds * 1_000_000))
+    return f"{(midnight + micros).isoformat(timespec='microseconds')}Z"
 
 
 def _first_value(file: BinaryIO, name: str, format: str, column: str) -> str:

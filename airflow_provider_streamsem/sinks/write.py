@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
     VariantType,
 )
@@ -29,13 +31,15 @@ from pyspark.sql.types import (
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.sinks import direct
 from airflow_provider_streamsem.sinks.column_names import more_than_once
-from airflow_provider_streamsem.sinks.footers import PARTITION
 from airflow_provider_streamsem.stores.local import process_umask
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.sinks.files import FilesSink
 
-_LONGEST_NAMED_BYTES = 64
+_LONGEST_VALUE = 100
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_]{1,100}")
+_DAY_US = 86_400_000_000
+_EPOCH = date(1970, 1, 1)
 UMASK = "fs.permissions.umask-mode"
 _NO_PARTITION = (ArrayType, MapType, StructType, BinaryType, VariantType)
 _NULL_TEXT_FOUND = "streamsem: the text that stands for null in column "
@@ -85,21 +89,20 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
         raise DataError(
             "the transform's result lacks partition columns", sink=sink.path, missing=missing, columns=list(by_name)
         )
-    taken = [name for name in by_name if name.lower().startswith(PARTITION)]
-    if sink.partition_by and taken:
-        raise DataError(
-            f"column names that start with {PARTITION} are kept for partitioning", sink=sink.path, columns=taken
-        )
+    copies = partition_columns(sink.partition_by)
+    taken = sorted(name for name in by_name if name.lower() in {copy.lower() for copy in copies})
+    if taken:
+        what = "columns have names that directories of partitions need; rename them"
+        raise DataError(what, sink=sink.path, columns=taken, partition_by=list(sink.partition_by))
     odd = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
     if odd:
         raise DataError("columns of this type cannot partition a dataset", sink=sink.path, columns=odd)
     if sink.format in TEXT_OPTIONS or sink.partition_by:
         frame = refusing_lossy_values(frame, None if sink.format in TEXT_OPTIONS else sink.partition_by)
-    copies = [f"{PARTITION}{i}" for i in range(len(sink.partition_by))]
     if sink.format == "csv":
         frame = _without_null_text(frame)
     for copy, name in zip(copies, sink.partition_by, strict=True):
-        frame = frame.withColumn(copy, encoded(quoted(name), by_name[name]))
+        frame = frame.withColumn(copy, directory_value(quoted(name), by_name[name]))
     if sink.target_file_bytes is not None:
         frame.sparkSession.conf.set("spark.sql.adaptive.advisoryPartitionSizeInBytes", str(sink.target_file_bytes))
         frame = frame.hint("rebalance", *copies)
@@ -228,24 +231,52 @@ def _refuse_twins(frame: DataFrame, sink: FilesSink) -> None:
         raise DataError(what, sink=sink.path, columns=twins)
 
 
-def encoded(value: Column, kind: DataType) -> Column:
+def partition_columns(names: Sequence[str]) -> list[str]:
     """
-    A value as a directory name: one name for each value, and different names for null, an empty string and any text, however odd.
+    The columns that name the directories, ``__day=2026-01-01`` for ``day``; ``__p<n>`` where a name is long or holds odd characters.
 
-    ``n`` null · ``t<microseconds>`` a timestamp · ``v<hex>`` the text's UTF-8 bytes · ``h<sha256>`` of text too long for a name.
+    Never the column's own name: readers that look for Hive partitions would take the directory's text for its value.
+    """
+    return [f"__{name}" if _PLAIN_NAME.fullmatch(name) else f"__p{n}" for n, name in enumerate(names)]
+
+
+def directory_value(value: Column, kind: DataType) -> Column:
+    """
+    A value as a directory is named: as text where all of it is letters, digits, ``.`` and ``-``. Different values have different names.
+
+    ``_XX`` is a byte of UTF-8 in hexadecimal digits · ``_null`` · ``_empty`` an empty text · ``_sha256-<hex>`` a long text · timestamps
+    ``2026-01-01~120000Z`` in UTC, or without ``Z`` where the type has no zone.
     """
     if isinstance(kind, TimestampType):
-        return F.when(value.isNull(), F.lit("n")).otherwise(F.concat(F.lit("t"), F.unix_micros(value).cast("string")))
+        return F.coalesce(F.concat(_timestamp(_in_utc(value)), F.lit("Z")), F.lit("_null"))
+    if isinstance(kind, TimestampNTZType):
+        return F.coalesce(_timestamp(value), F.lit("_null"))
     if isinstance(kind, (DoubleType, FloatType)):
-        data = F.when(value == 0, F.lit(0).cast(kind)).otherwise(value).cast("string").cast("binary")  # -0.0 equals 0.0
-    else:
-        data = value.cast("string").cast("binary")
-    named = F.concat(F.lit("v"), F.hex(data))
+        value = F.when(value == 0, F.lit(0).cast(kind)).otherwise(value)  # -0.0 equals 0.0
+    text = value.cast("string")
+    escaped = F.url_encode(text)
+    for character, escape in (("_", "%5F"), ("+", "%20"), ("*", "%2A"), ("%", "_")):
+        escaped = F.replace(escaped, F.lit(character), F.lit(escape))
     return (
-        F.when(value.isNull(), F.lit("n"))
-        .when(F.octet_length(data) <= _LONGEST_NAMED_BYTES, named)
-        .otherwise(F.concat(F.lit("h"), F.sha2(data, 256)))
+        F.when(value.isNull(), F.lit("_null"))
+        .when(text == "", F.lit("_empty"))
+        .when(F.length(escaped) <= _LONGEST_VALUE, escaped)
+        .otherwise(F.concat(F.lit("_sha256-"), F.sha2(text.cast("binary"), 256)))
     )
+
+
+def _timestamp(value: Column) -> Column:
+    """A timestamp without a zone as ``2026-01-01~120000.5``. No text has a ``~`` that is not escaped."""
+    return F.translate(value.cast("string"), " :+", "~")
+
+
+def _in_utc(value: Column) -> Column:
+    """A timestamp without a zone, whatever the session's zone: two instants have one local time there when clocks go back."""
+    micros = F.unix_micros(value)
+    of_day = F.pmod(micros, F.lit(_DAY_US))
+    days = F.call_function("div", micros - of_day, F.lit(_DAY_US)).cast("int")
+    midnight = F.date_add(F.lit(_EPOCH), days).cast("timestamp_ntz")
+    return midnight + F.make_dt_interval(secs=(of_day / 1_000_000).cast("decimal(18,6)"))
 
 
 def quoted(name: str) -> Column:

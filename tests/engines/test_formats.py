@@ -6,6 +6,7 @@ import datetime
 import gzip
 import json
 from decimal import Decimal
+from hashlib import sha256
 from typing import Any
 
 import duckdb
@@ -13,6 +14,7 @@ import pyarrow.orc
 import pyarrow.parquet
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import (
     FilesSink,
@@ -21,6 +23,7 @@ from airflow_provider_streamsem import (
     read_committed,
 )
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.sinks import write
 from tests.engines.places import CSV, JSON, Place
 
 pytestmark = pytest.mark.spark
@@ -60,15 +63,16 @@ def odd_values(spark: SparkSession) -> DataFrame:
             bool(i % 2),
             at.date(),
             [0.0, -0.0, 1.5][i % 3],
+            at.replace(tzinfo=None) if i % 3 else None,
         )
         for i, t in enumerate(texts)
     ]
     return spark.createDataFrame(
-        rows, "id long, s string, i int, d decimal(5,2), t timestamp, b boolean, day date, f double"
+        rows, "id long, s string, i int, d decimal(5,2), t timestamp, b boolean, day date, f double, n timestamp_ntz"
     )
 
 
-@pytest.mark.parametrize("column", ["s", "i", "d", "t", "b", "day", "f"])
+@pytest.mark.parametrize("column", ["s", "i", "d", "t", "b", "day", "f", "n"])
 @pytest.mark.parametrize("format", ["parquet", "orc", "json", "csv"])
 def test_partition_values_read_back_as_they_were_written(
     place: Place, spark: SparkSession, format: str, column: str
@@ -101,6 +105,67 @@ def test_one_file_holds_one_partition_value_and_the_manifest_names_it(place: Pla
         values = pyarrow.parquet.read_table(file.path)["s"].unique().to_pylist()
         assert values == [file.partition["s"]]
     assert {file.partition["t"] for file in files} == {None, "2024-03-31T01:30:00.123456Z"}
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("'web-1.a'", "web-1.a"),
+        ("'New York'", "New_20York"),
+        ("'_é*+/=%'", "_5F_C3_A9_2A_2B_2F_3D_25"),
+        ("''", "_empty"),
+        ("'_empty'", "_5Fempty"),
+        ("string(null)", "_null"),
+        ("'null'", "null"),
+        (f"'{'x' * 100}'", "x" * 100),
+        (f"'{'x' * 101}'", "_sha256-" + sha256(b"x" * 101).hexdigest()),
+        ("date'2026-01-01'", "2026-01-01"),
+        ("date'-0044-03-15'", "-0044-03-15"),
+        ("timestamp'2026-01-01T12:00:00Z'", "2026-01-01~120000Z"),
+        ("timestamp'2024-10-27T02:30:00+02:00'", "2024-10-27~003000Z"),
+        ("timestamp'2024-10-27T02:30:00+01:00'", "2024-10-27~013000Z"),
+        ("timestamp'1969-12-31T23:59:59.999999Z'", "1969-12-31~235959.999999Z"),
+        ("timestamp_ntz'2024-03-31T02:30:00'", "2024-03-31~023000"),
+        ("cast(null as timestamp_ntz)", "_null"),
+        ("'2026-01-01~120000Z'", "2026-01-01_7E120000Z"),
+        ("-5", "-5"),
+        ("1.50", "1.50"),
+        ("double('-0.0')", "0.0"),
+        ("double('nan')", "NaN"),
+        ("true", "true"),
+    ],
+)
+def test_partition_value_is_named_so_that_people_can_read_it_and_no_two_are_alike(
+    spark: SparkSession, value: str, name: str
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "Europe/Zurich")
+    frame = session.sql(f"select {value} as v")
+    assert frame.select(write.directory_value(F.col("v"), frame.schema[0].dataType)).collect()[0][0] == name
+
+
+def test_partition_directories_are_named_by_column_and_value(place: Place) -> None:
+    place.put("a.txt", "x")
+    columns = ["date'2026-01-01' day", "value `two words`"]
+    made = place.pipeline(
+        source={"format": "text"},
+        sink={"partition_by": ["day", "two words"]},
+        transform=lambda frame: frame.selectExpr(*columns),
+    )
+    place.run(made)
+    (file,) = open_log(str(place.root / "log")).files()
+    assert "/__day=2026-01-01/__p1=x/" in file.path
+
+
+def test_column_with_the_name_of_a_partition_directory_is_refused(place: Place) -> None:
+    place.put("a.txt", "x")
+    made = place.pipeline(
+        source={"format": "text"},
+        sink={"partition_by": ["day"]},
+        transform=lambda frame: frame.selectExpr("value as day", "1 as __DAY"),
+    )
+    with pytest.raises(DataError, match=r"rename them.*columns=\['__DAY'\]"):
+        place.run(made)
 
 
 @pytest.mark.parametrize("format", ["parquet", "orc"])
