@@ -24,7 +24,7 @@ from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.engines import causes, packages, versions
 from airflow_provider_streamsem.engines.contract import Job, Produced
 from airflow_provider_streamsem.engines.packages import Package
-from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StreamsemError
+from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StoreRefusedError, StreamsemError
 from airflow_provider_streamsem.sources.files import FilesSource
 from airflow_provider_streamsem.stores import s3
 
@@ -44,6 +44,10 @@ SETTINGS = {
 }
 
 _REST = re.compile("[/;?]")
+_REFUSAL = re.compile(
+    r"(AccessControlException|AccessDeniedException|ParentNotDirectoryException|UnknownStoreException|Mkdirs failed to create)[^\n]{0,200}"
+)
+"""what Hadoop's file systems raise where asking again does not help, with the place"""
 _OF_THE_DATA = ("CAST_INVALID_INPUT", "NUMERIC_VALUE_OUT_OF_RANGE", "DIVIDE_BY_ZERO", "CANNOT_MERGE_SCHEMAS")
 
 
@@ -328,6 +332,10 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
 
         what = "the transform does not fit the columns that it gets; nothing became visible"
         return DataError(what, version=version, condition=condition, **named(error), **_files(job))
+    refusal = next((found[0] for text in _texts(error) if (found := _REFUSAL.search(text))), None)
+    if refusal is not None:
+        what = "the store refuses what Spark reads or writes; nothing became visible"
+        return StoreRefusedError(what, version=version, refusal=refusal, **_files(job))
     return StageError(
         "the engine failed while staging; nothing became visible",
         version=version,
@@ -348,6 +356,19 @@ def _plain(uri: str) -> str:
     from airflow_provider_streamsem.sources.text_lines import plain_path
 
     return plain_path(uri)
+
+
+def _texts(error: BaseException) -> Iterator[str]:
+    """What an error and its causes in the JVM say."""
+    yield str(error)
+    cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while cause is not None:
+        with suppress(Exception):
+            yield str(cause.toString())
+        try:
+            cause = cause.getCause()
+        except Exception:
+            break
 
 
 def _conditions(error: BaseException) -> list[tuple[str, str]]:

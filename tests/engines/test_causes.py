@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import traceback
 
 import pytest
 
+from airflow_provider_streamsem import open_log
 from airflow_provider_streamsem.engines.spark import SparkEngine
-from airflow_provider_streamsem.errors import DataError, InvalidError
+from airflow_provider_streamsem.errors import DataError, InvalidError, StoreRefusedError
 from tests.engines.places import Place
 
 
@@ -65,3 +67,18 @@ def test_missing_java_is_named_and_not_retried(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(InvalidError, match="Java was not found") as raised:
         SparkEngine().session()
     assert not raised.value.retryable
+
+
+@pytest.mark.spark
+def test_place_that_spark_cannot_write_to_is_named_and_not_retried(place: Place) -> None:
+    place.put("a.txt", "x")
+    pipeline = place.pipeline(source={"format": "text"})
+    place.run(pipeline)
+    data = place.root / "out" / "data"
+    shutil.move(data, place.root / "moved")
+    data.write_text("no directory")
+    place.put("b.txt", "y")
+    with pytest.raises(StoreRefusedError, match=str(data)) as raised:
+        place.run(pipeline)
+    assert not raised.value.retryable
+    assert open_log(str(place.root / "log")).head == 0

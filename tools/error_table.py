@@ -1,0 +1,298 @@
+"""
+Writes docs/errors.md: what went wrong, which error says so, whether Airflow tries the task again, and what to do.
+
+``python -m tools.error_table`` writes the page; tests/architecture/test_error_table.py fails if the page is not what this makes, or if a row's test is not
+there or expects another error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    DataError,
+    DatasetTakenError,
+    InvalidError,
+    LogDamagedError,
+    LogMovedError,
+    MarkerConflictError,
+    MarkerLostError,
+    PublishError,
+    RecordsGoneError,
+    SourceChangedError,
+    StageError,
+    StoreRefusedError,
+    StreamsemError,
+    UnavailableError,
+)
+
+PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """
+    One cause of an error.
+
+    :param cause: what is wrong, as a user would put it
+    :param error: the class that is raised
+    :param do: what ends it
+    :param test: ``file::function`` below ``tests/``, which meets the cause
+    """
+
+    cause: str
+    error: type[StreamsemError]
+    do: str
+    test: str
+
+
+TABLES: dict[str, list[Row]] = {
+    "Installation": [
+        Row(
+            "a client library is not installed (`deltalake`, `confluent_kafka` and others)",
+            InvalidError,
+            "run the `pip install` command of the message",
+            "engines/test_versions.py::test_missing_libraries_are_one_error_before_anything_is_written",
+        ),
+        Row(
+            "`pyspark` and `pyspark-client` are there in different versions",
+            InvalidError,
+            "install one version of both: the extra `spark`, `spark40` or `spark42`",
+            "engines/test_versions.py::test_pyspark_and_its_client_in_two_versions_are_refused_before_a_session_starts",
+        ),
+        Row(
+            "Java is not found",
+            InvalidError,
+            "install Java 17 or 21, or set `JAVA_HOME`",
+            "engines/test_causes.py::test_missing_java_is_named_and_not_retried",
+        ),
+        Row(
+            "Spark lacks a package: Kafka, Avro, `hadoop-aws`",
+            InvalidError,
+            '`spark_packages="auto"`, or the setting that the message names ([docs/spark.md](spark.md))',
+            "engines/test_spark_packages.py::test_missing_package_is_named_before_anything_is_read",
+        ),
+        Row(
+            "`spark-submit` cannot start",
+            StageError,
+            "install Spark on the worker, and correct the connection",
+            "operators/test_submission.py::test_spark_submit_that_cannot_start_fails_the_task_before_it_defers",
+        ),
+    ],
+    "Pipeline and connections": [
+        Row(
+            "an argument of a pipeline, source or sink is wrong",
+            InvalidError,
+            "correct the value that is named",
+            "batch/test_pipeline.py::test_bad_argument_of_a_files_source_is_named",
+        ),
+        Row(
+            "a pipeline file (TOML) is wrong",
+            InvalidError,
+            "correct the table or name that is named",
+            "batch/test_pipeline.py::test_bad_pipeline_file_is_named_with_what_is_wrong",
+        ),
+        Row(
+            "the guarantee is less than `require` asks",
+            InvalidError,
+            "run `streamsem explain`, then change the pipeline or `require`",
+            "operators/test_airflow.py::test_pipeline_file_that_keeps_less_than_it_requires_is_refused_when_the_dag_is_parsed",
+        ),
+        Row(
+            "a secret stands in a pipeline",
+            InvalidError,
+            "put it into an Airflow connection",
+            "batch/test_pipeline.py::test_secrets_in_a_place_are_refused_and_not_repeated",
+        ),
+        Row(
+            "a connection cannot be read",
+            InvalidError,
+            "correct the connection",
+            "sources/test_kafka.py::test_connection_that_cannot_be_read_is_named_and_its_text_is_not_told",
+        ),
+        Row(
+            "the source, sink or key columns were changed under an existing log",
+            ConflictError,
+            "give the changed pipeline a new log and dataset, or undo the change",
+            "batch/test_opening.py::test_spec_with_other_guarded_fields_is_refused_and_names_them",
+        ),
+        Row(
+            "two pipelines write to one dataset",
+            DatasetTakenError,
+            "give each a dataset of its own. If the log was moved: `streamsem move-log`",
+            "batch/test_opening.py::test_two_logs_over_one_dataset_are_refused",
+        ),
+        Row(
+            "the log was moved",
+            LogMovedError,
+            "set `log` to the place in the message",
+            "commitlog/test_move.py::test_log_can_be_moved_again_and_not_back",
+        ),
+    ],
+    "Transform and columns": [
+        Row(
+            "a transform cannot be imported",
+            InvalidError,
+            "install or correct the module that is named",
+            "engines/test_causes.py::test_transform_that_cannot_be_imported_says_why",
+        ),
+        Row(
+            "`where` names a column or function that is not there, or is not SQL",
+            DataError,
+            "correct `where`: the message names the columns",
+            "engines/test_causes.py::test_predicate_that_does_not_fit_the_columns_is_named_with_them",
+        ),
+        Row(
+            "a transform names a column that is not there",
+            DataError,
+            "correct the line of the transform in the traceback",
+            "engines/test_causes.py::test_transform_that_names_a_column_that_is_not_there_is_told_which",
+        ),
+        Row(
+            "a transform raises",
+            StageError,
+            "read the traceback; if a retry does not help, correct the transform",
+            "engines/test_spark.py::test_transform_that_raises_is_a_failed_stage_and_its_text_is_not_told",
+        ),
+        Row(
+            "a transform returns no DataFrame, or those of other sinks",
+            DataError,
+            "return a DataFrame, or a dict of sink name and DataFrame",
+            "engines/test_spark.py::test_transform_that_returns_something_else_is_named",
+        ),
+        Row(
+            "a column changed its type",
+            DataError,
+            "cast it in the transform ([docs/schema_changes.md](schema_changes.md))",
+            "engines/test_spark.py::test_added_columns_are_recorded_and_changed_types_refused",
+        ),
+    ],
+    "Source": [
+        Row(
+            "brokers do not answer",
+            UnavailableError,
+            "check the addresses in the message, and the network",
+            "sources/test_kafka.py::test_brokers_that_do_not_answer_are_named",
+        ),
+        Row(
+            "the directory of a files source is not there",
+            UnavailableError,
+            "mount or create it, or correct `path`",
+            "batch/test_gaps.py::test_place_that_is_not_there_is_not_an_empty_place",
+        ),
+        Row(
+            "a planned file was changed",
+            SourceChangedError,
+            "restore the file; or `streamsem abort`",
+            "batch/test_gaps.py::test_file_changed_under_its_plan_is_named",
+        ),
+        Row(
+            "a planned file was deleted",
+            RecordsGoneError,
+            'restore the file; or set `on_data_loss="record_gap"`',
+            "batch/test_gaps.py::test_file_that_vanished_between_plan_and_read_is_named",
+        ),
+        Row(
+            "a Parquet or ORC file is damaged",
+            DataError,
+            "replace the file that is named; or `streamsem abort`",
+            "engines/test_formats.py::test_corrupt_columnar_file_fails_the_batch_and_is_named",
+        ),
+        Row(
+            "more bad records than `max_quarantined`",
+            DataError,
+            "`streamsem quarantine LOG` shows bad records; correct the source or the schema, or raise the limit",
+            "engines/test_spark.py::test_errors_about_records_name_a_file",
+        ),
+    ],
+    "Places": [
+        Row(
+            "the bucket does not exist",
+            StoreRefusedError,
+            "create the bucket, or correct the URL",
+            "stores/test_s3.py::test_missing_bucket_is_refused_by_name",
+        ),
+        Row(
+            "S3 credentials are missing",
+            StoreRefusedError,
+            "set the variables or the connection that the message names",
+            "stores/test_s3.py::test_missing_credentials_name_the_variables_and_the_connection",
+        ),
+        Row(
+            "the S3 endpoint does not answer",
+            UnavailableError,
+            "check the endpoint in the message, and the network",
+            "stores/test_s3.py::test_endpoint_that_does_not_answer_is_named",
+        ),
+        Row(
+            "the log cannot be written: no permission, disk full",
+            StoreRefusedError,
+            "give the right to write, or free space",
+            "batch/test_failing_places.py::test_log_that_cannot_be_written_any_more_loses_nothing",
+        ),
+        Row(
+            "Spark cannot write below the path of a sink",
+            StoreRefusedError,
+            "give Spark's user the right to write there",
+            "engines/test_causes.py::test_place_that_spark_cannot_write_to_is_named_and_not_retried",
+        ),
+    ],
+    "Sinks outside the log, and recovery": [
+        Row(
+            "a table or topic refuses a committed batch",
+            PublishError,
+            "correct the table and run again; or `streamsem skip`",
+            "batch/test_publish.py::test_refused_batch_stays_decided_and_is_published_when_the_sink_is_mended",
+        ),
+        Row(
+            "a table was deleted, renamed, or restored from an older copy",
+            MarkerLostError,
+            "restore it ([docs/recovery.md](recovery.md)); or `streamsem skip`",
+            "batch/test_lost_markers.py::test_sink_that_was_deleted_is_named_by_verify_and_left_alone_by_runs",
+        ),
+        Row(
+            "the log was restored from an older copy",
+            MarkerConflictError,
+            "restore the newest copy ([docs/recovery.md](recovery.md))",
+            "batch/test_lost_markers.py::test_log_restored_without_its_newest_version_stops_the_run_until_the_newest_copy_is_back",
+        ),
+        Row(
+            "an object of the log was changed or deleted",
+            LogDamagedError,
+            "run `streamsem verify`, and restore the object that is named",
+            "batch/test_opening.py::test_dataset_that_lost_its_mark_is_refused",
+        ),
+    ],
+}
+
+_HEAD = """# Errors
+
+Made by `python -m tools.error_table`; a test meets each cause.
+
+Every message says what is true now and, after `Do:`, what to do. It names columns, files, hosts and settings, and no values of records and no secrets.
+
+- **Retried: no.** A retry cannot help. The task fails at once, whatever its `retries` are.
+- **Retried: yes.** The task fails, and Airflow tries it again as its `retries` say. A retry duplicates nothing.
+
+In both cases no row is visible that was not visible before, unless the message says that a version is committed. Remove the cause. Then clear the task, or
+wait for the next run.
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    parts = [_HEAD]
+    for title, rows in TABLES.items():
+        parts.append(f"## {title}\n\n| what is wrong | error | retried | what to do |\n|---|---|---|---|")
+        parts[-1] += "".join(
+            f"\n| {row.cause} | `{row.error.__name__}` | {'yes' if row.error.retryable else 'no'} | {row.do} |"
+            for row in rows
+        )
+        parts[-1] += "\n"
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
