@@ -4,7 +4,11 @@ Event-driven: files that arrive start the run that reads them, and what it commi
 A watcher's trigger looks into the folder and the log, and sends one event for each bounded range that waits. Neither DAG depends on the events: the first
 reads what the log says is unread, the second what the log says is committed, however often they are started.
 
-Set STREAMSEM_PARCELS_HOME to the folder where ``arrivals/`` gets JSON lines such as ``{"id": 1, "grams": 250, "to": "Bern"}``.
+It needs the folder ``arrivals``, and a running triggerer. This makes the folder, with one file:
+
+    mkdir -p /tmp/streamsem-parcels/arrivals && echo '{"id": 1, "grams": 250, "to": "Bern"}' > /tmp/streamsem-parcels/arrivals/1.json
+
+Environment: STREAMSEM_PARCELS_HOME, another folder than ``/tmp/streamsem-parcels``.
 """
 
 from __future__ import annotations

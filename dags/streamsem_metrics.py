@@ -5,8 +5,19 @@ The endpoint adds what it gets and keeps no keys, so a call that is made twice c
 a crash is still a good counter; one that jumps wakes somebody up. Hence ``at_most_once``: what a crash or a time-out leaves is never sent again, and the
 receipts of the version say how many increments are *unknown*. A payment could not live with that: see ``streamsem_payments``.
 
-Set STREAMSEM_METRICS_HOME to the folder where ``arrivals/`` gets JSON lines such as ``{"page": "/home"}``, and STREAMSEM_METRICS_URL to the endpoint. An
-endpoint with credentials is an Airflow connection of type ``http``: ``conn_id=`` in the place of ``url=``.
+It needs the folder ``arrivals``, and an endpoint that takes POST. This makes the folder with one file, and starts an endpoint that prints what it gets:
+
+    mkdir -p /tmp/streamsem-metrics/arrivals && echo '{"page": "/home"}' > /tmp/streamsem-metrics/arrivals/1.json && python -c '
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self):
+            print(self.rfile.read(int(self.headers["Content-Length"])).decode(), flush=True)
+            self.send_response(204)
+            self.end_headers()
+    HTTPServer(("127.0.0.1", 9091), Endpoint).serve_forever()'
+
+Environment: STREAMSEM_METRICS_HOME, another folder than ``/tmp/streamsem-metrics``; STREAMSEM_METRICS_URL, your endpoint. An endpoint with credentials is an
+Airflow connection of type ``http``: ``conn_id=`` in the place of ``url=``.
 """
 
 from __future__ import annotations

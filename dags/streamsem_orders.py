@@ -1,9 +1,16 @@
-"""
+r"""
 Orders from Kafka become an exactly-once table on S3, on the Spark cluster of a connection.
 
-Needs two Airflow connections: ``kafka_default`` (type kafka, servers in its extra) and ``spark_default`` (type spark or spark_connect); and STREAMSEM_LAKE,
-the place on S3 or disk where log and table shall lie. A task that is cleared makes the rows of its versions anew from the same offsets: clear it after a fix
-of ``clean``.
+It needs a Kafka topic ``orders`` with JSON records such as ``{"id": 1, "user": "Ann Lee", "cents": 250, "at": "2026-01-01T00:00:00Z"}``, Spark's Kafka
+package (docs/spark.md), and two Airflow connections. This makes the connections:
+
+    airflow connections add kafka_default --conn-type kafka --conn-extra '{"bootstrap.servers": "127.0.0.1:9092"}' && \
+      airflow connections add spark_default --conn-type spark --conn-host 'local[*]'
+
+``spark_default`` may be of type ``spark`` (a cluster) or ``spark_connect``. Environment: STREAMSEM_LAKE, the place of log and table on S3 or disk, else
+``/tmp/streamsem-orders``; STREAMSEM_ORDERS_TOPIC, another topic.
+
+A task that is cleared makes the rows of its versions anew from the same offsets: clear it after a fix of ``clean``.
 """
 
 from __future__ import annotations

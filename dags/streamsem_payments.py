@@ -1,11 +1,15 @@
-"""
+r"""
 A payments ledger: every payment once, whatever happens to the task, and a stop at the first record that cannot be a payment. Its replay, its maintenance.
 
 Nothing may be lost or repeated here, so the pipeline requires exactly-once, and refuses to pass over anything: a line that cannot be parsed stops it, and so
 does a file that vanished. A number that may be lost but not repeated, such as a metric, can do with less; money cannot.
 
-Set STREAMSEM_PAYMENTS_HOME to the folder where ``arrivals/`` gets JSON lines such as
-``{"id": "p-1", "account": "a", "cents": 250, "at": "2026-01-01T00:00:00Z"}``.
+It needs the folder ``arrivals``. This makes it, with one file:
+
+    mkdir -p /tmp/streamsem-payments/arrivals && printf '%s\n' > /tmp/streamsem-payments/arrivals/1.json \
+      '{"id": "p-1", "account": "Ann", "cents": 250, "at": "2026-01-01T00:00:00Z"}'
+
+Environment: STREAMSEM_PAYMENTS_HOME, another folder than ``/tmp/streamsem-payments``.
 """
 
 from __future__ import annotations

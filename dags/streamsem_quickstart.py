@@ -1,11 +1,18 @@
-"""
+r"""
 Quickstart: files that arrive in a folder become an exactly-once table.
 
 Flights come as one CSV file a day. Each run of the DAG takes what has arrived, in batches of 30 files, cleans it row by row and writes Parquet by month.
 Kill a run, retry it, clear it: every flight stays in the table once. `make demo` does all that, on a year of real flights.
 
-Set STREAMSEM_QUICKSTART_HOME to a folder, and STREAMSEM_QUICKSTART_LOG to where the commit log shall lie (``s3://bucket/prefix`` or a path).
-"""
+It needs the folder ``arrivals``. This makes it, with one file:
+
+    mkdir -p /tmp/streamsem-quickstart/arrivals && printf '%s\n' > /tmp/streamsem-quickstart/arrivals/2013-01-01.csv \
+      year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,flight,tailnum,origin,dest,air_time,distance,hour,minute,time_hour \
+      2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T05:00:00Z
+
+Environment: STREAMSEM_QUICKSTART_HOME, another folder than ``/tmp/streamsem-quickstart``; STREAMSEM_QUICKSTART_LOG, the place of the commit log
+(``s3://bucket/prefix`` or a path).
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import subprocess
@@ -164,3 +165,18 @@ def test_no_file_names_a_download_address() -> None:
 def test_spark_packages_are_pinned_to_one_version() -> None:
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     assert pins["pyspark"] == pins["pyspark-client"]
+
+
+def test_wheel_has_every_page_and_example_dag() -> None:
+    """A deployment has the wheel alone, and messages name pages."""
+    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    given = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    shipped = {file.relative_to(ROOT) for patterns in given.values() for p in patterns for file in ROOT.glob(p)}
+    pages = {page.relative_to(ROOT) for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "adr"}
+    examples = {file.relative_to(ROOT) for file in (ROOT / "dags").glob("*.py")}
+    assert pages | examples <= shipped
+    for place, patterns in given.items():
+        for pattern in patterns:
+            assert str(Path(pattern).parent) in (place.partition("streamsem/")[2] or "."), (
+                "links between pages keep working"
+            )
