@@ -20,7 +20,7 @@ def commands() -> list[CLICommand]:
             help=command.help,
             func=partial(_execute, command.name),
             args=[Arg(flags=argument.flags, **argument.settings) for argument in arguments_of(command)],
-            epilog=EXIT_CODES,
+            epilog=f"example:\n  airflow streamsem {command.name} {command.example}\n\n{EXIT_CODES}",
         )
         for command in COMMANDS
     ]

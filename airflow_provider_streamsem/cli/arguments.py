@@ -32,6 +32,8 @@ class Command:
 
     name: str
     help: str
+    example: str
+    """its arguments, as somebody would type them"""
     arguments: tuple[Argument, ...]
     takes_target: bool = True
     """whether it is about a log or a pipeline"""
@@ -74,27 +76,31 @@ COMMANDS = (
     Command(
         "run",
         "Run one batch, or with --drain batches until the end that the source has now.",
+        "orders.toml --drain",
         (_argument("--drain", action="store_true", help="go on until the frozen target is reached"), *_ENGINE),
         builds="source and sinks",
     ),
     Command(
         "redo",
         "Reprocess a committed version from the same ranges; readers switch to the new rows at once.",
+        "orders.toml 41",
         (_VERSION, *_ENGINE),
         builds="source and sinks",
     ),
     Command(
         "log",
         "List versions, newest first.",
+        "s3://lake/_streamsem/orders --limit 5",
         (
             _argument("--limit", type=int, default=20, help="how many (default: 20)"),
             _argument("--wide", action="store_true", help="all columns, though the terminal is too narrow for them"),
         ),
     ),
-    Command("show", "Show the plan and the outcome of a version.", (_VERSION,)),
+    Command("show", "Show the plan and the outcome of a version.", "s3://lake/_streamsem/orders 41", (_VERSION,)),
     Command(
         "files",
         "List the visible files, for any engine that reads files.",
+        "s3://lake/_streamsem/orders --since 40",
         (
             _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
             _argument("--since", type=int, metavar="N", help="only files of versions above this one"),
@@ -104,6 +110,7 @@ COMMANDS = (
     Command(
         "quarantine",
         "Show the records that could not be parsed, and where each is in the source.",
+        "s3://lake/_streamsem/orders --limit 100",
         (
             _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
             _argument("--since", type=int, metavar="N", help="only of versions above this one"),
@@ -113,25 +120,29 @@ COMMANDS = (
     Command(
         "verify",
         "Check every invariant of the log and every visible file.",
+        "orders.toml",
         (_argument("--log-only", action="store_true", help="do not look at the files"),),
     ),
-    Command("doctor", "Probe whether the log's store keeps create-if-absent.", ()),
+    Command("doctor", "Probe whether the log's store keeps create-if-absent.", "s3://lake/_streamsem/orders", ()),
     Command(
         "doctor-spark",
         "Run small batches on the installed Spark, or on a cluster, and compare what they count.",
+        "--master 'local[2]'",
         _SESSION,
         takes_target=False,
     ),
-    Command("lag", "How far the pipeline is behind its source.", (), builds="the source"),
+    Command("lag", "How far the pipeline is behind its source.", "orders.toml", (), builds="the source"),
     Command(
         "abort",
         "Close the open version as an abort; its range is planned anew by the next run.",
+        "orders.toml 41 --reason 'a file cannot be restored'",
         (_VERSION, _argument("--reason", required=True, help="kept in the log")),
         builds="the source",
     ),
     Command(
         "skip",
         "Give up publishing the newest commit to a sink that refuses it for ever; none of its rows get there.",
+        "orders.toml 41 --sink warehouse --reason 'the table was rebuilt by hand'",
         (
             _VERSION,
             _argument("--sink", required=True, action="append", help="which sink; may be given several times"),
@@ -142,6 +153,7 @@ COMMANDS = (
     Command(
         "move-log",
         "Move a commit log to another place; datasets stay where they are. After a crash, run it again.",
+        "s3://lake/_streamsem/orders s3://new-lake/_streamsem/orders",
         (
             _argument("to", metavar="NEW", help="URL or path of the new place"),
             _argument(
@@ -151,10 +163,11 @@ COMMANDS = (
             ),
         ),
     ),
-    Command("explain", "What the pipeline guarantees, and why.", (), builds="source and sinks"),
+    Command("explain", "What the pipeline guarantees, and why.", "orders.toml", (), builds="source and sinks"),
     Command(
         "vacuum",
         "Delete what losing attempts of closed versions left.",
+        "orders.toml --dry-run",
         (_argument("--dry-run", action="store_true", help="only say what would be deleted"),),
         builds="sinks",
     ),
@@ -179,7 +192,13 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="log what is done, to standard error")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
-        made = commands.add_parser(command.name, help=command.help, description=command.help)
+        made = commands.add_parser(
+            command.name,
+            help=command.help,
+            description=command.help,
+            epilog=f"example:\n  streamsem {command.name} {command.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         for argument in arguments_of(command):
             made.add_argument(*argument.flags, **argument.settings)
     return top

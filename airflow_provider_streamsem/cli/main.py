@@ -1,4 +1,8 @@
-"""The ``streamsem`` command and its exit codes."""
+"""
+The ``streamsem`` command and its exit codes.
+
+PYTHON_ARGCOMPLETE_OK: shells complete its arguments.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from airflow_provider_streamsem.cli.arguments import parser
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
@@ -17,24 +21,35 @@ INVALID, RETRY, REFUSED, FAILED = 2, 3, 4, 5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
-    args = parser().parse_args(argv)
+    made = parser()
+    with suppress(ImportError):  # Airflow brings it
+        import argcomplete
+
+        argcomplete.autocomplete(made)
+    args = made.parse_args(argv)
     if args.verbose:
         from airflow_provider_streamsem.cli.output import PrintableFormatter
 
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(PrintableFormatter("%(asctime)s %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler])
-    return execute(args)
+        return execute(args)
+    return execute(args, shows_progress=True)
 
 
-def execute(args: argparse.Namespace) -> int:
-    """Run the command that ``args.command`` names; prints its answer, returns its exit code."""
+def execute(args: argparse.Namespace, *, shows_progress: bool = False) -> int:
+    """
+    Run the command that ``args.command`` names; prints its answer, returns its exit code.
+
+    :param shows_progress: on a terminal, show what is done while it is done
+    """
     from airflow_provider_streamsem.cli import output
 
     try:
         from airflow_provider_streamsem.cli import commands
 
-        answer = commands.answer(args)
+        with output.progress(args.command) if shows_progress else nullcontext():
+            answer = commands.answer(args)
     except StreamsemError as error:
         if args.json:
             output.show_json({"error": type(error).__name__, "retryable": error.retryable, "message": str(error)})

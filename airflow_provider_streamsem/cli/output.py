@@ -10,13 +10,16 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.protocol.entries import Json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
     from rich.table import Table as RichTable
 
 # C0, DEL and C1 controls, line and paragraph separators, controls of writing direction, and halves of surrogate pairs, which cannot be printed.
@@ -98,6 +101,50 @@ def show_json(document: Json) -> None:
 def show_error(text: str, *, keep: str = "") -> None:
     """Print what went wrong on standard error."""
     print(printable(text, keep=keep), file=sys.stderr)
+
+
+@contextmanager
+def progress(command: str, terminal: Console | None = None) -> Iterator[None]:
+    """
+    While a command works: the newest line of its log beside a spinner. Nothing where standard error is no terminal.
+
+    :param terminal: default: standard error
+    """
+    if terminal is None and not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    terminal = terminal or Console(stderr=True)
+    logger = logging.getLogger("airflow_provider_streamsem")
+    level = logger.level
+    with terminal.status(command) as status:
+        shown = _Progress(status)
+        logger.addHandler(shown)
+        logger.setLevel(min(logging.INFO, logger.getEffectiveLevel()))
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            logger.removeHandler(shown)
+
+
+class _Progress(logging.Handler):
+    """The newest line beside the spinner; warnings stay above it."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__()
+        self._status = status
+        self.setFormatter(PrintableFormatter("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from rich.text import Text
+
+        line = Text(self.format(record))
+        if record.levelno >= logging.WARNING:
+            self._status.console.print(line)
+        else:
+            self._status.update(line)
 
 
 def show(answer: Answer, *, wide: bool = False) -> None:

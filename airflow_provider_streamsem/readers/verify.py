@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,6 +37,10 @@ from airflow_provider_streamsem.readers.discoveries import DiscoveryCheck
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.sinks.contract import Sink
 from airflow_provider_streamsem.stores.dataset import open_dataset
+
+logger = logging.getLogger(__name__)
+
+_TOLD_EACH = 100
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Entry)
@@ -163,6 +168,8 @@ class _Verification:
         ranges: list[Ranges] = []
         visible: set[int] = set()
         for version in range(newest + 1):
+            if version % _TOLD_EACH == 0:
+                logger.info("reading the log: version %d of %d", version, newest)
             plan = self._entry(Plan, keys.plan(version), version)
             if version == 0 and plan is not None:
                 genesis = dict(plan[0].genesis or {})
@@ -330,6 +337,8 @@ class _Verification:
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
         sinks = self._own_sinks(is_marked=bool(outcomes))
         for outcome in outcomes:
+            if outcome.version % _TOLD_EACH == 0:
+                logger.info("checking files: version %d of %d", outcome.version, outcomes[-1].version)
             for name, committable in outcome.sinks.items():
                 if name not in self.opened.sinks:
                     self._found("I8", "an outcome names a sink that the spec does not have", version=outcome.version)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import re
+import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from airflow_provider_streamsem import Limits
 from airflow_provider_streamsem.cli import commands as commands_
 from airflow_provider_streamsem.cli import output
+from airflow_provider_streamsem.cli.arguments import COMMANDS, Command, parser
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.cli.output import Answer, Table
 from airflow_provider_streamsem.stores.local import LocalStore
@@ -250,6 +256,42 @@ def test_command_loads_neither_airflow_nor_pyspark_nor_boto3_nor_rich(world: Wor
         [sys.executable, "-c", code, "files", str(world.root / "log")], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_of_a_command_has_an_example_that_it_takes(capsys: pytest.CaptureFixture[str], command: Command) -> None:
+    with pytest.raises(SystemExit):
+        main([command.name, "--help"])
+    assert f"streamsem {command.name} {command.example}" in capsys.readouterr().out
+    assert parser().parse_args([command.name, *shlex.split(command.example)]).command == command.name
+
+
+def test_shell_completes_commands_and_options(tmp_path: Path) -> None:
+    def completed(line: str) -> list[str]:
+        told = tmp_path / "told"
+        environment = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(told), "_ARGCOMPLETE_IFS": "\n"}
+        asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
+        code = "import sys; from airflow_provider_streamsem.cli.main import main; sys.argv[0] = 'streamsem'; main()"
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment, **asked}, check=True)
+        return [word.strip() for word in told.read_text().split("\n")]
+
+    assert completed("streamsem ver") == ["verify"]
+    assert "--dry-run" in completed("streamsem vacuum orders.toml --")
+
+
+def test_terminal_shows_the_newest_line_while_a_command_works_and_keeps_warnings() -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
+    logger = logging.getLogger("airflow_provider_streamsem.batch.run")
+    with output.progress("run", terminal):
+        logger.info("version 3: staging")
+        logger.warning("records were quarantined \x1b[2J")
+        time.sleep(0.3)  # the spinner is drawn by a thread
+    logger.info("after the command")
+    assert isinstance(terminal.file, io.StringIO)
+    shown = terminal.file.getvalue()
+    assert "version 3: staging" in shown
+    assert r"records were quarantined \u001b[2J" in shown
+    assert "after the command" not in shown
 
 
 def test_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
