@@ -13,7 +13,9 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.core.context import SparkContext
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+
+from airflow_provider_streamsem.engines.staging import NARROW_NODES
 
 _PATIENCE_MS = 5_000
 
@@ -98,6 +100,16 @@ def interrupt(session: SparkSession, tag: str) -> None:
     session.sparkContext.cancelJobsWithTag(tag)
 
 
+def observe(frame: DataFrame, observation: Observation, *asked: Column) -> DataFrame:
+    """The same rows, which are counted wherever they are evaluated; a transform may use them several times."""
+    return frame.observe(observation, *asked)
+
+
+def observe_last(frame: DataFrame, observation: Observation, *asked: Column, watched: Observation) -> DataFrame:
+    """The same rows, counted as they are handed to a writer. The JVM tells what ``watched`` counted below without being asked."""
+    return frame.observe(observation, *asked)
+
+
 def observed(observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
     """
     What an observation counted, or ``None`` where it never ran.
@@ -133,10 +145,6 @@ def _empty_bus(session: SparkSession) -> bool:
     return True
 
 
-# Nodes that read their whole input once, in the same stage: above them an observation of the input counts each row once.
-_NARROW = {"Project", "Filter", "CollectMetrics", "Generate", "SubqueryAlias", "View"}
-
-
 def reads_input_once(frame: DataFrame) -> bool:
     """
     Whether the plan surely reads its whole input exactly once.
@@ -149,7 +157,7 @@ def reads_input_once(frame: DataFrame) -> bool:
     while pending:
         node = pending.pop()
         children = node.children()
-        if children.length() > 0 and node.nodeName() not in _NARROW:
+        if children.length() > 0 and node.nodeName() not in NARROW_NODES:
             return False
         if node.nodeName() == "InMemoryRelation" or node.subqueries().nonEmpty():
             return False  # plans of their own, which may hold anything

@@ -36,8 +36,22 @@ def named(error: AnalysisException) -> dict[str, str]:
     return {} if name is None else {"name": name}
 
 
+NARROW_NODES = {"Project", "Filter", "CollectMetrics", "Generate", "SubqueryAlias", "View"}
+"""nodes of Spark's plans that read their whole input once, in the same stage: above them an observation of the input counts each row once"""
+
+
 class Inspection(Protocol):
     """What :mod:`gateway` and :mod:`remote` both answer."""
+
+    def observe(self, frame: DataFrame, observation: Observation, *asked: Column) -> DataFrame:
+        """The same rows, which are counted wherever they are evaluated; a transform may use them several times."""
+        ...
+
+    def observe_last(
+        self, frame: DataFrame, observation: Observation, *asked: Column, watched: Observation
+    ) -> DataFrame:
+        """The same rows, counted as they are handed to a writer, which also learns what ``watched`` counted below."""
+        ...
 
     def may_have_run(self, observation: Observation, session: SparkSession) -> bool:
         """Whether some action may have completed an observation already."""
@@ -77,7 +91,7 @@ class Staging:
         watched = Observation()
         asked = self._asked(loaded)
         marked = self._marked(loaded)
-        records = marked.observe(watched, *asked)
+        records = self.inspect.observe(marked, watched, *asked)
         if self.job.dedup is not None:
             self._seen = Seen(
                 session=self.session, dedup=self.job.dedup, place=self.log.store.url, now_ms=self.job.seen_at_ms,
@@ -90,7 +104,7 @@ class Staging:
             reread = self.inspect.may_have_run(watched, self.session) or not all(
                 self.inspect.reads_input_once(frame) for frame in outputs.values()
             )
-            handed = {name: self._write(name, outputs[name]) for name in self.job.sinks}
+            handed = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
             state = self._remember()
         finally:
             for frame in self._kept:
@@ -215,12 +229,11 @@ class Staging:
         self._kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
         return self._kept[-1]
 
-    def _write(self, name: str, frame: DataFrame) -> int | None:
+    def _write(self, name: str, frame: DataFrame, watched: Observation) -> int | None:
         """Stage one sink; returns the rows that Spark handed to its writer."""
         handed = Observation()
-        self._accepted[name] = self.job.sinks[name].stage(
-            frame.observe(handed, F.expr("count(1) AS rows")), self.job.plan.version, self.job.attempt_id
-        )
+        rows = self.inspect.observe_last(frame, handed, F.expr("count(1) AS rows"), watched=watched)
+        self._accepted[name] = self.job.sinks[name].stage(rows, self.job.plan.version, self.job.attempt_id)
         counted = self.inspect.observed(handed, self.session, ("rows",))
         return None if counted is None else counted["rows"]
 

@@ -1,0 +1,79 @@
+"""Records are counted right behind Spark Connect, whatever the transform does, and in one pass where the server's plan shows that one is enough."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.parts.server import running
+from tests.integration.parts.spark import ConnectServer
+
+pytestmark = pytest.mark.integration
+
+ONE_PASS = {"only_id", "constant", "counted_first", "upper", "exploded"}
+
+PROGRAM = """
+import json, pathlib, sys
+from airflow_provider_streamsem.engines import remote, staging
+from airflow_provider_streamsem.engines.spark import SparkEngine
+from tests.engines.places import Place
+from tests.engines.test_spark import BAD_JSON, GOOD_JSON, JSON, TRANSFORMS
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+def numbered(frame):
+    return frame.select("id", F.row_number().over(Window.orderBy("id")).alias("n"))
+
+def asked_beside(frame):
+    frame.createOrReplaceTempView("records")
+    return frame.where("id in (select id from records)")
+
+def by_a_view(frame):
+    frame.createOrReplaceTempView("twice")
+    return frame.sparkSession.sql("select a.id from twice a join twice b on a.id = b.id")
+
+def upper(frame):
+    return frame.select("id", F.udf(lambda name: (name or "").upper(), "string")("name").alias("name"))
+
+def exploded(frame):
+    return frame.select("id", F.explode(F.array(F.lit(1), F.lit(2))).alias("n"))
+
+passes = []
+real_once, real_count = remote.reads_input_once, staging.Staging._count
+def count(*given):
+    passes.append(1)
+    return real_count(*given)
+staging.Staging._count = count
+engine, told = SparkEngine(remote=sys.argv[1]), {}
+for transform in [*(t for t, _ in TRANSFORMS), numbered, asked_beside, by_a_view, upper, exploded]:
+    name = transform.__name__
+    (pathlib.Path(sys.argv[2]) / name).mkdir()
+    place = Place(pathlib.Path(sys.argv[2]) / name)
+    place.put("a.json", "\\n".join([*GOOD_JSON, "", *BAD_JSON]))
+    passes.clear()
+    counts = place.run(place.pipeline(source=JSON, transform=transform), engine=engine).counts
+    right = (counts["read"], counts["quarantined"]) == (len(GOOD_JSON) + len(BAD_JSON), len(BAD_JSON))
+    told[name] = {"right": right, "passes": 1 + len(passes)}
+print("TOLD", json.dumps(told))
+"""
+
+
+def test_records_are_counted_right_and_in_one_pass_where_the_plan_shows_it(tmp_path: Path) -> None:
+    server = ConnectServer(tmp_path / "connect")
+    (tmp_path / "places").mkdir()
+    with running(server):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, server.url, str(tmp_path / "places")],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-9000:]
+    told = json.loads(done.stdout.partition("TOLD ")[2])
+    assert {name for name, seen in told.items() if not seen["right"]} == set()
+    assert {name for name, seen in told.items() if seen["passes"] == 1} == ONE_PASS
