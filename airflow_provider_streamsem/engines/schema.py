@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from airflow_provider_streamsem.errors import DataError, LogDamagedError
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.sinks.column_types import widened
+from airflow_provider_streamsem.sinks.column_types import Grows, widened
 
 
 def fields(schema: str) -> list[Json]:
@@ -55,7 +55,7 @@ def evolve(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
     return {**before, **{sink: folded(sink, before.get(sink), given) for sink, given in now.items()}}
 
 
-def folded(sink: str, recorded: str | None, given: str) -> str:
+def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda column, recorded, wider: True) -> str:
     """
     The columns of a sink's earlier batches and of a new one.
 
@@ -64,6 +64,7 @@ def folded(sink: str, recorded: str | None, given: str) -> str:
 
     :param recorded: ``None`` before the first batch
     :param given: the columns of the new batch; both are schema JSON in Spark's form
+    :param grows: refuses growth of a type that the sink's format does not have
     :raises DataError: a column changed to a type that does not hold the values of both, or a recorded column is missing
     """
     odd = [field["name"] for field in json.loads(given)["fields"] if not _is_plain(field["type"])]
@@ -77,7 +78,7 @@ def folded(sink: str, recorded: str | None, given: str) -> str:
     if len(set(given_names)) < len(given_names):
         return given  # the sink refuses it, and names the columns
     try:
-        result = widened(json.loads(recorded), json.loads(given))
+        result = widened(json.loads(recorded), json.loads(given), grows=grows)
     except DataError as error:
         raise DataError(error.truth, sink=sink, **error.fields) from None
     return recorded if result == json.loads(recorded) else json.dumps(result, separators=(",", ":"))

@@ -35,6 +35,8 @@ SETTINGS = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Only Spark reads the mark that it sets where it wrote dates before 1582 in the old calendar.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
     # Above 32 paths Spark starts a job only to list them; the plan has listed them already.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",

@@ -23,6 +23,7 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Json, Quarantine
 from airflow_provider_streamsem.sinks import column_types
+from airflow_provider_streamsem.sinks.files import FilesSink
 from airflow_provider_streamsem.sources.contract import Counted, Loaded
 from airflow_provider_streamsem.sources.wide import quoted
 
@@ -212,7 +213,9 @@ class Staging:
         Formats without names are read back by position, and files of one dataset have the same types. Columns without a type are left out.
         """
         given = frame.schema.json()
-        accepted = self.job.sinks[name].accept(schema.folded(name, self.job.schemas.get(name), given))
+        sink = self.job.sinks[name]
+        grows = {"grows": sink.grows} if isinstance(sink, FilesSink) else {}
+        accepted = sink.accept(schema.folded(name, self.job.schemas.get(name), given, **grows))
         self._schemas[name], untyped = column_types.typed(accepted)
         if untyped:
             logger.info(

@@ -12,6 +12,16 @@ from airflow_provider_streamsem.stores.contract import spark_path
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_READ_OPTIONS = {
+    # A session may have other defaults; what is committed is there, or reading it fails.
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    # Else Spark fills a column of its default name, _corrupt_record, with the text of lines.
+    "columnNameOfCorruptRecord": "__streamsem_corrupt_record",
+}
+_STRICT = {"json": {"mode": "FAILFAST", "maxStringLen": str(2**31 - 1)}}
+"""a line that cannot be read is an error, never a row of nulls; the default of the longest text is 20 MB"""
+
 
 def read_committed(
     spark: SparkSession,
@@ -60,6 +70,6 @@ def read_committed(
     return (
         spark.read.schema(schema)
         .format(files[0].format)
-        .options(**TEXT_OPTIONS.get(files[0].format, {}))
+        .options(**TEXT_OPTIONS.get(files[0].format, {}), **_READ_OPTIONS, **_STRICT.get(files[0].format, {}))
         .load([spark_path(f.path) for f in files])
     )

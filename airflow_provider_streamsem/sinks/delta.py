@@ -149,10 +149,11 @@ class DeltaSink(TableSink):
         return found
 
     def stats(self, parquet: Any) -> str:
-        """Delta's own statistics; delta-rs makes those of files that it writes."""
+        """Delta's own statistics; delta-rs makes those of files that it writes, and fails on a whole table whose partition it cannot read."""
         if self.merges:
             keyed_rows.check_times(parquet)
             return ""
+        keyed_rows.check_times(parquet, self.partition_by)
         return delta_stats(parquet, without=frozenset(self.partition_by))
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:

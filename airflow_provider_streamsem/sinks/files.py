@@ -8,7 +8,7 @@ A dataset lies on local or mounted disk, or in an S3 bucket, which Spark writes 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -145,8 +145,22 @@ class FilesSink:
         return self._dataset().engine_path(keys.data_prefix(version, attempt_id))
 
     def accept(self, schema: str) -> str:
-        """Every column that the format can hold. CSV has no form for bytes: Spark writes them as text that it does not read back."""
-        binary = [field["name"] for field in json.loads(schema)["fields"] if field["type"] == "binary"]
+        """
+        Every column that the format can hold. CSV has no form for bytes, JSON none for keys of maps that are not text: Spark writes them as text that it does
+        not read back. In ORC it does not find columns again whose names hold a backtick.
+        """
+        fields = json.loads(schema)["fields"]
+        binary = [field["name"] for field in fields if field["type"] == "binary"]
+        keyed = [field["name"] for field in fields if self.format == "json" and _has_other_keys(field["type"])]
+        if keyed:
+            what = "JSON files cannot hold maps whose keys are not text: cast the keys in the transform; nothing became visible"
+            raise DataError(what, sink=self.path, columns=keyed)
+        unread = sorted(name for name in _names(fields) if self.format == "orc" and ("`" in name or not name))
+        if unread:
+            what = (
+                "Spark cannot read ORC columns with these names: rename them in the transform; nothing became visible"
+            )
+            raise DataError(what, sink=self.path, columns=unread)
         if self.format == "csv" and binary:
             raise DataError(
                 "CSV files cannot hold binary columns: convert them in the transform, to text by base64(column); nothing became visible",
@@ -154,6 +168,10 @@ class FilesSink:
                 columns=binary,
             )
         return schema
+
+    def grows(self, column: str, recorded: str, wider: str) -> bool:
+        """Whether files of earlier batches are read with the same values in a wider type: 0.1 as text is another number as ``float`` than as ``double``."""
+        return self.format not in ("csv", "json") or recorded != "float"
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
         """Write with Spark's own writer."""
@@ -249,6 +267,31 @@ def _marked(mark: bytes | None) -> dict[str, str]:
         found = {}
     named = found if isinstance(found, dict) else {}
     return {"marked_uuid": str(named.get("pipeline_uuid", "")), "marked_log": str(named.get("log", ""))}
+
+
+def _has_other_keys(kind: Any) -> bool:
+    """Whether a type holds a map whose keys are not text."""
+    if not isinstance(kind, dict):
+        return False
+    return (kind["type"] == "map" and kind["keyType"] != "string") or any(map(_has_other_keys, _parts(kind)))
+
+
+def _names(fields: Sequence[Any]) -> Iterator[str]:
+    """The names of columns and of the fields inside them."""
+    for field in fields:
+        yield field["name"]
+        kinds = [field["type"]]
+        while kinds:
+            kind = kinds.pop()
+            if isinstance(kind, dict):
+                yield from (inner["name"] for inner in kind.get("fields", ()))
+                kinds += _parts(kind)
+
+
+def _parts(kind: Any) -> list[Any]:
+    """The types of which a nested type is made."""
+    inner = [kind[name] for name in ("elementType", "keyType", "valueType") if name in kind]
+    return [*inner, *(field["type"] for field in kind.get("fields", ()))]
 
 
 def _is_data(relative: str) -> bool:

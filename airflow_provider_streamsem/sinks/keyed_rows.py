@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -89,17 +89,20 @@ def check_values(
         raise DataError(what, columns={name: texts for name, texts in lost.items() if texts})
 
 
-def check_times(parquet: Any) -> None:
+def check_times(parquet: Any, columns: Collection[str] | None = None) -> None:
     """
     Refuse dates and times outside of the years 1 to 9999, which Python does not have: its libraries fail on them, or on their bounds.
 
     :param parquet: pyarrow's metadata of a staged file
+    :param columns: those that are looked at; ``None``: all
     :raises DataError: names the columns
     """
     far = set()
     for group in range(parquet.num_row_groups):
         for index in range(parquet.num_columns):
             chunk = parquet.row_group(group).column(index)
+            if columns is not None and chunk.path_in_schema not in columns:
+                continue
             try:
                 if chunk.statistics is not None and chunk.statistics.has_min_max:
                     _ = (chunk.statistics.min, chunk.statistics.max)

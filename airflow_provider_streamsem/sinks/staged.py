@@ -64,10 +64,14 @@ class StagedSink:
         """Nothing but the sink's own kind speaks against it."""
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
-        """Write with Spark's own writer; where a Python client publishes the rows, texts must be UTF-8."""
+        """
+        Write with Spark's own writer.
+
+        Python clients fail on a file with text that is not UTF-8. Those that publish rows lose one of two equal keys of a map.
+        """
         from airflow_provider_streamsem.sinks import write
 
-        checked = frame if self.keeps_staged else write.refusing_lossy_values(frame)
+        checked = write.refusing_lossy_values(frame, keeps_maps=self.keeps_staged)
         return self._staging.stage(checked, version, attempt_id)
 
     @property

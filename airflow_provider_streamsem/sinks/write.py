@@ -122,21 +122,24 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
     return None
 
 
-def refusing_lossy_values(frame: DataFrame, names: Sequence[str] | None = None) -> DataFrame:
+def refusing_lossy_values(
+    frame: DataFrame, names: Sequence[str] | None = None, *, keeps_maps: bool = False
+) -> DataFrame:
     """
     The same rows. Writing them fails where JSON, CSV or a Python client would change a value: a text with bytes that are not UTF-8, a map with a key twice.
 
     :param names: the columns that are looked at; ``None``: all
+    :param keeps_maps: what is written keeps a key that a map has twice
     """
     fields = frame.schema.fields
-    columns = [_refused(f) if names is None or f.name in names else quoted(f.name) for f in fields]
+    columns = [_refused(f, keeps_maps) if names is None or f.name in names else quoted(f.name) for f in fields]
     return frame.select(*columns)
 
 
-def _refused(field: StructField) -> Column:
+def _refused(field: StructField, keeps_maps: bool) -> Column:
     """The value of a column; evaluating it fails where a sink that writes JSON would lose a part of it."""
     value = checked = quoted(field.name)
-    if _holds(field.dataType, MapType):
+    if _holds(field.dataType, MapType) and not keeps_maps:
         has_key_twice = _anywhere(value, field.dataType, MapType, _has_key_twice)
         checked = F.when(has_key_twice, _refusal(_KEY_TWICE_FOUND, field)).otherwise(checked)
     if _holds(field.dataType, StringType):

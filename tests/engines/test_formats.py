@@ -7,6 +7,7 @@ import gzip
 import json
 from decimal import Decimal
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -17,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import (
+    DeltaSink,
     FilesSink,
     HttpSink,
     open_log,
@@ -453,3 +455,122 @@ def test_value_that_no_call_can_hold_is_refused_before_the_decision(place: Place
     with pytest.raises(DataError, match=said):
         place.run(pipeline)
     assert open_log(str(place.root / "log")).head == -1
+
+
+def test_row_of_json_that_spark_reads_only_when_asked_to_is_read_back(place: Place, spark: SparkSession) -> None:
+    """By default Spark reads a line with a text of more than 20 MB as a row of nulls."""
+    place.put("a.txt", "x")
+    columns = ["1 id", "repeat('x', 20000001) v"]
+    place.run(
+        place.pipeline(
+            source={"format": "text"}, sink={"format": "json"}, transform=lambda frame: frame.selectExpr(*columns)
+        )
+    )
+    found = read_committed(spark, str(place.root / "log")).selectExpr("id", "length(v) n").collect()
+    assert [tuple(row) for row in found] == [(1, 20_000_001)]
+
+
+def test_line_that_was_changed_into_no_json_is_an_error_for_readers(place: Place, spark: SparkSession) -> None:
+    place.put("a.txt", "x")
+    place.run(place.pipeline(source={"format": "text"}, sink={"format": "json"}))
+    (file,) = open_log(str(place.root / "log")).files()
+    Path(file.path).write_text("broken\n")
+    with pytest.raises(Exception, match="MALFORMED_RECORD"):
+        read_committed(spark, str(place.root / "log")).collect()
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_column_with_sparks_name_for_corrupt_records_keeps_its_values(
+    place: Place, spark: SparkSession, format: str
+) -> None:
+    place.put("a.txt", "x")
+    columns = ["1 id", "concat(value, '1') _corrupt_record"]
+    place.run(
+        place.pipeline(
+            source={"format": "text"}, sink={"format": format}, transform=lambda frame: frame.selectExpr(*columns)
+        )
+    )
+    assert place.rows(spark) == [{"id": 1, "_corrupt_record": "x1"}]
+
+
+def test_missing_file_is_an_error_for_readers_whatever_the_session_ignores(place: Place, spark: SparkSession) -> None:
+    place.put("a.txt", "x")
+    place.run(place.pipeline(source={"format": "text"}))
+    (file,) = open_log(str(place.root / "log")).files()
+    session = spark.newSession()
+    for name in ("Missing", "Corrupt"):
+        session.conf.set(f"spark.sql.files.ignore{name}Files", "true")
+    rows = read_committed(session, str(place.root / "log"))
+    Path(file.path).unlink()
+    with pytest.raises(Exception, match="not exist"):
+        rows.collect()
+
+
+@pytest.mark.parametrize(
+    ("sink", "column", "said"),
+    [
+        ({"format": "json"}, "map(1, 'a') v", "maps whose keys are not text"),
+        ({"format": "json"}, "array(named_struct('m', map(date'2026-01-01', 'a'))) v", "maps whose keys are not text"),
+        ({"format": "orc"}, "1 as `b``t`", r"columns=\['b`t'\]"),
+        ({"format": "orc"}, "array(named_struct('b`t', 1)) v", r"columns=\['b`t'\]"),
+    ],
+)
+def test_column_that_cannot_be_read_back_is_refused(place: Place, sink: dict[str, Any], column: str, said: str) -> None:
+    place.put("a.txt", "x")
+    pipeline = place.pipeline(source={"format": "text"}, sink=sink, transform=lambda frame: frame.selectExpr(column))
+    with pytest.raises(DataError, match=said):
+        place.run(pipeline)
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "parquet"])
+def test_float_that_becomes_double_is_refused_where_earlier_rows_would_change(
+    place: Place, spark: SparkSession, format: str
+) -> None:
+    place.put("a.txt", "0.1")
+    first = place.pipeline(
+        source={"format": "text"}, sink={"format": format}, transform=lambda frame: frame.selectExpr("float(value) v")
+    )
+    place.run(first)
+    place.put("b.txt", "0.2")
+    second = first.replace(transform=lambda frame: frame.selectExpr("double(value) v"))
+    if format == "parquet":
+        place.run(second)
+        assert place.rows(spark) == [{"v": 0.10000000149011612}, {"v": 0.2}]
+    else:
+        with pytest.raises(DataError, match="changed its type"):
+            place.run(second)
+
+
+def test_old_dates_are_written_in_the_calendar_that_other_engines_read(place: Place, spark: SparkSession) -> None:
+    """Spark's own readers see its mark in the file; others do not."""
+    setting = "spark.sql.parquet.datetimeRebaseModeInWrite"
+    before = spark.conf.get(setting)
+    spark.conf.set(setting, "LEGACY")
+    try:
+        place.put("a.txt", "1500-01-01")
+        place.run(place.pipeline(source={"format": "text"}, transform=lambda frame: frame.selectExpr("date(value) d")))
+    finally:
+        spark.conf.set(setting, before)
+    (file,) = open_log(str(place.root / "log")).files()
+    assert pyarrow.parquet.ParquetFile(file.path).read()["d"].to_pylist() == [datetime.date(1500, 1, 1)]
+
+
+def test_text_that_is_not_utf8_is_refused_for_tables_whose_clients_cannot_read_it(place: Place) -> None:
+    place.put("a.txt", "x")
+    sinks = {"table": DeltaSink(str(place.root / "table"))}
+    columns = f"{BAD_BYTES} name"
+    pipeline = place.pipeline(source={"format": "text"}, sinks=sinks, transform=lambda frame: frame.selectExpr(columns))
+    with pytest.raises(DataError, match="not UTF-8"):
+        place.run(pipeline)
+
+
+def test_delta_partition_of_a_date_that_its_clients_cannot_read_is_refused(place: Place) -> None:
+    place.put("a.txt", "x")
+    sinks = {"table": DeltaSink(str(place.root / "table"), partition_by=["day"])}
+    pipeline = place.pipeline(
+        source={"format": "text"},
+        sinks=sinks,
+        transform=lambda frame: frame.selectExpr("value", "date'+10001-02-03' day"),
+    )
+    with pytest.raises(DataError, match="years 1 to 9999"):
+        place.run(pipeline)
