@@ -37,26 +37,45 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
     """
     The table must keep rows as surely as it keeps the marker.
 
-    :raises DataError: it is unlogged (emptied after a crash of the server), temporary, or foreign
+    :raises DataError: it, or a partition of it, is unlogged (emptied after a crash of the server), temporary, or foreign
     """
     found = (
         _cursor(connection)
         .execute(
-            "SELECT c.relkind, c.relpersistence FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE n.nspname = %s AND c.relname = %s",
+            "WITH it AS (SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname = %s)"
+            " SELECT c.relname::text, c.relkind, c.relpersistence FROM pg_catalog.pg_class c WHERE c.oid IN (SELECT oid FROM it)"
+            " OR c.oid IN (SELECT p.relid FROM it, pg_catalog.pg_partition_tree(it.oid) p)",
             (schema, name),
         )
-        .fetchone()
+        .fetchall()
     )
-    kind, persistence = ("", "") if found is None else (_text(found[0]), _text(found[1]))
-    if kind not in ("r", "p") or persistence != "p":
-        raise DataError(
-            "the sink's table must be an ordinary or partitioned one that is logged; nothing became visible",
-            table=name,
-            schema=schema,
-            relkind=kind,
-            relpersistence=persistence,
-        )
+    parts = [(relname, _text(kind), _text(persistence)) for relname, kind, persistence in found] or [(name, "", "")]
+    for relname, kind, persistence in parts:
+        if kind not in ("r", "p") or persistence != "p":
+            raise DataError(
+                "the sink's table and its partitions must be ordinary or partitioned ones that are logged; nothing became visible",
+                table=name,
+                schema=schema,
+                found=relname,
+                relkind=kind,
+                relpersistence=persistence,
+            )
+
+
+def domains(connection: sa.Connection, schema: str | None, name: str) -> dict[str, str]:
+    """Column → type below its domain, with length or digits: SQLAlchemy leaves them out, and a number would be rounded without an error."""
+    found = _cursor(connection).execute(
+        "WITH RECURSIVE below AS ("
+        " SELECT a.attname, t.typbasetype, t.typtypmod FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid"
+        " JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relname = %s AND t.typtype = 'd'"
+        " UNION ALL SELECT b.attname, t.typbasetype, t.typtypmod FROM below b JOIN pg_catalog.pg_type t ON t.oid = b.typbasetype WHERE t.typtype = 'd')"
+        " SELECT b.attname::text, pg_catalog.format_type(b.typbasetype, b.typtypmod) FROM below b"
+        " JOIN pg_catalog.pg_type t ON t.oid = b.typbasetype WHERE t.typtype <> 'd'",
+        (schema, name),
+    )
+    return {_text(column): _text(base) for column, base in found.fetchall()}
 
 
 def has_deferrable(connection: sa.Connection, table: sa.Table, keys: Iterable[str]) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.sinks import postgres_copy
 from airflow_provider_streamsem.sinks.database import name_parts
 
 if TYPE_CHECKING:
@@ -76,6 +78,9 @@ def describe(connection: sa.Connection, table: str) -> Target | None:
         if (given and given not in inspector.get_schema_names()) or name not in inspector.get_table_names(schema):
             return None
         columns = {column["name"]: column for column in inspector.get_columns(name, schema)}
+        if connection.dialect.name == "postgresql":
+            for domain, base in postgres_copy.domains(connection, schema, name).items():
+                columns[domain]["type"] = _bounded(columns[domain]["type"], base)
         primary = frozenset(inspector.get_pk_constraint(name, schema)["constrained_columns"])
         uniques = {primary} if primary else set()
         uniques |= {frozenset(found["column_names"]) for found in inspector.get_unique_constraints(name, schema)}
@@ -84,6 +89,29 @@ def describe(connection: sa.Connection, table: str) -> Target | None:
             if index["unique"] and not partial and not index.get("expressions") and None not in index["column_names"]:
                 uniques.add(frozenset(str(column) for column in index["column_names"]))
     return Target(schema, name, connection.dialect.name, columns, tuple(uniques), primary)
+
+
+def _bounded(kind: Any, base: str) -> Any:
+    """
+    The type below a domain, with the length or digits that SQLAlchemy leaves out.
+
+    :param base: as Postgres says it: ``character varying(3)``, ``numeric(5,2)``
+    """
+    import sqlalchemy as sa
+
+    while hasattr(kind, "data_type"):
+        kind = kind.data_type
+    bound = re.search(r"\((\d+)(?:,(-?\d+))?\)", base)
+    if bound is None:
+        return kind
+    kind = copy(kind)
+    if isinstance(kind, sa.String):
+        kind.length = int(bound[1])
+    elif isinstance(kind, sa.Numeric):
+        kind.precision, kind.scale = int(bound[1]), int(bound[2] or 0)
+    elif isinstance(kind, sa.DateTime):
+        kind.precision = int(bound[1])  # type: ignore[attr-defined]
+    return kind
 
 
 def fields_of(schema: str) -> list[dict[str, Any]]:
@@ -206,14 +234,14 @@ def _fits(kind: Any, into: Any, dialect: str) -> bool:
     """Whether every value of a Spark type has its place in a column. Lengths of text and ranges of dates are left to the database."""
     import sqlalchemy as sa
 
-    into = getattr(into, "data_type", into)  # a domain of Postgres
     is_postgres = dialect == "postgresql"
     if not isinstance(kind, str):
         return isinstance(into, (sa.JSON, sa.Text)) or (isinstance(into, sa.String) and not isinstance(into, sa.Enum))
     if kind == "string" or re.fullmatch(r"(var)?char\(\d+\)", kind):
         # COPY reads the text of any type; whether it is one of them, only the database can say.
         also = (sa.JSON, sa.Uuid, sa.types.NullType) if is_postgres else ()
-        return isinstance(into, (sa.String, *also))
+        is_cut = is_postgres and type(into) is sa.String  # name and "char", which keep 63 bytes and one
+        return isinstance(into, (sa.String, *also)) and not is_cut
     if kind == "boolean":
         return isinstance(into, sa.Boolean) or (not is_postgres and isinstance(into, sa.Integer))
     if kind in _DIGITS:

@@ -19,8 +19,10 @@ def insert(connection: sa.Connection, table: sa.Table, record_batches: Iterable[
     """Add rows."""
     import sqlalchemy as sa
 
+    # A constraint of SQLite may say ON CONFLICT IGNORE or REPLACE, which drops rows without an error.
+    statement = sa.insert(table).prefix_with("OR ABORT", dialect="sqlite")
     for rows in record_batches:
-        connection.execute(sa.insert(table), rows)
+        connection.execute(statement, rows)
 
 
 def upsert(
@@ -33,7 +35,7 @@ def upsert(
     others = [column.name for column in table.columns if column.name not in keys]
     statement: Any
     if connection.dialect.name == "sqlite":
-        added = sqlalchemy.dialects.sqlite.insert(table)
+        added = sqlalchemy.dialects.sqlite.insert(table).prefix_with("OR ABORT")
         where = [table.c[key] for key in keys]
         taken = {name: added.excluded[name] for name in others}
         statement = added.on_conflict_do_update(where, set_=taken) if others else added.on_conflict_do_nothing(where)

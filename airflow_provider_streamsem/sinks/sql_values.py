@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import Committable
+from airflow_provider_streamsem.sinks.json_text import json_text
 from airflow_provider_streamsem.sinks.sql_columns import Target
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
@@ -17,7 +18,9 @@ _MYSQL = ("mysql", "mariadb")
 _MYSQL_BYTES = {"TINYTEXT": 255, "TEXT": 65_535, "MEDIUMTEXT": 2**24 - 1, "TINYBLOB": 255, "BLOB": 65_535, "MEDIUMBLOB": 2**24 - 1}  # fmt: skip
 _UUID = r"^\{?[0-9a-fA-F]{4}(-?[0-9a-fA-F]{4}){7}\}?$"
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, in days since 1970
+_LAST_DAY_AS_TEXT = 11_248_737  # 32767-12-31: later ones have no text in Arrow, which makes what Postgres reads
 _DAY_US = 86_400_000_000
+_NUL_IN_JSON = r"(^|[^\\])(\\\\)*\\u0000"
 
 
 def refuse_misfits(place: str, staged: Committable, target: Target) -> None:
@@ -44,7 +47,7 @@ def refuse_misfits(place: str, staged: Committable, target: Target) -> None:
                 for field in parquet.schema_arrow
                 if field.name in target.columns
             }
-            bounded = [name for name, asked in checks.items() if asked]
+            bounded = [name for name, asked in checks.items() if asked and name not in wrong]
             for rows in parquet.iter_batches(columns=bounded) if bounded else ():
                 for name in bounded:
                     for what, has in checks[name]:
@@ -60,10 +63,12 @@ def _checks(kind: Any, target: Target, name: str) -> list[Check]:
     import sqlalchemy as sa
 
     column = target.columns[name]
-    into = getattr(column["type"], "data_type", column["type"])  # a domain of Postgres
+    into = column["type"]
     checks: list[Check] = []
     if pa.types.is_nested(kind):
-        return [("is null where the table takes none", lambda v: v.null_count > 0)] if target.never_null(name) else []
+        if target.never_null(name):
+            checks.append(("is null where the table takes none", lambda v: v.null_count > 0))
+        return checks + _of_its_json(into, target.dialect)
     if pa.types.is_floating(kind) and target.dialect != "postgresql":
         checks.append(("is NaN, which the database lacks", lambda v: _any(pc.is_nan(v))))
         if target.dialect in _MYSQL:
@@ -80,6 +85,24 @@ def _checks(kind: Any, target: Target, name: str) -> list[Check]:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         checks += _longer_than(into, target.dialect, pc.binary_length)
     return checks
+
+
+def _of_its_json(into: Any, dialect: str) -> list[Check]:
+    """Checks of a nested column, which becomes text of JSON: looked at as the text that is sent, where the table's column has a bound."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import sqlalchemy as sa
+
+    asked: list[Check] = []
+    if type(into).__name__ == "JSONB":
+        asked.append(("holds the character NUL", lambda v: _any(pc.match_substring_regex(v, _NUL_IN_JSON))))
+    elif isinstance(into, sa.String):
+        asked += _longer_than(into, dialect, pc.utf8_length)
+
+    def of_text(has: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        return lambda v: has(pa.array([json_text(value, v.type) for value in v.to_pylist()], pa.string()))
+
+    return [(what, of_text(has)) for what, has in asked]
 
 
 def _not_in(into: Any, dialect: str) -> list[Check]:
@@ -107,7 +130,10 @@ def _longer_than(into: Any, dialect: str, length: Callable[[Any], Any]) -> list[
 
 
 def _far_times(parquet: Any, target: Target) -> dict[str, str]:
-    """Columns with dates or times before the year 1, or, but for Postgres, after 9999: drivers fail on them."""
+    """
+    Columns with dates or times before the year 1 or after 9999: drivers fail on them. Postgres takes columns of them up to 32767; inside of other types they
+    pass through Python there, too.
+    """
     import pyarrow as pa
 
     units = {}
@@ -117,16 +143,31 @@ def _far_times(parquet: Any, target: Target) -> dict[str, str]:
         elif field.name in target.columns and pa.types.is_timestamp(field.type) and field.type.unit == "us":
             units[field.name] = _DAY_US
     far = {}
+    last = _LAST_DAY_AS_TEXT if target.dialect == "postgresql" else _LAST_DAY
     for group in range(parquet.metadata.num_row_groups):
         for at in range(parquet.metadata.num_columns):
             chunk = parquet.metadata.row_group(group).column(at)
             unit, found = units.get(chunk.path_in_schema), chunk.statistics
-            if unit is None or found is None or not found.has_min_max or not isinstance(found.min_raw, int):
+            if found is None or not found.has_min_max:
                 continue
-            is_late = found.max_raw >= (_LAST_DAY + 1) * unit and target.dialect != "postgresql"
-            if is_late or found.min_raw < _FIRST_DAY * unit:
-                far[chunk.path_in_schema] = "is outside of the years that the database has"
+            if unit is None:
+                name = chunk.path_in_schema.split(".")[0]
+                is_far = name in target.columns and not _is_in_python(found)
+            else:
+                name = chunk.path_in_schema
+                is_far = found.max_raw >= (last + 1) * unit or found.min_raw < _FIRST_DAY * unit
+            if is_far:
+                far[name] = "is outside of the years that the database has"
     return far
+
+
+def _is_in_python(statistics: Any) -> bool:
+    """Whether the bounds of a column chunk are dates and times that Python has, or none at all."""
+    try:
+        _ = (statistics.min, statistics.max)
+    except (OverflowError, ValueError):
+        return False
+    return True
 
 
 def _any(found: Any) -> bool:

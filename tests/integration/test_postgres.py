@@ -318,11 +318,17 @@ REFUSED = {
     "too small": ("append", "CREATE TABLE t (id integer)", "long"),
     "half the digits": ("append", "CREATE TABLE t (id real)", "double"),
     "a number that is rounded": ("append", "CREATE TABLE t (id numeric(10,2))", "decimal(12,4)"),
+    "a domain of numbers that are rounded": ("append", "CREATE DOMAIN cents AS numeric(10,2); CREATE DOMAIN money2 AS cents; CREATE TABLE t (id money2)", "decimal(12,4)"),
+    "a domain of times that are rounded": ("append", "CREATE DOMAIN seconds AS timestamptz(0); CREATE TABLE t (id seconds)", "timestamp"),
     "a time without its zone": ("append", "CREATE TABLE t (id timestamp)", "timestamp"),
     "a time that gets a zone": ("append", "CREATE TABLE t (id timestamptz)", "timestamp_ntz"),
     "a time that is rounded": ("append", "CREATE TABLE t (id timestamptz(3))", "timestamp"),
     "an array of Postgres": ("append", "CREATE TABLE t (id bigint[])", {"type": "array", "elementType": "long", "containsNull": True}),
     "generated": ("append", "CREATE TABLE t (x int DEFAULT 1, id bigint GENERATED ALWAYS AS IDENTITY)", "long"),
+    "text that is cut to 63 bytes": ("append", "CREATE TABLE t (id name)", "string"),
+    "text that is cut to one byte": ("append", 'CREATE TABLE t (id "char")', "string"),
+    "a domain of text that is cut": ("append", "CREATE DOMAIN cut AS name; CREATE TABLE t (id cut)", "string"),
+    "an unlogged partition": ("append", "CREATE TABLE t (id bigint) PARTITION BY RANGE (id); CREATE UNLOGGED TABLE t1 PARTITION OF t DEFAULT", "long"),
     "no unique index": ("upsert", "CREATE TABLE t (id bigint NOT NULL)", "long"),
     "a unique constraint that waits": ("upsert", "CREATE TABLE t (id bigint NOT NULL UNIQUE DEFERRABLE)", "long"),
 }  # fmt: skip
@@ -363,20 +369,43 @@ MISFITS: dict[str, tuple[str, str, Any, Any]] = {
     "uuid": ("uuid", "string", "{A0EEBC99-9C0B4EF8-BB6D6BB9-BD380A11}", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a1"),
     "enum": ("mood", "string", "good day", "Good day"),
     "date": ("date", "date", datetime.date(1, 1, 1), -719_163),
+    "date that has no text": ("date", "date", 11_248_737, 11_248_738),
+    "time that has no text": ("timestamptz", "timestamp", datetime.datetime(9999, 1, 1), 1_711_852_200_123 * 1_000_000),
+    "text in a domain": ("short", "string", "abc", "abcd"),
+    "date in an array": (
+        "jsonb",
+        {"type": "array", "elementType": "date", "containsNull": True},
+        [datetime.date(1, 1, 1)],
+        [2_932_897],
+    ),
+    "NUL in an array": ("jsonb", {"type": "array", "elementType": "string", "containsNull": True}, ["\\u0000"], ["\0"]),
+    "array that is too long": (
+        "varchar(7)",
+        {"type": "array", "elementType": "string", "containsNull": True},
+        ["abc"],
+        ["abcd"],
+    ),
     "null in an array": ("jsonb NOT NULL", {"type": "array", "elementType": "long", "containsNull": True}, [1], None),
 }
+
+
+def arrow(kind: Any, value: Any) -> pyarrow.Array:
+    """A column of one value; dates beyond those of Python are days."""
+    times = {"date": pyarrow.date32(), "timestamp": pyarrow.timestamp("us", "UTC")}
+    return pyarrow.array([value], times.get(kind) if isinstance(kind, str) else None)
 
 
 def test_values_that_the_catalog_rules_out_are_refused_before_the_commit_and_those_on_the_bound_arrive(
     db: Database, tmp_path: Path
 ) -> None:
     db.run("CREATE TYPE mood AS ENUM ('good day', 'bad')")
+    db.run("CREATE DOMAIN short AS varchar(3)")
     db.run(f"CREATE TABLE t ({', '.join(f'c{n} {sql}' for n, (sql, *_) in enumerate(MISFITS.values()))})")
     schema = schema_of(**{f"c{n}": kind for n, (_, kind, _, _) in enumerate(MISFITS.values())})
     sink = db.sink(tmp_path)
-    good: dict[str, Any] = {f"c{n}": pyarrow.array([fits]) for n, (_, _, fits, _) in enumerate(MISFITS.values())}
+    good: dict[str, Any] = {f"c{n}": arrow(kind, fits) for n, (_, kind, fits, _) in enumerate(MISFITS.values())}
     publish(sink, staged(sink, pyarrow.table(good), schema=schema))
-    assert len(db.run("SELECT * FROM t")) == 1
+    assert len(db.run("SELECT 1 FROM t")) == 1
     bad = {f"c{n}": pyarrow.array([misfit], good[f"c{n}"].type) for n, (*_, misfit) in enumerate(MISFITS.values())}
     with pytest.raises(DataError, match="nothing became visible") as refused:
         staged(sink, pyarrow.table(bad), 1, schema=schema)
@@ -384,8 +413,9 @@ def test_values_that_the_catalog_rules_out_are_refused_before_the_commit_and_tho
     for name in bad:  # and so would the database have refused each, or changed it
         if name == "c1":
             continue
-        batch = staged(sink, pyarrow.table(good), 2, schema=schema, attempt=name[-1])
-        place = Path(sink.attempt_place(2, name[-1] * 32)) / "part-00000.parquet"
+        attempt = chr(ord("a") + int(name[1:]))
+        batch = staged(sink, pyarrow.table(good), 2, schema=schema, attempt=attempt)
+        place = Path(sink.attempt_place(2, attempt * 32)) / "part-00000.parquet"
         pyarrow.parquet.write_table(pyarrow.table({**good, name: bad[name]}), place)
         with pytest.raises(PublishError):
             publish(sink, batch)

@@ -363,6 +363,19 @@ def test_columns_that_fit_are_accepted_and_nothing_is_left_in_the_table(db: Data
     assert db.markers() == []
 
 
+@pytest.mark.parametrize("action", ["IGNORE", "REPLACE"])
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_constraint_that_would_drop_rows_silently_refuses_the_batch(
+    db: Database, tmp_path: Path, mode: str, action: str
+) -> None:
+    db.run(f"CREATE TABLE t (id BIGINT PRIMARY KEY NOT NULL, other BIGINT UNIQUE ON CONFLICT {action})")
+    made = sink(tmp_path, mode)
+    batch = staged(made, pyarrow.table({"id": [1, 2], "other": [7, 7]}), schema=schema_of(id="long", other="long"))
+    with pytest.raises(PublishError, match="UNIQUE"):
+        made.publish(batch, None)  # type: ignore[arg-type]
+    assert db.ids() == Counter()
+
+
 def test_nulls_where_the_table_takes_none_are_refused_before_the_decision(db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (id BIGINT, s TEXT NOT NULL)")
     world = World(tmp_path)

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects import mysql, postgresql
 
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile
@@ -29,6 +29,11 @@ CASES: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("sqlite", sa.VARCHAR(3), ["any length", "a\0b"], []),
     ("sqlite", sa.DOUBLE(), [INFINITY], [NAN]),
     ("sqlite", sa.DATETIME(), [datetime.datetime(1, 1, 1)], [-719_163 * 86_400_000_000]),
+    ("sqlite", sa.TEXT(), [[datetime.date(9999, 12, 31)], None], [[2_932_897]]),
+    ("postgresql", postgresql.JSONB(), [["a"], [r"\\u0000"], [None], None], [["a\0b"]]),
+    ("postgresql", postgresql.JSON(), [["a\0b"]], []),
+    ("postgresql", sa.VARCHAR(7), [["abc"], None], [["abcd"]]),
+    ("postgresql", sa.DATE(), [datetime.date(9999, 12, 31)], [11_248_738]),
     ("mssql", sa.VARCHAR(3), ["abc"], ["abcd"]),
     ("mssql", sa.Uuid(), ["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"], ["a0eebc99"]),
 ]  # fmt: skip
@@ -50,5 +55,5 @@ def test_value_beyond_the_bound_of_a_column_is_refused_and_one_on_the_bound_is_n
     fits = pyarrow.array(good)
     look(tmp_path, dialect, kind, fits)
     for value in bad:
-        with pytest.raises(DataError, match=r"table='t' columns=\{'c': 'is "):
+        with pytest.raises(DataError, match=r"table='t' columns=\{'c': '(is|holds) "):
             look(tmp_path, dialect, kind, pyarrow.array([*good, value], fits.type))
