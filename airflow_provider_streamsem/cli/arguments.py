@@ -84,7 +84,11 @@ COMMANDS = (
         "redo",
         "Reprocess a committed version from the same ranges; readers switch to the new rows at once.",
         "orders.toml 41",
-        (_VERSION, *_ENGINE),
+        (
+            _argument("version", type=int, metavar="N", nargs="?", help="the version, unless --quarantined is given"),
+            _argument("--quarantined", action="store_true", help="every version with quarantined records"),
+            *_ENGINE,
+        ),
         builds="source and sinks",
     ),
     Command(

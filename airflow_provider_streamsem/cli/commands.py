@@ -84,8 +84,22 @@ def run(args: argparse.Namespace) -> Answer:
 
 def redo(args: argparse.Namespace) -> Answer:
     """``streamsem redo``"""
+    if args.quarantined == (args.version is not None):
+        raise InvalidError("redo needs a version or --quarantined, and not both", given=args.version)
     pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
-    return _ran(pipeline, redo_(pipeline, args.version, run_key=args.run_key, engine=engine))
+    if not args.quarantined:
+        return _ran(pipeline, redo_(pipeline, args.version, run_key=args.run_key, engine=engine))
+    versions = sorted({record["version"] for record in open_log(args.log, pipeline=pipeline).quarantined()})
+    done = []
+    for version in versions:
+        run_key = None if args.run_key is None else f"{args.run_key}:{version}"
+        done.append((version, redo_(pipeline, version, run_key=run_key, engine=engine)))
+    lines = [
+        f"version {version}: redone as {result.version}, {result.counts['quarantined']} still quarantined"
+        for version, result in done
+    ]
+    document = {"redone": [{**result.to_json(), "replaces": version} for version, result in done]}
+    return Answer(document=document, lines=lines or ["no record is in quarantine"])
 
 
 def _engine(args: argparse.Namespace, spark_packages: str | None) -> Engine:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from airflow_provider_streamsem import Limits
+from airflow_provider_streamsem import Limits, open_log
 from airflow_provider_streamsem.cli import commands as commands_
 from airflow_provider_streamsem.cli import output
 from airflow_provider_streamsem.cli.arguments import COMMANDS, Command, parser
@@ -248,6 +248,36 @@ def test_run_from_a_toml_file_runs_and_repeats(world: World, spark: object, caps
     code, out, _ = run(capsys, "run", toml)
     assert (code, "run key" in out, "empty" in out, "exactly-once" in out) == (0, True, True, True)
     world.check()
+
+
+@pytest.mark.spark
+def test_quarantined_records_become_rows_by_one_command_after_a_fix(
+    tmp_path: Path, spark: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name, line in (("a", '{"id": 1}\n{"id": "2"}\n'), ("b", '{"id": 3}\n'), ("c", '{"id": "4"}\n{broken\n')):
+        (tmp_path / "in" / f"{name}.json").write_text(line)
+    toml = tmp_path / "p.toml"
+
+    def write(schema: str) -> None:
+        toml.write_text(
+            f'name = "p"\nlog = "{tmp_path}/log"\n[source]\ntype = "files"\npath = "{tmp_path}/in"\nformat = "json"\n'
+            f'schema = "{schema}"\n[sinks.out]\ntype = "files"\npath = "{tmp_path}/out"\nformat = "json"\n[limits]\nmax_files = 1\n'
+        )
+
+    write("id long")
+    assert run(capsys, "run", str(toml), "--drain")[0] == 0
+    write("id decimal(9,0)")  # takes digits in quotes
+    code, out, _ = run(capsys, "redo", str(toml), "--quarantined")
+    assert (code, out.splitlines()) == (
+        0,
+        ["version 0: redone as 3, 0 still quarantined", "version 2: redone as 4, 1 still quarantined"],
+    )
+    found = "".join(Path(file.path).read_text() for file in open_log(str(tmp_path / "log")).files())
+    assert sorted(json.loads(line)["id"] for line in found.splitlines()) == [1, 2, 3, 4]
+    code, out, _ = run(capsys, "redo", str(toml), "--quarantined", "--json")
+    assert [(r["replaces"], r["counts"]["quarantined"]) for r in json.loads(out)["redone"]] == [(4, 1)]
+    assert run(capsys, "redo", str(toml))[0] == run(capsys, "redo", str(toml), "0", "--quarantined")[0] == 2
 
 
 def test_command_loads_neither_airflow_nor_pyspark_nor_boto3_nor_rich(world: World) -> None:
