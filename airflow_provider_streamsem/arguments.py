@@ -90,17 +90,44 @@ _SECRET_QUERY = ("auth", "code", "jwt", "key", "pass", "token", "x-amz-security-
 _PUBLIC_NAME = re.compile(r"token[-_.](uri|url|endpoint|expires)", re.IGNORECASE)
 
 
-def without_secrets(where: str, value: Any, *, accepted: str = "a connection of Airflow, by conn_id=") -> None:
+_SECRET_SETTING = re.compile(
+    r"(^|[._-])(secret|token|sas|passwd|passphrase|pass|pwd)([._-]|$)|password|(credential|credentials)$"
+    r"|(api|access|account|private|secret|encryption)[-_.]?key",
+    re.IGNORECASE,
+)
+_PUBLIC_SETTING = re.compile(
+    r"^spark\.kubernetes\..*\.(secretKeyRef|secrets)\.|\.(binding|enable|enabled|endpoint|mechanism|provider|renewal|type|uri|url)$",
+    re.IGNORECASE,
+)
+_SECRET_OPTION = re.compile(r"-D\S*(password|secret|token)\S*=", re.IGNORECASE)
+
+
+def secret_settings(conf: Mapping[str, str]) -> list[str]:
+    """
+    The names of Spark's settings that hold a secret, sorted: by their names, by options of Java, and by URLs with a password.
+
+    Settings that name a secret of Kubernetes hold none.
+    """
+    return sorted(
+        name
+        for name, value in conf.items()
+        if value
+        and not _PUBLIC_SETTING.search(name)
+        and (_SECRET_SETTING.search(name) or _SECRET_OPTION.search(value) or _holds_secret(value))
+    )
+
+
+def without_secrets(where: str, value: Any) -> None:
     """
     Refuse what holds a secret, as far as names and URLs tell: a spec is stored in the log, travels to the triggerer, and stands on command lines.
 
     :param value: JSON: names that mean a secret, with a text; URLs with a password, or with a secret in their query
-    :param accepted: where a secret may be given instead
     :raises InvalidError: names the places, without their values
     """
     found = sorted(_secrets(value, ()))
     if found:
-        raise InvalidError(f"{where} must hold no secret", given=found, accepted=accepted)
+        what = f"{where} must hold no secret; a connection may"
+        raise InvalidError(what, given=found, accepted="a connection of Airflow, by conn_id=")
 
 
 def _secrets(value: Any, path: tuple[str, ...]) -> Iterator[str]:

@@ -45,6 +45,7 @@ SETTINGS = {
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
 }
 
+_HADOOP = "spark.hadoop."
 _REST = re.compile("[/;?]")
 _REFUSAL = re.compile(
     r"(AccessControlException|AccessDeniedException|ParentNotDirectoryException|UnknownStoreException|Mkdirs failed to create)[^\n]{0,200}"
@@ -78,7 +79,10 @@ class SparkEngine:
         if remote is not None and not remote.startswith("sc://"):
             raise InvalidError("a Spark Connect server is named by a URL", accepted="sc://host:port")
         self._remote = remote
-        self._conf = arguments.options("spark conf", conf or {})
+        given = arguments.options("spark conf", conf or {})
+        secret = arguments.secret_settings(given)
+        self._secret = {name: given[name] for name in secret}
+        self._conf = given if remote is not None else {n: v for n, v in given.items() if n not in secret}
         self._adds_packages = packages is not None and arguments.choice("spark_packages", packages, ("auto",)) == "auto"
         if self._adds_packages and remote is not None:
             raise InvalidError(
@@ -119,6 +123,12 @@ class SparkEngine:
             conf = packages.added(self._conf, needed) if self._adds_packages else self._conf
             for key, value in {**quiet, **_s3a_settings(), **conf}.items():
                 builder = builder.config(key, value)
+            if late := [name for name in self._secret if not name.startswith(_HADOOP)]:
+                raise InvalidError(
+                    "settings hold secrets, and the command line of Spark's JVM is visible in process lists; nothing was staged",
+                    given=late,
+                    accepted="spark-defaults.conf in SPARK_CONF_DIR",
+                )
         if SparkSession.getActiveSession() is None and _java() is None:
             raise InvalidError(
                 "Java was not found, and Spark needs it; nothing was staged",
@@ -173,6 +183,7 @@ class SparkEngine:
                     f"{packages.SETTING} in spark_conf (--spark-conf), or put the jars on Spark's class path; then run again."
                 )
             settings |= _access_settings(s3.access())
+            settings |= {n.removeprefix(_HADOOP): value for n, value in self._secret.items() if n.startswith(_HADOOP)}
             telemetry.tell(self._found, user_session)
         else:  # a Connect server has credentials of its own, may log what is set in its session, and does not tell where its pages are
             from airflow_provider_streamsem.engines import remote

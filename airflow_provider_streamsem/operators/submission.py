@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any
 
-from airflow_provider_streamsem.arguments import without_secrets
+from airflow_provider_streamsem.arguments import secret_settings
 from airflow_provider_streamsem.batch import submit_app
 from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.connections import Connection, to_environment
@@ -73,8 +73,12 @@ class Submission:
                 conn_id=conn_id,
                 conn_type=found.conn_type,
             )
-        elsewhere = "spark-defaults.conf of the Spark that submits, or a credentials provider of Hadoop"
-        without_secrets("spark_conf, which is visible in process lists,", dict(conf or {}), accepted=elsewhere)
+        if secret := secret_settings(conf or {}):
+            raise InvalidError(
+                "settings hold secrets, and the command line of spark-submit is visible in process lists; nothing was submitted",
+                given=secret,
+                accepted="spark-defaults.conf of the Spark that submits, a credentials provider of Hadoop, or a secret of Kubernetes",
+            )
         self._is_cluster = found.extra.get("deploy-mode") == "cluster"
         self._application = submit_app.__file__
         self._hook: Any = SparkSubmitHook(

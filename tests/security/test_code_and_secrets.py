@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +22,9 @@ from airflow_provider_streamsem import (
     SqsQueue,
     load_pipeline,
 )
+from airflow_provider_streamsem.arguments import secret_settings
 from airflow_provider_streamsem.connections import Connection, looked_up_by
+from airflow_provider_streamsem.engines.spark import SparkEngine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
 from airflow_provider_streamsem.sources.decoding import Avro
@@ -203,3 +207,89 @@ def test_spec_of_a_template_is_the_same_whoever_renders_it() -> None:
     given = pipeline(sinks={"out": FilesSink("/out/{{ ds }}")})
     once, again = (rendered(given, lambda text: text.replace("{{ ds }}", "d"), where="w") for _ in range(2))
     assert once.spec_sha256 == again.spec_sha256 == pipeline(sinks={"out": FilesSink("/out/d")}).spec_sha256
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.hadoop.fs.s3a.secret.key", "x"),
+        ("spark.hadoop.fs.s3a.session.token", "x"),
+        ("spark.hadoop.fs.s3a.encryption.key", "x"),
+        ("spark.hadoop.fs.azure.account.key.acct.dfs.core.windows.net", "x"),
+        ("spark.hadoop.fs.azure.account.oauth2.client.secret.acct.dfs.core.windows.net", "x"),
+        ("spark.hadoop.fs.azure.sas.fixed.token.acct.dfs.core.windows.net", "x"),
+        ("spark.hadoop.fs.azure.sas.container.acct.blob.core.windows.net", "x"),
+        ("spark.yarn.appMasterEnv.DB_PASS", "x"),
+        ("spark.authenticate.secret", "x"),
+        ("spark.ssl.keyStorePassword", "x"),
+        ("spark.driver.extraJavaOptions", "-Xmx1g -Djavax.net.ssl.trustStorePassword=x"),
+        ("spark.jars.repositories", "https://user:x@jars.example/maven"),
+    ],
+)
+def test_setting_of_spark_that_holds_a_secret_is_known(name: str, value: str) -> None:
+    assert secret_settings({name: value, "spark.ui.enabled": "false"}) == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.kubernetes.driver.secretKeyRef.AWS_SECRET_ACCESS_KEY", "aws:secret"),
+        ("spark.kubernetes.executor.secrets.spark-secret", "/etc/secrets"),
+        ("spark.hadoop.fs.s3a.aws.credentials.provider", "org.example.Provider"),
+        ("spark.hadoop.fs.s3a.delegation.token.binding", "org.example.Binding"),
+        ("spark.hadoop.fs.azure.account.oauth.provider.type.acct.dfs.core.windows.net", "org.example.Provider"),
+        (
+            "spark.hadoop.fs.azure.account.oauth2.client.endpoint.acct.dfs.core.windows.net",
+            "https://login/oauth2/token",
+        ),
+        ("spark.security.credentials.hive.enabled", "false"),
+        ("spark.sql.shuffle.partitions", "2"),
+        ("spark.driver.extraJavaOptions", "-Duser.timezone=UTC"),
+    ],
+)
+def test_setting_of_spark_that_holds_no_secret_is_accepted(name: str, value: str) -> None:
+    assert secret_settings({name: value}) == []
+
+
+SESSION = """
+import pathlib, sys
+from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, run_batch
+from airflow_provider_streamsem.engines.spark import SparkEngine
+
+root = pathlib.Path(sys.argv[1])
+(root / "in").mkdir()
+(root / "in" / "a.txt").write_text("x")
+
+def seen(frame):
+    spark = frame.sparkSession
+    told = spark.sparkContext._gateway.proc.pid
+    (root / "cmdline").write_bytes(pathlib.Path(f"/proc/{told}/cmdline").read_bytes())
+    (root / "setting").write_text(spark._jsparkSession.sessionState().newHadoopConf().get("fs.s3a.secret.key"))
+    return frame
+
+pipeline = Pipeline(
+    name="p", log=f"{root}/log", source=FilesSource(path=f"{root}/in", format="text"), sinks={"out": FilesSink(f"{root}/out")}, transform=seen
+)
+run_batch(pipeline, run_key="r", engine=SparkEngine(master="local[1]", conf={"spark.hadoop.fs.s3a.secret.key": "hush", "spark.ui.enabled": "false"}))
+"""
+
+
+@pytest.mark.spark
+def test_secret_setting_reaches_hadoop_and_no_command_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION, str(tmp_path)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert b"spark.ui.enabled=false" in (tmp_path / "cmdline").read_bytes()
+    assert b"hush" not in (tmp_path / "cmdline").read_bytes()
+    assert (tmp_path / "setting").read_text() == "hush"
+    assert "hush" not in done.stdout + done.stderr
+
+
+def test_secret_that_only_a_command_line_could_carry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql import SparkSession
+
+    monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda cls: None))
+    with pytest.raises(InvalidError, match=r"given=\['spark.authenticate.secret'\].*spark-defaults.conf") as refused:
+        SparkEngine(conf={"spark.authenticate.secret": "hush"}).session()
+    assert "hush" not in str(refused.value)
