@@ -45,8 +45,14 @@ def _argument(*flags: str, **settings: Any) -> Argument:
     return Argument(flags, settings)
 
 
-_LOG = _argument("target", metavar="LOG|PIPELINE.toml", help="URL or path of a commit log, or a pipeline file")
-_PIPELINE = _argument("target", metavar="PIPELINE.toml", help="a pipeline file; the URL of a log is not enough")
+_LOG = _argument(
+    "target",
+    metavar="LOG|PIPELINE",
+    help="URL or path of a commit log, or a pipeline: a TOML file, or dags/orders.py:ORDERS for one that Python defines",
+)
+_PIPELINE = _argument(
+    "target", metavar="PIPELINE", help="a pipeline file (TOML), or dags/orders.py:ORDERS for one that Python defines"
+)
 _JSON = _argument("--json", action="store_true", help="one JSON document on standard output")
 _SESSION = (
     _argument("--master", default="local[*]", help="Spark master where no session is active (default: local[*])"),

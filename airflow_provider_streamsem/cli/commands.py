@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import runpy
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from functools import cache
@@ -54,13 +57,34 @@ def answer(args: argparse.Namespace) -> Answer:
         return command(args)
     if "://" not in args.target:
         args.target = os.path.abspath(args.target)
-    if not args.target.endswith(".toml"):
+    in_python = re.fullmatch(r"(.+\.py):(\w+)", args.target)
+    if not args.target.endswith(".toml") and in_python is None:
         _refuse_without_pipeline(args)
         args.pipeline, args.log = None, args.target
         return command(args)
-    with located(load_pipeline(args.target)) as args.pipeline:
+    named = load_pipeline(args.target) if in_python is None else _pipeline_of(in_python[1], in_python[2])
+    if in_python is not None and args.command in ("run", "redo") and named.transform is None:
+        what = "a transform under @task.micro_batch is no part of the pipeline, and would not run; nothing was written"
+        raise InvalidError(what, given=args.target, accepted="a pipeline with transform=, or the DAG's own task")
+    with located(named) as args.pipeline:
         args.log = args.pipeline.log
         return command(args)
+
+
+def _pipeline_of(path: str, name: str) -> Pipeline:
+    """
+    A pipeline that a Python file defines, such as a DAG file: the file is run, with its directory on the path as in Airflow's DAG folder.
+
+    :raises InvalidError: no such file, or no such pipeline in it
+    """
+    sys.path.insert(0, os.path.dirname(path))
+    try:
+        found = runpy.run_path(path).get(name)
+    except OSError as error:
+        raise InvalidError("the file cannot be read", file=path, problem=type(error).__name__) from error
+    if not isinstance(found, Pipeline):
+        raise InvalidError("the file defines no pipeline of this name", file=path, given=name)
+    return found
 
 
 def _refuse_without_pipeline(args: argparse.Namespace) -> None:
@@ -70,7 +94,7 @@ def _refuse_without_pipeline(args: argparse.Namespace) -> None:
         raise InvalidError(
             f"`streamsem {args.command}` builds {builds}, and needs the pipeline file: the spec in a log is never used for that",
             given=args.target,
-            accepted=f"streamsem {args.command} PIPELINE.toml",
+            accepted=f"streamsem {args.command} PIPELINE.toml, or FILE.py:NAME",
         )
 
 
@@ -108,7 +132,7 @@ def _engine(args: argparse.Namespace, spark_packages: str | None) -> Engine:
     unnamed = [text for text in args.spark_conf if "=" not in text]
     if unnamed:
         raise InvalidError("--spark-conf must be NAME=VALUE", given=unnamed)
-    conf = load_spark_conf(args.target) if hasattr(args, "target") else {}
+    conf = load_spark_conf(args.target) if str(getattr(args, "target", "")).endswith(".toml") else {}
     conf |= dict(text.split("=", 1) for text in args.spark_conf)
     if args.spark_conn_id is None:
         return SparkEngine(master=args.master, conf=conf, packages=spark_packages)

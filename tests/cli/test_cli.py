@@ -250,6 +250,28 @@ def test_run_from_a_toml_file_runs_and_repeats(world: World, spark: object, caps
     world.check()
 
 
+def test_pipeline_of_a_dag_file_is_named_by_its_variable(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = world.root / "dag_file.py"
+    (world.root / "beside_the_dag.py").write_text("NAME = 'world'\n")
+    file.write_text(f"""
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline
+from beside_the_dag import NAME
+
+ORDERS = Pipeline(
+    name=NAME, log="{world.root}/log", source=FilesSource(path="{world.root}/in", format="json", schema="id long"),
+    sinks={{"out": FilesSink("{world.root}/out", format="json")}}, where="id >= 0", limits=Limits(max_files=2),
+)
+""")
+    monkeypatch.chdir(world.root)
+    assert "exactly-once" in run(capsys, "explain", "dag_file.py:ORDERS")[1]
+    assert json.loads(run(capsys, "lag", "dag_file.py:ORDERS", "--json")[1])["lag"] == 1
+    assert run(capsys, "vacuum", "dag_file.py:ORDERS", "--dry-run")[0] == 0
+    for command, target in (("run", "dag_file.py:ORDERS"), ("lag", "dag_file.py:MISSING"), ("lag", "absent.py:ORDERS")):
+        assert run(capsys, command, target)[0] == 2
+
+
 @pytest.mark.spark
 def test_quarantined_records_become_rows_by_one_command_after_a_fix(
     tmp_path: Path, spark: object, capsys: pytest.CaptureFixture[str]
