@@ -136,7 +136,8 @@ class SparkEngine:
                 accepted="Java 17 or 21: on the PATH, or with JAVA_HOME set to its directory, for the process that runs the task",
             )
         try:
-            with _stderr_as_stdout() if self._logs_to_stdout else nullcontext():
+            starts = SparkSession.getActiveSession() is None
+            with _stderr_as_stdout() if starts and self._logs_to_stdout else nullcontext():
                 return builder.getOrCreate()
         except Exception as error:
             raise StageError("Spark did not start; nothing was staged", master=self._master) from error
@@ -238,7 +239,8 @@ def _java() -> str | None:
 @contextmanager
 def _stderr_as_stdout() -> Iterator[None]:
     """A process that is started in the block gets our standard output as its standard error."""
-    sys.stderr.flush()
+    with suppress(OSError):  # whoever read it is gone, as the supervisor of a task that Airflow has given up
+        sys.stderr.flush()
     kept = os.dup(2)
     try:
         os.dup2(1, 2)

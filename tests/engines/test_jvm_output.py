@@ -24,3 +24,29 @@ def test_log_of_the_jvm_goes_to_standard_output_and_that_of_python_stays() -> No
     assert "said by the JVM" not in done.stderr
     assert "WARN" not in done.stderr
     assert "said by Python" in done.stderr
+
+
+UNREAD = """
+import os, sys
+from airflow_provider_streamsem.engines.spark import SparkEngine
+engine = SparkEngine(master="local[1]", conf={"spark.ui.enabled": "false"}, logs_to_stdout=True)
+engine.session()
+sys.stdin.readline()  # until nobody reads standard error any more
+sys.stderr = open(2, "w", closefd=False)  # as in a task of Airflow: text waits to be written
+sys.stderr.write("lost")
+for _ in range(2):
+    assert engine.session().range(3).count() == 3
+print("counted", flush=True)
+os._exit(0)
+"""
+
+
+def test_session_is_used_on_where_nobody_reads_standard_error_any_more() -> None:
+    """As in a task whose supervisor was killed: Airflow starts its retry, and both may go on."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", UNREAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    process.stderr.close()
+    out, _ = process.communicate("go\n", timeout=120)
+    assert (process.returncode, "counted" in out) == (0, True)
