@@ -136,7 +136,13 @@ def test_avro_key_that_does_not_fit_is_quarantined_with_its_place_and_both_of_it
     result = topics.run(spec, "r")
     assert (result.counts["read"], result.counts["parsed"], result.counts["quarantined"]) == (5, 2, 3)
     assert sorted(topics.rows("kafka_key.id, total, kafka_offset"), key=str) == [(7, 1, 0), (None, 1, 2)]
-    place = {"topic": topics.name("a"), "partition": 1, "error": "key or value cannot be decoded", "encoding": "utf-8"}
+    place = {
+        "version": 0,
+        "topic": topics.name("a"),
+        "partition": 1,
+        "error": "key or value cannot be decoded",
+        "encoding": "utf-8",
+    }
     assert quarantined(topics) == [
         {**place, "offset": 1, "key": good[:-1].decode(), "key_encoding": "utf-8", "raw": value},
         {**place, "offset": 3, "key": good.decode(), "key_encoding": "utf-8", "raw": "{broken"},

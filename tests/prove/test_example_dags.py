@@ -1,5 +1,5 @@
 """
-The example DAGs, prepared by the commands at their tops, and the DAG of docs/sources/queue.md: several runs each under a real scheduler.
+The example DAGs, prepared by the commands at their tops, and the DAGs of pages in docs: several runs each under a real scheduler.
 
 ``streamsem_event_driven`` is in test_event_driven.py, the README's DAG in test_scheduled_dags.py.
 """
@@ -138,14 +138,70 @@ def test_dag_of_the_queue_page_reads_each_message_once_in_several_runs(tmp_path:
         airflow = Airflow(tmp_path / "airflow", tmp_path / "dags", environment=environment)
         log = tmp_path / "lake" / "_streamsem" / "orders"
 
-        def read() -> int:
-            return open_log(str(log)).view().counts.get("read", 0) if (log / "pipeline.json").exists() else 0
-
         with airflow.running():
             for number in range(3):
                 message = {"id": number, "user": "ann", "amount": "1.50"}
                 sqs.send_message(QueueUrl=url, MessageBody=json.dumps(message))
-                airflow.until("the message is read", lambda n=number: read() == n + 1, 400)
+                airflow.until("the message is read", lambda n=number: read_of(log) == n + 1, 400)
         assert rows(log, "lake") == 3
     finally:
         server.stop()
+
+
+def blocks(page: str) -> list[str]:
+    """The Python code of a page."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def test_dag_of_the_testing_page_reads_each_record_once_in_several_runs(tmp_path: Path, broker: Broker) -> None:
+    topics = Topics(broker, tmp_path)
+    topic = topics.create("orders", 2)
+    for code in blocks("docs/testing.md"):
+        name = code.partition("\n")[0].removeprefix("# ").removeprefix("dags/")
+        if name in ("orders.py", "orders_dag.py"):
+            (tmp_path / "dags").mkdir(exist_ok=True)
+            moved = code.replace("s3://lake/", f"{tmp_path}/lake/").replace('["orders"]', f'["{topic}"]')
+            (tmp_path / "dags" / name).write_text(moved)
+    conf = tmp_path / "spark-conf"
+    conf.mkdir()
+    (conf / "spark-defaults.conf").write_text("".join(f"{k} {v}\n" for k, v in session_conf().items()))
+    kafka = {"conn_type": "kafka", "extra": {"bootstrap.servers": broker.bootstrap}}
+    environment = {
+        "SPARK_CONF_DIR": str(conf),
+        "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps(kafka),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[1]"}),
+    }
+    airflow = Airflow(tmp_path / "airflow", tmp_path / "dags", environment=environment)
+    log = tmp_path / "lake" / "_streamsem" / "orders"
+    with airflow.running():
+        for number in range(3):
+            order = {"id": number, "user": "ann", "amount": "9.50", "ts": "2026-01-02T03:04:05Z"}
+            topics.put("orders", [json.dumps(order)])
+            airflow.until("the record is read", lambda n=number: read_of(log) == n + 1, 400)
+    assert rows(log, "lake") == 3
+
+
+def test_dag_of_the_sensors_page_is_started_by_its_watcher_for_each_range(tmp_path: Path) -> None:
+    arrivals = tmp_path / "data" / "arrivals"
+    arrivals.mkdir(parents=True)
+    (readme, *_), (dag,) = blocks("README.md"), [code for code in blocks("docs/sensors.md") if "AssetWatcher" in code]
+    pipeline = readme.partition("\n\n\n@dag")[0]
+    (tmp_path / "dags").mkdir()
+    moved = pipeline.replace("s3://lake/", f"{tmp_path}/lake/").replace("/data/", f"{tmp_path}/data/")
+    (tmp_path / "dags" / "orders.py").write_text(moved)
+    (tmp_path / "dags" / "event_driven.py").write_text(dag)
+    airflow = Airflow(tmp_path / "airflow", tmp_path / "dags")
+    log = tmp_path / "lake" / "_streamsem" / "orders"
+    with airflow.running():
+        airflow.until("the DAG is there", lambda: airflow.ask("GET", "/dags/orders"), 180)
+        for number in range(3):
+            order = {"user": "ann", "amount": "9.50", "ts": "2026-01-02T03:04:05Z", "note": "x" * 100}
+            lines = [json.dumps({"id": number * 10_000 + n, **order}) for n in range(10_000)]
+            (arrivals / f".{number}").write_text("\n".join(lines))
+            (arrivals / f".{number}").rename(arrivals / f"{number}.json")
+            airflow.until("the file is read", lambda n=number: read_of(log) == (n + 1) * 10_000, 400)
+    assert rows(log, "lake") == 30_000
+
+
+def read_of(log: Path) -> int:
+    return open_log(str(log)).view().counts.get("read", 0) if (log / "pipeline.json").exists() else 0

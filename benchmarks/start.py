@@ -1,0 +1,101 @@
+"""
+``make bench ARGS=start``: from the start of a process to the commit of 1,000 rows, against a bare PySpark script of the same work.
+
+Each round starts one process of each subject, one after the other, so that noise falls on all alike. The phases are those of the process itself: imports,
+the session (with the JVM), and the work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.integration.parts.server import running
+from tests.integration.parts.spark import ConnectServer
+
+ROUNDS = int(os.environ.get("ROUNDS", "5"))
+SCHEMA = "id long, name string, amount decimal(12,2), at timestamp"
+
+BARE = f"""
+import json, sys, time
+began = time.monotonic()
+from pyspark.sql import SparkSession
+imported = time.monotonic()
+master, source, target = sys.argv[1:4]
+builder = SparkSession.builder.remote(master) if master.startswith("sc://") else SparkSession.builder.master(master).config("spark.ui.enabled", "false")
+spark = builder.getOrCreate()
+started = time.monotonic()
+rows = spark.read.schema("{SCHEMA}").json(source)
+rows.where("amount > 0").write.mode("append").parquet(target)
+print("PHASES", json.dumps({{"imports": imported - began, "session": started - imported, "work": time.monotonic() - started}}))
+"""
+
+OURS = f"""
+import json, sys, time
+began = time.monotonic()
+from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, SparkEngine, run_batch
+import pyspark.sql
+imported = time.monotonic()
+master, source, target = sys.argv[1:4]
+engine = SparkEngine(remote=master) if master.startswith("sc://") else SparkEngine(master=master)
+engine.session()
+started = time.monotonic()
+pipeline = Pipeline(
+    name="start", log=target + "/log", source=FilesSource(path=source, format="json", schema="{SCHEMA}"), where="amount > 0",
+    sinks={{"out": FilesSink(target + "/out")}},
+)
+result = run_batch(pipeline, run_key="r", engine=engine)
+assert result.status == "committed" and result.counts["written.out"] == 999, result
+print("PHASES", json.dumps({{"imports": imported - began, "session": started - imported, "work": time.monotonic() - started}}))
+"""
+
+
+def measure(home: Path, master: str, title: str) -> None:
+    """Medians of the phases of both subjects, and the ratio of their sums."""
+    source = home / "in"
+    source.mkdir(exist_ok=True)
+    row = {"name": "ann", "amount": "1.50", "at": "2026-01-02T03:04:05Z"}
+    lines = [json.dumps({**row, "id": n, **({} if n else {"amount": "0.00"})}) for n in range(1_000)]
+    (source / "a.json").write_text("\n".join(lines))
+    seen: dict[str, list[dict[str, float]]] = {"bare": [], "ours": []}
+    for number in range(ROUNDS + 1):
+        for name, code in (("bare", BARE), ("ours", OURS)):
+            target = home / f"{title}-{name}-{number}"
+            done = subprocess.run(
+                [sys.executable, "-c", code, master, str(source), str(target)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise RuntimeError(done.stderr[-3000:])
+            if number:  # the first round fills the caches of the disk
+                seen[name].append(json.loads(done.stdout.partition("PHASES ")[2]))
+    medians = {
+        name: {phase: statistics.median(found[phase] for found in rounds) for phase in rounds[0]}
+        for name, rounds in seen.items()
+    }
+    sums = {name: statistics.median(sum(found.values()) for found in rounds) for name, rounds in seen.items()}
+    for name, phases in medians.items():
+        told = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases.items())
+        print(f"{title}: {name}: {sums[name]:.2f} s: {told}")
+    print(f"{title}: ours / bare = {sums['ours'] / sums['bare']:.2f}")
+
+
+def main() -> None:
+    """In the process itself, and behind Spark Connect."""
+    with tempfile.TemporaryDirectory() as directory:
+        home = Path(directory)
+        measure(home, "local[2]", "local")
+        server = ConnectServer(home / "connect")
+        with running(server):
+            measure(home, server.url, "connect")
+
+
+if __name__ == "__main__":
+    main()
