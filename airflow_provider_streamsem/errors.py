@@ -48,7 +48,7 @@ class InvalidError(StreamsemError):
     """An argument or a file that a person wrote is not acceptable. Nothing was written."""
 
     retryable = False
-    do = "correct the value that is named, then run again; nothing was written."
+    do = "correct the value that is named, then run again; no rows were committed."
 
 
 class ConflictError(StreamsemError):

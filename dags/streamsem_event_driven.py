@@ -1,8 +1,8 @@
 """
-Event-driven: files that arrive start the run that reads them, and what it commits starts the DAG that reports it.
+Event-driven: files that arrive start the run that reads them, and each run that succeeds starts the DAG that reports the table.
 
-A watcher's trigger looks into the folder and the log, and sends one event for each bounded range that waits. Neither DAG depends on the events: the first
-reads what the log says is unread, the second what the log says is committed, however often they are started.
+A watcher's trigger looks into the folder and the log, and sends an event when unread files are enough for a batch. It may send the same event again. Events
+only start the DAGs: the first reads what the log says is unread, the second what the log says is committed.
 
 It needs the folder ``arrivals``, and a running triggerer. This makes the folder, with one file:
 

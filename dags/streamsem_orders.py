@@ -1,8 +1,9 @@
 r"""
-Orders from Kafka become an exactly-once table on S3, on the Spark cluster of a connection.
+Orders from Kafka become an exactly-once table of Parquet files, on S3 or disk, by the Spark of a connection.
 
 It needs a Kafka topic ``orders`` with JSON records such as ``{"id": 1, "user": "Ann Lee", "cents": 250, "at": "2026-01-01T00:00:00Z"}``, Spark's Kafka
-package (docs/spark.md), and two Airflow connections. This makes the connections:
+package (docs/spark.md), and two Airflow connections. For S3 it also needs the package hadoop-aws
+and credentials. This makes the connections:
 
     airflow connections add kafka_default --conn-type kafka --conn-extra '{"bootstrap.servers": "127.0.0.1:9092"}' && \
       airflow connections add spark_default --conn-type spark --conn-host 'local[*]'

@@ -1,8 +1,8 @@
 r"""
-A payments ledger: every payment once, whatever happens to the task, and a stop at the first record that cannot be a payment. Its replay, its maintenance.
+A payments ledger: every payment once, whatever happens to the task. The file also defines a replay DAG and a maintenance DAG.
 
-Nothing may be lost or repeated here, so the pipeline requires exactly-once, and refuses to pass over anything: a line that cannot be parsed stops it, and so
-does a file that vanished. A number that may be lost but not repeated, such as a metric, can do with less; money cannot.
+Nothing may be lost or repeated here, so the pipeline requires exactly-once and skips nothing: a line that cannot be parsed fails the batch, and so does a file
+that vanished. A number that may be lost but not repeated, such as a metric, can do with less; money cannot.
 
 It needs the folder ``arrivals``. This makes it, with one file:
 

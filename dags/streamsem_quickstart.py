@@ -2,7 +2,7 @@ r"""
 Quickstart: files that arrive in a folder become an exactly-once table.
 
 Flights come as one CSV file a day. Each run of the DAG takes what has arrived, in batches of 30 files, cleans it row by row and writes Parquet by month.
-Kill a run, retry it, clear it: every flight stays in the table once. `make demo` does all that, on a year of real flights.
+Kill a run, retry it, clear it: every flight that departed stays in the table once. `make demo` does all that, on a year of real flights.
 
 It needs the folder ``arrivals``. This makes it, with one file:
 

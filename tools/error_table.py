@@ -101,7 +101,7 @@ TABLES: dict[str, list[Row]] = {
             "operators/test_airflow.py::test_pipeline_file_that_keeps_less_than_it_requires_is_refused_when_the_dag_is_parsed",
         ),
         Row(
-            "a secret stands in a pipeline",
+            "a pipeline contains a secret",
             InvalidError,
             "put it into an Airflow connection",
             "batch/test_pipeline.py::test_secrets_in_a_place_are_refused_and_not_repeated",
@@ -184,15 +184,21 @@ TABLES: dict[str, list[Row]] = {
         ),
         Row(
             "a planned file was changed",
-            SourceChangedError,
-            "restore the file; or `streamsem abort`",
+            RecordsGoneError,
+            'restore the file; or set `on_data_loss="record_gap"`; or `streamsem abort`',
             "batch/test_gaps.py::test_file_changed_under_its_plan_is_named",
         ),
         Row(
             "a planned file was deleted",
             RecordsGoneError,
-            'restore the file; or set `on_data_loss="record_gap"`',
+            'restore the file; or set `on_data_loss="record_gap"`; or `streamsem abort`',
             "batch/test_gaps.py::test_file_that_vanished_between_plan_and_read_is_named",
+        ),
+        Row(
+            "planned records of a Kafka topic were deleted or replaced",
+            SourceChangedError,
+            'restore the topic; or set `on_data_loss="record_gap"` for records that are missing',
+            "integration/test_kafka.py::test_topic_that_was_made_again_is_not_taken_for_the_old_one",
         ),
         Row(
             "a Parquet or ORC file is damaged",
@@ -203,7 +209,7 @@ TABLES: dict[str, list[Row]] = {
         Row(
             "more bad records than `max_quarantined`",
             DataError,
-            "`streamsem quarantine LOG` shows bad records; correct the source or the schema, or raise the limit",
+            "correct the source or the schema. To see the records, raise the limit, run again, and run `streamsem quarantine LOG`",
             "engines/test_spark.py::test_errors_about_records_name_a_file",
         ),
     ],
@@ -276,8 +282,8 @@ Every message says what is true now and, after `Do:`, what to do. It names colum
 - **Retried: no.** A retry cannot help. The task fails at once, whatever its `retries` are.
 - **Retried: yes.** The task fails, and Airflow tries it again as its `retries` say. A retry duplicates nothing.
 
-In both cases no row is visible that was not visible before, unless the message says that a version is committed. Remove the cause. Then clear the task, or
-wait for the next run.
+In both cases the failed batch commits no rows, unless the message says that its version is committed. Earlier batches of the same run stay committed. Remove
+the cause. Then clear the task, or wait for the next run.
 """
 
 

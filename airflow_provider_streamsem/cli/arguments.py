@@ -11,7 +11,7 @@ from airflow_provider_streamsem import __version__
 EXIT_CODES = """exit codes:
   0  done
   1  done, and something was found: verify, doctor or doctor-spark found a fault
-  2  an argument or a file is not acceptable; nothing was written
+  2  an argument, a file or the installation is not valid; no rows were committed
   3  the store or the engine failed; the same command again goes on from what is stored
   4  refused, and the same command again would be refused too: read the message
   5  the command failed without a message of its own; its traceback is on standard error
@@ -83,12 +83,19 @@ COMMANDS = (
         "run",
         "Run one batch, or with --drain batches until the end that the source has now.",
         "orders.toml --drain",
-        (_argument("--drain", action="store_true", help="go on until the frozen target is reached"), *_ENGINE),
+        (
+            _argument(
+                "--drain",
+                action="store_true",
+                help="run batches until the end offsets that the source had when the run started",
+            ),
+            *_ENGINE,
+        ),
         builds="source and sinks",
     ),
     Command(
         "redo",
-        "Reprocess a committed version from the same ranges; readers switch to the new rows at once.",
+        "Reprocess a committed version from the same ranges, and replace its rows.",
         "orders.toml 41",
         (
             _argument("version", type=int, metavar="N", nargs="?", help="the version, unless --quarantined is given"),
@@ -133,7 +140,12 @@ COMMANDS = (
         "orders.toml",
         (_argument("--log-only", action="store_true", help="do not look at the files"),),
     ),
-    Command("doctor", "Probe whether the log's store keeps create-if-absent.", "s3://lake/_streamsem/orders", ()),
+    Command(
+        "doctor",
+        "Test whether the log's store keeps create-if-absent, by objects below doctor/.",
+        "s3://lake/_streamsem/orders",
+        (),
+    ),
     Command(
         "doctor-spark",
         "Run small batches on the installed Spark, or on a cluster, and compare what they count.",
@@ -151,7 +163,7 @@ COMMANDS = (
     ),
     Command(
         "skip",
-        "Give up publishing the newest commit to a sink that refuses it for ever; none of its rows get there.",
+        "Give up publishing the newest commit to sinks that refuse it; none of its rows get there.",
         "orders.toml 41 --sink warehouse --reason 'the table was rebuilt by hand'",
         (
             _VERSION,
@@ -176,7 +188,7 @@ COMMANDS = (
     Command("explain", "What the pipeline guarantees, and why.", "orders.toml", (), builds="source and sinks"),
     Command(
         "vacuum",
-        "Delete what losing attempts of closed versions left.",
+        "Delete files of attempts that lost, and staged files of versions that are published.",
         "orders.toml --dry-run",
         (_argument("--dry-run", action="store_true", help="only say what would be deleted"),),
         builds="sinks",

@@ -27,7 +27,7 @@ def test_file_changed_under_its_plan_is_named(world: World) -> None:
         if step == "transform":
             (world.root / "in" / "00001.json").write_text('{"id": 99}\n')
 
-    with pytest.raises(SourceChangedError, match=r"00001\.json"):
+    with pytest.raises(RecordsGoneError, match=r"00001\.json"):
         world.run("a", engine=RowsEngine(changes))
     assert world.opened().head == -1
 
@@ -37,7 +37,7 @@ def test_file_that_vanished_between_plan_and_read_is_named(world: World) -> None
 
     world.dies("a")
     (world.root / "in" / "00000.json").unlink()
-    with pytest.raises(SourceChangedError, match=r"00000\.json"):
+    with pytest.raises(RecordsGoneError, match=r"00000\.json"):
         world.run("a")
 
 

@@ -14,6 +14,7 @@ import pytest
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, verify
 from airflow_provider_streamsem.errors import (
     ConflictError,
+    DatasetTakenError,
     InvalidError,
     LogDamagedError,
 )
@@ -27,7 +28,7 @@ def test_two_logs_over_one_dataset_are_refused(world: World, tmp_path: Path) -> 
     world.run("a")
     other = World(tmp_path)
     other.made = world.made
-    with pytest.raises(ConflictError, match="marked as the output of a log") as caught:
+    with pytest.raises(DatasetTakenError, match="marked as the output of a log") as caught:
         other.run("b")
     assert (caught.value.fields["pipeline"], caught.value.fields["log"]) == ("world", other.store.url)
     assert caught.value.fields["marked_uuid"] == world.opened().record.pipeline_uuid
