@@ -44,7 +44,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_bad_argument_of_a_pipeline_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidError, match=message) as caught:
         pipeline(**changes)
-    assert "nothing was written" in str(caught.value)
+    assert "no rows were committed" in str(caught.value)
 
 
 BAD_SOURCE: list[tuple[dict[str, Any], str]] = [
