@@ -91,15 +91,15 @@ _PUBLIC_NAME = re.compile(r"token[-_.](uri|url|endpoint|expires)", re.IGNORECASE
 
 
 _SECRET_SETTING = re.compile(
-    r"(^|[._-])(secret|token|sas|passwd|passphrase|pass|pwd)([._-]|$)|password|(credential|credentials)$"
-    r"|(api|access|account|private|secret|encryption)[-_.]?key",
+    r"(^|[._-])(auth|authorization|cookie|secret|token|sas|passwd|passphrase|pass|pwd)([._-]|$)|password|(credential|credentials)$"
+    r"|(api|access|account|private|secret|encryption)[-_.]?key|connection[-_.]?string$",
     re.IGNORECASE,
 )
 _PUBLIC_SETTING = re.compile(
     r"^spark\.kubernetes\..*\.(secretKeyRef|secrets)\.|\.(binding|enable|enabled|endpoint|mechanism|provider|renewal|type|uri|url)$",
     re.IGNORECASE,
 )
-_SECRET_OPTION = re.compile(r"-D\S*(password|secret|token)\S*=", re.IGNORECASE)
+_SECRET_OPTION = re.compile(r"-D\S*(pass|pwd|secret|token|api[-_.]?key)\S*=|[;&?\s](password|pwd)\s*=", re.IGNORECASE)
 
 
 def secret_settings(conf: Mapping[str, str]) -> list[str]:
@@ -111,9 +111,9 @@ def secret_settings(conf: Mapping[str, str]) -> list[str]:
     return sorted(
         name
         for name, value in conf.items()
-        if value
-        and not _PUBLIC_SETTING.search(name)
-        and (_SECRET_SETTING.search(name) or _SECRET_OPTION.search(value) or _holds_secret(value))
+        if (_SECRET_SETTING.search(name) and value and not _PUBLIC_SETTING.search(name))
+        or _SECRET_OPTION.search(value)
+        or _holds_secret(value.removeprefix("jdbc:"))
     )
 
 

@@ -27,6 +27,7 @@ from airflow_provider_streamsem.batch.publish import skip as skip_
 from airflow_provider_streamsem.batch.redo import redo as redo_
 from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.batch.run import run_batch
+from airflow_provider_streamsem.batch.templates import holds_templates
 from airflow_provider_streamsem.cli.arguments import COMMANDS
 from airflow_provider_streamsem.cli.output import Answer, Table
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
@@ -36,7 +37,7 @@ from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.engines import packages
 from airflow_provider_streamsem.engines.contract import Engine
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Receipts
 from airflow_provider_streamsem.protocol.keys import N
@@ -66,6 +67,9 @@ def answer(args: argparse.Namespace) -> Answer:
     if in_python is not None and args.command in ("run", "redo") and named.transform is None:
         what = "a transform under @task.micro_batch is no part of the pipeline, and would not run; nothing was written"
         raise InvalidError(what, given=args.target, accepted="a pipeline with transform=, or the DAG's own task")
+    if holds_templates(named):
+        what = "the pipeline holds templates, which only a task of Airflow renders; nothing was written"
+        raise InvalidError(what, given=args.target, accepted="a pipeline with the values in their places")
     with located(named) as args.pipeline:
         args.log = args.pipeline.log
         return command(args)
@@ -77,11 +81,13 @@ def _pipeline_of(path: str, name: str) -> Pipeline:
 
     :raises InvalidError: no such file, or no such pipeline in it
     """
+    if not os.path.isfile(path):
+        raise InvalidError("there is no such file", file=path)
     sys.path.insert(0, os.path.dirname(path))
     try:
         found = runpy.run_path(path).get(name)
-    except OSError as error:
-        raise InvalidError("the file cannot be read", file=path, problem=type(error).__name__) from error
+    except SystemExit as error:
+        raise InvalidError("the file ends the process when it is run", file=path) from error
     if not isinstance(found, Pipeline):
         raise InvalidError("the file defines no pipeline of this name", file=path, given=name)
     return found
@@ -114,16 +120,23 @@ def redo(args: argparse.Namespace) -> Answer:
     if not args.quarantined:
         return _ran(pipeline, redo_(pipeline, args.version, run_key=args.run_key, engine=engine))
     versions = sorted({record["version"] for record in open_log(args.log, pipeline=pipeline).quarantined()})
-    done = []
+    if args.run_key is not None:
+        raise InvalidError("--run-key names one redo, and --quarantined makes one for each version")
+    redone, refused, lines = [], [], []
     for version in versions:
-        run_key = None if args.run_key is None else f"{args.run_key}:{version}"
-        done.append((version, redo_(pipeline, version, run_key=run_key, engine=engine)))
-    lines = [
-        f"version {version}: redone as {result.version}, {result.counts['quarantined']} still quarantined"
-        for version, result in done
-    ]
-    document = {"redone": [{**result.to_json(), "replaces": version} for version, result in done]}
-    return Answer(document=document, lines=lines or ["no record is in quarantine"])
+        try:
+            result = redo_(pipeline, version, engine=engine)
+        except StreamsemError as error:
+            if error.retryable:
+                raise
+            refused.append({"version": version, "error": type(error).__name__, "message": str(error)})
+            lines.append(f"version {version}: not redone: {type(error).__name__}: {error}")
+        else:
+            redone.append({**result.to_json(), "replaces": version})
+            still = result.counts["quarantined"]
+            lines.append(f"version {version}: redone as {result.version}, {still} still quarantined")
+    document = {"redone": redone, "not_redone": refused}
+    return Answer(document=document, lines=lines or ["no record is in quarantine"], exit_code=1 if refused else 0)
 
 
 def _engine(args: argparse.Namespace, spark_packages: str | None) -> Engine:

@@ -33,7 +33,7 @@ _EXTRAS = {
 _CONNECT_S = 10
 _BUSY_S = 30
 # SQLSTATE classes by which a database says that it will not take these rows: asking again changes nothing.
-_REFUSALS = ("0A", "21", "22", "23", "2F", "38", "39", "3F", "40002", "42", "44", "54", "55000", "P0")
+_REFUSALS = ("01", "0A", "21", "22", "23", "2F", "38", "39", "3F", "40002", "42", "44", "54", "55000", "P0")
 _REFUSING = {"IntegrityError", "DataError", "ProgrammingError", "NotSupportedError"}
 _MADE_HERE = (TypeError, ValueError, OverflowError, ArithmeticError)
 _NAMED = re.compile(r"(?:(?:UNIQUE|NOT NULL|CHECK) constraint failed: |for key )'?([\w., ]{1,200})'?$")
@@ -76,10 +76,22 @@ def connected(conn_id: str) -> Iterator[sa.Connection]:
     if failed:
         raise UnavailableError("the database cannot be reached, or does not let us in", conn_id=conn_id, problem=failed)
     try:
+        if connection.dialect.name in ("mysql", "mariadb"):
+            _be_strict(connection)
         yield connection
     finally:
         connection.close()
         engine.dispose()
+
+
+def _be_strict(connection: sa.Connection) -> None:
+    """A server may replace a value that does not fit by another one without an error, and makes a number of its own of a 0 in an AUTO_INCREMENT column."""
+    import sqlalchemy as sa
+
+    with connection.begin():
+        connection.execute(
+            sa.text("SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO')")
+        )
 
 
 def _address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:

@@ -155,6 +155,13 @@ class FilesSink:
         if keyed:
             what = "JSON files cannot hold maps whose keys are not text: cast the keys in the transform; nothing became visible"
             raise DataError(what, sink=self.path, columns=keyed)
+        zoned = [field["name"] for field in fields if self.format == "orc" and _has(field["type"], "timestamp")]
+        if zoned:
+            what = (
+                "ORC files give timestamps with a time zone back by the time zone of the Java that reads; nothing became visible. "
+                "Cast them to timestamp_ntz in the transform"
+            )
+            raise DataError(what, sink=self.path, columns=zoned)
         unread = sorted(name for name in _names(fields) if self.format == "orc" and ("`" in name or not name))
         if unread:
             what = (
@@ -274,6 +281,11 @@ def _has_other_keys(kind: Any) -> bool:
     if not isinstance(kind, dict):
         return False
     return (kind["type"] == "map" and kind["keyType"] != "string") or any(map(_has_other_keys, _parts(kind)))
+
+
+def _has(kind: Any, sought: str) -> bool:
+    """Whether a type is of this name, or made of such."""
+    return kind == sought if isinstance(kind, str) else any(_has(part, sought) for part in _parts(kind))
 
 
 def _names(fields: Sequence[Any]) -> Iterator[str]:

@@ -76,7 +76,11 @@ class Measured:
     keyless: set[str | None] = field(default_factory=set)
 
     def add(self, batch: Any) -> None:
-        """Count a pyarrow record batch with these columns in."""
+        """
+        Count a pyarrow record batch with these columns in.
+
+        :raises DataError: a row that would become another record
+        """
         import pyarrow
         from pyarrow import compute
 
@@ -88,8 +92,13 @@ class Measured:
             if name in names:
                 lengths = compute.binary_length(batch.column(name)).cast(pyarrow.int64())
                 sizes = compute.add(sizes, lengths.fill_null(0))
+        if "topic" in names and compute.any(compute.equal(batch.column("topic"), "")).as_py():
+            raise DataError("a row's topic is an empty text; nothing became visible", column="topic")
         if "headers" in names:
-            of_headers = [sum(len(k) + len(v) for k, v in _headers(row)) for row in batch.column("headers").to_pylist()]
+            of_headers = [
+                sum(len(k.encode()) + len(v or b"") for k, v in _checked(row))
+                for row in batch.column("headers").to_pylist()
+            ]
             sizes = compute.add(sizes, pyarrow.array(of_headers, pyarrow.int64()))
         self.rows += batch.num_rows
         self.bytes += compute.sum(sizes).as_py() + _COST_BYTES * batch.num_rows
@@ -117,5 +126,17 @@ def records(batches: Iterator[Any], topic: str | None) -> Iterator[dict[str, Any
             yield given
 
 
-def _headers(row: list[dict[str, Any]] | None) -> list[tuple[str, bytes]]:
-    return [(header["key"] or "", header["value"] or b"") for header in row or () if header is not None]
+def _headers(row: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None]]:
+    return [(header["key"], header["value"]) for header in row or ()]
+
+
+def _checked(row: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None]]:
+    """
+    The headers of a row.
+
+    :raises DataError: one that the client would leave out or shorten
+    """
+    if any(header is None or header["key"] is None or "\0" in header["key"] for header in row or ()):
+        what = "a header is null, or its name is null or holds the character NUL; nothing became visible"
+        raise DataError(what, column="headers")
+    return _headers(row)

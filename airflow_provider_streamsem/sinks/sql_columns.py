@@ -241,18 +241,22 @@ def _fits(kind: Any, into: Any, dialect: str) -> bool:
         # COPY reads the text of any type; whether it is one of them, only the database can say.
         also = (sa.JSON, sa.Uuid, sa.types.NullType) if is_postgres else ()
         is_cut = is_postgres and type(into) is sa.String  # name and "char", which keep 63 bytes and one
-        return isinstance(into, (sa.String, *also)) and not is_cut
+        is_set = type(into).__name__ == "SET"  # MySQL takes digits for a bit mask
+        return isinstance(into, (sa.String, *also)) and not is_cut and not is_set
     if kind == "boolean":
         return isinstance(into, sa.Boolean) or (not is_postgres and isinstance(into, sa.Integer))
     if kind in _DIGITS:
         return _holds_whole(kind, into, dialect)
     if kind in ("float", "double"):
+        if getattr(into, "scale", None) is not None:
+            return False  # MySQL's FLOAT(7,1) rounds
         is_half = isinstance(into, (sa.REAL, sa.FLOAT)) and not isinstance(into, sa.Double) and dialect != "sqlite"
         return isinstance(into, sa.Float) and (kind == "float" or not is_half)
     if decimal := re.fullmatch(r"decimal\((\d+),(-?\d+)\)", kind):
         return _holds_decimal(int(decimal[1]), int(decimal[2]), into, dialect)
     if kind == "binary":
-        return isinstance(into, sa.types._Binary)
+        is_padded = dialect in ("mysql", "mariadb") and isinstance(into, sa.BINARY)
+        return isinstance(into, sa.types._Binary) and not is_padded
     if kind == "date":
         return isinstance(into, sa.Date)
     if kind in ("timestamp", "timestamp_ntz"):

@@ -79,9 +79,13 @@ def _checks(kind: Any, target: Target, name: str) -> list[Check]:
         if isinstance(into, sa.Uuid):
             checks.append(("is no uuid", lambda v: _any(pc.invert(pc.match_substring_regex(v, _UUID)))))
         elif isinstance(into, sa.Enum):
-            checks += _not_in(into, target.dialect)
+            checks += _not_in(into)
         elif isinstance(into, sa.String):
             checks += _longer_than(into, target.dialect, pc.utf8_length)
+            if isinstance(into, sa.CHAR) and target.dialect in _MYSQL:
+                checks.append(("ends in a blank, which CHAR drops", lambda v: _any(pc.ends_with(v, " "))))
+            if isinstance(into, sa.CHAR) and target.dialect == "postgresql" and into.length:
+                checks.append(("is shorter than CHAR pads it", lambda v: _any(pc.less(pc.utf8_length(v), into.length))))
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         checks += _longer_than(into, target.dialect, pc.binary_length)
     return checks
@@ -105,15 +109,13 @@ def _of_its_json(into: Any, dialect: str) -> list[Check]:
     return [(what, of_text(has)) for what, has in asked]
 
 
-def _not_in(into: Any, dialect: str) -> list[Check]:
+def _not_in(into: Any) -> list[Check]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    words = list(into.enums)
-    if dialect in _MYSQL:  # its collations may find a word in any case
-        folded = pa.array([word.lower() for word in words])
-        return [("is no value of the enum", lambda v: _any(pc.invert(pc.is_in(pc.utf8_lower(v.drop_null()), folded))))]
-    return [("is no value of the enum", lambda v: _any(pc.invert(pc.is_in(v.drop_null(), pa.array(words)))))]
+    # In any case: a collation of MySQL may find another word, and the table then holds that one.
+    words = pa.array(list(into.enums))
+    return [("is no value of the enum", lambda v: _any(pc.invert(pc.is_in(v.drop_null(), words))))]
 
 
 def _longer_than(into: Any, dialect: str, length: Callable[[Any], Any]) -> list[Check]:

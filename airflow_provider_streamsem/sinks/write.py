@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -17,6 +15,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
+    DateType,
     DoubleType,
     FloatType,
     MapType,
@@ -29,6 +28,7 @@ from pyspark.sql.types import (
 )
 
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.nested_values import anywhere, holds
 from airflow_provider_streamsem.sinks import direct
 from airflow_provider_streamsem.sinks.column_names import more_than_once
 from airflow_provider_streamsem.stores.local import process_umask
@@ -45,7 +45,9 @@ _NO_PARTITION = (ArrayType, MapType, StructType, BinaryType, VariantType)
 _NULL_TEXT_FOUND = "streamsem: the text that stands for null in column "
 _KEY_TWICE_FOUND = "streamsem: a map with a key twice in column "
 _BAD_TEXT_FOUND = "streamsem: text that is not UTF-8 in column "
+_LOST_DAY_FOUND = "streamsem: a day that ORC lacks in column "
 _REFUSED_TEXTS = {
+    _LOST_DAY_FOUND: "a date is one of 1582-10-05 to 1582-10-14, which ORC files do not have; nothing became visible",
     _NULL_TEXT_FOUND: "a text is \\N, which stands for null in CSV files, and would be read back as null; nothing became visible",
     _KEY_TWICE_FOUND: "a map has a key twice, of which this sink would keep one value; nothing became visible",
     _BAD_TEXT_FOUND: "a text has bytes that are not UTF-8, which this sink cannot keep; nothing became visible",
@@ -101,6 +103,8 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
         frame = refusing_lossy_values(frame, None if sink.format in TEXT_OPTIONS else sink.partition_by)
     if sink.format == "csv":
         frame = _without_null_text(frame)
+    if sink.format == "orc":
+        frame = _without_lost_days(frame)
     for copy, name in zip(copies, sink.partition_by, strict=True):
         frame = frame.withColumn(copy, directory_value(quoted(name), by_name[name]))
     if sink.target_file_bytes is not None:
@@ -139,11 +143,11 @@ def refusing_lossy_values(
 def _refused(field: StructField, keeps_maps: bool) -> Column:
     """The value of a column; evaluating it fails where a sink that writes JSON would lose a part of it."""
     value = checked = quoted(field.name)
-    if _holds(field.dataType, MapType) and not keeps_maps:
-        has_key_twice = _anywhere(value, field.dataType, MapType, _has_key_twice)
+    if holds(field.dataType, MapType) and not keeps_maps:
+        has_key_twice = anywhere(value, field.dataType, MapType, _has_key_twice)
         checked = F.when(has_key_twice, _refusal(_KEY_TWICE_FOUND, field)).otherwise(checked)
-    if _holds(field.dataType, StringType):
-        is_bad = _anywhere(value, field.dataType, StringType, lambda text: ~F.is_valid_utf8(text))
+    if holds(field.dataType, StringType):
+        is_bad = anywhere(value, field.dataType, StringType, lambda text: ~F.is_valid_utf8(text))
         checked = F.when(is_bad, _refusal(_BAD_TEXT_FOUND, field)).otherwise(checked)
     return checked.alias(field.name)
 
@@ -157,36 +161,17 @@ def _has_key_twice(value: Column) -> Column:
     return F.size(keys) > F.size(F.array_distinct(keys))
 
 
-def _holds(kind: DataType, sought: type[DataType]) -> bool:
-    return isinstance(kind, sought) or any(_holds(inner, sought) for inner in _inner(kind))
-
-
-def _inner(kind: DataType) -> list[DataType]:
-    if isinstance(kind, ArrayType):
-        return [kind.elementType]
-    if isinstance(kind, MapType):
-        return [kind.keyType, kind.valueType]
-    return [field.dataType for field in kind.fields] if isinstance(kind, StructType) else []
-
-
-def _anywhere(value: Column, kind: DataType, sought: type[DataType], is_bad: Callable[[Column], Column]) -> Column:
-    """Whether a value, or a part of it, is of the sought type and bad. The type holds such parts."""
-    found = [is_bad(value)] if isinstance(kind, sought) else []
-
-    def look_at_each(parts: Column, inner: DataType) -> None:
-        if _holds(inner, sought):
-            found.append(F.exists(parts, lambda part: _anywhere(part, inner, sought, is_bad)))
-
-    if isinstance(kind, ArrayType):
-        look_at_each(value, kind.elementType)
-    elif isinstance(kind, MapType):
-        look_at_each(F.map_keys(value), kind.keyType)
-        look_at_each(F.map_values(value), kind.valueType)
-    elif isinstance(kind, StructType):
-        for field in kind.fields:
-            if _holds(field.dataType, sought):
-                found.append(_anywhere(value.getField(field.name), field.dataType, sought, is_bad))
-    return reduce(or_, found)
+def _without_lost_days(frame: DataFrame) -> DataFrame:
+    """The same rows. Writing them fails on the days that the calendar of ORC does not have: they would be read back as 1582-10-15."""
+    first, last = F.expr("date'1582-10-05'"), F.expr("date'1582-10-14'")  # Python's own would be moved, too
+    columns = []
+    for field in frame.schema.fields:
+        value = quoted(field.name)
+        if holds(field.dataType, DateType):
+            is_lost = anywhere(value, field.dataType, DateType, lambda day: (day >= first) & (day <= last))
+            value = F.when(is_lost, _refusal(_LOST_DAY_FOUND, field)).otherwise(value).alias(field.name)
+        columns.append(value)
+    return frame.select(*columns)
 
 
 def _without_null_text(frame: DataFrame) -> DataFrame:
@@ -240,7 +225,10 @@ def partition_columns(names: Sequence[str]) -> list[str]:
 
     Never the column's own name: readers that look for Hive partitions would take the directory's text for its value.
     """
-    return [f"__{name}" if _PLAIN_NAME.fullmatch(name) else f"__p{n}" for n, name in enumerate(names)]
+    plain = [f"__{name}" for name in names if _PLAIN_NAME.fullmatch(name)]
+    odd = (f"__p{n}" for n in range(2 * len(names)))
+    free = (name for name in odd if name.lower() not in {taken.lower() for taken in plain})
+    return [f"__{name}" if _PLAIN_NAME.fullmatch(name) else next(free) for name in names]
 
 
 def directory_value(value: Column, kind: DataType) -> Column:

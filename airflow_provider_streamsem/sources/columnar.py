@@ -77,6 +77,23 @@ def check_columns(found: Mapping[str, Footer], wanted: Mapping[str, StructType],
         )
 
 
+def local_times(found: Mapping[str, Footer]) -> tuple[str, list[str]] | None:
+    """The first file with columns of times without a zone, and those columns."""
+    for path, footer in found.items():
+        local = [column.name for column in footer.columns if _holds_local_times(column.type)]
+        if local:
+            return path, local
+    return None
+
+
+def _holds_local_times(held: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_timestamp(held):
+        return bool(held.tz is None)
+    return types.is_nested(held) and any(_holds_local_times(held.field(n).type) for n in range(held.num_fields))
+
+
 def _refuse_mixed_units(found: Mapping[str, Footer], wanted: Mapping[str, StructType]) -> None:
     """A number that one file counts in seconds and another in microseconds is of no use in one column ``long``."""
     first: dict[str, tuple[str, str]] = {}

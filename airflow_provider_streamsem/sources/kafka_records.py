@@ -14,9 +14,11 @@ from urllib.parse import quote
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
 from pyspark.sql.utils import is_remote
 
 from airflow_provider_streamsem.errors import DataError, UnavailableError
+from airflow_provider_streamsem.nested_values import anywhere, holds
 from airflow_provider_streamsem.protocol.entries import Json as JsonValue
 from airflow_provider_streamsem.sources import parsing
 from airflow_provider_streamsem.sources.contract import BadRecord
@@ -196,7 +198,11 @@ def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Deco
             ).otherwise(outer)
     wrapped = read.withColumn(column, outer)
     whole = F.col(column)["record"].isNotNull() & (F.col(column)["word"] == F.lit(word))
-    bad = data.isNotNull() & ~F.coalesce(whole, F.lit(False))
+    # Spark's reader takes the bytes of a string as they are, and Avro demands UTF-8.
+    kind = wrapped.schema[column].dataType
+    is_text = holds(kind, StringType)
+    other = anywhere(F.col(column), kind, StringType, lambda text: ~F.is_valid_utf8(text)) if is_text else F.lit(False)
+    bad = data.isNotNull() & (~F.coalesce(whole, F.lit(False)) | F.coalesce(other, F.lit(False)))
     frame = wrapped.withColumn(f"{column}_bad", bad).withColumn(column, F.col(column)["record"])
     return _Decoded(frame, names, F.col(f"{column}_bad"))
 
@@ -204,7 +210,8 @@ def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Deco
 def _from_avro(data: Column, writer: str, reader: str) -> Column:
     from pyspark.sql.avro.functions import from_avro
 
-    return from_avro(data, _outer(writer), {"mode": "PERMISSIVE", "avroSchema": _outer(reader)})
+    options = {"mode": "PERMISSIVE", "avroSchema": _outer(reader), "datetimeRebaseMode": "CORRECTED"}
+    return from_avro(data, _outer(writer), options)
 
 
 def _outer(schema: str) -> str:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.sources.files import FilesSource
 
 _RECORD, _BAD = "__streamsem_record", "__streamsem_record_bad"
+_UTC = ("UTC", "Etc/UTC", "GMT", "Z")
 _WIDE = 100
 """columns, above which Spark infers nothing from filters"""
 # Hadoop keeps checksums of local files beside them, under names that it cannot form for a name with a colon. S3A keeps blocks in local files
@@ -74,7 +75,7 @@ class FileRecords:
     drop: tuple[str, ...]
 
     def __init__(self, spark: SparkSession, source: FilesSource, pins: Json) -> None:
-        self._source = source
+        self._spark, self._source = spark, source
         self._schema = None if source.schema is None else parsing.struct(source.schema, "source files")
         self._partitions = self._typed_partitions(pins)
         self._footers = self._checked_footers(pins)
@@ -170,10 +171,29 @@ class FileRecords:
         if self._source.format not in ("parquet", "orc"):
             return None
         found = columnar.footers(self._source.path, self._source.format, pins)
+        local = columnar.local_times(found) if self._source.format == "orc" else None
+        if local is not None:
+            self._check_zone(*local)
         if self._schema is not None:
             wanted = {path: self._data_columns(names) for path, names in self._names(found).items()}
             columnar.check_columns(found, wanted, format=self._source.format, missing=self._source.missing_columns)
         return found
+
+    def _check_zone(self, path: str, columns: list[str]) -> None:
+        """
+        Spark reads ORC's times without a zone by the time zone of Java, whatever the session's is: a retry on another worker would give other rows.
+
+        :raises DataError: it is not UTC
+        """
+        (zone,) = self._spark.sql("SELECT java_method('java.time.ZoneId', 'systemDefault')").first() or ("",)
+        if zone not in _UTC:
+            raise DataError(
+                "an ORC file holds times without a time zone, which Spark reads by the time zone of Java; nothing became visible. "
+                "Set -Duser.timezone=UTC in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions",
+                file=path,
+                columns=columns,
+                java_zone=zone,
+            )
 
     def _grouped(self, paths: list[str]) -> list[_Group]:
         """Spark drops files beside partition directories without an error, so each layout gets a reader of its own."""

@@ -268,6 +268,12 @@ ORDERS = Pipeline(
     assert "exactly-once" in run(capsys, "explain", "dag_file.py:ORDERS")[1]
     assert json.loads(run(capsys, "lag", "dag_file.py:ORDERS", "--json")[1])["lag"] == 1
     assert run(capsys, "vacuum", "dag_file.py:ORDERS", "--dry-run")[0] == 0
+    templated = file.read_text().replace("name=NAME", 'name=NAME, transform="pkg:f"').replace("/out", "/out/{{ ds }}")
+    (world.root / "templated.py").write_text(templated)
+    code, _, err = run(capsys, "run", "templated.py:ORDERS")
+    assert (code, "holds templates" in err) == (2, True)
+    (world.root / "ends.py").write_text("import sys\nsys.exit(0)\n")
+    assert run(capsys, "lag", "ends.py:ORDERS")[0] == 2
     for command, target in (("run", "dag_file.py:ORDERS"), ("lag", "dag_file.py:MISSING"), ("lag", "absent.py:ORDERS")):
         assert run(capsys, command, target)[0] == 2
 
@@ -300,6 +306,12 @@ def test_quarantined_records_become_rows_by_one_command_after_a_fix(
     code, out, _ = run(capsys, "redo", str(toml), "--quarantined", "--json")
     assert [(r["replaces"], r["counts"]["quarantined"]) for r in json.loads(out)["redone"]] == [(4, 1)]
     assert run(capsys, "redo", str(toml))[0] == run(capsys, "redo", str(toml), "0", "--quarantined")[0] == 2
+    write()
+    assert run(capsys, "redo", str(toml), "3")[0] == 0
+    (tmp_path / "in" / "a.json").unlink()  # of version 0: cannot be redone
+    write('options = { allowNumericLeadingZeros = "true" }')
+    code, out, _ = run(capsys, "redo", str(toml), "--quarantined")
+    assert (code, "not redone: RecordsGoneError" in out, "redone as" in out) == (1, True, True)
 
 
 def test_command_loads_neither_airflow_nor_pyspark_nor_boto3_nor_rich(world: World) -> None:

@@ -184,3 +184,18 @@ def test_times_in_different_units_are_not_read_into_one_column_of_numbers(place:
     put(place, "b.parquet", {"at": pyarrow.array([1], pyarrow.timestamp("ms"))})
     error = refused(place, "", format="parquet", schema="at long")
     assert {error.fields["unit"], error.fields["other_unit"]} == {"us", "ms"}
+
+
+def test_orc_times_without_a_zone_are_refused_where_java_is_not_in_utc(place: Place, spark: SparkSession) -> None:
+    put(place, "a.orc", {"id": [1], "at": pyarrow.array([7], pyarrow.timestamp("us"))})
+    zones = spark._jvm.java.util.TimeZone  # type: ignore[union-attr]
+    before = zones.getDefault()
+    zones.setDefault(zones.getTimeZone("America/New_York"))
+    try:
+        for schema in ("id long, at timestamp", None):
+            with pytest.raises(DataError, match=r"user.timezone=UTC.*columns=\['at'\] java_zone='America/New_York'"):
+                place.run(place.pipeline(source={"format": "orc", "schema": schema}))
+    finally:
+        zones.setDefault(before)
+    place.run(place.pipeline(source={"format": "orc", "schema": "id long, at timestamp"}))
+    assert place.rows(spark)[0]["at"] == datetime.datetime(1970, 1, 1, 0, 0, 0, 7)

@@ -58,8 +58,10 @@ def run_each(place: Place, format: str, queries: list[str]) -> None:
 def test_rows_of_narrower_wider_and_untyped_batches_read_back_as_they_were(
     place: Place, spark: SparkSession, format: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # Text has no form for a float that is read as a double, so these formats have doubles at once.
+    queries = [query.replace("as float)", "as double)") for query in FLAT] if format in ("csv", "json") else FLAT
     with caplog.at_level(logging.INFO):
-        run_each(place, format, FLAT)
+        run_each(place, format, queries)
     assert "nothing tells their types; the columns are left out of this batch: late" in caplog.text
     assert place.rows(spark) == FLAT_ROWS
     if format == "parquet":

@@ -8,7 +8,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -125,6 +125,27 @@ def test_avro_values_become_columns_and_truncated_or_longer_ones_are_quarantined
     assert sorted(topics.rows('id, "user"'), key=str) == sorted(
         [(0, "u0"), (1, None), (2, "u2"), (3, None), (0, None)], key=str
     )
+
+
+def test_avro_string_that_is_not_utf8_is_quarantined(topics: Topics) -> None:
+    topics.create("a", 1)
+    topics.put("a", [avro(V1, {"id": 1, "user": "é"}), b"\x04\x02\x04\xff\xfe", avro(V1, {"id": 3, "user": None})])
+    result = topics.run(topics.pipeline("a", source={"value": Avro(json.dumps(V1))}), "r")
+    assert (result.counts["parsed"], result.counts["quarantined"]) == (2, 1)
+    assert sorted(topics.rows('id, "user"'), key=str) == [(1, "é"), (3, None)]
+    assert [record["offset"] for record in quarantined(topics)] == [1]
+
+
+def test_old_avro_dates_are_read_as_written_whatever_the_session_says(topics: Topics, spark: SparkSession) -> None:
+    day = {"type": "record", "name": "Day", "fields": [{"name": "d", "type": {"type": "int", "logicalType": "date"}}]}
+    topics.create("a", 1)
+    topics.put("a", [avro(day, {"d": date(1500, 1, 1)})])
+    spark.conf.set("spark.sql.avro.datetimeRebaseModeInRead", "LEGACY")
+    try:
+        topics.run(topics.pipeline("a", source={"value": Avro(json.dumps(day))}), "r")
+    finally:
+        spark.conf.unset("spark.sql.avro.datetimeRebaseModeInRead")
+    assert topics.rows("d") == [(date(1500, 1, 1),)]
 
 
 def test_avro_key_that_does_not_fit_is_quarantined_with_its_place_and_both_of_its_parts(topics: Topics) -> None:

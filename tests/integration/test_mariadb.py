@@ -17,12 +17,14 @@ from typing import Any
 import pyarrow
 import pymysql
 import pytest
+import sqlalchemy
 from pymysql.connections import Connection
 from pymysql.cursors import Cursor
 from pymysql.err import OperationalError
 
 from airflow_provider_streamsem.errors import DataError, PublishError, StreamsemError
 from airflow_provider_streamsem.protocol.entries import Receipt
+from airflow_provider_streamsem.sinks import database
 from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts.mariadb import MariaDB
@@ -207,6 +209,45 @@ def test_upsert_keeps_the_last_row_of_a_key_and_a_redo_replaces_its_version(db: 
     assert sorted(db.run("SELECT * FROM t ")) == [(3, 1), (4, 0)]
 
 
+def test_key_0_stays_0_where_the_server_numbers_rows_itself(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (id bigint AUTO_INCREMENT PRIMARY KEY, v bigint)")
+    sink, schema = db.sink(tmp_path, "upsert"), schema_of(id="long", v="long")
+    for version in range(3):
+        publish(sink, staged(sink, pyarrow.table({"id": [0], "v": [version]}), version, schema=schema))
+    assert db.run("SELECT * FROM t ") == [(0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "value"),
+    [
+        ("varchar(9) CHARACTER SET latin1", "string", "日x"),
+        ("double unsigned", "double", -1.5),
+        ("enum('a')", "string", "a"),
+    ],
+)
+def test_server_that_is_not_strict_refuses_what_does_not_fit(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, kind: str, value: Any
+) -> None:
+    real = database._be_strict
+
+    def on_such_a_server(connection: sqlalchemy.Connection) -> None:
+        with connection.begin():
+            connection.execute(sqlalchemy.text("SET SESSION sql_mode = ''"))
+        real(connection)
+
+    monkeypatch.setattr(database, "_be_strict", on_such_a_server)
+    db.run(f"CREATE TABLE t (c {column})")
+    sink = db.sink(tmp_path)
+    batch = staged(sink, pyarrow.table({"c": [value]}), schema=schema_of(c=kind))
+    if value == "a":
+        publish(sink, batch)
+        assert db.run("SELECT * FROM t ") == [("a",)]
+    else:
+        with pytest.raises(PublishError):
+            publish(sink, batch)
+        assert db.run("SELECT * FROM t ") == []
+
+
 def test_broken_constraint_is_named_without_a_value(db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (s varchar(20), UNIQUE KEY only_once (s))")
     sink = db.sink(tmp_path)
@@ -227,6 +268,9 @@ REFUSED = {
     "a time that depends on the session": ("append", "id timestamp(6) NULL)", "timestamp"),
     "too small": ("append", "id mediumint)", "integer"),
     "half the digits": ("append", "id float)", "double"),
+    "a number that is rounded": ("append", "id double(10,2))", "double"),
+    "bytes that are filled up": ("append", "id binary(4))", "binary"),
+    "a set of words": ("append", "id set('a','b'))", "string"),
 }
 
 

@@ -224,6 +224,15 @@ def test_spec_of_a_template_is_the_same_whoever_renders_it() -> None:
         ("spark.ssl.keyStorePassword", "x"),
         ("spark.driver.extraJavaOptions", "-Xmx1g -Djavax.net.ssl.trustStorePassword=x"),
         ("spark.jars.repositories", "https://user:x@jars.example/maven"),
+        ("spark.mongodb.read.connection.uri", "mongodb://app:x@db/y"),
+        ("spark.sql.catalog.c.uri", "jdbc:postgresql://h/db?user=u&password=x"),
+        ("spark.any", "jdbc:sqlserver://h;user=u;password=x"),
+        ("spark.any", "jdbc:postgresql://u:x@h/db"),
+        ("spark.sql.catalog.c.header.Authorization", "Basic x"),
+        ("spark.executorEnv.AZURE_STORAGE_CONNECTION_STRING", "x"),
+        ("spark.redis.auth", "x"),
+        ("spark.driver.extraJavaOptions", "-Ddb.pass=x"),
+        ("spark.kafka.sasl.jaas.config", 'org.example.Module required username="u" password="x";'),
     ],
 )
 def test_setting_of_spark_that_holds_a_secret_is_known(name: str, value: str) -> None:

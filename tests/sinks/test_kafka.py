@@ -85,6 +85,30 @@ def test_size_of_a_batch_is_that_of_its_records_and_each_place_is_found() -> Non
     ]
 
 
+OF_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def test_header_without_a_value_stays_without_one() -> None:
+    rows = pa.table(
+        {"value": ["x"], "headers": pa.array([[{"key": "a", "value": None}, {"key": "b", "value": b""}]], OF_HEADERS)}
+    )
+    Measured().add(rows.to_batches()[0])
+    (record,) = records(iter(rows.to_batches()), "t")
+    assert record["headers"] == [("a", None), ("b", b"")]
+
+
+@pytest.mark.parametrize("header", [None, {"key": None, "value": b"1"}, {"key": "a\0b", "value": b"1"}])
+def test_header_that_the_client_would_change_is_refused_before_the_decision(header: Any) -> None:
+    rows = pa.table({"value": ["x"], "headers": pa.array([[header]], OF_HEADERS)})
+    with pytest.raises(DataError, match="a header is null"):
+        Measured().add(rows.to_batches()[0])
+
+
+def test_empty_topic_is_refused_before_the_decision() -> None:
+    with pytest.raises(DataError, match="topic is an empty text"):
+        Measured().add(pa.table({"value": ["x", "y"], "topic": ["t", ""]}).to_batches()[0])
+
+
 def test_size_of_rows_with_a_value_alone() -> None:
     measured = Measured()
     for batch in pa.table({"value": ["1", "22", "333"]}).to_batches():

@@ -22,7 +22,9 @@ CASES: list[tuple[str, Any, list[Any], list[Any]]] = [
     ("mysql", mysql.VARCHAR(3), ["ééé", None], ["abcd"]),
     ("mysql", mysql.TINYTEXT(), ["é" * 127], ["é" * 128]),
     ("mysql", mysql.VARBINARY(3), [b"abc"], [b"abcd"]),
-    ("mysql", mysql.ENUM("Good", "bad"), ["GOOD", None], ["worse"]),
+    ("mysql", mysql.ENUM("Good", "bad"), ["Good", None], ["worse", "GOOD"]),
+    ("mysql", mysql.CHAR(3), ["ab", " a", None], ["ab "]),
+    ("postgresql", sa.CHAR(3), ["abc", "a  ", None], ["ab", "abcd"]),
     ("mysql", mysql.DOUBLE(), [1.5, None], [NAN]),
     ("mariadb", mysql.DOUBLE(), [1.5, None], [INFINITY]),
     ("mariadb", mysql.DATE(), [datetime.date(9999, 12, 31)], [2_932_897]),
@@ -55,5 +57,5 @@ def test_value_beyond_the_bound_of_a_column_is_refused_and_one_on_the_bound_is_n
     fits = pyarrow.array(good)
     look(tmp_path, dialect, kind, fits)
     for value in bad:
-        with pytest.raises(DataError, match=r"table='t' columns=\{'c': '(is|holds) "):
+        with pytest.raises(DataError, match=r"table='t' columns=\{'c': '(is|holds|ends) "):
             look(tmp_path, dialect, kind, pyarrow.array([*good, value], fits.type))
