@@ -8,6 +8,7 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow
 import pytest
@@ -28,34 +29,35 @@ SECRET = "hush-hush"
 UTC = timezone.utc
 
 
-def hexed(text: str) -> str:
-    return f"__p0=v{text.encode().hex().upper()}"
+def named(text: str) -> str:
+    """The directory of a value, as Spark's writer is given it."""
+    return "__p=" + quote(text, safe="").replace("_", "%5F").replace("%", "_")
 
 
 PARTITIONS: dict[str, tuple[Any, Any, list[tuple[str, Any]]]] = {
     "text": (
         "string",
         pyarrow.string(),
-        [("__p0=n", None), ("__p0=v", ""), (hexed("a/b=ç%20 d"), "a/b=ç%20 d"), (f"__p0=h{'0' * 64}", "x" * 100)],
+        [("__p=_null", None), ("__p=_empty", ""), (named("a/b=ç%20 d"), "a/b=ç%20 d"), (f"__p=_sha256-{'0' * 64}", "x" * 100)],
     ),
-    "whole": ("long", pyarrow.int64(), [("__p0=n", None), (hexed("-7"), -7), (hexed("9007199254740993"), 2**53 + 1)]),
-    "small": ("byte", pyarrow.int8(), [(hexed("3"), 3)]),
-    "truth": ("boolean", pyarrow.bool_(), [("__p0=n", None), (hexed("true"), True), (hexed("false"), False)]),
-    "day": ("date", pyarrow.date32(), [("__p0=n", None), (hexed("1969-12-31"), date(1969, 12, 31))]),
+    "whole": ("long", pyarrow.int64(), [("__p=_null", None), (named("-7"), -7), (named("9007199254740993"), 2**53 + 1)]),
+    "small": ("byte", pyarrow.int8(), [(named("3"), 3)]),
+    "truth": ("boolean", pyarrow.bool_(), [("__p=_null", None), (named("true"), True), (named("false"), False)]),
+    "day": ("date", pyarrow.date32(), [("__p=_null", None), (named("1969-12-31"), date(1969, 12, 31))]),
     "instant": (
         "timestamp",
         pyarrow.timestamp("us", "UTC"),
-        [("__p0=n", None), ("__p0=t-1", datetime(1969, 12, 31, 23, 59, 59, 999999, UTC))],
+        [("__p=_null", None), ("__p=1969-12-31~235959.999999Z", datetime(1969, 12, 31, 23, 59, 59, 999999, UTC))],
     ),
     "local": (
         "timestamp_ntz",
         pyarrow.timestamp("us"),
-        [(hexed("2024-02-29 01:02:03.5"), datetime(2024, 2, 29, 1, 2, 3, 500000))],
+        [("__p=2024-02-29~010203.5", datetime(2024, 2, 29, 1, 2, 3, 500000))],
     ),
     "money": (
         "decimal(38,2)",
         pyarrow.decimal128(38, 2),
-        [("__p0=n", None), (hexed("-123456789012345678901234567890123456.78"), Decimal("-123456789012345678901234567890123456.78"))],
+        [("__p=_null", None), (named("-123456789012345678901234567890123456.78"), Decimal("-123456789012345678901234567890123456.78"))],
     ),
 }  # fmt: skip
 
