@@ -20,6 +20,10 @@ from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, Una
 from airflow_provider_streamsem.kafka_client import MECHANISMS, QUIET, TIMEOUT_S, admin_client, answer
 from airflow_provider_streamsem.protocol.offsets import Ranges
 
+_ELECTING = ("LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION")
+_ELECTION_WAITS_S = (0.2, 0.5, 1.0)
+"""a partition that was just made, or whose leader went, answers so for a moment; the client does not ask again"""
+
 _LOOK_AGAIN_S = (0.2, 0.5)
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
@@ -172,10 +176,17 @@ class KafkaCluster:
             IsolationLevel.READ_COMMITTED if self._isolation == "read_committed" else IsolationLevel.READ_UNCOMMITTED
         )
         request = {TopicPartition(topic, number): spec for topic, number in asked}
-        futures = self._answer(
-            lambda: self._admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT_S)
-        )
-        return [(asked[tp.topic, tp.partition], self._answer(future.result)) for tp, future in futures.items()]
+        for wait_s in (*_ELECTION_WAITS_S, None):
+            futures = self._answer(
+                lambda: self._admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT_S)
+            )
+            try:
+                return [(asked[tp.topic, tp.partition], self._answer(future.result)) for tp, future in futures.items()]
+            except UnavailableError as error:
+                if wait_s is None or error.fields.get("error") not in _ELECTING:
+                    raise
+                time.sleep(wait_s)
+        raise AssertionError("the last try returns or raises")
 
     def was_cut_short(self, partition: Partition, offset: int, epoch: int) -> bool:
         """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from airflow_provider_streamsem.kafka_client import answer, settings_of
 from airflow_provider_streamsem.protocol.entries import Committable
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.kafka import KafkaSink
+from airflow_provider_streamsem.sources import kafka_cluster
 from airflow_provider_streamsem.sources.kafka import KafkaPlanner
 from airflow_provider_streamsem.sources.kafka_cluster import Partition, java_settings, parse_partition
 from airflow_provider_streamsem.sources.sharing import shared
@@ -266,3 +269,36 @@ def test_brokers_that_do_not_answer_are_named(code: int) -> None:
     ) as failed:
         answer(ask, settings=settings)
     assert "secret-value" not in str(failed.value)
+
+
+class Electing:
+    """An admin client of a cluster that has no leader for a partition at the first questions."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+
+    def list_offsets(self, request: Any, **given: Any) -> dict[Any, Any]:
+        answers: dict[Any, Future[Any]] = {}
+        for place in request:
+            answers[place] = Future[Any]()
+            if self.refusals > 0:
+                answers[place].set_exception(KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)))
+            else:
+                answers[place].set_result(SimpleNamespace(offset=7))
+        self.refusals -= 1
+        return answers
+
+
+@pytest.mark.parametrize(("refusals", "answered"), [(0, True), (2, True), (9, False)])
+def test_offsets_are_asked_for_again_while_a_leader_is_elected(
+    monkeypatch: pytest.MonkeyPatch, refusals: int, answered: bool
+) -> None:
+    monkeypatch.setattr(kafka_cluster, "_ELECTION_WAITS_S", (0.0, 0.0))
+    cluster = kafka_cluster.KafkaCluster({"bootstrap.servers": "k:9092"}, "read_committed")
+    cluster._admin = Electing(refusals)
+    partition = Partition(topic="t", number=0)
+    if answered:
+        assert cluster.lows([partition]) == {partition: 7}
+    else:
+        with pytest.raises(UnavailableError, match="NOT_LEADER_FOR_PARTITION"):
+            cluster.lows([partition])

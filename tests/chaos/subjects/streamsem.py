@@ -137,6 +137,11 @@ class StreamsemOnACluster(Streamsem):
     needs = frozenset({"s3", "cluster"})
 
     def _conf(self) -> dict[str, str]:
-        credentials = {f"spark.executorEnv.{key}": value for key, value in os.environ.items() if key.startswith("AWS_")}
+        of_aws = {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
+        secret = {
+            "spark.hadoop.fs.s3a.access.key": of_aws.pop("AWS_ACCESS_KEY_ID"),
+            "spark.hadoop.fs.s3a.secret.key": of_aws.pop("AWS_SECRET_ACCESS_KEY"),
+        }
+        shown = {f"spark.executorEnv.{key}": value for key, value in of_aws.items()}
         # One core a driver: of two runners at once each gets an executor.
-        return {**super()._conf(), **credentials, "spark.executor.memory": "512m", "spark.cores.max": "1"}
+        return {**super()._conf(), **secret, **shown, "spark.executor.memory": "512m", "spark.cores.max": "1"}
