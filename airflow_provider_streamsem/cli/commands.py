@@ -116,12 +116,12 @@ def redo(args: argparse.Namespace) -> Answer:
     """``streamsem redo``"""
     if args.quarantined == (args.version is not None):
         raise InvalidError("redo needs a version or --quarantined, and not both", given=args.version)
+    if args.quarantined and args.run_key is not None:
+        raise InvalidError("--run-key names one redo, and --quarantined makes one for each version")
     pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
     if not args.quarantined:
         return _ran(pipeline, redo_(pipeline, args.version, run_key=args.run_key, engine=engine))
     versions = sorted({record["version"] for record in open_log(args.log, pipeline=pipeline).quarantined()})
-    if args.run_key is not None:
-        raise InvalidError("--run-key names one redo, and --quarantined makes one for each version")
     redone, refused, lines = [], [], []
     for version in versions:
         try:

@@ -179,9 +179,10 @@ def _first_value(file: BinaryIO, name: str, format: str, column: str) -> str:
     if format == "orc":
         import pyarrow.orc
 
-        return str(
-            pyarrow.orc.ORCFile(file).read_stripe(0).column(column)[0].as_py()
-        )  # by columns= it takes a dot for a field
+        stripe = pyarrow.orc.ORCFile(file).read_stripe(
+            0
+        )  # all columns: asked for one, it takes a dot in a name for a field
+        return str(stripe.column(column)[0].as_py())
     if format == "csv":
         return str(_csv_table(file, name)[column][0].as_py())
     import json

@@ -103,14 +103,21 @@ def check_times(parquet: Any, columns: Collection[str] | None = None) -> None:
             chunk = parquet.row_group(group).column(index)
             if columns is not None and chunk.path_in_schema not in columns:
                 continue
-            try:
-                if chunk.statistics is not None and chunk.statistics.has_min_max:
-                    _ = (chunk.statistics.min, chunk.statistics.max)
-            except (OverflowError, ValueError):
+            if not is_in_python(chunk.statistics):
                 far.add(chunk.path_in_schema)
     if far:
         what = "dates or times outside of the years 1 to 9999 cannot be published by this sink; nothing became visible"
         raise DataError(what, columns=sorted(far))
+
+
+def is_in_python(statistics: Any) -> bool:
+    """Whether the bounds of a column chunk are values that Python has. A chunk without bounds passes."""
+    try:
+        if statistics is not None and statistics.has_min_max:
+            _ = (statistics.min, statistics.max)
+    except (OverflowError, ValueError):
+        return False
+    return True
 
 
 def last_of_each(place: str, batch: Batch, keys: Sequence[str]) -> Any:

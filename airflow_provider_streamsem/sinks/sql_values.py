@@ -8,6 +8,7 @@ from typing import Any
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import Committable
 from airflow_provider_streamsem.sinks.json_text import json_text
+from airflow_provider_streamsem.sinks.keyed_rows import is_in_python
 from airflow_provider_streamsem.sinks.sql_columns import Target
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
@@ -154,22 +155,13 @@ def _far_times(parquet: Any, target: Target) -> dict[str, str]:
                 continue
             if unit is None:
                 name = chunk.path_in_schema.split(".")[0]
-                is_far = name in target.columns and not _is_in_python(found)
+                is_far = name in target.columns and not is_in_python(found)
             else:
                 name = chunk.path_in_schema
                 is_far = found.max_raw >= (last + 1) * unit or found.min_raw < _FIRST_DAY * unit
             if is_far:
                 far[name] = "is outside of the years that the database has"
     return far
-
-
-def _is_in_python(statistics: Any) -> bool:
-    """Whether the bounds of a column chunk are dates and times that Python has, or none at all."""
-    try:
-        _ = (statistics.min, statistics.max)
-    except (OverflowError, ValueError):
-        return False
-    return True
 
 
 def _any(found: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
 from typing import TYPE_CHECKING
@@ -102,9 +102,9 @@ def write_files(frame: DataFrame, sink: FilesSink, place: str) -> frozenset[str]
     if sink.format in TEXT_OPTIONS or sink.partition_by:
         frame = refusing_lossy_values(frame, None if sink.format in TEXT_OPTIONS else sink.partition_by)
     if sink.format == "csv":
-        frame = _without_null_text(frame)
+        frame = _refusing(frame, StringType, _is_null_text, _NULL_TEXT_FOUND)
     if sink.format == "orc":
-        frame = _without_lost_days(frame)
+        frame = _refusing(frame, DateType, _is_lost_day, _LOST_DAY_FOUND)
     for copy, name in zip(copies, sink.partition_by, strict=True):
         frame = frame.withColumn(copy, directory_value(quoted(name), by_name[name]))
     if sink.target_file_bytes is not None:
@@ -142,14 +142,20 @@ def refusing_lossy_values(
 
 def _refused(field: StructField, keeps_maps: bool) -> Column:
     """The value of a column; evaluating it fails where a sink that writes JSON would lose a part of it."""
-    value = checked = quoted(field.name)
-    if holds(field.dataType, MapType) and not keeps_maps:
-        has_key_twice = anywhere(value, field.dataType, MapType, _has_key_twice)
-        checked = F.when(has_key_twice, _refusal(_KEY_TWICE_FOUND, field)).otherwise(checked)
-    if holds(field.dataType, StringType):
-        is_bad = anywhere(value, field.dataType, StringType, lambda text: ~F.is_valid_utf8(text))
-        checked = F.when(is_bad, _refusal(_BAD_TEXT_FOUND, field)).otherwise(checked)
-    return checked.alias(field.name)
+    value = quoted(field.name)
+    if not keeps_maps:
+        value = _checked(value, field, MapType, _has_key_twice, _KEY_TWICE_FOUND)
+    value = _checked(value, field, StringType, lambda text: ~F.is_valid_utf8(text), _BAD_TEXT_FOUND)
+    return value.alias(field.name)
+
+
+def _checked(
+    value: Column, field: StructField, sought: type[DataType], is_bad: Callable[[Column], Column], found: str
+) -> Column:
+    """The value; evaluating it fails where the column, or a part of it, is of the sought type and bad."""
+    if not holds(field.dataType, sought):
+        return value
+    return F.when(anywhere(quoted(field.name), field.dataType, sought, is_bad), _refusal(found, field)).otherwise(value)
 
 
 def _refusal(found: str, field: StructField) -> Column:
@@ -161,29 +167,20 @@ def _has_key_twice(value: Column) -> Column:
     return F.size(keys) > F.size(F.array_distinct(keys))
 
 
-def _without_lost_days(frame: DataFrame) -> DataFrame:
-    """The same rows. Writing them fails on the days that the calendar of ORC does not have: they would be read back as 1582-10-15."""
-    first, last = F.expr("date'1582-10-05'"), F.expr("date'1582-10-14'")  # Python's own would be moved, too
-    columns = []
-    for field in frame.schema.fields:
-        value = quoted(field.name)
-        if holds(field.dataType, DateType):
-            is_lost = anywhere(value, field.dataType, DateType, lambda day: (day >= first) & (day <= last))
-            value = F.when(is_lost, _refusal(_LOST_DAY_FOUND, field)).otherwise(value).alias(field.name)
-        columns.append(value)
-    return frame.select(*columns)
+def _refusing(frame: DataFrame, sought: type[DataType], is_bad: Callable[[Column], Column], found: str) -> DataFrame:
+    """The same rows. Writing them fails where a value of the sought type is bad."""
+    fields = frame.schema.fields
+    return frame.select(*[_checked(quoted(f.name), f, sought, is_bad, found).alias(f.name) for f in fields])
 
 
-def _without_null_text(frame: DataFrame) -> DataFrame:
-    """The same rows. Writing them fails where a text is what stands for null: it would be read back as null."""
-    columns = []
-    for field in frame.schema.fields:
-        value = quoted(field.name)
-        if isinstance(field.dataType, StringType):
-            is_null_text = value == TEXT_OPTIONS["csv"]["nullValue"]
-            value = F.when(is_null_text, _refusal(_NULL_TEXT_FOUND, field)).otherwise(value).alias(field.name)
-        columns.append(value)
-    return frame.select(*columns)
+def _is_lost_day(day: Column) -> Column:
+    """Whether ORC lacks the day: it would be read back as 1582-10-15. Dates of Python would be moved, too."""
+    return (day >= F.expr("date'1582-10-05'")) & (day <= F.expr("date'1582-10-14'"))
+
+
+def _is_null_text(text: Column) -> Column:
+    """Whether a text is what stands for null: it would be read back as null."""
+    return text == TEXT_OPTIONS["csv"]["nullValue"]
 
 
 @contextmanager
