@@ -13,7 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
-_FEW = 20
+_FEW = 2
 """columns of one type, up to which each keeps an expression of its own"""
 
 
