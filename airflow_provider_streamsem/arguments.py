@@ -10,6 +10,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from airflow_provider_streamsem.errors import InvalidError
 
+_MOST_DIGITS = 20
+
 
 def text(name: str, value: object, *, pattern: str = r".*\S.*", accepted: str = "text that is not empty") -> str:
     """Text that matches ``pattern`` as a whole. An error shows nothing of it that stands before an ``@``: that may be a password."""
@@ -44,7 +46,7 @@ def whole(name: str, value: object, *, least: int, most: int | None = None) -> i
 
 def number(name: str, value: object, *, least: int) -> int:
     """A whole number of ``least`` or more, or the text of one: templates give text."""
-    is_text = isinstance(value, str) and value.strip().isdecimal()
+    is_text = isinstance(value, str) and value.strip().isdecimal() and len(value) <= _MOST_DIGITS
     return whole(name, int(str(value)) if is_text else value, least=least)
 
 

@@ -14,6 +14,10 @@ from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json
 from airflow_provider_streamsem.errors import InvalidError
 
 _SECRET_SOURCES = {"conn", "var"}
+_TIMES = {
+    "dag", "data_interval_end", "data_interval_start", "ds", "ds_nodash", "logical_date", "macros", "prev_data_interval_end_success",
+    "prev_data_interval_start_success", "task", "ts", "ts_nodash", "ts_nodash_with_tz",
+}  # fmt: skip
 
 
 def holds_templates(pipeline: Pipeline) -> bool:
@@ -25,7 +29,9 @@ def refuse_secrets(pipeline: Pipeline) -> None:
     """
     Look at the names that the templates of a spec use, before any is rendered.
 
-    :raises InvalidError: a template reads a connection or a variable, or is not Jinja
+    SQL calls Java, so the predicate must not hold text that whoever triggers a run may choose.
+
+    :raises InvalidError: a template reads a connection or a variable, or is not Jinja; one of ``where`` reads more than the run's times
     """
     texts = [text for text in _texts(pipeline.without_transform()) if _is_template(text)]
     if not texts:
@@ -43,6 +49,15 @@ def refuse_secrets(pipeline: Pipeline) -> None:
                 pipeline=pipeline.name,
                 given=text,
                 accepted="conn_id= and log_conn_id= for what is secret or differs between deployments; run_id, ds, params, … in templates",
+            )
+        if text == pipeline.where and used - _TIMES:
+            raise InvalidError(
+                "a template in the predicate `where` may use the run's times alone: other values may come from whoever triggers the run, and would be "
+                "run as SQL",
+                pipeline=pipeline.name,
+                given=text,
+                refused=sorted(used - _TIMES),
+                accepted=sorted(_TIMES),
             )
 
 

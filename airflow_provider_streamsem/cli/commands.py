@@ -317,7 +317,8 @@ def quarantine(args: argparse.Namespace) -> Answer:
     found = list(islice(opened.quarantined(version=args.at, since=args.since), args.limit + 1))
     shown = found[: args.limit]
     rows = [
-        [str(record["version"]), _where(record), record.get("error", ""), record.get("raw", "")] for record in shown
+        [str(record["version"]), _where(record), str(record.get("error", "")), str(record.get("raw", ""))]
+        for record in shown
     ]
     columns = ["version", "where", "error", "record"]
     table = Table(title=f"quarantine of {args.log}", columns=columns, rows=rows, folded=["where", "error", "record"])

@@ -135,8 +135,16 @@ class Seen:
 
 
 def _counted(value: Column, kind: DataType) -> list[Column]:
-    data = value if isinstance(kind, BinaryType) else value.cast("string").cast("binary")
+    data = value if isinstance(kind, BinaryType) else _text(value, kind).cast("binary")
     return [F.octet_length(data).cast("string").cast("binary"), F.lit(b":"), data]
+
+
+def _text(value: Column, kind: DataType) -> Column:
+    """A value's one text, whatever the width of its type: 5, 5.0 and 5.00 are one id. A cast of decimals depends on the session and the scale."""
+    if not isinstance(kind, DecimalType):
+        return value.cast("string")
+    digits = F.replace(F.format_number(value, kind.scale), F.lit(","))
+    return F.rtrim(F.rtrim(digits, F.lit("0")), F.lit(".")) if kind.scale else digits
 
 
 def _bucket(id: Column) -> Column:

@@ -29,6 +29,7 @@ class HasPipeline:
     pipeline_file: str | None
     task_id: str
     get_template_env: Callable[[], Any]
+    get_dag: Callable[[], Any]
 
     def take_pipeline(self, pipeline: Pipeline | str) -> None:
         """
@@ -58,9 +59,12 @@ class HasPipeline:
         """
         pipeline = load_pipeline(self.pipeline_file) if self.pipeline_file else self.pipeline
         assert pipeline is not None
+        dag = self.get_dag()
+        # Never as native objects: text such as "0x10" would become a number.
+        templates = self.get_template_env() if dag is None else dag.get_template_env(force_sandboxed=True)
         return rendered(
             pipeline,
-            lambda value: str(self.get_template_env().from_string(value).render(context)),
+            lambda value: str(templates.from_string(value).render(context)),
             where=f"the pipeline of task {self.task_id}",
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,12 +25,12 @@ NOT_PERFORMED = (425, 429)
 """statuses by which a server says that it refused a call before it performed anything, and that the call may be sent again (RFC 8470, RFC 6585)"""
 NOT_PERFORMED_IF_DATED = (503,)
 """statuses that say the same only together with a ``Retry-After`` (RFC 9110); without one a server may have failed half-way"""
-NOT_PERFORMED_TEXT = (
-    f"{', '.join(map(str, NOT_PERFORMED))}, {', '.join(map(str, NOT_PERFORMED_IF_DATED))} with Retry-After"
-)
+TURNED_AWAY = (401, 403, 404, 405, 407)
+"""statuses by which a server refuses the caller, whatever the record: credentials, address or method are wrong"""
 _UNCLEAR = (408,)
 _NO_SECRETS = ("accept", "accept-language", "content-type", "user-agent")
-_OF_THE_CALLER = (401, 403, 404, 405, 407)
+NOT_PERFORMED_TEXT = f"{', '.join(map(str, (*TURNED_AWAY, *NOT_PERFORMED)))}, {', '.join(map(str, NOT_PERFORMED_IF_DATED))} with Retry-After"
+_LONGEST_WAIT_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +38,17 @@ class Answer:
     """
     What a call's answer proves.
 
-    ``done``: it was performed. ``refused``: it was not, and never will be. ``deferred``: it was not, and may be sent again later. ``redirect``: the endpoint
-    names another address, which is never called. ``unclear``: a timeout, a lost connection, a failing server: it may have been performed.
+    ``done``: it was performed. ``refused``: it was not, and never will be. ``turned_away``: it was not, since the caller is refused. ``deferred``: it was not,
+    and may be sent again later. ``unsent``: no connection was made. ``redirect``: the endpoint names another address, which is never called. ``unclear``: a
+    timeout, a lost connection, a failing server: it may have been performed.
 
     :attr retry_after_s: seconds after which a deferred call may be sent again, where the endpoint says so
     """
 
-    kind: Literal["done", "refused", "deferred", "redirect", "unclear"]
+    kind: Literal["done", "refused", "turned_away", "deferred", "unsent", "redirect", "unclear"]
     status: int = 0
     problem: str = ""
     retry_after_s: float | None = None
-
-    @property
-    def is_about_the_caller(self) -> bool:
-        """Whether any other record would be answered so, too: credentials, address or method are wrong."""
-        return self.kind == "redirect" or self.status in _OF_THE_CALLER
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +172,8 @@ class Endpoint:
                 **{**self._settings, "stream": True},
             )
         except Exception as error:
-            # Whatever it says, the call may have been performed. The error itself is dropped: its text may hold a header or a query.
-            return Answer("unclear", problem=type(error).__name__)
+            # The error itself is dropped: its text may hold a header or a query.
+            return Answer("unsent" if _is_unsent(error) else "unclear", problem=type(error).__name__)
         status = response.status_code
         after_s = retry_after_s(response.headers, self._clock.now_ms())
         with suppress(Exception):
@@ -189,6 +186,8 @@ class Endpoint:
             return Answer("redirect", status)
         if status in NOT_PERFORMED or (status in NOT_PERFORMED_IF_DATED and after_s is not None):
             return Answer("deferred", status, retry_after_s=after_s)
+        if status in TURNED_AWAY:
+            return Answer("turned_away", status)
         if 400 <= status < 500 and status not in _UNCLEAR:
             return Answer("refused", status)
         return Answer("unclear", status)
@@ -207,7 +206,7 @@ def retry_after_s(headers: Mapping[str, str], now_ms: int) -> float | None:
     if until_ms is None:
         return None
     since_ms = _date_ms(headers.get("Date", ""))
-    return max(0.0, (until_ms - (now_ms if since_ms is None else since_ms)) / 1000)
+    return min(max(0.0, (until_ms - (now_ms if since_ms is None else since_ms)) / 1000), _LONGEST_WAIT_S)
 
 
 def _date_ms(text: str) -> int | None:
@@ -217,6 +216,30 @@ def _date_ms(text: str) -> int | None:
         return None
     aware = found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)
     return int(aware.timestamp() * 1000)
+
+
+def _is_unsent(error: Exception) -> bool:
+    """Whether a call surely failed before the first byte of it was sent: no connection, or a certificate that does not hold."""
+    from requests import exceptions as failures
+    from urllib3.exceptions import NewConnectionError
+
+    if not isinstance(error, failures.RequestException):
+        return isinstance(
+            error, OSError
+        )  # a file of certificates is missing; requests wraps all that a connection raises
+    early = (
+        failures.ConnectTimeout,
+        failures.InvalidHeader,
+        failures.InvalidSchema,
+        failures.InvalidURL,
+        failures.ProxyError,
+    )
+    if isinstance(error, early):
+        return True
+    reason = getattr(next(iter(error.args), None), "reason", None)
+    if isinstance(error, failures.SSLError):
+        return isinstance(next(iter(getattr(reason, "args", ())), None), ssl.SSLCertVerificationError)
+    return isinstance(reason, NewConnectionError)
 
 
 def _as_it_is(request: Any) -> Any:

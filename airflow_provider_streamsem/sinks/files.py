@@ -23,7 +23,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.protocol import keys
-from airflow_provider_streamsem.protocol.codec import canonical
+from airflow_provider_streamsem.protocol.codec import canonical, read_json
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
 from airflow_provider_streamsem.sinks import footers
 from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, normalised
@@ -269,8 +269,8 @@ class FilesSink:
 def _marked(mark: bytes | None) -> dict[str, str]:
     """The pipeline and the log that a mark names, as fields of an error; empty where it cannot be read."""
     try:
-        found = json.loads(mark or b"{}")
-    except ValueError:
+        found = read_json(mark or b"{}", keys.DATASET_MARKER)
+    except LogDamagedError:
         found = {}
     named = found if isinstance(found, dict) else {}
     return {"marked_uuid": str(named.get("pipeline_uuid", "")), "marked_log": str(named.get("log", ""))}

@@ -45,7 +45,8 @@ _REASONS: dict[str, tuple[str, ...]] = {
     ),
     "at_most_once": (
         "each part of the rows is claimed in the log before its first call, and no call is performed twice: only a call that the endpoint says it did not "
-        f"perform ({NOT_PERFORMED_TEXT}) is sent again. Records that a crash or an unclear answer leaves are counted unknown in the receipts. "
+        f"perform ({NOT_PERFORMED_TEXT}), or that could not be sent, is sent again. Records that a crash or an unclear answer leaves are "
+        "counted unknown in the receipts. "
         'delivery="at_least_once" would lose none, and perhaps repeat some',
     ),
 }
@@ -107,6 +108,10 @@ class HttpSink(StagedSink):
             if "@" in str(self.url):  # not quoted: it may be a password
                 raise InvalidError(f"{where} url must hold no credentials", accepted="conn_id=")
             arguments.text(f"{where} url", self.url, pattern=_URL, accepted="http:// or https://, without credentials")
+            try:
+                urlsplit(str(self.url)).port  # noqa: B018
+            except ValueError as error:
+                raise InvalidError(f"{where} url has a host or a port that is none", given=self.url) from error
         else:
             arguments.text(f"{where} conn_id", self.conn_id)
         arguments.text(f"{where} endpoint", self.endpoint, pattern=r"[^\s#]*", accepted="a path without spaces")
@@ -234,6 +239,21 @@ class HttpSink(StagedSink):
     def key(self, batch: Batch, part: int, index: int, row: Json) -> str:
         """The key of the call that begins with the record ``index`` of a part: the same at every try, and another call's never."""
         if self.record_id and all(row[name] is not None for name in self.record_id):
-            named = json.dumps([row[name] for name in self.record_id], ensure_ascii=False, separators=(",", ":"))
+            decimals = {
+                field["name"]
+                for field in json.loads(batch.schema)["fields"]
+                if isinstance(field["type"], str) and field["type"].startswith("decimal(")
+            }
+            values = [_shortest(row[name]) if name in decimals else row[name] for name in self.record_id]
+            named = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
             return f"{batch.pipeline_uuid}-{batch.sink}-{sha256(named.encode())}"
         return f"{batch.pipeline_uuid}-{batch.sink}-{batch.version}-{batch.outcome[:16]}-{part}-{index}"
+
+
+def _shortest(decimal: str) -> str | int:
+    """A decimal without zeros at its end: its column may be widened, and 5, 5.0 and 5.00 name one record."""
+    return (
+        decimal.rstrip("0").rstrip(".")
+        if "." in decimal and decimal.rpartition(".")[2].strip("0")
+        else int(decimal.partition(".")[0])
+    )

@@ -94,6 +94,8 @@ class Publication:
                         raise self._fault
                     found = close(at)
                 at = self._after(at, found)
+        if self._fault is not None:
+            raise self._fault
         detail = {"parts": len(parts), **{name: self._total[name] for name in _COUNTS[1:]}}
         if self._total["unknown"]:
             return Receipt(result="unknown", rows=self._total["done"], detail=detail)
@@ -127,7 +129,7 @@ class Publication:
         ended = self._ended
         ended += [""] * (first - len(ended))  # performed by another entry
         error: StreamsemError | None = None
-        turned_away = 0
+        redirect = 0
         while error is None and len(ended) < len(calls):
             if self._pace.wait_s >= _LONG_WAIT_S and (self._claims or len(ended) > first):
                 break
@@ -137,7 +139,7 @@ class Publication:
             error = self._deferral(at, answer) if answer.kind == "deferred" else self._refusal(at, call, answer)
             if error is None and answer.kind != "deferred":
                 ended.append(answer.kind if answer.kind in _COUNTS else "unknown")
-                turned_away = answer.status if answer.is_about_the_caller else turned_away
+                redirect = answer.status if answer.kind == "redirect" else redirect
                 self._pace.ended()
         counts = self._counts(first)
         if error is not None and not self._claims and not counts:
@@ -149,7 +151,7 @@ class Publication:
             if error is not None:
                 raise error
         if self._claims:
-            self._fault = self._fault or self._fault_of(at, counts, turned_away)
+            self._fault = self._fault or self._fault_of(at, counts, redirect)
         return found
 
     def _counts(self, first: int) -> Counter[str]:
@@ -162,7 +164,7 @@ class Publication:
     def _answer(self, endpoint: Endpoint, call: _Call) -> Answer:
         answer = endpoint.call(call.body, self._headers(call))
         for wait_s in () if self._claims else _UNCLEAR_WAITS_S:
-            if answer.kind != "unclear":
+            if answer.kind not in ("unclear", "unsent"):
                 break
             self._clock.sleep(wait_s)
             answer = endpoint.call(call.body, self._headers(call))
@@ -192,31 +194,43 @@ class Publication:
         )
 
     def _refusal(self, at: _Round, call: _Call, answer: Answer) -> StreamsemError | None:
-        """Why an at-least-once round ends with this call."""
+        """Why a round ends with this call, and the next one begins with it."""
+        where = {**self._where(at), "record": call.index, "status": answer.status}
+        if answer.kind == "turned_away":
+            return PublishError(
+                "the endpoint turns the caller away: credentials, address or method are wrong. It did not perform the call, no record is lost, and the "
+                "next try begins with that call",
+                **where,
+            )
+        if answer.kind == "unsent" and self._claims:
+            return UnavailableError(
+                "the endpoint cannot be reached; the call was not sent, no record is lost, and the next try begins with that call",
+                problem=answer.problem,
+                **where,
+            )
         if self._claims or answer.kind == "done":
             return None
-        where = {**self._where(at), "record": call.index, "status": answer.status}
-        if answer.kind == "unclear":
+        if answer.kind in ("unclear", "unsent"):
             return UnavailableError(
                 "the endpoint gave no clear answer; the call may have been performed, and is made again by the next try",
                 problem=answer.problem,
                 **where,
             )
-        if self._sink.on_refusal == "record" and not answer.is_about_the_caller:
+        if self._sink.on_refusal == "record" and answer.kind == "refused":
             return None
         return PublishError(
             "the endpoint refuses a call; the next try begins with that call, and does not repeat those before it",
             **where,
         )
 
-    def _fault_of(self, at: _Round, counts: Counter[str], turned_away: int) -> StreamsemError | None:
+    def _fault_of(self, at: _Round, counts: Counter[str], redirect: int) -> StreamsemError | None:
         """Why no other round should be claimed: its records would be lost as those of this one were."""
         where = {**self._where(at), **{name: counts[name] for name in _COUNTS[:3]}}
-        if turned_away:
-            what = "the endpoint turns the caller away; parts after this one were not claimed, and wait"
-            return PublishError(what, status=turned_away, **where)
+        if redirect:
+            what = "the endpoint names another address, which is not called; the part's records are counted as they ended, and parts after it wait unclaimed"
+            return PublishError(what, status=redirect, **where)
         if counts["unknown"] == self._rows_of(at.part):
-            what = "the endpoint gave no clear answer for a whole part; parts after this one were not claimed, and wait"
+            what = "the endpoint gave no clear answer for a whole part: its records are counted as unknown, and parts after it wait unclaimed"
             return UnavailableError(what, **where)
         return None
 

@@ -332,7 +332,8 @@ class JdbcSink(StagedSink):
                 "rows of this mode cannot be replaced", table=self.table, mode=self.mode, version=batch.version
             )
         table = target.table([self.version_column])
-        gone = connection.execute(sa.delete(table).where(table.c[self.version_column] == batch.root)).rowcount
+        is_replaced = table.c[self.version_column] == batch.root
+        gone = connection.execute(sa.delete(table).where(is_replaced)).rowcount
         if gone > batch.replaced.rows:
             raise PublishError(
                 "more rows carry the version than were published under it: others write the column of versions, too; none was deleted",
@@ -341,6 +342,13 @@ class JdbcSink(StagedSink):
                 version=batch.root,
                 published=batch.replaced.rows,
                 found=gone,
+            )
+        if connection.execute(sa.select(table.c[self.version_column]).where(is_replaced).limit(1)).first() is not None:
+            raise PublishError(
+                "rows that a redo replaces are still in the table after they were deleted: a trigger or rule of the table keeps them; nothing was replaced",
+                table=self.table,
+                version_column=self.version_column,
+                version=batch.root,
             )
 
     def _bring(self, connection: sa.Connection, target: Target, schema: str, staged: Iterable[Any], root: int) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _DIGITS = {"byte": 3, "short": 5, "integer": 10, "long": 19}
 _BYTES = {"byte": 1, "short": 2, "integer": 4, "long": 8}
 _EXACT_DIGITS_OF_A_FLOAT = 15
+_MYSQL = ("mysql", "mariadb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Target:
     :param columns: name → column as SQLAlchemy's inspector gives it
     :param uniques: column sets of which the primary key, a unique constraint or a whole unique index lets no two rows be equal
     :param primary: columns of the primary key
+    :param beginnings: column sets of which a unique index of MySQL compares the beginnings of values alone, or a computed value
     """
 
     schema: str | None
@@ -37,6 +39,7 @@ class Target:
     columns: dict[str, Any]
     uniques: tuple[frozenset[str], ...]
     primary: frozenset[str]
+    beginnings: tuple[frozenset[str], ...] = ()
 
     def never_null(self, name: str) -> bool:
         """Whether a column takes no nulls."""
@@ -88,7 +91,30 @@ def describe(connection: sa.Connection, table: str) -> Target | None:
             partial = any(option.endswith("_where") for option in index.get("dialect_options", {}))
             if index["unique"] and not partial and not index.get("expressions") and None not in index["column_names"]:
                 uniques.add(frozenset(str(column) for column in index["column_names"]))
-    return Target(schema, name, connection.dialect.name, columns, tuple(uniques), primary)
+        beginnings: set[frozenset[str]] = set()
+        if connection.dialect.name in _MYSQL:
+            uniques, beginnings = _mysql_uniques(connection, schema, name)
+    return Target(schema, name, connection.dialect.name, columns, tuple(uniques), primary, tuple(beginnings))
+
+
+def _mysql_uniques(
+    connection: sa.Connection, schema: str | None, name: str
+) -> tuple[set[frozenset[str]], set[frozenset[str]]]:
+    """The column sets of unique indexes that compare whole values, and of the others: SQLAlchemy does not tell the length of a primary key's columns."""
+    import sqlalchemy as sa
+
+    asked = sa.text(
+        "SELECT index_name, column_name, sub_part FROM information_schema.statistics"
+        " WHERE table_schema = :schema AND table_name = :name AND non_unique = 0"
+    )
+    columns: dict[str, set[str]] = {}
+    partial = set()
+    for index, column, length in connection.execute(asked, {"schema": schema, "name": name}):
+        columns.setdefault(index, set()).add(str(column))
+        if length is not None or column is None:
+            partial.add(index)
+    whole = {frozenset(found) for index, found in columns.items() if index not in partial}
+    return whole, {frozenset(found) for index, found in columns.items() if index in partial}
 
 
 def _bounded(kind: Any, base: str) -> Any:
@@ -163,16 +189,17 @@ def _check_keys(target: Target, keys: Collection[str]) -> None:
         return
     if frozenset(keys) not in target.uniques:
         raise DataError(
-            "no primary key, unique constraint or unique index of the table covers exactly the keys; nothing became visible",
+            "no primary key, unique constraint or unique index of the table covers exactly the keys, with their whole values; nothing became visible",
             table=target.name,
             keys=sorted(keys),
             found=sorted(sorted(unique) for unique in target.uniques),
+            **({"beginnings_only": sorted(map(sorted, target.beginnings))} if target.beginnings else {}),
         )
-    if target.dialect in ("mysql", "mariadb") and len(target.uniques) > 1:
+    if target.dialect in _MYSQL and len(target.uniques) + len(target.beginnings) > 1:
         raise DataError(
             "MySQL would replace rows that are equal in any unique index, not only in the keys; nothing became visible",
             table=target.name,
-            found=sorted(sorted(unique) for unique in target.uniques),
+            found=sorted(sorted(unique) for unique in (*target.uniques, *target.beginnings)),
         )
 
 
@@ -238,8 +265,8 @@ def _fits(kind: Any, into: Any, dialect: str) -> bool:
     if not isinstance(kind, str):
         return isinstance(into, (sa.JSON, sa.Text)) or (isinstance(into, sa.String) and not isinstance(into, sa.Enum))
     if kind == "string" or re.fullmatch(r"(var)?char\(\d+\)", kind):
-        # COPY reads the text of any type; whether it is one of them, only the database can say.
-        also = (sa.JSON, sa.Uuid, sa.types.NullType) if is_postgres else ()
+        # COPY reads the text of any type. Types that SQLAlchemy does not know may round or trim what they read.
+        also = (sa.JSON, sa.Uuid) if is_postgres else ()
         is_cut = is_postgres and type(into) is sa.String  # name and "char", which keep 63 bytes and one
         is_set = type(into).__name__ == "SET"  # MySQL takes digits for a bit mask
         return isinstance(into, (sa.String, *also)) and not is_cut and not is_set
@@ -255,7 +282,7 @@ def _fits(kind: Any, into: Any, dialect: str) -> bool:
     if decimal := re.fullmatch(r"decimal\((\d+),(-?\d+)\)", kind):
         return _holds_decimal(int(decimal[1]), int(decimal[2]), into, dialect)
     if kind == "binary":
-        is_padded = dialect in ("mysql", "mariadb") and isinstance(into, sa.BINARY)
+        is_padded = dialect in _MYSQL and isinstance(into, sa.BINARY)
         return isinstance(into, sa.types._Binary) and not is_padded
     if kind == "date":
         return isinstance(into, sa.Date)
@@ -294,7 +321,7 @@ def _holds_time(kind: str, into: Any, dialect: str) -> bool:
         return False
     if dialect == "postgresql":
         return bool(into.timezone) == (kind == "timestamp") and getattr(into, "precision", None) in (None, 6)
-    if dialect in ("mysql", "mariadb"):
+    if dialect in _MYSQL:
         # TIMESTAMP depends on the session's time zone; without digits a second's parts are rounded away.
         return type(into).__name__ == "DATETIME" and getattr(into, "fsp", None) == 6
     return True

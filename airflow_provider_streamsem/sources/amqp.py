@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.connections import clear_text_warning, connection
@@ -16,6 +18,8 @@ from airflow_provider_streamsem.sources.landing import Message
 logger = telemetry.log_of(__name__)
 
 _AT_ONCE = 100
+_PORT = 5672
+_NUMBERS = {b"f": ">f", b"d": ">d"}
 _TIMEOUT_S = 30
 _HEARTBEAT_S = 60
 """A broker that fell silent is noticed after about two of these. Nobody answers it while a landing is written: if that takes as long, it delivers again"""
@@ -53,6 +57,8 @@ class AmqpQueue:
                     pattern=r"[^\s@/]+",
                     accepted="text without spaces, '@', '/'",
                 )
+        if self.host is not None:
+            _host_and_port(self.host)
         arguments.choice(f"{where} id_from", self.id_from, ("message_id", "body"))
 
     @property
@@ -71,8 +77,8 @@ class AmqpQueue:
 
     def _address(self) -> dict[str, Any]:
         if self.conn_id is None:
-            host, _, port = (self.host or "").partition(":")
-            return {"host": host, "port": int(port or 5672), "virtual_host": "/", "tls": False, "login": None}
+            host, port = _host_and_port(self.host or "")
+            return {"host": host, "port": port, "virtual_host": "/", "tls": False, "login": None}
         found = connection(self.conn_id)
         if found.conn_type not in ("amqp", "amqps"):
             raise InvalidError(
@@ -109,15 +115,16 @@ class AmqpQueue:
             ) from error
         for warning in self.warnings():
             logger.warning("%s", warning)
-        with _translated(self.name):
-            opened = pika.BlockingConnection(self._parameters())
-        try:
+        with _exact_headers():
             with _translated(self.name):
-                channel = opened.channel()
-            yield AmqpReceiver(self, channel)
-        finally:
-            with suppress(Exception):  # what is not acknowledged comes again, however the connection ends
-                opened.close()
+                opened = pika.BlockingConnection(self._parameters())
+            try:
+                with _translated(self.name):
+                    channel = opened.channel()
+                yield AmqpReceiver(self, channel)
+            finally:
+                with suppress(Exception):  # what is not acknowledged comes again, however the connection ends
+                    opened.close()
 
     def _parameters(self) -> Any:
         import ssl
@@ -172,6 +179,47 @@ class AmqpReceiver:
         with _translated(self._queue.name):
             count: int = self._channel.queue_declare(self._queue.name, passive=True).method.message_count
         return count
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    try:
+        found = urlsplit(f"//{text}")
+        host, port = found.hostname, found.port or _PORT
+    except ValueError:
+        host, port = None, 0
+    if not host:
+        raise InvalidError(
+            "queue amqp: host must be a host, or a host and a port",
+            given=text,
+            accepted="rabbit, rabbit:5672, [::1]:5672",
+        )
+    return host, port
+
+
+@contextmanager
+def _exact_headers() -> Iterator[None]:
+    """The client pika cuts floats to whole numbers, and fails for ever at a time that Python's dates do not have. Here each is the number that was sent."""
+    from pika import data
+
+    original = data.decode_value
+
+    def decode_value(encoded: bytes, offset: int) -> tuple[Any, int]:
+        form = _NUMBERS.get(encoded[offset : offset + 1])
+        if form is not None:
+            return struct.unpack_from(form, encoded, offset + 1)[0], offset + 1 + struct.calcsize(form)
+        try:
+            found: tuple[Any, int] = original(encoded, offset)
+            return found
+        except (OverflowError, ValueError, OSError):
+            if encoded[offset : offset + 1] != b"T":
+                raise
+            return struct.unpack_from(">Q", encoded, offset + 1)[0], offset + 9
+
+    data.decode_value = decode_value
+    try:
+        yield
+    finally:
+        data.decode_value = original
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from airflow_provider_streamsem.errors import (
 )
 from airflow_provider_streamsem.protocol.entries import FoundFile, Json, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
-from airflow_provider_streamsem.sources import partitions, truncation
+from airflow_provider_streamsem.sources import partitions, tables, truncation
 from airflow_provider_streamsem.sources.contract import Cut, Limits
 from airflow_provider_streamsem.sources.ledger import Ledger
 from airflow_provider_streamsem.sources.pins import pinned_files
@@ -318,6 +318,7 @@ class FilesPlanner:
     def __init__(self, source: FilesSource, log: CommitLog, last: Outcome | None) -> None:
         hint: Mapping[str, Any] = last.source if last is not None and isinstance(last.source, Mapping) else {}
         self._source = source
+        self._is_new = last is None
         self._types = partitions.recorded_types(None if last is None else last.source)
         self._clock = log.clock
         self._listed: Mapping[str, tuple[int, str]] = {}
@@ -329,7 +330,13 @@ class FilesPlanner:
         self._types = partitions.recorded_types(None if last is None else last.source)
 
     def latest_offsets(self) -> Offsets:
-        """List the place and give ordinals to what is new there."""
+        """
+        List the place and give ordinals to what is new there.
+
+        :raises InvalidError: the pipeline is new, and the place is one of a table
+        """
+        if self._is_new:
+            tables.refuse_table(self._source.path)
         end = None
         while end is None:
             listed = self._source.listing(self._clock.now_ms())

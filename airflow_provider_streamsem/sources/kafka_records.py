@@ -6,8 +6,9 @@ import hashlib
 import json
 import secrets
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -17,16 +18,19 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 from pyspark.sql.utils import is_remote
 
+from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.errors import DataError, UnavailableError
 from airflow_provider_streamsem.nested_values import anywhere, holds
 from airflow_provider_streamsem.protocol.entries import Json as JsonValue
-from airflow_provider_streamsem.sources import parsing
+from airflow_provider_streamsem.sources import avro_schemas, parsing
 from airflow_provider_streamsem.sources.contract import BadRecord
 from airflow_provider_streamsem.sources.decoding import Avro, Decoder, Json
 from airflow_provider_streamsem.sources.text_lines import text_of
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.sources.kafka import KafkaSource
+
+logger = telemetry.log_of(__name__)
 
 _OWN = ("topic", "partition", "offset", "timestamp", "headers", "key")
 _BAD, _PLACE, _DECODED = "__streamsem_bad", "__streamsem_place", "__streamsem_decoded_"
@@ -50,11 +54,13 @@ class KafkaRecords:
 
     def __init__(self, source: KafkaSource, read: DataFrame, topics: list[str]) -> None:
         self._source = source
+        self._unreadable: list[str] = []
         parts: dict[str, _Decoded] = {}
         for part, decoder in (("key", source.key), ("value", source.value)):
             if decoder is not None:
                 parts[part] = _decoded(part, decoder, topics, read)
                 read = parts[part].frame
+                self._unreadable += parts[part].unreadable
         if not parts:
             self.frame, self.bad, self.drop = read, None, ()
             return
@@ -85,6 +91,7 @@ class KafkaRecords:
         asked = [
             part for part, decoder in (("key", self._source.key), ("value", self._source.value)) if decoder is not None
         ]
+        error = "; ".join([f"{' or '.join(asked)} cannot be decoded", *self._unreadable])
         for (row,) in self.frame.where(self.bad).select(_PLACE).toLocalIterator():
             text, encoding = _text(row["value"])
             key, key_encoding = _text(row["key"])
@@ -92,7 +99,7 @@ class KafkaRecords:
                 "topic": row["topic"], "partition": row["partition"], "offset": row["offset"], "encoding": encoding, "key": key,
                 "key_encoding": key_encoding,
             }  # fmt: skip
-            yield BadRecord(place=place, raw=text, error=f"{' or '.join(asked)} cannot be decoded")
+            yield BadRecord(place=place, raw=text, error=error)
 
 
 def read_ranges(spark: SparkSession, source: KafkaSource, settings: Mapping[str, str], pins: JsonValue) -> DataFrame:
@@ -158,10 +165,14 @@ def _named_group(of: str) -> str:
 
 
 class _Decoded:
-    """A frame with the column ``__streamsem_decoded_<part>``, its fields' names, and whether a row's part is bad."""
+    """
+    A frame with the column ``__streamsem_decoded_<part>``, its fields' names, and whether a row's part is bad.
 
-    def __init__(self, frame: DataFrame, names: list[str], bad: Column) -> None:
-        self.frame, self.names, self.bad = frame, names, bad
+    :param unreadable: versions of the registry's subjects whose records are bad, with the reason
+    """
+
+    def __init__(self, frame: DataFrame, names: list[str], bad: Column, unreadable: Sequence[str] = ()) -> None:
+        self.frame, self.names, self.bad, self.unreadable = frame, names, bad, unreadable
 
 
 def _decoded(part: str, decoder: Decoder, topics: list[str], read: DataFrame) -> _Decoded:
@@ -186,12 +197,17 @@ def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Deco
     column, word = f"{_DECODED}{part}", secrets.token_bytes(16)
     names = [f["name"] for f in json.loads(decoder.schema)["fields"]]
     data = F.col(part)
+    unreadable: list[str] = []
     if decoder.registry is None:
         outer = _from_avro(F.concat(data, F.lit(word)), decoder.schema, decoder.schema)
     else:
         outer = F.lit(None)
         payload = F.concat(F.expr(f"substring({part}, 6)"), F.lit(word))
-        for number, schema in _schemas(decoder.registry, [f"{topic}-{part}" for topic in topics]).items():
+        versions = _versions(decoder.registry, [f"{topic}-{part}" for topic in topics])
+        unreadable = [text for version in versions if (text := version.unreadable(decoder.schema)) is not None]
+        for text in unreadable:
+            logger.warning("records of a schema are quarantined: %s", text)
+        for number, schema in {v.id: v.schema for v in versions if v.unreadable(decoder.schema) is None}.items():
             head = F.lit(b"\0" + number.to_bytes(4, "big"))
             outer = F.when(
                 F.expr(f"substring({part}, 1, 5)") == head, _from_avro(payload, schema, decoder.schema)
@@ -204,7 +220,7 @@ def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Deco
     other = anywhere(F.col(column), kind, StringType, lambda text: ~F.is_valid_utf8(text)) if is_text else F.lit(False)
     bad = data.isNotNull() & (~F.coalesce(whole, F.lit(False)) | F.coalesce(other, F.lit(False)))
     frame = wrapped.withColumn(f"{column}_bad", bad).withColumn(column, F.col(column)["record"])
-    return _Decoded(frame, names, F.col(f"{column}_bad"))
+    return _Decoded(frame, names, F.col(f"{column}_bad"), unreadable)
 
 
 def _from_avro(data: Column, writer: str, reader: str) -> Column:
@@ -221,15 +237,37 @@ def _outer(schema: str) -> str:
     )
 
 
-def _schemas(registry: str, subjects: list[str]) -> dict[int, str]:
-    """Number → schema of every version of the subjects."""
-    found: dict[int, str] = {}
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """One version of a subject in a schema registry."""
+
+    subject: str
+    number: int
+    id: int
+    schema: str
+    has_references: bool
+
+    def unreadable(self, reader: str) -> str | None:
+        """Why its records cannot be read exactly with another schema, or ``None``."""
+        if self.has_references:
+            why = "it refers to other schemas, which is not supported"
+        else:
+            field = avro_schemas.inexact_field(self.schema, reader)
+            if field is None:
+                return None
+            why = f"its values would change in field {field}"
+        return f"schema {self.id} (subject {self.subject}, version {self.number}): {why}"
+
+
+def _versions(registry: str, subjects: list[str]) -> list[_Version]:
+    """Every Avro version of the subjects."""
+    found: list[_Version] = []
     for subject in subjects:
         place = f"{registry.rstrip('/')}/subjects/{quote(subject, safe='')}/versions"
-        for version in _ask(place):
-            answer = _ask(f"{place}/{int(version)}")
+        for number in _ask(place):
+            answer = _ask(f"{place}/{int(number)}")
             if answer.get("schemaType", "AVRO") == "AVRO":
-                found[int(answer["id"])] = answer["schema"]
+                found.append(_version(f"{place}/{int(number)}", subject, int(number), answer))
     if not found:
         raise DataError(
             "the schema registry knows no Avro schema of these subjects; nothing became visible", subjects=subjects
@@ -237,11 +275,22 @@ def _schemas(registry: str, subjects: list[str]) -> dict[int, str]:
     return found
 
 
+def _version(place: str, subject: str, number: int, answer: Mapping[str, Any]) -> _Version:
+    try:
+        schema = answer["schema"]
+        json.loads(schema)
+        return _Version(subject, number, int(answer["id"]), schema, bool(answer.get("references")))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnavailableError(
+            "the schema registry gave no clear answer; nothing became visible", place=place
+        ) from error
+
+
 def _ask(url: str) -> Any:
     try:
         with urllib.request.urlopen(url, timeout=_REGISTRY_TIMEOUT_S) as answer:
             return json.load(answer)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         if getattr(error, "code", None) == 404:
             return []
         raise UnavailableError("the schema registry gave no clear answer; nothing became visible", place=url) from error

@@ -9,6 +9,7 @@ tries the next number. What counts as a repeat is a function of the landings alo
 | key below the landing | holds |
 |---|---|
 | ``<inv(i)>-<i>.jsonl`` | landing i, a line for each message; the newest sorts first |
+| ``_queue.json`` | whose messages these are |
 | ``_ids/<inv(i)>-<i>.json`` | digests of the ids of landing i and of some before it, for few requests; where it is missing, landings are read |
 """
 
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import UnavailableError
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, UnavailableError
 from airflow_provider_streamsem.protocol.codec import canonical, read_json
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError
 
@@ -35,6 +36,7 @@ MOST_BYTES = 64 << 20
 IDS_PER_OBJECT = 65_536
 _DIGEST_BYTES = 16
 _IDS = "_ids/"
+_MARK = "_queue.json"
 _N = 10**12
 _NAME = re.compile(r"\d{12}-(\d+)")
 
@@ -123,6 +125,27 @@ class Landing:
         self._log = log
         self._window = window
         self._known: dict[int, tuple[_Landed, ...]] = {}
+
+    def claim(self, queue: Mapping[str, str]) -> None:
+        """
+        Mark the place as the landing of one queue.
+
+        :param queue: what names it, whoever lands from it
+        :raises InvalidError: it is the landing of another queue; no message was taken
+        """
+        mark = canonical({"queue": dict(queue)})
+        found = self._log.read(_MARK)
+        if found is None:
+            self._log.create(_MARK, mark)
+            found = self._log.read(_MARK)
+        if found is not None and found != mark:
+            raise InvalidError(
+                "the landing is that of another queue: messages of both would be taken for one queue's. No message was taken. Do: give each queue a "
+                "landing of its own",
+                landing=self._log.store.url,
+                queue=dict(queue),
+                mark=_MARK,
+            )
 
     def newest(self) -> int:
         """Number of the newest landing that a listing shows; -1: none. One that it does not show is found by the create that it makes fail."""
@@ -231,9 +254,10 @@ class Landing:
         """Landing ``i`` and perhaps some before it, without a gap, in order; empty where it is gone."""
         if i not in self._known:
             data = self._log.read(_ids_key(i))
-            if data is not None:
-                self._known[i] = _decoded(data)
-            else:  # whoever landed it died before it wrote the ids
+            ids = None if data is None else _decoded(data)
+            if ids is not None:
+                self._known[i] = ids
+            else:  # whoever landed it died before it wrote the ids, or they are damaged
                 lines = self._log.read(_key(i))
                 self._known[i] = () if lines is None else (_landed(i, lines),)
         return self._known[i]
@@ -288,8 +312,11 @@ def _line(message: Message, at_ms: int) -> bytes:
 
 def _landed(i: int, data: bytes) -> _Landed:
     records = [read_json(line, _key(i)) for line in data.splitlines()]
-    digests = tuple(_digest(record["id"]) for record in records if record["id"] is not None)
-    return _Landed(i, records[0]["received_ms"], digests)
+    try:
+        digests = tuple(_digest(record["id"]) for record in records if record["id"] is not None)
+        return _Landed(i, int(records[0]["received_ms"]), digests)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise LogDamagedError("a landing has lines that no run has written", invariant="I1", key=_key(i)) from error
 
 
 def _count(run: Sequence[_Landed]) -> int:
@@ -302,10 +329,14 @@ def _encoded(run: Sequence[_Landed]) -> bytes:
     )
 
 
-def _decoded(data: bytes) -> tuple[_Landed, ...]:
+def _decoded(data: bytes) -> tuple[_Landed, ...] | None:
+    """The ids of some landings; ``None`` where nothing is to be learnt from them, so that the landings are read."""
     run = []
-    for i, at_ms, text in read_json(data, _IDS)["landings"]:
-        joined = base64.b64decode(text)
-        digests = tuple(joined[at : at + _DIGEST_BYTES] for at in range(0, len(joined), _DIGEST_BYTES))
-        run.append(_Landed(i, at_ms, digests))
-    return tuple(run)
+    try:
+        for i, at_ms, text in read_json(data, _IDS)["landings"]:
+            joined = base64.b64decode(text, validate=True)
+            digests = tuple(joined[at : at + _DIGEST_BYTES] for at in range(0, len(joined), _DIGEST_BYTES))
+            run.append(_Landed(int(i), int(at_ms), digests))
+    except (KeyError, LogDamagedError, TypeError, ValueError):
+        return None
+    return tuple(run) or None

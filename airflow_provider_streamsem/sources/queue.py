@@ -189,6 +189,7 @@ class QueuePlanner:
             )
             raise UnavailableError(what, place=self._source.landing)
         queue = self._source.queue
+        self._landing.claim(queue.identity())
         with queue.connect() as receiver:
             self._landing.land(receiver, most=self._source.max_messages, seconds=queue.receive_s)
         return self._files.latest_offsets()

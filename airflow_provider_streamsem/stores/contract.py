@@ -125,7 +125,10 @@ def split_url(url: str) -> tuple[str, str]:
     """``(scheme, what stands after it)``; a plain absolute path is of scheme ``file``."""
     if os.path.isabs(url):
         return "file", os.path.normpath(url)
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidError("a place must be an absolute path or a URL", given=url.split("?")[0]) from error
     if not registry.knows("stores", parts.scheme):
         raise InvalidError(
             "a place must be an absolute path or a URL of a known scheme",

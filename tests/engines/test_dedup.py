@@ -127,6 +127,26 @@ def test_values_of_several_keys_are_told_apart(spark: SparkSession, tmp_path: Pa
     assert sum(ids(spark, tmp_path).values()) == 3
 
 
+def test_id_is_the_same_after_its_column_was_widened(spark: SparkSession, tmp_path: Path) -> None:
+    values = ["5", "-1.5", "0", "1234567.89", "100"]
+    for batch in range(4):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{batch}.json").write_text("".join(f'{{"id": {value}}}\n' for value in values))
+    passed = []
+    for type in ("decimal(10,2)", "decimal(12,4)", "decimal(38,10)", "decimal(38,10)"):
+        source = FilesSource(path=str(tmp_path / "in"), format="json", schema=f"id {type}")
+        result = run_batch(
+            pipeline_in(tmp_path, source=source, dedup=Dedup(keys=["id"], ttl_s=3600)), run_key=f"r{len(passed)}"
+        )
+        passed.append(result.counts["written.out"])
+    assert passed == [5, 0, 0, 0]
+    wholes = spark.sql(
+        "SELECT CAST(5 AS DECIMAL(9,2)) a, 5L b, CAST(1e-10 AS DECIMAL(20,10)) c, CAST(0 AS DECIMAL(38,38)) d, CAST(-10 AS DECIMAL(9,0)) e"
+    )
+    texts = wholes.select(*[seen._text(wholes[f.name], f.dataType) for f in wholes.schema.fields]).first()
+    assert tuple(texts or ()) == ("5", "5", "0.0000000001", "0", "-10")
+
+
 def test_redo_lets_pass_what_passed(spark: SparkSession, tmp_path: Path) -> None:
     for batch in range(3):
         write(tmp_path, f"{batch}", [{"shop": "a", "id": n, "n": batch} for n in range(batch, batch + 3)])

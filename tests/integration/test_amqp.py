@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -207,6 +208,37 @@ def test_two_consumers_one_of_which_is_slow(queue: Queue) -> None:
         log = CommitLog(CalledStore(open_store(place), calls), ManualClock())
         Landing(log, source.window).land(CalledBroker(slow, calls), most=5, seconds=60)  # type: ignore[attr-defined, arg-type]
     queue.run("a")
+    queue.check()
+
+
+def test_headers_are_the_numbers_that_were_sent(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """pika writes no floats and no times beyond the year 9999, so the header is put together here."""
+    from pika import data
+
+    table = b"".join(
+        bytes([len(name)]) + name.encode() + kind + struct.pack(form, value)
+        for name, kind, form, value in (
+            ("price", b"d", ">d", 3.7), ("half", b"f", ">f", 0.5), ("at", b"T", ">Q", 1_700_000_000_000), ("n", b"l", ">q", 7)
+        )
+    )  # fmt: skip
+    original = data.encode_table
+    queue = Queue(rabbitmq, tmp_path / "a")
+
+    def encode_table(pieces: list[bytes], given: dict[str, Any]) -> int:
+        if given != {"any": "header"}:
+            return original(pieces, given)
+        pieces += [struct.pack(">I", len(table)), table]
+        return len(table) + 4
+
+    data.encode_table = encode_table
+    try:
+        queue.put(("a", b'{"id": 0}'), any="header")
+    finally:
+        data.encode_table = original
+    queue.sent = 1
+    assert queue.run("a").counts["read"] == 1
+    (file,) = (tmp_path / "a" / "in").glob("*.jsonl")
+    assert json.loads(file.read_text())["headers"] == {"price": "3.7", "half": "0.5", "at": "1700000000000", "n": "7"}
     queue.check()
 
 

@@ -224,6 +224,32 @@ def test_avro_of_a_registry_is_read_by_the_schema_that_wrote_it(topics: Topics, 
     assert sorted(topics.rows('id, "user", amount')) == [(1, "a", 0.0), (2, None, 1.5)]
 
 
+def test_version_whose_values_another_schema_would_change_is_quarantined_by_name(topics: Topics, registry: str) -> None:
+    def of(unit: str) -> dict[str, Any]:
+        return {
+            "type": "record",
+            "name": "E",
+            "fields": [{"name": "at", "type": {"type": "long", "logicalType": unit}}],
+        }
+
+    topics.create("a", 1)
+    millis, micros = of("timestamp-millis"), of("timestamp-micros")
+    subject = f"{topics.name('a')}-value"
+    Registry.subjects[subject] = [(11, json.dumps(millis)), (12, json.dumps(micros))]
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+    head = lambda number: b"\x00" + number.to_bytes(4, "big")  # noqa: E731
+    topics.put("a", [head(11) + avro(millis, {"at": at}), head(12) + avro(micros, {"at": at})])
+    result = topics.run(topics.pipeline("a", source={"value": Avro(json.dumps(micros), registry=registry)}), "r")
+    assert (result.counts["parsed"], result.counts["quarantined"]) == (1, 1)
+    assert topics.rows('epoch_us("at")') == [(int(at.timestamp()) * 1_000_000,)]
+    (bad,) = quarantined(topics)
+    assert bad["offset"] == 0
+    assert bad["error"] == (
+        f"value cannot be decoded; schema 11 (subject {subject}, version 1): "
+        "its values would change in field at (timestamp-millis is read as timestamp-micros)"
+    )
+
+
 def test_registry_that_is_down_or_empty_fails_the_batch_and_moves_nothing(topics: Topics, registry: str) -> None:
     topics.create("a", 1)
     topics.put("a", [b"\x00\x00\x00\x00\x01x"])
@@ -231,6 +257,9 @@ def test_registry_that_is_down_or_empty_fails_the_batch_and_moves_nothing(topics
     with pytest.raises(DataError, match="knows no Avro schema"):
         topics.run(spec, "r")
     Registry.is_down = True
+    with pytest.raises(UnavailableError, match="registry"):
+        topics.run(spec, "r")
+    Registry.is_down, Registry.subjects[f"{topics.name('a')}-value"] = False, [(1, "no schema")]
     with pytest.raises(UnavailableError, match="registry"):
         topics.run(spec, "r")
     assert open_log(spec.log).head == -1

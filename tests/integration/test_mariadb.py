@@ -263,6 +263,9 @@ def test_broken_constraint_is_named_without_a_value(db: Database, tmp_path: Path
 REFUSED = {
     "not transactional": ("append", "id bigint) ENGINE=MyISAM", "long"),
     "another unique index": ("upsert", "id bigint PRIMARY KEY, v bigint DEFAULT 1 UNIQUE)", "long"),
+    "the beginnings of keys": ("upsert", "id varchar(100), UNIQUE (id(5)))", "string"),
+    "the beginnings of a primary key": ("upsert", "id varchar(100), PRIMARY KEY (id(5)))", "string"),
+    "the beginnings of other columns": ("upsert", "id bigint PRIMARY KEY, v varchar(100), UNIQUE (v(5)))", "long"),
     "unsigned": ("append", "id bigint unsigned)", "long"),
     "a second's parts": ("append", "id datetime)", "timestamp"),
     "a time that depends on the session": ("append", "id timestamp(6) NULL)", "timestamp"),

@@ -329,6 +329,9 @@ REFUSED = {
     "text that is cut to one byte": ("append", 'CREATE TABLE t (id "char")', "string"),
     "a domain of text that is cut": ("append", "CREATE DOMAIN cut AS name; CREATE TABLE t (id cut)", "string"),
     "an unlogged partition": ("append", "CREATE TABLE t (id bigint) PARTITION BY RANGE (id); CREATE UNLOGGED TABLE t1 PARTITION OF t DEFAULT", "long"),
+    "a composite type": ("append", "CREATE TYPE pair AS (a int, b numeric(5,1)); CREATE TABLE t (id pair)", "string"),
+    "a point": ("append", "CREATE TABLE t (id point)", "string"),
+    "text whose spaces are cut": ("append", "CREATE TABLE t (id bpchar)", "string"),
     "no unique index": ("upsert", "CREATE TABLE t (id bigint NOT NULL)", "long"),
     "a unique constraint that waits": ("upsert", "CREATE TABLE t (id bigint NOT NULL UNIQUE DEFERRABLE)", "long"),
 }  # fmt: skip

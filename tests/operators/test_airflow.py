@@ -242,6 +242,20 @@ def test_pipeline_file_and_templates_inside_a_pipeline(world: World, rows_engine
     assert operator(world, pipeline=str(path)).execute(context("second"))["counts"]["read"] == 3
 
 
+def test_template_gives_text_in_a_dag_that_renders_native_objects(world: World) -> None:
+    from airflow.sdk import DAG
+
+    from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
+
+    with DAG("native", schedule=None, render_template_as_native_obj=True):
+        task = MicroBatchOperator(task_id="t", pipeline=world.pipeline(where="id = '{{ ds }}' OR id = {{ '0x10' }}"))
+    found = task.rendered_pipeline({"ds": "20240101_05"})
+    assert found.where == "id = '20240101_05' OR id = 0x10"
+    with DAG("path", schedule=None, render_template_as_native_obj=True):
+        task = MicroBatchOperator(task_id="t", pipeline=world.pipeline(where="{{ ds }}"))
+    assert task.rendered_pipeline({"ds": "20240101_05"}).where == "20240101_05"
+
+
 def test_pipeline_file_that_keeps_less_than_it_requires_is_refused_when_the_dag_is_parsed(world: World) -> None:
     path = world.root / "p.toml"
     path.write_text(

@@ -201,6 +201,14 @@ def test_templates_of_a_runs_own_names_are_accepted_and_broken_ones_are_named() 
         MicroBatchOperator(task_id="t", pipeline=pipeline(sinks={"out": FilesSink("/out/{{ ds }")}))
 
 
+@pytest.mark.parametrize("name", ["params.user", "dag_run.conf['x']", "run_id", "ti.xcom_pull('a')"])
+def test_predicate_takes_no_text_from_whoever_triggers_a_run(name: str) -> None:
+    with pytest.raises(InvalidError, match="would be run as SQL") as caught:
+        MicroBatchOperator(task_id="t", pipeline=pipeline(where="user = '{{ " + name + " }}'"))
+    assert caught.value.fields["refused"] == [name.split(".")[0]]
+    MicroBatchOperator(task_id="t", pipeline=pipeline(where="day = '{{ ds }}' AND at < '{{ data_interval_end }}'"))
+
+
 def test_spec_of_a_template_is_the_same_whoever_renders_it() -> None:
     from airflow_provider_streamsem.batch.templates import rendered
 

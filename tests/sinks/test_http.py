@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from airflow_provider_streamsem.batch.maintenance import vacuum
 from airflow_provider_streamsem.batch.opening import open_pipeline
 from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json
 from airflow_provider_streamsem.batch.publish import LoggedEffects, batch_of, skip
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import (
     ConflictError,
@@ -33,7 +35,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.protocol.entries import Receipt
-from airflow_provider_streamsem.sinks.endpoint import retry_after_s
+from airflow_provider_streamsem.sinks.endpoint import TURNED_AWAY, Address, Endpoint, retry_after_s
 from airflow_provider_streamsem.sinks.http import HttpSink
 from airflow_provider_streamsem.sinks.json_rows import check_types, json_rows
 from airflow_provider_streamsem.sinks.operations import OPERATIONS
@@ -590,25 +592,100 @@ def test_endpoint_that_is_down_costs_no_claim_and_no_record(tmp_path: Path) -> N
     assert receipt(w).result == "applied"
 
 
-@pytest.mark.parametrize(
-    ("answer", "error"), [(500, UnavailableError), (302, PublishError), (401, PublishError), (404, PublishError)]
-)
+@pytest.mark.parametrize(("answer", "error"), [(500, UnavailableError), (302, PublishError)])
 def test_endpoint_that_answers_nothing_well_costs_one_part_a_try_at_most(
     answer: int, error: type[Exception], tmp_path: Path, recorder: Recorder
 ) -> None:
     w = world(tmp_path)
     pipeline = pushing(w, recorder, delivery="at_most_once")
     recorder.answers = lambda call: answer
-    with pytest.raises(error, match="were not claimed"):
+    with pytest.raises(error, match="wait unclaimed"):
         w.run("a", pipeline=pipeline)
     assert len(claims(w)) == 1
     assert len(recorder.heard) == 2
     recorder.answers = lambda call: 200
     w.run("a", pipeline=pipeline)
     told = receipt(w)
-    assert (told.rows, told.detail["unknown"] + told.detail["refused"]) == (4, 2)
-    assert told.detail["unknown"] == (0 if 400 <= answer < 500 else 2)
+    assert (told.rows, told.detail["unknown"], told.detail["refused"]) == (4, 2, 0)
     assert max(recorder.ids().values()) == 1
+
+
+@pytest.mark.parametrize(("answer", "error"), [(500, UnavailableError), (302, PublishError)])
+def test_run_fails_where_the_only_part_of_a_batch_had_no_clear_answer(
+    answer: int, error: type[Exception], tmp_path: Path, recorder: Recorder
+) -> None:
+    w = world(tmp_path)
+    pipeline = pushing(w, recorder, delivery="at_most_once", part_rows=100)
+    recorder.answers = lambda call: answer
+    with pytest.raises(error):
+        w.run("a", pipeline=pipeline)
+    w.run("a", pipeline=pipeline)
+    assert (receipt(w).result, receipt(w).detail["unknown"]) == ("unknown", 6)
+
+
+@pytest.mark.parametrize("part_rows", [2, 100])
+@pytest.mark.parametrize("answer", TURNED_AWAY)
+def test_caller_who_is_turned_away_loses_no_record(
+    answer: int, part_rows: int, tmp_path: Path, recorder: Recorder
+) -> None:
+    w = world(tmp_path)
+    pipeline = pushing(w, recorder, delivery="at_most_once", part_rows=part_rows)
+    recorder.answers = lambda call: answer if call.ids == [3] else 200
+    for run in ("a", "a", "b"):
+        with pytest.raises(PublishError, match="turns the caller away"):
+            w.run(run, pipeline=pipeline)
+    recorder.answers = lambda call: 200
+    w.run("a", pipeline=pipeline)
+    assert recorder.ids() == w.expected
+    told = receipt(w)
+    assert (told.result, told.rows, told.detail["refused"]) == ("applied", 6, 0)
+
+
+def test_call_that_could_not_be_sent_loses_no_record(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = world(tmp_path)
+    pipeline = pushing(w, recorder, delivery="at_most_once")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "")
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="the call was not sent"):
+            w.run("a", pipeline=pipeline)
+    monkeypatch.delenv("HTTP_PROXY")
+    w.run("a", pipeline=pipeline)
+    assert recorder.ids() == w.expected
+    assert receipt(w).result == "applied"
+
+
+@pytest.mark.parametrize(
+    ("url", "settings", "kind"),
+    [
+        ("http://127.0.0.1:9", {}, "unsent"),
+        ("http://no-such-host.invalid", {}, "unsent"),
+        ("https://HERE", {"verify": "/no/such/file.pem"}, "unsent"),
+        ("http://HERE", {"proxies": {"http": "http://127.0.0.1:9"}}, "unsent"),
+        ("https://HERE", {"verify": False}, "unclear"),
+    ],
+)
+def test_failure_before_the_first_byte_is_told_from_a_lost_answer(
+    url: str, settings: dict[str, Any], kind: str, recorder: Recorder
+) -> None:
+    here = recorder.url.removeprefix("http://")
+    with Endpoint(Address(url.replace("HERE", here), **settings), "POST", 2, SYSTEM_CLOCK) as endpoint:
+        assert endpoint.call(b"{}", {}).kind == kind
+
+
+def test_wait_beyond_the_years_of_a_date_is_an_error_that_loses_no_record(tmp_path: Path, recorder: Recorder) -> None:
+    w = world(tmp_path)
+    pipeline = pushing(w, recorder, delivery="at_most_once")
+    far = {"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}
+    recorder.answers = lambda call: (429, far) if call.ids == [3] else 200
+    with pytest.raises(UnavailableError, match="limits the rate of calls"):
+        w.run("a", pipeline=pipeline)
+    recorder.answers = lambda call: 200
+    w.run("a", pipeline=pipeline)
+    assert recorder.ids() == w.expected
+    assert receipt(w).result == "applied"
 
 
 def test_redirect_is_not_followed(tmp_path: Path, recorder: Recorder) -> None:
@@ -660,7 +737,7 @@ def test_credentials_that_are_refused_are_never_taken_for_refused_records(tmp_pa
 
 def test_given_up_batch_says_of_each_part_what_can_be_known(tmp_path: Path, recorder: Recorder) -> None:
     for choice, expected in (
-        ("at_most_once", {"parts": 3, "refused": 2, "unknown": 0, "skipped": 4}),
+        ("at_most_once", {"parts": 3, "refused": 0, "unknown": 0, "skipped": 6}),
         ("at_least_once", {"parts": 3, "refused": 0, "unknown": 6, "skipped": 0}),
     ):
         w = world(tmp_path / choice)
@@ -946,3 +1023,17 @@ def test_redo_is_refused_before_anything_is_written(tmp_path: Path, recorder: Re
     with pytest.raises(InvalidError):
         w.run("r", pipeline=pipeline, redone=0)
     assert recorder.ids() == w.expected
+
+
+def test_key_of_a_record_is_the_same_after_its_decimal_column_was_widened(tmp_path: Path) -> None:
+    sink = HttpSink(str(tmp_path), url="http://h", record_id=["id", "name"], idempotent=True)
+
+    def key(type: str, value: Any) -> str:
+        fields = [{"name": "id", "type": type}, {"name": "name", "type": "string"}]
+        batch = SimpleNamespace(schema=json.dumps({"fields": fields}), pipeline_uuid="u", sink="s")
+        return sink.key(batch, 0, 0, {"id": value, "name": "5.00"})  # type: ignore[arg-type]
+
+    assert key("decimal(9,2)", "5.00") == key("decimal(12,4)", "5.0000") == key("decimal(9,0)", "5") == key("long", 5)
+    assert key("decimal(9,2)", "-1.50") == key("decimal(12,4)", "-1.5000")
+    assert len({key("decimal(9,2)", text) for text in ("0.00", "0.50", "5.00", "50.00", "0.05", "-5.00")}) == 6
+    assert key("string", "5.0") != key("string", "5")

@@ -275,6 +275,21 @@ def test_redo_that_would_delete_rows_of_others_is_refused_and_deletes_none(db: D
     assert db.ids() == world.expected + Counter([100])
 
 
+def test_redo_is_refused_where_a_trigger_keeps_the_rows_that_it_replaces(db: Database, tmp_path: Path) -> None:
+    db.run(OPEN_TABLE)
+    world = World(tmp_path)
+    world.arrive(1)
+    pipeline = world.pipeline(sinks={"t": sink(tmp_path, "replace_version")})
+    world.run("a", pipeline=pipeline)
+    db.run("CREATE TRIGGER kept BEFORE DELETE ON t BEGIN SELECT RAISE(IGNORE); END")
+    with pytest.raises(PublishError, match="a trigger or rule of the table keeps them"):
+        world.run("b", pipeline=pipeline, redone=0)
+    assert db.ids() == world.expected
+    db.run("DROP TRIGGER kept")
+    world.run("b", pipeline=pipeline, redone=0)
+    assert db.ids() == world.expected
+
+
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_redo_of_a_mode_that_cannot_replace_is_refused_before_anything_is_written(
     mode: str, db: Database, tmp_path: Path

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
-from airflow_provider_streamsem.errors import StoreRefusedError, UnavailableError
+from airflow_provider_streamsem.errors import LogDamagedError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.sources import landing as module
 from airflow_provider_streamsem.sources.landing import Landing, Message, Window
 from airflow_provider_streamsem.stores.local import LocalStore
@@ -341,6 +341,32 @@ def test_ids_that_are_missing_are_read_from_the_landings() -> None:
     assert land_at(store, 0, *range(20)) == 0
     land_at(store, 0, 20)
     assert land_at(store, 0, *range(21)) == 0
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"", b"{", b"{}", b'{"landings": 1}', b'{"landings": [[0, 1, "#"]]}', b'{"landings": [["x", 1, ""]]}']
+)
+def test_ids_that_are_damaged_are_read_from_the_landings(damaged: bytes) -> None:
+    store = MemoryStore()
+    for n in range(4):
+        land_at(store, 0, n)
+    for stat in [*store.list("_ids/")]:
+        store.delete(stat.key)
+        store.create(stat.key, damaged)
+    assert land_at(store, 0, *range(5)) == 1
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"", b"[]\n", b"{}\n", b'{"id": 1, "received_ms": 0}\n', b'{"id": "a", "received_ms": "x"}\n']
+)
+def test_landing_that_no_run_has_written_is_named(damaged: bytes) -> None:
+    store = MemoryStore()
+    land_at(store, 0, 0)
+    for stat in [*store.list("")]:
+        store.delete(stat.key)
+    store.create("999999999999-0.jsonl", damaged)
+    with pytest.raises(LogDamagedError, match="no run has written"):
+        land_at(store, 0, 1)
 
 
 def test_deleted_landings_are_forgotten_and_nothing_else_breaks() -> None:

@@ -158,6 +158,22 @@ def test_two_pipelines_share_a_landing_and_each_reads_every_message(tmp_path: Pa
     made.check()
 
 
+def test_landing_of_one_queue_takes_no_message_of_another(tmp_path: Path) -> None:
+    made = QueueWorld(tmp_path)
+    made.send(2)
+    made.run("one")
+    another = Broker()
+    another.send(Message(id="m0", body=b'{"id": 100}'))
+    source = QueueSource(queue=SQS, landing=str(tmp_path / "in"), schema="id long")
+    connected(source.queue, another)
+    sinks = {"out": FilesSink(path=str(tmp_path / "other"), format="json")}
+    other = made.pipeline().replace(source=source, log=f"memory://queue-{next(_NAMES)}", sinks=sinks)
+    with pytest.raises(InvalidError, match="that of another queue"):
+        run_batch(other, run_key="a", engine=RowsEngine())
+    assert len(another.queue) == 1
+    made.check()
+
+
 def test_poison_is_landed_once_and_ends_in_quarantine(tmp_path: Path) -> None:
     made = QueueWorld(tmp_path)
     made.send(1)
@@ -336,6 +352,9 @@ REFUSED: list[Callable[[], object]] = [
     lambda: AmqpQueue(name="q"),
     lambda: AmqpQueue(name="q", host="a", conn_id="b"),
     lambda: AmqpQueue(name="q", host="user:password@host"),
+    lambda: AmqpQueue(name="q", host="rabbit:abc"),
+    lambda: AmqpQueue(name="q", host="rabbit:99999"),
+    lambda: AmqpQueue(name="q", host="[::1"),
     lambda: AmqpQueue(name="q", host="a", id_from="header"),
     lambda: QueueSource(queue="sqs", landing="/a", schema="id long"),  # type: ignore[arg-type]
     lambda: QueueSource(queue={"type": "sqs"}, landing="/a", schema="id long"),  # type: ignore[arg-type]

@@ -1,0 +1,152 @@
+"""
+Whether an Avro schema reads the values of another one exactly. Schemas only, without Spark.
+
+Avro resolves types and ignores what they mean: milliseconds are read as microseconds, 1.23 as 0.0123, and a long is rounded to a double. Schema registries call
+such versions compatible.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+Schema: TypeAlias = str | Mapping[str, Any] | Sequence[Any]
+
+_UNITS = (
+    "date", "decimal", "duration", "local-timestamp-micros", "local-timestamp-millis", "local-timestamp-nanos", "time-micros", "time-millis",
+    "timestamp-micros", "timestamp-millis", "timestamp-nanos",
+)  # fmt: skip
+_INEXACT = {("int", "float"), ("long", "float"), ("long", "double")}
+_PROMOTED = {
+    "int": ("long", "float", "double"),
+    "long": ("float", "double"),
+    "float": ("double",),
+    "string": ("bytes",),
+    "bytes": ("string",),
+}
+
+
+def inexact_field(writer: str, reader: str) -> str | None:
+    """
+    The first field whose values the reader's schema would change; ``None``: it changes none, or cannot read the writer's records at all.
+
+    A type of the writer without a logical type is read as the reader's says.
+
+    :param writer: JSON text of the schema that wrote the records
+    :param reader: JSON text of the schema that they are read with
+    """
+    written, read = json.loads(writer), json.loads(reader)
+    return next(_Walk(_named(written), _named(read)).changed(written, read, ""), None)
+
+
+class _Walk:
+    """Two schemas side by side. A pair of records is entered once: a record may contain itself."""
+
+    def __init__(self, written: Mapping[str, Schema], read: Mapping[str, Schema]) -> None:
+        self._written, self._read = written, read
+        self._entered: set[tuple[int, int]] = set()
+
+    def changed(self, writer: Schema, reader: Schema, at: str) -> Iterator[str]:
+        """The fields that change, each as ``field (long is read as double)``."""
+        writer, reader = self._resolved(writer, self._written), self._resolved(reader, self._read)
+        if isinstance(writer, list):
+            for branch in writer:
+                yield from self.changed(branch, reader, at)
+        elif isinstance(reader, list):
+            chosen = self._branch(writer, reader)
+            if chosen is not None:
+                yield from self.changed(writer, chosen, at)
+        elif _type(writer) == _type(reader) and _type(writer) in ("record", "array", "map"):
+            yield from self._inside(_attributes(writer), _attributes(reader), at)
+        elif not _is_exact(writer, reader):
+            yield f"{at.lstrip('.') or 'value'} ({_said(writer)} is read as {_said(reader)})"
+
+    def _inside(self, writer: Mapping[str, Any], reader: Mapping[str, Any], at: str) -> Iterator[str]:
+        if (id(writer), id(reader)) in self._entered:
+            return
+        self._entered.add((id(writer), id(reader)))
+        if writer["type"] == "array":
+            yield from self.changed(writer["items"], reader["items"], f"{at}[]")
+        elif writer["type"] == "map":
+            yield from self.changed(writer["values"], reader["values"], f"{at}[]")
+        else:
+            written = {field["name"]: field["type"] for field in writer["fields"]}
+            for field in reader["fields"]:
+                for name in (field["name"], *field.get("aliases", ())):
+                    if name in written:
+                        yield from self.changed(written[name], field["type"], f"{at}.{field['name']}")
+                        break
+
+    def _branch(self, writer: Schema, union: Sequence[Any]) -> Schema | None:
+        """The branch of the reader's union that Avro takes: one of the writer's own type, else one that it is promoted to."""
+        kind = _type(writer)
+        branches = [self._resolved(branch, self._read) for branch in union]
+        own = [branch for branch in branches if _type(branch) == kind]
+        same_name = [branch for branch in own if _attributes(branch).get("name") == _attributes(writer).get("name")]
+        promoted = [branch for branch in branches if _type(branch) in _PROMOTED.get(kind, ())]
+        return next(iter([*same_name, *own, *promoted]), None)
+
+    def _resolved(self, schema: Schema, names: Mapping[str, Schema]) -> Any:
+        """A schema with a name in place of its definition, or with ``{"type": {...}}`` around it, as the definition."""
+        if isinstance(schema, str):
+            return names.get(schema.rpartition(".")[2], schema)
+        if isinstance(schema, Mapping) and not isinstance(schema["type"], str):
+            return self._resolved(schema["type"], names)
+        if isinstance(schema, Mapping) and schema["type"].rpartition(".")[2] in names:
+            return names[schema["type"].rpartition(".")[2]]
+        return schema
+
+
+def _named(schema: Schema) -> dict[str, Schema]:
+    """Name without its namespace → definition of every named type in a schema."""
+    found: dict[str, Schema] = {}
+    waiting: list[Any] = [schema]
+    while waiting:
+        inside = waiting.pop()
+        if isinstance(inside, Mapping):
+            if inside.get("type") in ("record", "enum", "fixed"):
+                found[str(inside["name"]).rpartition(".")[2]] = inside
+            waiting += [inside[part] for part in ("type", "items", "values") if part in inside]
+            waiting += [field["type"] for field in inside.get("fields", ())]
+        elif not isinstance(inside, str):
+            waiting += inside
+    return found
+
+
+def _attributes(schema: Schema) -> Mapping[str, Any]:
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _type(schema: Schema) -> str:
+    return schema if isinstance(schema, str) else str(_attributes(schema)["type"])
+
+
+def _unit(schema: Schema) -> tuple[Any, ...] | None:
+    """What a number of this type counts; ``None``: itself."""
+    given = _attributes(schema)
+    if given.get("logicalType") not in _UNITS:
+        return None
+    if given["logicalType"] == "decimal":
+        return "decimal", given.get("scale", 0)
+    return (given["logicalType"],)
+
+
+def _is_exact(writer: Schema, reader: Schema) -> bool:
+    if (_type(writer), _type(reader)) in _INEXACT:
+        return False
+    unit = _unit(writer)
+    if unit is not None and unit != _unit(reader):
+        return False
+    return unit is None or unit[0] != "decimal" or _precision(writer) <= _precision(reader)
+
+
+def _precision(schema: Schema) -> int:
+    return int(_attributes(schema).get("precision", 0))
+
+
+def _said(schema: Schema) -> str:
+    given = _attributes(schema)
+    if given.get("logicalType") == "decimal":
+        return f"decimal({given.get('precision')},{given.get('scale', 0)})"
+    return str(given.get("logicalType") or _type(schema))
