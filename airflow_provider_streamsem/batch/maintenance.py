@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,12 +17,16 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engines.dedup import STATE, state_files
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol import invariants, keys
-from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, SegmentFile
+from airflow_provider_streamsem.protocol.codec import canonical
+from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.sinks.contract import Sink
 from airflow_provider_streamsem.sources.contract import Planner, Source
 
 logger = telemetry.log_of(__name__)
+
+_LATE_MS = 86_400_000
+"""for how long after its decision a version is looked at again: an attempt of it may still run, and write"""
 
 
 def abort(
@@ -93,15 +98,18 @@ class Vacuumed:
 
 
 @on_its_log
-def vacuum(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = None) -> Vacuumed:
+def vacuum(
+    pipeline: Pipeline, *, dry_run: bool = False, everything: bool = False, log: CommitLog | None = None
+) -> Vacuumed:
     """
     Delete what losing attempts of closed versions left: files, then quarantined records, then manifests (V1 to V3); and rows that were staged for sinks
     outside the log, once their receipts are there (V4).
 
     Safe beside running writers: after a version's outcome exists, no other attempt of it can ever win. An attempt that still runs may write more; the next
-    vacuum finds it.
+    vacuum finds it. Versions that were closed more than a day before a vacuum are not looked at again (V6).
 
     :param pipeline: the user's own: only its datasets and its log are touched, never a place that something stored names (V5)
+    :param everything: look at all versions, for what an attempt wrote that ran longer than a day after its version was closed
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: there is no log
     :raises ConflictError: the log belongs to another pipeline, or a dataset to another log; nothing was deleted
@@ -111,43 +119,85 @@ def vacuum(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None =
     record = find_record(pipeline, log)
     if record is None:
         raise InvalidError("there is no log at this place", log=pipeline.log)
-    sinks = pipeline.sinks
-    log.find_head()  # refuses a log that was moved
-    if log.outcome(0) is None:  # nothing has lost, and a first run that died may have left its datasets unmarked
+    head = log.find_head()  # refuses a log that was moved
+    if head.closed < 0:  # nothing has lost, and a first run that died may have left its datasets unmarked
         return Vacuumed(attempts=(), keys=(), bytes=0)
     claim_datasets(pipeline, log, record, new=False)
     refuse_conflicts(pipeline, log, record.pipeline_uuid)
-    has_lost = _Losers(log)
-    has_receipts = cache(lambda version: log.receipts(version) is not None)
+    places = [_Place(pipeline, name) for name in sorted(pipeline.sinks)]
+    begin = 0 if everything else min(_noted(log), head.closed + 1)
     attempts, stale = [], []
     size = 0
-    for name, sink in sorted(sinks.items()):
-        # Staged files that are not the published ones serve only until the receipts are there.
-        is_spent = sink.publishes and not publishing(pipeline, name).keeps_staged
-        is_table = sink.publishes and not is_spent
-        in_use = cache(publishing(pipeline, name).attempts_in_use) if is_table else set[tuple[int, str]]
-        for version, attempt_id in sorted(sink.attempts()):
-            if has_lost(version, attempt_id) and (version, attempt_id) in in_use():
-                what = "sink %s: attempt %s of version %d lost by the log, and its files are in the table: vacuum leaves them"
-                logger.warning(what, name, attempt_id, version)
-            elif has_lost(version, attempt_id) or (is_spent and has_receipts(version)):
-                attempts.append((name, version, attempt_id))
-                size += sink.discard(version, attempt_id, dry_run=dry_run)
-    if pipeline.dedup is not None:
-        remembered = state_files(log.store.url)  # beside the entries of the very log that was read
-        for version, attempt_id in sorted(remembered.attempts()):
-            if has_lost(version, attempt_id):
-                attempts.append((STATE, version, attempt_id))
-                size += remembered.discard(version, attempt_id, dry_run=dry_run)
-    for prefix in ("quarantine/", "attempts/"):
-        for stat in list(log.store.list(prefix)):
-            version, attempt_id = _attempt_of(stat.key)
-            if has_lost(version, attempt_id):
-                stale.append(stat.key)
-                size += stat.bytes
-                if not dry_run:
-                    log.store.delete(stat.key)
+    for version in range(begin, head.closed + 1):
+        lost = _Losers(log, version)
+        for place in places:
+            for attempt_id in place.spent(version, lost):
+                attempts.append((place.name, version, attempt_id))
+                size += place.sink.discard(version, attempt_id, dry_run=dry_run)
+        if pipeline.dedup is not None:
+            remembered = state_files(log.store.url)  # beside the entries of the very log that was read
+            for _, attempt_id in sorted(remembered.attempts(version)):
+                if lost(attempt_id):
+                    attempts.append((STATE, version, attempt_id))
+                    size += remembered.discard(version, attempt_id, dry_run=dry_run)
+        for prefix in (keys.quarantined(version), keys.attempts(version)):
+            for stat in list(log.store.list(prefix)):
+                if lost(_attempt_of(stat.key)[1]):
+                    stale.append(stat.key)
+                    size += stat.bytes
+                    if not dry_run:
+                        log.store.delete(stat.key)
+    if not dry_run:
+        _note(log, _first_after(log, log.clock.now_ms() - _LATE_MS, begin, head.closed + 1))
     return Vacuumed(attempts=tuple(attempts), keys=tuple(stale), bytes=size)
+
+
+class _Place:
+    """A sink, and which of its attempts have nothing that anybody may need."""
+
+    def __init__(self, pipeline: Pipeline, name: str) -> None:
+        self.name, self.sink = name, pipeline.sinks[name]
+        # Staged files that are not the published ones serve only until the receipts are there.
+        self._is_spent = self.sink.publishes and not publishing(pipeline, name).keeps_staged
+        is_table = self.sink.publishes and not self._is_spent
+        self._in_use = cache(publishing(pipeline, name).attempts_in_use) if is_table else set[tuple[int, str]]
+
+    def spent(self, version: int, lost: _Losers) -> Iterator[str]:
+        """The attempts of a closed version that can be deleted."""
+        for _, attempt_id in sorted(self.sink.attempts(version)):
+            if lost(attempt_id) and (version, attempt_id) in self._in_use():
+                what = "sink %s: attempt %s of version %d lost by the log, and its files are in the table: vacuum leaves them"
+                logger.warning(what, self.name, attempt_id, version)
+            elif lost(attempt_id) or (self._is_spent and lost.log.receipts(version) is not None):
+                yield attempt_id
+
+
+def _noted(log: CommitLog) -> int:
+    """Below which version an earlier vacuum has looked. A hint: it decides what is looked at, never what is deleted (V6)."""
+    return max((_version_of(key) for key in log.list_keys(keys.VACUUMED, 1)), default=0)
+
+
+def _note(log: CommitLog, below: int) -> None:
+    """Keep the newest note alone."""
+    if below > _noted(log):
+        log.create(keys.vacuumed(below), canonical({"below": below}))
+    for key in log.list_keys(keys.VACUUMED):
+        if _version_of(key) < below:
+            log.store.delete(key)
+
+
+def _version_of(key: str) -> int:
+    return keys.parse_newest_first(key) or 0
+
+
+def _first_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
+    """The first version from ``begin`` on that was decided after an instant; ``end`` where none was."""
+
+    def is_after(version: int) -> bool:
+        found = log.outcome(version)
+        return found is None or found[0].decided_at_ms > decided_ms
+
+    return bisect_left(range(end), True, lo=min(begin, end), key=is_after)
 
 
 def _attempt_of(key: str) -> tuple[int, str]:
@@ -157,31 +207,16 @@ def _attempt_of(key: str) -> tuple[int, str]:
     return (-1, "") if version is None else (version, parts[2].removesuffix(".json"))
 
 
-def _attempt_of_file(file: SegmentFile) -> str:
-    found = keys.attempt_of_data(file.file.key)
-    return "" if found is None else found[1]
-
-
 class _Losers:
-    """
-    Says whether an attempt has lost: its version is closed by an abort or by another attempt. The outcome is read, never guessed (I11).
+    """Says whether an attempt of a version has lost: the version is closed by an abort or by another attempt. The outcome is read, never guessed (I11)."""
 
-    Only that an attempt has won is taken from the folded log, which costs one read for a hundred versions: what it says deletes nothing.
-    """
+    def __init__(self, log: CommitLog, version: int) -> None:
+        self.log = log
+        self._outcome = cache(lambda: log.outcome(version))
 
-    def __init__(self, log: CommitLog) -> None:
-        self._log = log
-        self._outcomes: dict[int, Outcome | None] = {}
-        self._won = {(file.version, _attempt_of_file(file)) for file in log.view().files}
-
-    def __call__(self, version: int, attempt_id: str) -> bool:
-        if version < 0 or (version, attempt_id) in self._won:
-            return False
-        if version not in self._outcomes:
-            found = self._log.outcome(version)
-            self._outcomes[version] = None if found is None else found[0]
-        outcome = self._outcomes[version]
-        return outcome is not None and outcome.attempt_id != attempt_id
+    def __call__(self, attempt_id: str) -> bool:
+        found = self._outcome()
+        return bool(attempt_id) and found is not None and found[0].attempt_id != attempt_id
 
 
 def attempts_of(log: CommitLog, sinks: Mapping[str, Sink], version: int) -> set[str]:

@@ -190,7 +190,10 @@ COMMANDS = (
         "vacuum",
         "Delete files of attempts that lost, and staged files of versions that are published.",
         "orders.toml --dry-run",
-        (_argument("--dry-run", action="store_true", help="only say what would be deleted"),),
+        (
+            _argument("--dry-run", action="store_true", help="only say what would be deleted"),
+            _argument("--all", action="store_true", help="look at versions that an earlier vacuum has looked at, too"),
+        ),
         builds="sinks",
     ),
 )

@@ -431,7 +431,7 @@ def explain(args: argparse.Namespace) -> Answer:
 
 def vacuum(args: argparse.Namespace) -> Answer:
     """``streamsem vacuum``"""
-    done = maintenance.vacuum(args.pipeline, dry_run=args.dry_run)
+    done = maintenance.vacuum(args.pipeline, dry_run=args.dry_run, everything=args.all)
     said = f"{len(done.attempts)} attempts and {len(done.keys)} objects of the log, {done.bytes} bytes"
     return Answer(
         document={**plain(done), "dry_run": args.dry_run},

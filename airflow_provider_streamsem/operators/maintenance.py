@@ -22,24 +22,28 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     """
     Delete what losing attempts of closed versions left: files, quarantined records, manifests. Nothing that a reader sees, and nothing of an open version.
 
-    Safe beside running batches. The result is ``{"attempts": n, "keys": n, "bytes": n, "dry_run": bool}``.
+    Safe beside running batches. Versions that were closed more than a day before a vacuum are not looked at again. The result is ``{"attempts": n, "keys": n, "bytes": n, "dry_run": bool}``.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated); only its own datasets are touched
     :param dry_run: only say what would be deleted
+    :param everything: look at all versions, for what an attempt wrote that ran longer than a day after its version was closed
     """
 
     template_fields: Sequence[str] = ("pipeline_file",)
     ui_color = "#dde3ea"
 
-    def __init__(self, *, pipeline: Pipeline | str, dry_run: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, *, pipeline: Pipeline | str, dry_run: bool = False, everything: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.take_pipeline(pipeline)
+        self.everything = flag("everything", everything)
         self.only_say = flag("dry_run", dry_run)  # dry_run is a method of every operator
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Delete, and answer how much it was."""
         with self.pipeline_on_its_log(context) as pipeline:
-            done = vacuum(pipeline, dry_run=self.only_say)
+            done = vacuum(pipeline, dry_run=self.only_say, everything=self.everything)
         return {
             "attempts": len(done.attempts),
             "keys": len(done.keys),

@@ -17,6 +17,7 @@ ANNOUNCED = "announced/"
 SOURCES = "sources/"
 
 QUARANTINE = "quarantine/"
+VACUUMED = "vacuumed/"
 
 _ENTRY = re.compile(r"log/([0-9]{8})/([0-9]{12})-([0-9]{1,13})\.([pcd])\.json")
 _NEWEST_FIRST = re.compile(r".*/([0-9]{12})-([0-9]{1,12})\.json")
@@ -141,14 +142,24 @@ def known(sha256: str) -> str:
 
 
 def parse_newest_first(key: str) -> int | None:
-    """The number in the key of a run pointer, an announcement or a discovery, or ``None`` where the key is not one of ours."""
+    """The number in the key of a run pointer, an announcement, a discovery or a note of vacuum, or ``None`` where the key is not one of ours."""
     match = _NEWEST_FIRST.fullmatch(key)
     return int(match[2]) if match is not None and match[1] == _inv(int(match[2])) else None
 
 
 def quarantine(version: int, attempt_id: str, part: int) -> str:
     """Key of one part of the records of an attempt that could not be parsed."""
-    return f"{QUARANTINE}{version}/{attempt_id}/{part:05d}.jsonl"
+    return f"{quarantined(version)}{attempt_id}/{part:05d}.jsonl"
+
+
+def quarantined(version: int) -> str:
+    """Prefix of the records of a version's attempts that could not be parsed."""
+    return f"{QUARANTINE}{version}/"
+
+
+def vacuumed(version: int) -> str:
+    """Key of the note that vacuum has looked at the versions below this one."""
+    return f"{VACUUMED}{_inv(version)}-{version}.json"
 
 
 def claim(version: int, sink: str, part: int, round: int = 0) -> str:

@@ -6,18 +6,22 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_provider_streamsem import Limits
 from airflow_provider_streamsem.batch import maintenance
+from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import (
     ConflictError,
     DataError,
     InvalidError,
 )
+from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.contract import ObjectStat
+from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.worlds import World
@@ -270,14 +274,56 @@ def test_more_bad_records_than_allowed_fail_the_batch_and_move_nothing(world: Wo
     assert world.opened().head == -1
 
 
-def test_vacuum_reads_one_object_for_a_hundred_versions_that_have_nothing_to_delete(world: World) -> None:
-    for number in range(230):
+DAY_MS = 86_400_000
+
+
+def vacuum_later(world: World, days: int, store: Any = None, **named: Any) -> maintenance.Vacuumed:
+    clock = ManualClock(1_700_000_000_000 + days * DAY_MS + 60_000)
+    return maintenance.vacuum(world.pipeline(), log=CommitLog(store or world.store, clock), **named)
+
+
+def late_file(world: World, version: int) -> None:
+    place = world.root / "out" / "data" / str(version) / "late"
+    place.mkdir(parents=True)
+    (place / "part.json").write_text("{}\n")
+
+
+def test_V6_vacuum_looks_again_only_at_versions_of_the_last_day(world: World) -> None:
+    for number in range(5):
         world.arrive(1)
         world.run(f"r{number}")
-    store = CountingStore(world.store)
-    assert maintenance.vacuum(world.pipeline(), log=world.log(store)).attempts == ()
-    outcomes = [key for verb, key in store.keys if verb == "read" and key.endswith(".c.json")]
-    assert len(outcomes) < 40, "those above the last full segment"
+    vacuum_later(world, 0)
+    late_file(world, 2)
+    assert vacuum_later(world, 1, dry_run=True).attempts == (("out", 2, "late"),)
+    assert vacuum_later(world, 1).attempts == (("out", 2, "late"),)
+    late_file(world, 3)
+    assert vacuum_later(world, 1).attempts == ()
+    assert [stat.key for stat in world.store.list("vacuumed/")] == [keys.vacuumed(5)]
+    assert vacuum_later(world, 2, everything=True).attempts == (("out", 3, "late"),)
+    world.check()
+
+
+def test_V6_requests_of_vacuum_do_not_grow_with_versions_that_it_has_looked_at(world: World) -> None:
+    requests = []
+    for number in range(120):
+        world.arrive(1)
+        world.run(f"r{number}")
+        if number in (9, 119):
+            vacuum_later(world, 1)
+            store = CountingStore(world.store)
+            vacuum_later(world, 1, store)
+            requests.append(sum(store.requests.values()))
+    assert requests[0] == requests[1] < 12, requests
+
+
+def test_V6_note_that_was_forged_keeps_vacuum_from_nothing_but_looking(world: World) -> None:
+    world.arrive(1)
+    world.run("a")
+    late_file(world, 0)
+    world.store.create(keys.vacuumed(10**9), b"")
+    assert vacuum_later(world, 1).attempts == ()
+    assert vacuum_later(world, 1, everything=True).attempts == (("out", 0, "late"),)
+    world.check()
 
 
 def test_I11_vacuum_of_an_old_log_does_not_touch_the_dataset_of_a_new_one(world: World, tmp_path: Path) -> None:

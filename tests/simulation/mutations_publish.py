@@ -132,7 +132,13 @@ def last_sink_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def staged_rows_are_deleted_before_the_receipts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(maintenance, "cache", lambda asked: lambda version: True)
+    real = maintenance._Place.spent
+
+    def spent(self: Any, version: int, lost: Any) -> Any:
+        everyone = (attempt for _, attempt in sorted(self.sink.attempts(version)))
+        return everyone if self._is_spent else real(self, version, lost)
+
+    patch.setattr(maintenance._Place, "spent", spent)
 
 
 def claim_is_not_checked(patch: pytest.MonkeyPatch) -> None:
