@@ -237,12 +237,17 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
         "duration": lambda row: "" if row["duration_ms"] is None else f"{row['duration_ms'] / 1000:.1f} s",
         "changed in the spec": lambda row: "\n".join(row["changed"]),
     }
-    hidden = [] if any(row["changed"] for row in rows) else ["changed in the spec"]
-    shown = {title: cell for title, cell in columns.items() if title not in hidden}
-    cells = [[str(cell(row)) for cell in shown.values()] for row in rows]
-    first = ["attempts", "files", "age", "filtered", "duration", "closed (UTC)", "sinks", "changed in the spec"]
-    left_out = [column for column in (*first, "quarantined", "offsets", "written") if column in shown]
-    return Table(title=f"commit log of {name}", columns=[*shown], rows=cells, left_out_first=left_out)
+    cells = {title: [str(cell(row)) for row in rows] for title, cell in columns.items()}
+    if all(state == "committed" for row in rows for state in row["sinks"].values()):
+        del cells["sinks"]  # the result says it
+    shown = [title for title, column in cells.items() if not rows or any(column)]
+    first = ["attempts", "files", "duration", "closed (UTC)", "sinks", "changed in the spec", "age", "filtered"]
+    return Table(
+        title=f"commit log of {name}",
+        columns=shown,
+        rows=[*zip(*(cells[title] for title in shown), strict=True)],
+        left_out_first=[title for title in (*first, "quarantined", "offsets", "written") if title in shown],
+    )
 
 
 def _written(row: Json) -> list[int]:

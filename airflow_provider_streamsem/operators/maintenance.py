@@ -22,7 +22,8 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     """
     Delete what losing attempts of closed versions left: files, quarantined records, manifests. Nothing that a reader sees, and nothing of an open version.
 
-    Safe beside running batches. Versions that were closed more than a day before a vacuum are not looked at again. The result is ``{"attempts": n, "keys": n, "bytes": n, "dry_run": bool}``.
+    Safe beside running batches. Versions that were closed more than a day before a vacuum are not looked at again. The result is ``{"attempts": n,
+    "keys": n, "bytes": n, "dry_run": bool}``.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated); only its own datasets are touched
     :param dry_run: only say what would be deleted

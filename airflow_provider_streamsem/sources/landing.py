@@ -119,33 +119,14 @@ class Landing:
 
     :param log: the place, as a log: it sends a create without a clear answer again, with the same bytes
     :param window: how far back ids are known
+    :param queue: what names the queue, whoever lands from it
     """
 
-    def __init__(self, log: CommitLog, window: Window) -> None:
+    def __init__(self, log: CommitLog, window: Window, queue: Mapping[str, str]) -> None:
         self._log = log
         self._window = window
+        self._mark = canonical({"queue": dict(queue)})
         self._known: dict[int, tuple[_Landed, ...]] = {}
-
-    def claim(self, queue: Mapping[str, str]) -> None:
-        """
-        Mark the place as the landing of one queue.
-
-        :param queue: what names it, whoever lands from it
-        :raises InvalidError: it is the landing of another queue; no message was taken
-        """
-        mark = canonical({"queue": dict(queue)})
-        found = self._log.read(_MARK)
-        if found is None:
-            self._log.create(_MARK, mark)
-            found = self._log.read(_MARK)
-        if found is not None and found != mark:
-            raise InvalidError(
-                "the landing is that of another queue: messages of both would be taken for one queue's. No message was taken. Do: give each queue a "
-                "landing of its own",
-                landing=self._log.store.url,
-                queue=dict(queue),
-                mark=_MARK,
-            )
 
     def newest(self) -> int:
         """Number of the newest landing that a listing shows; -1: none. One that it does not show is found by the create that it makes fail."""
@@ -171,11 +152,16 @@ class Landing:
         :param most: messages, 1 or more
         :param seconds: for which messages are received
         :raises UnavailableError: the queue or the place gave no clear answer; nothing was acknowledged that is not landed
+        :raises InvalidError: the place is the landing of another queue; nothing was landed or acknowledged
         """
+        is_marked = self._check_mark()
         i = self.newest()  # before a message is taken: a place that cannot be reached takes none
         taken = self._received(receiver, most, seconds)
         if not taken:
             return 0
+        if not is_marked:  # only now: a name that was misspelt must not take the place
+            self._log.create(_MARK, self._mark)
+            self._check_mark()
         # Where somebody has deleted landings and left their ids, their numbers are not given again: the ids would be taken for those of the new ones.
         i = max(i, self._listed(_IDS, _ids_key))
         landed = 0
@@ -190,6 +176,18 @@ class Landing:
         if landed:
             self._write_ids(i)
         return landed
+
+    def _check_mark(self) -> bool:
+        """Whether the place is marked as the landing of this queue."""
+        found = self._log.read(_MARK)
+        if found is not None and found != self._mark:
+            raise InvalidError(
+                "the landing is that of another queue: messages of both would be taken for one queue's. No message was taken. Do: give each queue a "
+                "landing of its own",
+                landing=self._log.store.url,
+                mark=_MARK,
+            )
+        return found is not None
 
     def _received(self, receiver: Receiver, most: int, seconds: float) -> list[Message]:
         until_ms = self._log.clock.now_ms() + seconds * 1000

@@ -168,7 +168,9 @@ class QueuePlanner:
         self._source = source
         self._place = source.files()
         self._files: FilesPlanner = self._place.open(log, last)
-        self._landing = Landing(CommitLog(open_store(source.landing), log.clock, log.patience), source.window)
+        self._landing = Landing(
+            CommitLog(open_store(source.landing), log.clock, log.patience), source.window, source.queue.identity()
+        )
 
     def follow(self, last: Outcome | None) -> None:
         """What it remembers stays true."""
@@ -189,7 +191,6 @@ class QueuePlanner:
             )
             raise UnavailableError(what, place=self._source.landing)
         queue = self._source.queue
-        self._landing.claim(queue.identity())
         with queue.connect() as receiver:
             self._landing.land(receiver, most=self._source.max_messages, seconds=queue.receive_s)
         return self._files.latest_offsets()

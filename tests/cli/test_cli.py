@@ -426,8 +426,20 @@ def test_log_never_cuts_a_number_and_says_which_columns_it_leaves_out(
 
 
 def test_log_shows_which_sink_waits(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run(capsys, "log", str(world.root / "log"), "--wide")
-    assert "out committed" in out
+    row = {
+        "version": 0,
+        "result": "publishing",
+        "decided_at_ms": 0,
+        "ranges": {},
+        "counts": {},
+        "files": 1,
+        "attempts": 1,
+        "duration_ms": 1,
+        "changed": [],
+    }
+    table = commands_.log_table("p", [{**row, "sinks": {"out": "committed", "push": "waiting"}}], now_ms=0)
+    assert table.rows[0][table.columns.index("sinks")] == "out committed\npush waiting"
+    assert "sinks" not in commands_.log_table("p", [{**row, "sinks": {"out": "committed"}}], now_ms=0).columns
 
 
 HOSTILE = "a\x1b]0;owned\x07\x9b31m[bold red]b[/]\u202egpj\u2066\x7f\r\nversion 9: commit \ud800é"

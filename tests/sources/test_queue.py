@@ -174,6 +174,16 @@ def test_landing_of_one_queue_takes_no_message_of_another(tmp_path: Path) -> Non
     made.check()
 
 
+def test_queue_that_does_not_answer_takes_no_landing(tmp_path: Path) -> None:
+    made = QueueWorld(tmp_path)
+    made.send(1)
+    misspelt = QueueSource(queue=memory_queue(None), landing=str(tmp_path / "in"), schema="id long")
+    with pytest.raises(AttributeError):
+        made.world.run("a", pipeline=made.pipeline().replace(source=misspelt))
+    made.run("b")
+    made.check()
+
+
 def test_poison_is_landed_once_and_ends_in_quarantine(tmp_path: Path) -> None:
     made = QueueWorld(tmp_path)
     made.send(1)
