@@ -90,8 +90,8 @@ class Staging:
         """Stage every sink; the counts are of what was really read and written."""
         loaded = self.job.source.load(self.session, self.job.plan.pins)
         watched = Observation()
-        asked = self._asked(loaded)
         marked = self._marked(loaded)
+        asked = self._asked(loaded, marked)
         records = self.inspect.observe(marked, watched, *asked)
         if self.job.dedup is not None:
             self._seen = Seen(
@@ -144,11 +144,11 @@ class Staging:
             return self.job.state
         return self._seen.remember(self.job.plan.version, self.job.attempt_id)
 
-    def _asked(self, loaded: Loaded) -> list[Column]:
+    def _asked(self, loaded: Loaded, marked: DataFrame) -> list[Column]:
         """What is counted of the records. Every column is asked for: what is not asked for is not parsed, and then cannot be found bad."""
         asked = [F.expr("count(1) AS read")]
         if loaded.bad is not None:
-            columns = [quoted(name) for name in loaded.frame.columns]
+            columns = [quoted(name) for name in marked.columns]
             asked.append(F.count_if(loaded.bad).alias("bad"))
             asked += [
                 F.expr(f"count({', '.join(columns[i : i + _COLUMNS_A_COUNT])}) AS c{i}")

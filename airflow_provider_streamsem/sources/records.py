@@ -290,7 +290,13 @@ class FileRecords:
 
     def _ordered(self, frame: DataFrame) -> DataFrame:
         """The columns as Spark orders them: those of the schema, then partition columns, null where a file has none."""
-        held = {name.lower() for name in frame.columns}
+        # Behind Spark Connect a question for the columns is a request: they are known where there is a schema.
+        names = (
+            frame.columns
+            if self._schema is None
+            else [f.name for f in (*self._columns().fields, *self._group.partitions.fields)]
+        )
+        held = {name.lower() for name in names}
         absent = [field for key, field in self._partitions.items() if key not in held]
         frame = frame.select("*", *[F.lit(None).cast(f.dataType).alias(f.name) for f in absent])
         for read in self._group.partitions.fields:
