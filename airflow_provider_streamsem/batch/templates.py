@@ -7,7 +7,7 @@ What a template gives is part of the spec, which is stored in the log. So a temp
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json
@@ -15,8 +15,8 @@ from airflow_provider_streamsem.errors import InvalidError
 
 _SECRET_SOURCES = {"conn", "var"}
 _TIMES = {
-    "dag", "data_interval_end", "data_interval_start", "ds", "ds_nodash", "logical_date", "macros", "prev_data_interval_end_success",
-    "prev_data_interval_start_success", "task", "ts", "ts_nodash", "ts_nodash_with_tz",
+    "data_interval_end", "data_interval_start", "ds", "ds_nodash", "logical_date", "macros", "prev_data_interval_end_success",
+    "prev_data_interval_start_success", "ts", "ts_nodash", "ts_nodash_with_tz",
 }  # fmt: skip
 
 
@@ -69,17 +69,46 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def rendered(pipeline: Pipeline, render: Callable[[str], str], *, where: str) -> Pipeline:
+def rendered(pipeline: Pipeline, environment: Any, context: Mapping[str, Any], *, where: str) -> Pipeline:
     """
     The pipeline with its templates rendered. One object serves every run of a DAG's process, so it is replaced, never changed.
 
+    :param environment: Jinja's, whose templates give text
+    :param context: name → value, for the templates
     :param where: names the pipeline in errors
-    :raises InvalidError: what a template gave is not acceptable
+    :raises InvalidError: a template uses what this run does not have, or what it gave is not acceptable
     """
     if not holds_templates(pipeline):
         return pipeline
     refuse_secrets(pipeline)
+    from jinja2 import TemplateError
+
+    of_values = environment.overlay(finalize=_some_value)
+
+    def render(text: str) -> str:
+        try:
+            return str(of_values.from_string(text).render(context))
+        except (TemplateError, _NoValueError) as error:
+            raise InvalidError(
+                "a template of the pipeline has no value in this run. Nothing was read or written. Do: use a value that every run has; a run that an "
+                "asset event started has no `ds` and no data interval, and a first run has none before it",
+                pipeline=pipeline.name,
+                given=text,
+                problem=str(error),
+            ) from error
+
     return from_json(_rendered(pipeline.without_transform(), render), where=where).replace(transform=pipeline.transform)
+
+
+class _NoValueError(Exception):
+    """An expression of a template is ``None``."""
+
+
+def _some_value(value: Any) -> Any:
+    """``None`` would become the text "None". Airflow gives some values as proxies, of which only the text shows it."""
+    if not isinstance(value, str) and str(value) == "None":
+        raise _NoValueError("an expression is None")
+    return value
 
 
 def _is_template(text: str) -> bool:

@@ -23,8 +23,20 @@ def fields(schema: str) -> list[Json]:
         is_plain = False
     if not is_plain:
         raise LogDamagedError("a recorded schema is not a struct of plain types; it was not used", invariant="R6")
-    found: list[Json] = parsed["fields"]
+    found: list[Json] = _without_metadata(parsed)["fields"]
     return found
+
+
+def _without_metadata(kind: Json) -> Json:
+    """
+    A type or field without what Spark would act on: a field's metadata may hold an SQL expression that Spark evaluates for files without the column, or a
+    length to which it fills text up.
+    """
+    if isinstance(kind, list):
+        return [_without_metadata(part) for part in kind]
+    if not isinstance(kind, dict):
+        return kind
+    return {name: {} if name == "metadata" else _without_metadata(part) for name, part in kind.items()}
 
 
 def _is_plain(kind: Json) -> bool:
@@ -71,14 +83,17 @@ def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda
     if odd:
         what = "columns are of user-defined types, which no reader of the log would load; give them as plain columns. Nothing became visible"
         raise DataError(what, sink=sink, columns=odd)
+    now = _without_metadata(json.loads(given))
     if recorded is None:
-        return given
-    fields(recorded)
-    given_names = [field["name"] for field in json.loads(given)["fields"]]
+        return _text(now)
+    given_names = [field["name"] for field in now["fields"]]
     if len(set(given_names)) < len(given_names):
         return given  # the sink refuses it, and names the columns
     try:
-        result = widened(json.loads(recorded), json.loads(given), grows=grows)
+        return _text(widened({"type": "struct", "fields": fields(recorded)}, now, grows=grows))
     except DataError as error:
         raise DataError(error.truth, sink=sink, **error.fields) from None
-    return recorded if result == json.loads(recorded) else json.dumps(result, separators=(",", ":"))
+
+
+def _text(schema: Json) -> str:
+    return json.dumps(schema, separators=(",", ":"))

@@ -62,11 +62,7 @@ class HasPipeline:
         dag = self.get_dag()
         # Never as native objects: text such as "0x10" would become a number.
         templates = self.get_template_env() if dag is None else dag.get_template_env(force_sandboxed=True)
-        return rendered(
-            pipeline,
-            lambda value: str(templates.from_string(value).render(context)),
-            where=f"the pipeline of task {self.task_id}",
-        )
+        return rendered(pipeline, templates, context, where=f"the pipeline of task {self.task_id}")
 
     @contextmanager
     def pipeline_on_its_log(self, context: Any) -> Iterator[Pipeline]:

@@ -221,25 +221,22 @@ def _date_ms(text: str) -> int | None:
 def _is_unsent(error: Exception) -> bool:
     """Whether a call surely failed before the first byte of it was sent: no connection, or a certificate that does not hold."""
     from requests import exceptions as failures
-    from urllib3.exceptions import NewConnectionError
+    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
     if not isinstance(error, failures.RequestException):
         return isinstance(
             error, OSError
         )  # a file of certificates is missing; requests wraps all that a connection raises
-    early = (
-        failures.ConnectTimeout,
-        failures.InvalidHeader,
-        failures.InvalidSchema,
-        failures.InvalidURL,
-        failures.ProxyError,
-    )
-    if isinstance(error, early):
+    if isinstance(
+        error, (failures.ConnectTimeout, failures.InvalidHeader, failures.InvalidSchema, failures.InvalidURL)
+    ):
         return True
     reason = getattr(next(iter(error.args), None), "reason", None)
+    # A connection that a proxy has closed after the call is an error of the proxy, too: only the cause tells the two apart.
+    cause = getattr(reason, "original_error", reason)
     if isinstance(error, failures.SSLError):
-        return isinstance(next(iter(getattr(reason, "args", ())), None), ssl.SSLCertVerificationError)
-    return isinstance(reason, NewConnectionError)
+        cause = next(iter(getattr(reason, "args", ())), None)
+    return isinstance(cause, (ConnectTimeoutError, NewConnectionError, ssl.SSLCertVerificationError))
 
 
 def _as_it_is(request: Any) -> Any:

@@ -208,10 +208,9 @@ def _is_on_s3(place: str) -> bool:
 
 
 def _refuse_twins(frame: DataFrame, sink: FilesSink) -> None:
-    """Names that Spark's readers take for one: Spark's writer refuses them on one of its two ways only."""
-    names = frame.columns
-    twins = more_than_once(names)
-    if twins and (len(set(names)) < len(names) or frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true"):
+    """Names that Spark's readers take for one, unless ``spark.sql.caseSensitive`` is set in every session that will ever read."""
+    twins = more_than_once(frame.columns)
+    if twins:
         what = "columns have the same name, or names that differ only in upper and lower case; nothing became visible"
         raise DataError(what, sink=sink.path, columns=twins)
 

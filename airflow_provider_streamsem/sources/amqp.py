@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -115,16 +116,16 @@ class AmqpQueue:
             ) from error
         for warning in self.warnings():
             logger.warning("%s", warning)
-        with _exact_headers():
+        _keep_numbers_of_headers()
+        with _translated(self.name):
+            opened = pika.BlockingConnection(self._parameters())
+        try:
             with _translated(self.name):
-                opened = pika.BlockingConnection(self._parameters())
-            try:
-                with _translated(self.name):
-                    channel = opened.channel()
-                yield AmqpReceiver(self, channel)
-            finally:
-                with suppress(Exception):  # what is not acknowledged comes again, however the connection ends
-                    opened.close()
+                channel = opened.channel()
+            yield AmqpReceiver(self, channel)
+        finally:
+            with suppress(Exception):  # what is not acknowledged comes again, however the connection ends
+                opened.close()
 
     def _parameters(self) -> Any:
         import ssl
@@ -196,9 +197,12 @@ def _host_and_port(text: str) -> tuple[str, int]:
     return host, port
 
 
-@contextmanager
-def _exact_headers() -> Iterator[None]:
-    """The client pika cuts floats to whole numbers, and fails for ever at a time that Python's dates do not have. Here each is the number that was sent."""
+@cache
+def _keep_numbers_of_headers() -> None:
+    """
+    The client pika cuts floats to whole numbers, and fails for ever at a time that Python's dates do not have. From here on each is the number that was sent,
+    in the whole process: pika has no other place for it.
+    """
     from pika import data
 
     original = data.decode_value
@@ -216,10 +220,6 @@ def _exact_headers() -> Iterator[None]:
             return struct.unpack_from(">Q", encoded, offset + 1)[0], offset + 9
 
     data.decode_value = decode_value
-    try:
-        yield
-    finally:
-        data.decode_value = original
 
 
 @contextmanager

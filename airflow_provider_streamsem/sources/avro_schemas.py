@@ -17,6 +17,7 @@ _UNITS = (
     "date", "decimal", "duration", "local-timestamp-micros", "local-timestamp-millis", "local-timestamp-nanos", "time-micros", "time-millis",
     "timestamp-micros", "timestamp-millis", "timestamp-nanos",
 )  # fmt: skip
+_PRIMITIVE = ("boolean", "bytes", "double", "float", "int", "long", "null", "string")
 _INEXACT = {("int", "float"), ("long", "float"), ("long", "double")}
 _PROMOTED = {
     "int": ("long", "float", "double"),
@@ -36,8 +37,8 @@ def inexact_field(writer: str, reader: str) -> str | None:
     :param writer: JSON text of the schema that wrote the records
     :param reader: JSON text of the schema that they are read with
     """
-    written, read = json.loads(writer), json.loads(reader)
-    return next(_Walk(_named(written), _named(read)).changed(written, read, ""), None)
+    written, read = _Named(json.loads(writer)), _Named(json.loads(reader))
+    return next(_Walk(written.types, read.types).changed(written.schema, read.schema, ""), None)
 
 
 class _Walk:
@@ -71,8 +72,8 @@ class _Walk:
         elif writer["type"] == "map":
             yield from self.changed(writer["values"], reader["values"], f"{at}[]")
         else:
-            written = {field["name"]: field["type"] for field in writer["fields"]}
-            for field in reader["fields"]:
+            written = {field["name"]: field["type"] for field in writer.get("fields", ())}
+            for field in reader.get("fields", ()):
                 for name in (field["name"], *field.get("aliases", ())):
                     if name in written:
                         yield from self.changed(written[name], field["type"], f"{at}.{field['name']}")
@@ -87,31 +88,46 @@ class _Walk:
         promoted = [branch for branch in branches if _type(branch) in _PROMOTED.get(kind, ())]
         return next(iter([*same_name, *own, *promoted]), None)
 
-    def _resolved(self, schema: Schema, names: Mapping[str, Schema]) -> Any:
-        """A schema with a name in place of its definition, or with ``{"type": {...}}`` around it, as the definition."""
+    def _resolved(self, schema: Schema, types: Mapping[str, Schema]) -> Any:
+        """A name in place of its definition."""
+        return types.get(schema, schema) if isinstance(schema, str) else schema
+
+
+class _Named:
+    """
+    A schema in which every name is a full one: with the namespace that stands in it, or around it.
+
+    :attr types: full name → definition
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.types: dict[str, Schema] = {}
+        self.schema = self._full(schema, "")
+
+    def _full(self, schema: Schema, namespace: str) -> Any:
         if isinstance(schema, str):
-            return names.get(schema.rpartition(".")[2], schema)
-        if isinstance(schema, Mapping) and not isinstance(schema["type"], str):
-            return self._resolved(schema["type"], names)
-        if isinstance(schema, Mapping) and schema["type"].rpartition(".")[2] in names:
-            return names[schema["type"].rpartition(".")[2]]
-        return schema
+            return schema if schema in _PRIMITIVE else _full_name(schema, namespace)
+        if not isinstance(schema, Mapping):
+            return [self._full(branch, namespace) for branch in schema]
+        kind = schema["type"]
+        if not isinstance(kind, str):
+            return self._full(kind, namespace)
+        if kind in ("record", "error", "enum", "fixed"):
+            return self._definition(schema, _full_name(schema["name"], schema.get("namespace", namespace)))
+        if kind in ("array", "map"):
+            part = "items" if kind == "array" else "values"
+            return {**schema, part: self._full(schema[part], namespace)}
+        return schema if kind in _PRIMITIVE else _full_name(kind, namespace)
+
+    def _definition(self, schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        fields = [{**f, "type": self._full(f["type"], name.rpartition(".")[0])} for f in schema.get("fields", ())]
+        kind = "record" if schema["type"] == "error" else schema["type"]
+        self.types[name] = {**schema, "type": kind, "name": name, **({"fields": fields} if fields else {})}
+        return self.types[name]  # type: ignore[return-value]
 
 
-def _named(schema: Schema) -> dict[str, Schema]:
-    """Name without its namespace → definition of every named type in a schema."""
-    found: dict[str, Schema] = {}
-    waiting: list[Any] = [schema]
-    while waiting:
-        inside = waiting.pop()
-        if isinstance(inside, Mapping):
-            if inside.get("type") in ("record", "enum", "fixed"):
-                found[str(inside["name"]).rpartition(".")[2]] = inside
-            waiting += [inside[part] for part in ("type", "items", "values") if part in inside]
-            waiting += [field["type"] for field in inside.get("fields", ())]
-        elif not isinstance(inside, str):
-            waiting += inside
-    return found
+def _full_name(name: str, namespace: str) -> str:
+    return f"{namespace}.{name}" if namespace and "." not in name else name
 
 
 def _attributes(schema: Schema) -> Mapping[str, Any]:

@@ -212,6 +212,17 @@ class FilesSource:
                 raise DataError(what, place=self.path, file=ascii(stat.key))
         return [_found(stat) for stat in stats]
 
+    def refuse_tables(self, listed: Sequence[FoundFile]) -> None:
+        """
+        The place is none of a table, and the files that count are of none. Lists the place once more, for the names that do not count.
+
+        :raises InvalidError: one is
+        """
+        tables.refuse_table(self.path)
+        tables.refuse_tables_below(
+            self.path, (stat.key for stat in self._store().list("")), [file.path for file in listed]
+        )
+
     def _store(self) -> Store:
         """The place, where others put files, and links to files."""
         store = open_store(self.path)
@@ -333,13 +344,13 @@ class FilesPlanner:
         """
         List the place and give ordinals to what is new there.
 
-        :raises InvalidError: the pipeline is new, and the place is one of a table
+        :raises InvalidError: the pipeline is new, and the files are those of a table
         """
-        if self._is_new:
-            tables.refuse_table(self._source.path)
         end = None
         while end is None:
             listed = self._source.listing(self._clock.now_ms())
+            if self._is_new:
+                self._source.refuse_tables(listed)
             end = self._ledger.add(listed)
         self._listed = {file.path: (file.bytes, file.identity) for file in listed}
         return {PARTITION: end}

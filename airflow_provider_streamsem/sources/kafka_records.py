@@ -201,7 +201,7 @@ def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Deco
     if decoder.registry is None:
         outer = _from_avro(F.concat(data, F.lit(word)), decoder.schema, decoder.schema)
     else:
-        outer = F.lit(None)
+        outer = _from_avro(F.lit(None).cast("binary"), decoder.schema, decoder.schema)
         payload = F.concat(F.expr(f"substring({part}, 6)"), F.lit(word))
         versions = _versions(decoder.registry, [f"{topic}-{part}" for topic in topics])
         unreadable = [text for version in versions if (text := version.unreadable(decoder.schema)) is not None]
@@ -266,7 +266,7 @@ def _versions(registry: str, subjects: list[str]) -> list[_Version]:
         place = f"{registry.rstrip('/')}/subjects/{quote(subject, safe='')}/versions"
         for number in _ask(place):
             answer = _ask(f"{place}/{int(number)}")
-            if answer.get("schemaType", "AVRO") == "AVRO":
+            if answer and answer.get("schemaType", "AVRO") == "AVRO":
                 found.append(_version(f"{place}/{int(number)}", subject, int(number), answer))
     if not found:
         raise DataError(

@@ -119,13 +119,13 @@ class Landing:
 
     :param log: the place, as a log: it sends a create without a clear answer again, with the same bytes
     :param window: how far back ids are known
-    :param queue: what names the queue, whoever lands from it
+    :param queue: gives the queue's server and name
     """
 
-    def __init__(self, log: CommitLog, window: Window, queue: Mapping[str, str]) -> None:
+    def __init__(self, log: CommitLog, window: Window, queue: Callable[[], tuple[str, str]]) -> None:
         self._log = log
         self._window = window
-        self._mark = canonical({"queue": dict(queue)})
+        self._queue = queue
         self._known: dict[int, tuple[_Landed, ...]] = {}
 
     def newest(self) -> int:
@@ -160,7 +160,7 @@ class Landing:
         if not taken:
             return 0
         if not is_marked:  # only now: a name that was misspelt must not take the place
-            self._log.create(_MARK, self._mark)
+            self._log.create(_MARK, canonical({"queue": list(self._queue())}))
             self._check_mark()
         # Where somebody has deleted landings and left their ids, their numbers are not given again: the ids would be taken for those of the new ones.
         i = max(i, self._listed(_IDS, _ids_key))
@@ -180,14 +180,19 @@ class Landing:
     def _check_mark(self) -> bool:
         """Whether the place is marked as the landing of this queue."""
         found = self._log.read(_MARK)
-        if found is not None and found != self._mark:
+        if found is None:
+            return False
+        stored, queue = read_json(found, _MARK), list(self._queue())
+        if stored != {"queue": queue}:
             raise InvalidError(
-                "the landing is that of another queue: messages of both would be taken for one queue's. No message was taken. Do: give each queue a "
-                "landing of its own",
+                "the landing is that of another queue: messages of both would be taken for one queue's, and equal ids for one message. No message was "
+                "acknowledged. Do: give each queue a landing of its own; if the same queue has moved to another server, delete the mark",
                 landing=self._log.store.url,
                 mark=_MARK,
+                marked=stored,
+                queue=queue,
             )
-        return found is not None
+        return True
 
     def _received(self, receiver: Receiver, most: int, seconds: float) -> list[Message]:
         until_ms = self._log.clock.now_ms() + seconds * 1000

@@ -9,6 +9,7 @@ decides: numbers are put into quotes first, so that every value arrives as its o
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -76,6 +77,11 @@ def struct(ddl: str, where: str) -> StructType:
     reserved = [f.name for f in columns.fields if f.name.lower().startswith("__streamsem")]
     if reserved:
         raise InvalidError(f"{where}: schema uses names that are kept for this package", given=reserved)
+    twins = sorted(name for name, count in Counter(name.lower() for name in columns.names).items() if count > 1)
+    if twins:
+        raise InvalidError(
+            f"{where}: schema has names twice, or names that differ only in upper and lower case", given=twins
+        )
     return columns
 
 

@@ -169,7 +169,7 @@ class QueuePlanner:
         self._place = source.files()
         self._files: FilesPlanner = self._place.open(log, last)
         self._landing = Landing(
-            CommitLog(open_store(source.landing), log.clock, log.patience), source.window, source.queue.identity()
+            CommitLog(open_store(source.landing), log.clock, log.patience), source.window, source.queue.lineage
         )
 
     def follow(self, last: Outcome | None) -> None:

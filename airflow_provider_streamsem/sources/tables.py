@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
@@ -9,7 +11,11 @@ from airflow_provider_streamsem.protocol.keys import DATASET_MARKER
 from airflow_provider_streamsem.stores.contract import open_store, split_url
 
 _LOGS = {"_delta_log/": "a Delta table", ".hoodie/": "a Hudi table"}
-_ICEBERG, _METADATA = "metadata/", ".metadata.json"
+_ICEBERG = "metadata/"
+_ICEBERG_FILE = r"metadata/(?:v[0-9]+|[0-9]{5}-[0-9a-f-]{36})(?:\.gz)?\.metadata\.json"
+_INSIDE = re.compile(
+    rf"(?P<root>(?:.*/)?)(?:(?:_delta_log|\.hoodie)/.*|{re.escape(DATASET_MARKER)}|{_ICEBERG_FILE})", re.DOTALL
+)
 _LOOKED_AT = 1_000
 _ABOVE = 3
 """how many directories above the path are looked at, such as ``data/`` and those of partitions"""
@@ -28,14 +34,36 @@ def refuse_table(path: str) -> None:
         if len(parts) - above < 1 or not held:
             return
         where = held if scheme == "file" else f"{scheme}://{held}"
-        found = _kind(where) if above == 0 else _kind_if_allowed(where)
+        found = _kind_if_allowed(where)
         if found is not None:
-            raise InvalidError(
-                f"the source's path lies in {found}: files that were replaced or never committed lie there, too, and would be read as rows. Nothing was "
-                "written. Do: give a path that holds no table; read_committed() and changes() read the dataset of a pipeline, and Spark reads tables",
-                path=path,
-                table=where,
-            )
+            raise _refusal(where, path, f"lies in {found}")
+
+
+def refuse_tables_below(path: str, listed: Iterable[str], counted: Sequence[str]) -> None:
+    """
+    No file that counts may lie in a table below the path.
+
+    :param listed: keys of all objects below the path
+    :param counted: keys of the files that would be read
+    :raises InvalidError: one does
+    """
+    roots = sorted({found["root"] for key in listed if (found := _INSIDE.fullmatch(key)) is not None and found["root"]})
+    inside = next(((root, key) for root in roots for key in counted if key.startswith(root)), None)
+    if inside is not None:
+        root, key = inside
+        raise _refusal(
+            f"{path.rstrip('/')}/{root.rstrip('/')}", path, "holds a table or the dataset of a pipeline", file=key
+        )
+
+
+def _refusal(table: str, path: str, what: str, **facts: str) -> InvalidError:
+    return InvalidError(
+        f"the source's path {what}: files that were replaced or never committed lie there, too, and would be read as rows. Nothing was "
+        "written. Do: give a path that holds no table; read_committed() and changes() read the dataset of a pipeline, and Spark reads tables",
+        path=path,
+        table=table,
+        **facts,
+    )
 
 
 def _kind(place: str) -> str | None:
@@ -46,11 +74,11 @@ def _kind(place: str) -> str | None:
         if any(True for _ in store.list(log, limit=1)):
             return kind
     names = (stat.key for stat in store.list(_ICEBERG, limit=_LOOKED_AT))
-    return "an Iceberg table" if any(name.endswith(_METADATA) for name in names) else None
+    return "an Iceberg table" if any(re.fullmatch(_ICEBERG_FILE, name) for name in names) else None
 
 
 def _kind_if_allowed(place: str) -> str | None:
-    """A directory above the path, which one may not be allowed to look at."""
+    """One may not be allowed to look at a directory above the path; what is wrong with the path itself, its listing says."""
     with suppress(StreamsemError):
         return _kind(place)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from decimal import Decimal
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_streamsem import open_log
+from airflow_provider_streamsem.engines.schema import fields
 from airflow_provider_streamsem.errors import DataError
 from tests.engines.places import Place
 
@@ -79,6 +81,39 @@ def test_nested_parts_that_grow_read_back_as_they_were(place: Place, spark: Spar
     rows = [row.asDict(recursive=True) for row in sorted(_frame(place, spark).collect(), key=lambda row: row["id"])]
     assert rows == NESTED_ROWS
     place.check()
+
+
+def test_metadata_of_columns_changes_no_row_that_is_read(place: Place, spark: SparkSession) -> None:
+    """Spark fills a missing column by the expression in ``EXISTS_DEFAULT``, and text up to the length of a ``char(n)``."""
+    texts = [
+        ("select 1 as id, 'EU' as code", {"code": {"__CHAR_VARCHAR_TYPE_STRING": "char(5)"}}),
+        ("select 2 as id, 'US' as code, 'r' as region, named_struct('x', 'y') as s", {"region": {"EXISTS_DEFAULT": "'EU'", "CURRENT_DEFAULT": "'EU'"}}),
+    ]  # fmt: skip
+    for text, metadata in texts:
+        place.put(f"{place.runs}.txt", "x")
+
+        def transform(frame: DataFrame, text: str = text, metadata: dict[str, Any] = metadata) -> DataFrame:
+            found = frame.sparkSession.sql(text)
+            for name, facts in metadata.items():
+                found = found.withMetadata(name, facts)
+            return found
+
+        place.run(place.pipeline(source={"format": "text"}, transform=transform))
+    stored = open_log(str(place.root / "log")).schema("out")
+    assert stored is not None
+    assert "EXISTS_DEFAULT" not in stored
+    assert "VARCHAR" not in stored
+    rows = {row["id"]: row for row in place.rows(spark)}
+    assert rows[1] == {"id": 1, "code": "EU", "region": None, "s": None}
+    assert rows[2]["region"] == "r"
+
+
+def test_metadata_of_a_forged_schema_is_not_used() -> None:
+    field = {"name": "s", "type": "string", "nullable": True, "metadata": {"EXISTS_DEFAULT": "version()"}}
+    nested = {**field, "name": "n", "type": {"type": "struct", "fields": [field]}}
+    found = fields(json.dumps({"type": "struct", "fields": [field, nested]}))
+    assert "EXISTS_DEFAULT" not in json.dumps(found)
+    assert [name["name"] for name in found] == ["s", "n"]
 
 
 def _frame(place: Place, spark: SparkSession) -> DataFrame:

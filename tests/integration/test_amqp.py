@@ -121,7 +121,7 @@ def test_lander_that_dies_before_or_after_any_call_loses_and_repeats_nothing(
     def land(made: Queue, calls: Calls) -> None:
         log = CommitLog(CalledStore(open_store(str(made.world.root / "in")), calls), ManualClock(), Patience(tries=4))
         with made.queue.connect() as receiver:
-            Landing(log, made.pipeline().source.window, made.queue.identity()).land(
+            Landing(log, made.pipeline().source.window, made.queue.lineage).land(
                 CalledBroker(receiver, calls), most=100, seconds=60
             )  # type: ignore[attr-defined, arg-type]
 
@@ -157,7 +157,7 @@ def killed(self, receiver, taken):
     os.kill(os.getpid(), signal.SIGKILL)
 landing.Landing._acknowledge = killed
 with source.queue.connect() as receiver:
-    landing.Landing(CommitLog(open_store(place)), source.window, source.queue.identity()).land(receiver, most=100, seconds=60)
+    landing.Landing(CommitLog(open_store(place)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
 """
 
 
@@ -208,7 +208,7 @@ def test_two_consumers_one_of_which_is_slow(queue: Queue) -> None:
         source = queue.pipeline().source
         calls = Calls(3, do=breaks)
         log = CommitLog(CalledStore(open_store(place), calls), ManualClock())
-        Landing(log, source.window, source.queue.identity()).land(CalledBroker(slow, calls), most=5, seconds=60)  # type: ignore[attr-defined, arg-type]
+        Landing(log, source.window, source.queue.lineage).land(CalledBroker(slow, calls), most=5, seconds=60)  # type: ignore[attr-defined, arg-type]
     queue.run("a")
     queue.check()
 

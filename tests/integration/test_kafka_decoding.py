@@ -250,6 +250,18 @@ def test_version_whose_values_another_schema_would_change_is_quarantined_by_name
     )
 
 
+def test_records_of_a_subject_without_a_readable_version_are_quarantined(topics: Topics, registry: str) -> None:
+    def of(kind: str) -> dict[str, Any]:
+        return {"type": "record", "name": "E", "fields": [{"name": "n", "type": kind}]}
+
+    topics.create("a", 1)
+    Registry.subjects[f"{topics.name('a')}-value"] = [(11, json.dumps(of("long")))]
+    topics.put("a", [b"\x00" + (11).to_bytes(4, "big") + avro(of("long"), {"n": 1})])
+    result = topics.run(topics.pipeline("a", source={"value": Avro(json.dumps(of("double")), registry=registry)}), "r")
+    assert (result.counts["parsed"], result.counts["quarantined"]) == (0, 1)
+    assert "long is read as double" in quarantined(topics)[0]["error"]
+
+
 def test_registry_that_is_down_or_empty_fails_the_batch_and_moves_nothing(topics: Topics, registry: str) -> None:
     topics.create("a", 1)
     topics.put("a", [b"\x00\x00\x00\x00\x01x"])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+import lazy_object_proxy
 import pytest
 
 from airflow_provider_streamsem import (
@@ -201,7 +202,7 @@ def test_templates_of_a_runs_own_names_are_accepted_and_broken_ones_are_named() 
         MicroBatchOperator(task_id="t", pipeline=pipeline(sinks={"out": FilesSink("/out/{{ ds }")}))
 
 
-@pytest.mark.parametrize("name", ["params.user", "dag_run.conf['x']", "run_id", "ti.xcom_pull('a')"])
+@pytest.mark.parametrize("name", ["params.user", "dag_run.conf['x']", "run_id", "ti.xcom_pull('a')", "task.op_kwargs"])
 def test_predicate_takes_no_text_from_whoever_triggers_a_run(name: str) -> None:
     with pytest.raises(InvalidError, match="would be run as SQL") as caught:
         MicroBatchOperator(task_id="t", pipeline=pipeline(where="user = '{{ " + name + " }}'"))
@@ -209,11 +210,27 @@ def test_predicate_takes_no_text_from_whoever_triggers_a_run(name: str) -> None:
     MicroBatchOperator(task_id="t", pipeline=pipeline(where="day = '{{ ds }}' AND at < '{{ data_interval_end }}'"))
 
 
+@pytest.mark.parametrize("value", [None, lazy_object_proxy.Proxy(lambda: None)])
+def test_template_without_a_value_in_this_run_stops_it(value: object) -> None:
+    from jinja2 import Environment, StrictUndefined
+
+    from airflow_provider_streamsem.batch.templates import rendered
+
+    given = pipeline(where="day >= '{{ prev_data_interval_end_success }}'")
+    with pytest.raises(InvalidError, match="has no value in this run"):
+        rendered(given, Environment(), {"prev_data_interval_end_success": value}, where="w")
+    with pytest.raises(InvalidError, match="has no value in this run") as caught:
+        rendered(given, Environment(undefined=StrictUndefined), {}, where="w")
+    assert "prev_data_interval_end_success" in caught.value.fields["problem"]
+
+
 def test_spec_of_a_template_is_the_same_whoever_renders_it() -> None:
+    from jinja2 import Environment
+
     from airflow_provider_streamsem.batch.templates import rendered
 
     given = pipeline(sinks={"out": FilesSink("/out/{{ ds }}")})
-    once, again = (rendered(given, lambda text: text.replace("{{ ds }}", "d"), where="w") for _ in range(2))
+    once, again = (rendered(given, Environment(), {"ds": "d"}, where="w") for _ in range(2))
     assert once.spec_sha256 == again.spec_sha256 == pipeline(sinks={"out": FilesSink("/out/d")}).spec_sha256
 
 

@@ -675,6 +675,23 @@ def test_failure_before_the_first_byte_is_told_from_a_lost_answer(
         assert endpoint.call(b"{}", {}).kind == kind
 
 
+@pytest.mark.parametrize("answer", ["lost", "dropped"])
+def test_call_that_a_proxy_has_taken_is_never_called_unsent(
+    answer: str, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder is the proxy, and the endpoint behind it."""
+    w = world(tmp_path)
+    monkeypatch.setenv("HTTP_PROXY", recorder.url.removesuffix("/effects"))
+    monkeypatch.setenv("NO_PROXY", "")
+    pipeline = pushing(w, recorder, url="http://behind.invalid/effects", delivery="at_most_once")
+    recorder.answers = lambda call: answer if call.ids == [3] else 200
+    for _ in range(2):
+        w.run("a", pipeline=pipeline)
+    assert max(recorder.ids().values()) == 1
+    assert len([call for call in recorder.heard if call.ids == [3]]) == 1
+    assert receipt(w).detail["unknown"] == 1
+
+
 def test_wait_beyond_the_years_of_a_date_is_an_error_that_loses_no_record(tmp_path: Path, recorder: Recorder) -> None:
     w = world(tmp_path)
     pipeline = pushing(w, recorder, delivery="at_most_once")

@@ -61,12 +61,37 @@ def test_schema_that_keeps_values_or_cannot_be_read_at_all_is_left_to_avro(write
 
 def test_field_is_found_by_its_alias_and_behind_names_of_types() -> None:
     inner = {"type": "record", "name": "a.b.Inner", "fields": [{"name": "at", "type": MILLIS}]}
-    fields = [{"name": "x", "type": inner}, {"name": "y", "type": ["null", "Inner"]}]
+    fields = [{"name": "x", "type": inner}, {"name": "y", "type": ["null", "a.b.Inner"]}]
     writer = json.dumps({"type": "record", "name": "R", "fields": fields})
     other = {**inner, "fields": [{"name": "at", "type": MICROS}]}
     reader = {"type": "record", "name": "R", "fields": [{"name": "z", "aliases": ["y"], "type": ["null", other]}]}
     assert inexact_field(writer, json.dumps(reader)) == "z.at (timestamp-millis is read as timestamp-micros)"
     assert inexact_field(writer, writer) is None
+
+
+def test_names_are_those_of_their_namespaces() -> None:
+    def money(namespace: str, kind: Any) -> dict[str, Any]:
+        return {"type": "record", "name": "Money", "namespace": namespace, "fields": [{"name": "v", "type": kind}]}
+
+    fields = [
+        {"name": "b", "type": money("x.b", MICROS)},
+        {"name": "a", "type": money("x.a", MILLIS)},
+        {"name": "c", "type": "x.a.Money"},
+    ]
+    writer = json.dumps({"type": "record", "name": "R", "fields": fields})
+    reader = {"type": "record", "name": "R", "fields": [{"name": "c", "type": money("x.a", MICROS)}]}
+    assert inexact_field(writer, json.dumps(reader)) == "c.v (timestamp-millis is read as timestamp-micros)"
+    reader["fields"][0] = {"name": "b", "type": money("x.b", MICROS)}  # type: ignore[index]
+    assert inexact_field(writer, json.dumps(reader)) is None
+
+
+def test_name_without_a_namespace_is_of_the_one_around_it() -> None:
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": "at", "type": MILLIS}]}
+    fields = [{"name": "x", "type": inner}, {"name": "y", "type": {"type": "array", "items": "n.s.Inner"}}]
+    writer = json.dumps({"type": "record", "name": "R", "namespace": "n.s", "fields": fields})
+    read = [{"name": "y", "type": {"type": "array", "items": {**inner, "fields": [{"name": "at", "type": MICROS}]}}}]
+    reader = json.dumps({"type": "record", "name": "n.s.R", "fields": read})
+    assert inexact_field(writer, reader) == "y[].at (timestamp-millis is read as timestamp-micros)"
 
 
 def test_field_that_one_schema_lacks_changes_nothing() -> None:

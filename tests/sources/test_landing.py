@@ -27,7 +27,7 @@ from tests.sources.brokers import Broker, CalledBroker, CalledStore, Calls
 
 HOUR_MS = 3_600_000
 DAY = Window(hours=24, messages=None)
-QUEUE = {"type": "memory"}
+QUEUE = lambda: ("memory", "q")  # noqa: E731
 START_MS = 1_700_000_000_000
 
 

@@ -17,7 +17,7 @@ MARKS = {
     "_streamsem.json": "the dataset of a pipeline",
     "_delta_log/00000000000000000000.json": "a Delta table",
     ".hoodie/hoodie.properties": "a Hudi table",
-    "metadata/00000-a.metadata.json": "an Iceberg table",
+    "metadata/00000-0a1b2c3d-0000-4000-8000-0a1b2c3d4e5f.metadata.json": "an Iceberg table",
     "metadata/v1.metadata.json": "an Iceberg table",
 }
 
@@ -33,8 +33,32 @@ def test_path_in_a_table_is_refused_by_the_tables_name(mark: str, below: str, tm
     assert caught.value.fields["table"] == str(tmp_path / "table")
 
 
+@pytest.mark.parametrize("mark", MARKS)
+def test_file_of_a_table_below_the_path_is_refused_and_one_beside_it_is_taken(mark: str, tmp_path: Path) -> None:
+    for path in (f"in/db/table/{mark}", "in/db/a.json"):
+        made = tmp_path / path
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.write_text('{"id": 1}')
+    world = World(tmp_path)
+    world.run(
+        "a",
+        pipeline=world.pipeline(
+            source=FilesSource(path=str(tmp_path / "in"), format="json", schema="id long", glob="a.*")
+        ),
+    )
+    (tmp_path / "in/db/table/b.json").write_text('{"id": 2}')
+    other = world.pipeline(
+        source=FilesSource(path=str(tmp_path / "in"), format="json", schema="id long", glob="*.json"),
+        log=str(tmp_path / "log"),
+        sinks={"out": FilesSink(str(tmp_path / "o"))},
+    )
+    with pytest.raises(InvalidError, match="holds a table") as caught:
+        run_batch(other, run_key="b", engine=RowsEngine())
+    assert caught.value.fields["table"] == str(tmp_path / "in/db/table")
+
+
 def test_path_beside_tables_and_with_a_directory_of_metadata_is_taken(tmp_path: Path) -> None:
-    for path in ("in/metadata/notes.json", "in/a.json", "table/_delta_log/0.json"):
+    for path in ("in/metadata/x.metadata.json", "in/a.json", "table/_delta_log/0.json"):
         made = tmp_path / path
         made.parent.mkdir(parents=True, exist_ok=True)
         made.write_text("{}")
