@@ -1,0 +1,96 @@
+"""
+``make bench ARGS=files``: batches of unusual shape against a plain read and Parquet write of the same files: many columns, and many files.
+
+Ours and the plain one take turns in one session, after a round of each that is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, SparkEngine, run_batch
+
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
+FILES = int(os.environ.get("FILES", "10000"))
+TYPES: dict[str, Callable[[int, int], object]] = {
+    "string": lambda column, row: f"v{column}_{row}",
+    "int": lambda column, row: column * row,
+    "decimal(12,2)": lambda column, row: round(column * 1.25 + row, 2),
+    "timestamp": lambda column, row: f"2026-01-01T{row % 24:02d}:{column % 60:02d}:00Z",
+    "double": lambda column, row: column * 0.5 + row,
+}
+_NUMBERS = count()
+
+
+def wide(home: Path, columns: int, rows: int = 200) -> tuple[Path, str]:
+    """JSON records of many columns of five types; returns the directory and the schema."""
+    kinds = [[*TYPES][number % len(TYPES)] for number in range(columns)]
+    lines = [json.dumps({f"c{n}": TYPES[kind](n, row) for n, kind in enumerate(kinds)}) for row in range(rows)]
+    source = home / f"wide-{columns}"
+    source.mkdir()
+    (source / "a.json").write_text("\n".join(lines))
+    return source, ", ".join(f"c{n} {kind}" for n, kind in enumerate(kinds))
+
+
+def many(home: Path, files: int) -> tuple[Path, str]:
+    """JSON files of ten records each; returns the directory and the schema."""
+    source = home / f"many-{files}"
+    source.mkdir()
+    for number in range(files):
+        lines = [json.dumps({"id": number * 10 + row, "amount": "1.50"}) for row in range(10)]
+        (source / f"{number:06d}.json").write_text("\n".join(lines))
+    return source, "id long, amount decimal(12,2)"
+
+
+def compared(spark: SparkSession, engine: SparkEngine, source: Path, schema: str, title: str) -> None:
+    """Medians of both, and the ratio."""
+    out = source.parent / "out"
+
+    def plain() -> None:
+        spark.read.schema(schema).json(str(source)).write.parquet(str(out / f"plain-{next(_NUMBERS)}"))
+
+    def ours() -> None:
+        place = out / f"ours-{next(_NUMBERS)}"
+        files = FilesSource(path=str(source), format="json", schema=schema)
+        pipeline = Pipeline(
+            name="p", log=str(place / "log"), source=files, sinks={"out": FilesSink(str(place / "out"))}
+        )
+        result = run_batch(pipeline, run_key="r", engine=engine)
+        assert result.counts["quarantined"] == 0
+
+    took: dict[str, list[float]] = {"plain": [], "ours": []}
+    for number in range(ROUNDS + 1):
+        for name, work in (("plain", plain), ("ours", ours)):
+            began = time.perf_counter()
+            work()
+            if number:
+                took[name].append(time.perf_counter() - began)
+    medians = {name: statistics.median(seconds) for name, seconds in took.items()}
+    ratio = statistics.median(ours / plain for ours, plain in zip(took["ours"], took["plain"], strict=True))
+    print(
+        f"{title}: ours {medians['ours']:.2f} s, plain {medians['plain']:.2f} s, ours / plain = {ratio:.2f}", flush=True
+    )
+
+
+def main() -> None:
+    """Columns first, then files."""
+    with tempfile.TemporaryDirectory() as directory:
+        home = Path(directory)
+        engine = SparkEngine(master="local[2]")
+        spark = engine.session()
+        for columns in (10, 100, 1_000):
+            compared(spark, engine, *wide(home, columns), f"200 JSON records of {columns:,} columns")
+        compared(spark, engine, *many(home, FILES), f"{FILES:,} JSON files of 10 records")
+
+
+if __name__ == "__main__":
+    main()
