@@ -25,6 +25,8 @@ from airflow_provider_streamsem.sources.contract import Planner, Source
 
 logger = telemetry.log_of(__name__)
 
+_NOTED_EACH = 500
+"""versions after which vacuum notes how far it came: a task that is ended goes on there"""
 _LATE_MS = 86_400_000
 """for how long after its decision a version is looked at again: an attempt of it may still run, and write"""
 
@@ -125,7 +127,10 @@ def vacuum(
     claim_datasets(pipeline, log, record, new=False)
     refuse_conflicts(pipeline, log, record.pipeline_uuid)
     places = [_Place(pipeline, name) for name in sorted(pipeline.sinks)]
-    begin = 0 if everything else min(_noted(log), head.closed + 1)
+    end = head.closed if head.owes else head.closed + 1
+    noted = _noted(log)
+    # A log that was restored may have fewer versions than its note says.
+    begin = 0 if everything or noted > head.closed + 1 else noted
     attempts, stale = [], []
     size = 0
     for version in range(begin, head.closed + 1):
@@ -147,8 +152,10 @@ def vacuum(
                     size += stat.bytes
                     if not dry_run:
                         log.store.delete(stat.key)
+        if not dry_run and version % _NOTED_EACH == _NOTED_EACH - 1:
+            _note(log, _first_after(log, log.clock.now_ms() - _LATE_MS, begin, min(version + 1, end)))
     if not dry_run:
-        _note(log, _first_after(log, log.clock.now_ms() - _LATE_MS, begin, head.closed + 1))
+        _note(log, _first_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
     return Vacuumed(attempts=tuple(attempts), keys=tuple(stale), bytes=size)
 
 
@@ -178,11 +185,11 @@ def _noted(log: CommitLog) -> int:
 
 
 def _note(log: CommitLog, below: int) -> None:
-    """Keep the newest note alone."""
-    if below > _noted(log):
+    """Keep this note alone."""
+    if below != _noted(log):
         log.create(keys.vacuumed(below), canonical({"below": below}))
     for key in log.list_keys(keys.VACUUMED):
-        if _version_of(key) < below:
+        if _version_of(key) != below:
             log.store.delete(key)
 
 

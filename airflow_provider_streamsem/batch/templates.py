@@ -25,12 +25,13 @@ def holds_templates(pipeline: Pipeline) -> bool:
     return _is_template(json.dumps(pipeline.to_json()))
 
 
-def refuse_secrets(pipeline: Pipeline) -> None:
+def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
     """
     Look at the names that the templates of a spec use, before any is rendered.
 
     SQL calls Java, so the predicate must not hold text that whoever triggers a run may choose.
 
+    :param environment: Jinja's that will render; default: one with Jinja's own delimiters
     :raises InvalidError: a template reads a connection or a variable, or is not Jinja; one of ``where`` reads more than the run's times
     """
     texts = [text for text in _texts(pipeline.without_transform()) if _is_template(text)]
@@ -38,9 +39,10 @@ def refuse_secrets(pipeline: Pipeline) -> None:
         return
     from jinja2 import Environment, TemplateSyntaxError, meta
 
+    environment = environment or Environment()
     for text in texts:
         try:
-            used = meta.find_undeclared_variables(Environment().parse(text))
+            used = meta.find_undeclared_variables(environment.parse(text))
         except TemplateSyntaxError as error:
             raise InvalidError("a template of the pipeline is not Jinja", pipeline=pipeline.name, given=text) from error
         if used & _SECRET_SOURCES:
@@ -80,21 +82,25 @@ def rendered(pipeline: Pipeline, environment: Any, context: Mapping[str, Any], *
     """
     if not holds_templates(pipeline):
         return pipeline
-    refuse_secrets(pipeline)
-    from jinja2 import TemplateError
+    refuse_secrets(pipeline, environment)
+    from jinja2 import StrictUndefined, meta
 
-    of_values = environment.overlay(finalize=_some_value)
+    of_values = environment.overlay(finalize=_some_value, undefined=StrictUndefined)
 
     def render(text: str) -> str:
         try:
+            for name in meta.find_undeclared_variables(of_values.parse(text)):
+                _some_value(context.get(name, ""))
             return str(of_values.from_string(text).render(context))
-        except (TemplateError, _NoValueError) as error:
+        except Exception as error:
             raise InvalidError(
-                "a template of the pipeline has no value in this run. Nothing was read or written. Do: use a value that every run has; a run that an "
-                "asset event started has no `ds` and no data interval, and a first run has none before it",
+                "a template of the pipeline has no value in this run",
                 pipeline=pipeline.name,
                 given=text,
-                problem=str(error),
+                problem=f"{type(error).__name__}: {error}",
+            ).advising(
+                "use a value that every run has: a run that an asset event started has no `ds` and no data interval, and a first run has none before it. "
+                "Nothing was read or written."
             ) from error
 
     return from_json(_rendered(pipeline.without_transform(), render), where=where).replace(transform=pipeline.transform)

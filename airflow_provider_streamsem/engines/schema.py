@@ -19,11 +19,12 @@ def fields(schema: str) -> list[Json]:
     try:
         parsed = json.loads(schema)
         is_plain = isinstance(parsed, dict) and parsed.get("type") == "struct" and _is_plain(parsed)
+        parsed = _without_metadata(parsed)
     except (ValueError, RecursionError):
         is_plain = False
     if not is_plain:
         raise LogDamagedError("a recorded schema is not a struct of plain types; it was not used", invariant="R6")
-    found: list[Json] = _without_metadata(parsed)["fields"]
+    found: list[Json] = parsed["fields"]
     return found
 
 
@@ -90,9 +91,10 @@ def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda
     if len(set(given_names)) < len(given_names):
         return given  # the sink refuses it, and names the columns
     try:
-        return _text(widened({"type": "struct", "fields": fields(recorded)}, now, grows=grows))
+        result = widened({"type": "struct", "fields": fields(recorded)}, now, grows=grows)
     except DataError as error:
         raise DataError(error.truth, sink=sink, **error.fields) from None
+    return recorded if result == json.loads(recorded) else _text(result)
 
 
 def _text(schema: Json) -> str:

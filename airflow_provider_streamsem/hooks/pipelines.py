@@ -17,6 +17,12 @@ from airflow_provider_streamsem.hooks.failures import mapped
 from airflow_provider_streamsem.hooks.lookup import airflow_connection
 
 
+def text_templates(task: Any) -> Any:
+    """The Jinja environment of a task, without native objects: text such as "0x10" would become a number."""
+    dag = task.get_dag()
+    return task.get_template_env() if dag is None else dag.get_template_env(force_sandboxed=True)
+
+
 class HasPipeline:
     """
     What an operator or sensor with an argument ``pipeline`` is, too.
@@ -59,10 +65,7 @@ class HasPipeline:
         """
         pipeline = load_pipeline(self.pipeline_file) if self.pipeline_file else self.pipeline
         assert pipeline is not None
-        dag = self.get_dag()
-        # Never as native objects: text such as "0x10" would become a number.
-        templates = self.get_template_env() if dag is None else dag.get_template_env(force_sandboxed=True)
-        return rendered(pipeline, templates, context, where=f"the pipeline of task {self.task_id}")
+        return rendered(pipeline, text_templates(self), context, where=f"the pipeline of task {self.task_id}")
 
     @contextmanager
     def pipeline_on_its_log(self, context: Any) -> Iterator[Pipeline]:

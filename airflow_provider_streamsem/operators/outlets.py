@@ -8,8 +8,10 @@ from typing import Any
 from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.failures import mapped
+from airflow_provider_streamsem.hooks.pipelines import text_templates
 
 _LONGEST_KEY = 250
+_DO = "correct partition_key, then run again; what was committed stays."
 
 
 def checked_partition_key(template: str | None, outlets: Sequence[Any]) -> str | None:
@@ -44,6 +46,8 @@ def tell_outlets(task: Any, context: Any, answer: dict[str, Any]) -> None:
     """
     counted = [answer, *answer["completed"]]
     rows = sum(n for one in counted for name, n in one["counts"].items() if name.startswith("written."))
+    from jinja2 import StrictUndefined
+
     for outlet in task.outlets:
         try:
             event = context["outlet_events"][outlet]
@@ -51,11 +55,26 @@ def tell_outlets(task: Any, context: Any, answer: dict[str, Any]) -> None:
             continue
         event.extra = {**answer, "rows": rows, "manifest": answer["outcome"]}
         if task.partition_key is not None:
-            template = task.get_template_env().from_string(task.partition_key)
+            template = text_templates(task).overlay(undefined=StrictUndefined).from_string(task.partition_key)
             for one in counted:
                 if not one["counts"]:  # the run itself committed nothing
                     continue
-                key = str(template.render({**answer, **one}))
+                key = _rendered(template, {**answer, **one}, task)
                 if not 0 < len(key) <= _LONGEST_KEY:
-                    raise InvalidError("a partition key must have 1 to 250 characters", task=task.task_id, given=key)
+                    raise InvalidError(
+                        "a partition key must have 1 to 250 characters", task=task.task_id, given=key
+                    ).advising(_DO)
                 event.add_partitions(key)
+
+
+def _rendered(template: Any, names: dict[str, Any], task: Any) -> str:
+    try:
+        return str(template.render(names))
+    except Exception as error:
+        raise InvalidError(
+            "a partition key cannot be rendered",
+            task=task.task_id,
+            given=task.partition_key,
+            problem=f"{type(error).__name__}: {error}",
+            accepted=sorted(names),
+        ).advising(_DO) from error

@@ -115,10 +115,12 @@ class BatchCommitted:
 
     @staticmethod
     def _of_offsets(head: Head, upto: Offsets) -> Finding:
-        committed = {
-            name: max((at for p, at in head.next.items() if name in (p, p.partition("@")[0])), default=0)
-            for name in upto
-        }
+        named = {name: [p for p in head.next if name in (p, p.partition("@")[0])] for name in upto}
+        several = sorted(p for found in named.values() if len(found) > 1 for p in found)
+        if several:
+            what = "a topic was deleted and created again, and its offsets are those of another topic: name the topic with its id"
+            raise InvalidError(what, accepted=several)
+        committed = {name: max((head.next[p] for p in found), default=0) for name, found in named.items()}
         return Finding(met=offsets.reached(committed, upto), seen={"version": head.closed, "next": committed})
 
 

@@ -152,6 +152,8 @@ def _is_exact(writer: Schema, reader: Schema) -> bool:
     if (_type(writer), _type(reader)) in _INEXACT:
         return False
     unit = _unit(writer)
+    if _unit(reader) is not None and "string" in (_type(writer), _type(reader)) and _type(writer) != _type(reader):
+        return False  # the bytes of a text are no number
     if unit is not None and unit != _unit(reader):
         return False
     return unit is None or unit[0] != "decimal" or _precision(writer) <= _precision(reader)

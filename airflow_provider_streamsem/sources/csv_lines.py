@@ -53,9 +53,8 @@ class Csv:
             }
         )
         if refused:
-            raise InvalidError(
-                "schema has types that CSV cannot hold exactly. No rows were committed. Do: declare the columns as string, and convert them in the transform",
-                types=refused,
+            raise InvalidError("schema has types that CSV cannot hold exactly", types=refused).advising(
+                "declare the columns as string, and convert them in the transform. No rows were committed."
             )
         separator = self._given.get("sep", self._given.get("delimiter", ","))
         self._separator = "\t" if separator == "\\t" else separator
@@ -63,7 +62,7 @@ class Csv:
         self._escape = self._given.get("escape", self._quote)
         if not self._separator or len(self._quote) > 1 or len(self._escape) > 1 or self._quote == self._separator:
             raise InvalidError(
-                "CSV needs a sep of at least one character, and a quote and an escape of one other character. Do: correct the options of the source",
+                "CSV needs a sep of at least one character, and a quote and an escape of one other character",
                 given=sorted(self._given),
             )
 

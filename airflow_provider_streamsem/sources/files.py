@@ -195,6 +195,15 @@ class FilesSource:
 
         :raises UnavailableError: the place gave no answer
         """
+        stats = [stat for stat in self._listed(now_ms) if self._counts(stat.key)]
+        for stat in stats:
+            if any("\ud800" <= character <= "\udfff" for character in stat.key):
+                what = "a file's name is not UTF-8 and cannot be written down; rename it. Nothing was written"
+                raise DataError(what, place=self.path, file=ascii(stat.key))
+        return [_found(stat) for stat in stats]
+
+    def _listed(self, now_ms: int) -> list[ObjectStat]:
+        """Every object of the place, those that do not count included, from ``start_after`` on."""
         after = self.start_after
         if "%" in after:
             after = (
@@ -202,26 +211,20 @@ class FilesSource:
             ).strftime(after)
         self.require_place()
         try:
-            stats = [stat for stat in self._store().list("", start_after=after) if self._counts(stat.key)]
+            return [*self._store().list("", start_after=after)]
         except UnknownAnswerError as error:
             what = "the source's place gave no clear answer to a listing; nothing was written"
             raise UnavailableError(what, place=self.path) from error
-        for stat in stats:
-            if any("\ud800" <= character <= "\udfff" for character in stat.key):
-                what = "a file's name is not UTF-8 and cannot be written down; rename it. Nothing was written"
-                raise DataError(what, place=self.path, file=ascii(stat.key))
-        return [_found(stat) for stat in stats]
 
-    def refuse_tables(self, listed: Sequence[FoundFile]) -> None:
+    def refuse_tables(self, now_ms: int) -> None:
         """
-        The place is none of a table, and the files that count are of none. Lists the place once more, for the names that do not count.
+        The place is none of a table, and the files that count are of none.
 
         :raises InvalidError: one is
         """
         tables.refuse_table(self.path)
-        tables.refuse_tables_below(
-            self.path, (stat.key for stat in self._store().list("")), [file.path for file in listed]
-        )
+        keys = [stat.key for stat in self._listed(now_ms)]
+        tables.refuse_tables_below(self.path, keys, [key for key in keys if self._counts(key)])
 
     def _store(self) -> Store:
         """The place, where others put files, and links to files."""
@@ -346,14 +349,23 @@ class FilesPlanner:
 
         :raises InvalidError: the pipeline is new, and the files are those of a table
         """
+        self.refuse_tables()
         end = None
         while end is None:
             listed = self._source.listing(self._clock.now_ms())
-            if self._is_new:
-                self._source.refuse_tables(listed)
             end = self._ledger.add(listed)
         self._listed = {file.path: (file.bytes, file.identity) for file in listed}
         return {PARTITION: end}
+
+    def refuse_tables(self) -> None:
+        """
+        Once, for a pipeline that is new.
+
+        :raises InvalidError: the files are those of a table
+        """
+        if self._is_new:
+            self._source.refuse_tables(self._clock.now_ms())
+            self._is_new = False
 
     def cut(self, start: Offsets, end: Offsets, limits: Limits, *, on_data_loss: str) -> Cut | None:
         """Files in the order of their ordinals, as many as the limits allow, at least one; none that :mod:`truncation` refuses."""

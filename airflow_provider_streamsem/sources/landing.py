@@ -185,12 +185,13 @@ class Landing:
         stored, queue = read_json(found, _MARK), list(self._queue())
         if stored != {"queue": queue}:
             raise InvalidError(
-                "the landing is that of another queue: messages of both would be taken for one queue's, and equal ids for one message. No message was "
-                "acknowledged. Do: give each queue a landing of its own; if the same queue has moved to another server, delete the mark",
+                "the landing is that of another queue: messages of both would be taken for one queue's, and equal ids for one message",
                 landing=self._log.store.url,
                 mark=_MARK,
                 marked=stored,
                 queue=queue,
+            ).advising(
+                "give each queue a landing of its own. If the same queue has moved to another server, delete the mark. No message was acknowledged."
             )
         return True
 
@@ -257,7 +258,7 @@ class Landing:
         """Landing ``i`` and perhaps some before it, without a gap, in order; empty where it is gone."""
         if i not in self._known:
             data = self._log.read(_ids_key(i))
-            ids = None if data is None else _decoded(data)
+            ids = None if data is None else _decoded(i, data)
             if ids is not None:
                 self._known[i] = ids
             else:  # whoever landed it died before it wrote the ids, or they are damaged
@@ -332,14 +333,15 @@ def _encoded(run: Sequence[_Landed]) -> bytes:
     )
 
 
-def _decoded(data: bytes) -> tuple[_Landed, ...] | None:
-    """The ids of some landings; ``None`` where nothing is to be learnt from them, so that the landings are read."""
+def _decoded(i: int, data: bytes) -> tuple[_Landed, ...] | None:
+    """The ids of landing ``i`` and of some before it, without a gap; ``None`` where nothing is to be learnt from them, so that the landings are read."""
     run = []
     try:
-        for i, at_ms, text in read_json(data, _IDS)["landings"]:
+        for number, at_ms, text in read_json(data, _IDS)["landings"]:
             joined = base64.b64decode(text, validate=True)
             digests = tuple(joined[at : at + _DIGEST_BYTES] for at in range(0, len(joined), _DIGEST_BYTES))
-            run.append(_Landed(int(i), int(at_ms), digests))
+            run.append(_Landed(int(number), int(at_ms), digests))
     except (KeyError, LogDamagedError, TypeError, ValueError):
         return None
-    return tuple(run) or None
+    is_run = [landed.i for landed in run] == list(range(i - len(run) + 1, i + 1))
+    return tuple(run) if run and is_run else None

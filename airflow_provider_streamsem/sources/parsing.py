@@ -294,9 +294,8 @@ def _refuse_types(columns: StructType) -> None:
         }
     )
     if refused:
-        raise InvalidError(
-            "schema has types that JSON cannot hold exactly. No rows were committed. Do: declare the columns as string, and convert them in the transform",
-            types=refused,
+        raise InvalidError("schema has types that JSON cannot hold exactly", types=refused).advising(
+            "declare the columns as string, and convert them in the transform. No rows were committed."
         )
 
 

@@ -190,6 +190,7 @@ class QueuePlanner:
                 "emptied on purpose, give the pipeline another landing and log"
             )
             raise UnavailableError(what, place=self._source.landing)
+        self._files.refuse_tables()  # before a message is taken
         queue = self._source.queue
         with queue.connect() as receiver:
             self._landing.land(receiver, most=self._source.max_messages, seconds=queue.receive_s)

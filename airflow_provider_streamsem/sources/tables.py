@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
 from airflow_provider_streamsem.protocol.keys import DATASET_MARKER
 from airflow_provider_streamsem.stores.contract import open_store, split_url
 
 _LOGS = {"_delta_log/": "a Delta table", ".hoodie/": "a Hudi table"}
 _ICEBERG = "metadata/"
-_ICEBERG_FILE = r"metadata/(?:v[0-9]+|[0-9]{5}-[0-9a-f-]{36})(?:\.gz)?\.metadata\.json"
+_ICEBERG_FILE = r"metadata/(?:v[0-9]+|[0-9]{5,}-[0-9a-f-]{36})(?:\.gz)?\.metadata\.json"
 _INSIDE = re.compile(
     rf"(?P<root>(?:.*/)?)(?:(?:_delta_log|\.hoodie)/.*|{re.escape(DATASET_MARKER)}|{_ICEBERG_FILE})", re.DOTALL
 )
-_LOOKED_AT = 1_000
 _ABOVE = 3
 """how many directories above the path are looked at, such as ``data/`` and those of partitions"""
 
@@ -28,6 +28,7 @@ def refuse_table(path: str) -> None:
     :raises InvalidError: it does
     """
     scheme, place = split_url(path)
+    place = os.path.realpath(place) if scheme == "file" else place
     for above in range(_ABOVE + 1):
         parts = place.rstrip("/").split("/")
         held = "/".join(parts[: len(parts) - above])
@@ -58,11 +59,12 @@ def refuse_tables_below(path: str, listed: Iterable[str], counted: Sequence[str]
 
 def _refusal(table: str, path: str, what: str, **facts: str) -> InvalidError:
     return InvalidError(
-        f"the source's path {what}: files that were replaced or never committed lie there, too, and would be read as rows. Nothing was "
-        "written. Do: give a path that holds no table; read_committed() and changes() read the dataset of a pipeline, and Spark reads tables",
+        f"the source's path {what}: files that were replaced or never committed lie there, too, and would be read as rows",
         path=path,
         table=table,
         **facts,
+    ).advising(
+        "give a path that holds no table. read_committed() and changes() read the dataset of a pipeline, and Spark reads tables. No rows were committed."
     )
 
 
@@ -73,12 +75,12 @@ def _kind(place: str) -> str | None:
     for log, kind in _LOGS.items():
         if any(True for _ in store.list(log, limit=1)):
             return kind
-    names = (stat.key for stat in store.list(_ICEBERG, limit=_LOOKED_AT))
+    names = (stat.key for stat in store.list(_ICEBERG))
     return "an Iceberg table" if any(re.fullmatch(_ICEBERG_FILE, name) for name in names) else None
 
 
 def _kind_if_allowed(place: str) -> str | None:
     """One may not be allowed to look at a directory above the path; what is wrong with the path itself, its listing says."""
-    with suppress(StreamsemError):
+    with suppress(StoreRefusedError):
         return _kind(place)
     return None

@@ -320,10 +320,38 @@ def test_V6_note_that_was_forged_keeps_vacuum_from_nothing_but_looking(world: Wo
     world.arrive(1)
     world.run("a")
     late_file(world, 0)
-    world.store.create(keys.vacuumed(10**9), b"")
+    world.store.create(keys.vacuumed(1), b"")
     assert vacuum_later(world, 1).attempts == ()
     assert vacuum_later(world, 1, everything=True).attempts == (("out", 0, "late"),)
     world.check()
+
+
+def test_V6_note_beyond_the_head_of_a_restored_log_is_not_used(world: World) -> None:
+    world.arrive(1)
+    world.run("a")
+    late_file(world, 0)
+    world.store.create(keys.vacuumed(10**9), b"")
+    assert vacuum_later(world, 1).attempts == (("out", 0, "late"),)
+    assert [stat.key for stat in world.store.list("vacuumed/")] == [keys.vacuumed(1)]
+
+
+def test_V6_vacuum_that_was_ended_goes_on_where_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "_NOTED_EACH", 4)
+    for number in range(10):
+        world.arrive(1)
+        world.run(f"r{number}")
+        late_file(world, number)
+
+    class Ending(CountingStore):
+        def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Any:
+            if prefix == keys.attempts(6):
+                raise Crash
+            return super().list(prefix, limit, start_after)
+
+    with pytest.raises(Crash):
+        vacuum_later(world, 1, Ending(world.store))
+    assert [stat.key for stat in world.store.list("vacuumed/")] == [keys.vacuumed(4)]
+    assert [version for _, version, _ in vacuum_later(world, 1).attempts] == [7, 8, 9]
 
 
 def test_I11_vacuum_of_an_old_log_does_not_touch_the_dataset_of_a_new_one(world: World, tmp_path: Path) -> None:

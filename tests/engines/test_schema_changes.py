@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_streamsem import open_log
 from airflow_provider_streamsem.engines.schema import fields
-from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.errors import DataError, LogDamagedError
 from tests.engines.places import Place
 
 pytestmark = pytest.mark.spark
@@ -114,6 +114,11 @@ def test_metadata_of_a_forged_schema_is_not_used() -> None:
     found = fields(json.dumps({"type": "struct", "fields": [field, nested]}))
     assert "EXISTS_DEFAULT" not in json.dumps(found)
     assert [name["name"] for name in found] == ["s", "n"]
+    deep: Any = "string"
+    for _ in range(250):
+        deep = {"type": "struct", "fields": [{**field, "type": deep}]}
+    with pytest.raises(LogDamagedError):
+        fields(json.dumps(deep))
 
 
 def _frame(place: Place, spark: SparkSession) -> DataFrame:

@@ -141,6 +141,21 @@ def test_event_of_a_task_that_finishes_the_version_of_another_run_has_its_rows(
 
 
 @since("3.3", "partition keys of events")
+def test_partition_key_is_text_and_one_that_cannot_be_rendered_is_named(world: World, rows_engine: list[str]) -> None:
+    from airflow.exceptions import AirflowFailException
+    from airflow.sdk import DAG, Asset
+
+    asset = Asset("orders")
+    with DAG("native", schedule=None, render_template_as_native_obj=True):
+        made = operator(world, outlets=[asset], partition_key="2026_{{ version }}")
+    given = context()
+    made.execute(given)
+    assert given["outlet_events"][asset].partition_keys == {"2026_0"}
+    with pytest.raises(AirflowFailException, match="cannot be rendered"):
+        operator(world, outlets=[asset], partition_key="{{ ds }}").execute(context())
+
+
+@since("3.3", "partition keys of events")
 def test_each_completed_version_has_a_partition_key(world: World, rows_engine: list[str]) -> None:
     from airflow.sdk import Asset
 

@@ -247,6 +247,11 @@ def test_partitions_of_topics_may_be_named_without_their_topics_id() -> None:
     assert BatchCommitted._of_offsets(head, {"a-0": 5, "a-1@X": 7}).met
     assert not BatchCommitted._of_offsets(head, {"a-0": 6}).met
     assert not BatchCommitted._of_offsets(head, {"a": 1}).met
+    twice = Head(genesis={"a-0@X": 1_000, "a-0@Y": 5})
+    with pytest.raises(InvalidError, match="created again") as caught:
+        BatchCommitted._of_offsets(twice, {"a-0": 10})
+    assert caught.value.fields["accepted"] == ["a-0@X", "a-0@Y"]
+    assert not BatchCommitted._of_offsets(twice, {"a-0@Y": 10}).met
 
 
 def test_freshness_is_of_what_waits_not_of_the_last_commit(world: World) -> None:

@@ -210,6 +210,30 @@ def test_predicate_takes_no_text_from_whoever_triggers_a_run(name: str) -> None:
     MicroBatchOperator(task_id="t", pipeline=pipeline(where="day = '{{ ds }}' AND at < '{{ data_interval_end }}'"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["{{ 'a' ~ day }}", "{{ day | string }}", "{{ n + day }}", "{{ 1 // n }}", "{{ nowhere }}", "{{ nowhere.x }}"],
+)
+def test_template_that_fails_or_hides_a_missing_value_stops_the_run(text: str) -> None:
+    from jinja2 import Environment
+
+    from airflow_provider_streamsem.batch.templates import rendered
+
+    given = pipeline(sinks={"out": FilesSink(f"/out/{text}")})
+    with pytest.raises(InvalidError, match="has no value in this run"):
+        rendered(given, Environment(), {"day": None, "n": 0}, where="w")
+
+
+def test_templates_are_looked_at_with_the_delimiters_that_render_them() -> None:
+    from jinja2 import Environment
+
+    from airflow_provider_streamsem.batch.templates import rendered
+
+    given = pipeline(where="a > << params.p >> AND '{{ ds }}' = ''")
+    with pytest.raises(InvalidError, match="would be run as SQL"):
+        rendered(given, Environment(variable_start_string="<<", variable_end_string=">>"), {"params": {}}, where="w")
+
+
 @pytest.mark.parametrize("value", [None, lazy_object_proxy.Proxy(lambda: None)])
 def test_template_without_a_value_in_this_run_stops_it(value: object) -> None:
     from jinja2 import Environment, StrictUndefined

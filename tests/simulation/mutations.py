@@ -291,7 +291,7 @@ MUTATIONS = (
     Mutation(abort_forgets, "repeat|lost or doubled|id twice", "dedup", first=597),
     Mutation(redo_is_held_against_what_is_remembered_now, "other ids|lost or doubled", "dedup"),
     Mutation(redo_forgets_what_came_after_its_root, "repeat|lost or doubled|id twice", "dedup"),
-    Mutation(adoption_looks_at_no_remembered_id, "remembered ids is gone|magic bytes", "dedup", first=637),
+    Mutation(adoption_looks_at_no_remembered_id, "remembered ids is gone|magic bytes", "dedup", first=133),
     Mutation(time_of_ids_is_asked_anew_by_each_attempt, "repeat|other ids", "dedup"),
     Mutation(layers_are_dropped_by_their_oldest_id, "repeat|other ids", "dedup"),
 )

@@ -363,6 +363,20 @@ def test_late_publisher_calls_nobody(tmp_path: Path, recorder: Recorder) -> None
     assert recorder.ids() == seen == w.expected
 
 
+def test_rows_of_a_version_that_is_published_days_later_are_deleted_then(tmp_path: Path, recorder: Recorder) -> None:
+    w = world(tmp_path)
+    pipeline = pushing(w, recorder)
+    recorder.answers = lambda call: 403
+    with pytest.raises(PublishError):
+        w.run("a", pipeline=pipeline)
+    days_later = ManualClock(1_700_000_000_000 + 3 * 86_400_000)
+    assert vacuum(pipeline, log=CommitLog(w.store, days_later)).attempts == ()
+    recorder.answers = lambda call: 200
+    w.run("a", pipeline=pipeline)
+    assert len(vacuum(pipeline, log=CommitLog(w.store, days_later)).attempts) == 1
+    assert not [*(w.root / "staged").rglob("*.parquet")]
+
+
 def test_pipelines_of_the_page_are_accepted_and_the_mails_label_says_what_is_true() -> None:
     page = (Path(__file__).parents[2] / "docs" / "sinks" / "http.md").read_text()
     made: dict[str, Any] = {}

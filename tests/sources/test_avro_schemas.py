@@ -37,7 +37,7 @@ def decimal(precision: int, scale: int) -> dict[str, Any]:
         ("long", "double"), ("long", "float"), ("int", "float"), (["null", MILLIS], ["null", MICROS]), (MILLIS, ["null", MICROS]),
         (["null", MILLIS], MICROS), ({"type": "array", "items": MILLIS}, {"type": "array", "items": MICROS}), ("long", ["null", "double"]),
         ({"type": "map", "values": "long"}, {"type": "map", "values": "float"}), ({"type": ["null", MILLIS]}, ["null", MICROS]),
-        (FIXED, {**FIXED, "scale": 3}),
+        (FIXED, {**FIXED, "scale": 3}), ("string", ONCE), (["null", "string"], ["null", ONCE]),
     ],
 )  # fmt: skip
 def test_schema_that_would_change_values_names_the_field(writer: Any, reader: Any) -> None:

@@ -174,6 +174,19 @@ def test_landing_of_one_queue_takes_no_message_of_another(tmp_path: Path) -> Non
     made.check()
 
 
+def test_landing_in_a_table_takes_no_message(tmp_path: Path) -> None:
+    (tmp_path / "_streamsem.json").write_text("{}")
+    made = QueueWorld(tmp_path / "new")
+    made.send(4)
+    for run in ("a", "b"):
+        with pytest.raises(InvalidError, match="lies in the dataset of a pipeline"):
+            made.run(run)
+    assert len(made.broker.queue) == 4
+    (tmp_path / "_streamsem.json").unlink()
+    made.run("c")
+    made.check()
+
+
 def test_queue_that_does_not_answer_takes_no_landing(tmp_path: Path) -> None:
     made = QueueWorld(tmp_path)
     made.send(1)

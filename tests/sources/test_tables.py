@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_streamsem import FilesSink, FilesSource, run_batch
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.sources.tables import refuse_table
+from airflow_provider_streamsem.stores.contract import UnknownAnswerError
+from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.worlds import World
 
@@ -64,6 +66,41 @@ def test_path_beside_tables_and_with_a_directory_of_metadata_is_taken(tmp_path: 
         made.write_text("{}")
     refuse_table(str(tmp_path / "in"))
     refuse_table(str(tmp_path / "absent"))
+
+
+def test_table_of_many_snapshots_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t/metadata").mkdir(parents=True)
+    for number in range(1_001):
+        (tmp_path / f"t/metadata/snap-{number}.avro").touch()
+    (tmp_path / "t/metadata/v7.metadata.json").touch()
+    with pytest.raises(InvalidError, match="an Iceberg table"):
+        refuse_table(str(tmp_path / "t/data"))
+
+
+def test_link_to_a_directory_of_a_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t/_delta_log").mkdir(parents=True)
+    (tmp_path / "t/_delta_log/0.json").touch()
+    (tmp_path / "t/day=1").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "t/day=1")
+    with pytest.raises(InvalidError, match="a Delta table"):
+        refuse_table(str(tmp_path / "link"))
+
+
+def test_place_that_gives_no_answer_is_asked_again_and_one_that_may_not_be_looked_at_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    (tmp_path / "_delta_log/0.json").touch()
+
+    def stat(self: LocalStore, key: str) -> None:
+        raise error
+
+    monkeypatch.setattr(LocalStore, "stat", stat)
+    error: Exception = UnknownAnswerError("k")
+    with pytest.raises(UnavailableError):
+        refuse_table(str(tmp_path))
+    error = StoreRefusedError("no")
+    refuse_table(str(tmp_path))
 
 
 def test_new_pipeline_over_the_dataset_of_another_one_writes_nothing(tmp_path: Path) -> None:
