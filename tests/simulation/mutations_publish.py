@@ -225,7 +225,7 @@ def deferred_calls_are_counted_as_done(patch: pytest.MonkeyPatch) -> None:
 
 PUBLISH_MUTATIONS = (
     Mutation(publisher_does_not_ask_the_marker, "I18", "tables"),
-    Mutation(marker_may_go_back, "I15|I18", "tables", first=6193),
+    Mutation(marker_may_go_back, "I15|I18", "tables", first=5873),
     Mutation(marker_and_rows_are_two_transactions, "I18", "tables"),
     Mutation(skip_moves_no_marker, "I15|I18|marker", "tables"),
     Mutation(publisher_believes_itself_and_not_the_marker, "receipts", "tables"),
