@@ -131,6 +131,7 @@ def vacuum(
     noted = _noted(log)
     # A log that was restored may have fewer versions than its note says.
     begin = 0 if everything or noted > head.closed + 1 else noted
+    remembered = None if pipeline.dedup is None else state_files(log.store.url)  # beside the very entries that are read
     attempts, stale = [], []
     size = 0
     for version in range(begin, head.closed + 1):
@@ -139,8 +140,7 @@ def vacuum(
             for attempt_id in place.spent(version, lost):
                 attempts.append((place.name, version, attempt_id))
                 size += place.sink.discard(version, attempt_id, dry_run=dry_run)
-        if pipeline.dedup is not None:
-            remembered = state_files(log.store.url)  # beside the entries of the very log that was read
+        if remembered is not None:
             for _, attempt_id in sorted(remembered.attempts(version)):
                 if lost(attempt_id):
                     attempts.append((STATE, version, attempt_id))

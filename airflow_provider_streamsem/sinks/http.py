@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -239,15 +240,18 @@ class HttpSink(StagedSink):
     def key(self, batch: Batch, part: int, index: int, row: Json) -> str:
         """The key of the call that begins with the record ``index`` of a part: the same at every try, and another call's never."""
         if self.record_id and all(row[name] is not None for name in self.record_id):
-            decimals = {
-                field["name"]
-                for field in json.loads(batch.schema)["fields"]
-                if isinstance(field["type"], str) and field["type"].startswith("decimal(")
-            }
+            decimals = _decimals(batch.schema)
             values = [_shortest(row[name]) if name in decimals else row[name] for name in self.record_id]
             named = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
             return f"{batch.pipeline_uuid}-{batch.sink}-{sha256(named.encode())}"
         return f"{batch.pipeline_uuid}-{batch.sink}-{batch.version}-{batch.outcome[:16]}-{part}-{index}"
+
+
+@lru_cache(maxsize=16)
+def _decimals(schema: str) -> frozenset[str]:
+    """The decimal columns of a batch's schema. Asked for every record, so it is parsed once."""
+    kinds = {field["name"]: field["type"] for field in json.loads(schema)["fields"]}
+    return frozenset(name for name, kind in kinds.items() if isinstance(kind, str) and kind.startswith("decimal("))
 
 
 def _shortest(decimal: str) -> str | int:

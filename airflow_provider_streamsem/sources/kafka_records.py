@@ -204,10 +204,15 @@ def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Deco
         outer = _from_avro(F.lit(None).cast("binary"), decoder.schema, decoder.schema)
         payload = F.concat(F.expr(f"substring({part}, 6)"), F.lit(word))
         versions = _versions(decoder.registry, [f"{topic}-{part}" for topic in topics])
-        unreadable = [text for version in versions if (text := version.unreadable(decoder.schema)) is not None]
-        for text in unreadable:
-            logger.warning("records of a schema are quarantined: %s", text)
-        for number, schema in {v.id: v.schema for v in versions if v.unreadable(decoder.schema) is None}.items():
+        readable: dict[int, str] = {}
+        for version in versions:
+            reason = version.unreadable(decoder.schema)
+            if reason is None:
+                readable[version.id] = version.schema
+            else:
+                logger.warning("records of a schema are quarantined: %s", reason)
+                unreadable.append(reason)
+        for number, schema in readable.items():
             head = F.lit(b"\0" + number.to_bytes(4, "big"))
             outer = F.when(
                 F.expr(f"substring({part}, 1, 5)") == head, _from_avro(payload, schema, decoder.schema)
