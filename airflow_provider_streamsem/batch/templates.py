@@ -29,7 +29,7 @@ def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
     """
     Look at the names that the templates of a spec use, before any is rendered.
 
-    SQL calls Java, so the predicate must not hold text that whoever triggers a run may choose.
+    Spark's SQL can call Java methods. The predicate must therefore not contain text that the user who triggers a run can choose.
 
     :param environment: Jinja's that will render; default: one with Jinja's own delimiters
     :raises InvalidError: a template reads a connection or a variable, or is not Jinja; one of ``where`` reads more than the run's times
@@ -54,7 +54,7 @@ def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
             )
         if text == pipeline.where and used - _TIMES:
             raise InvalidError(
-                "a template in the predicate `where` may use the run's times alone: other values may come from whoever triggers the run, and would be "
+                "a template in the predicate `where` uses values other than the run's times. The user who triggers the run can choose them, and they would be "
                 "run as SQL",
                 pipeline=pipeline.name,
                 given=text,

@@ -200,8 +200,10 @@ def _host_and_port(text: str) -> tuple[str, int]:
 @cache
 def _keep_numbers_of_headers() -> None:
     """
-    The client pika cuts floats to whole numbers, and fails for ever at a time that Python's dates do not have. From here on each is the number that was sent,
-    in the whole process: pika has no other place for it.
+    Make pika decode floats and far timestamps in headers as the numbers that were sent.
+
+    pika truncates floats to integers, and raises an error for a timestamp beyond the year 9999 every time the message is delivered. It has no option for this,
+    so its decoder is replaced in the whole process.
     """
     from pika import data
 

@@ -261,7 +261,7 @@ class Landing:
             ids = None if data is None else _decoded(i, data)
             if ids is not None:
                 self._known[i] = ids
-            else:  # whoever landed it died before it wrote the ids, or they are damaged
+            else:  # the process that landed it died before it wrote the ids, or the ids are damaged
                 lines = self._log.read(_key(i))
                 self._known[i] = () if lines is None else (_landed(i, lines),)
         return self._known[i]
