@@ -25,7 +25,7 @@ from airflow_provider_streamsem.protocol.entries import Json, Quarantine
 from airflow_provider_streamsem.sinks import column_types
 from airflow_provider_streamsem.sinks.files import FilesSink
 from airflow_provider_streamsem.sources.contract import Counted, Loaded
-from airflow_provider_streamsem.sources.wide import quoted
+from airflow_provider_streamsem.sources.sql import quoted
 
 logger = telemetry.log_of(__name__)
 

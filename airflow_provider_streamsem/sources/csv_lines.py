@@ -9,9 +9,9 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
+from functools import partial
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 from pyspark.sql.types import (
     BinaryType,
     CharType,
@@ -27,7 +27,17 @@ from pyspark.sql.types import (
 from pyspark.sql.types import BooleanType as Boolean
 
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.sources import exact, wide
+from airflow_provider_streamsem.sources import exact
+from airflow_provider_streamsem.sources.sql import (
+    any_of,
+    for_each,
+    literal,
+    rlike,
+    struct_of,
+    type_name,
+    when,
+    with_sql,
+)
 
 _TYPES = (*exact.INTEGERS, *exact.FLOATS, Boolean, DateType, DecimalType, StringType, TimestampNTZType, TimestampType)
 _INFINITE = {"nanvalue": "NaN", "positiveinf": "Infinity", "negativeinf": "-Infinity"}
@@ -89,12 +99,13 @@ class Csv:
             given = []
         return found if [n.lower() for n in given] == [n.lower() for n in names] else self._separator.join(names)
 
-    def with_columns(self, frame: DataFrame, raw: Column, into: str) -> DataFrame:
+    def with_columns(self, frame: DataFrame, raw: str, into: str) -> DataFrame:
         """
         Add a struct of the columns, and whether the line is bad: anything but a field for each column whose text is exactly a value of it.
 
         Columns of one type are converted as one array (:mod:`airflow_provider_streamsem.sources.wide`).
 
+        :param raw: SQL of the line
         :param into: name of the struct; ``<into>_bad`` is the boolean
         """
         fields = f"{into}_fields"
@@ -105,30 +116,30 @@ class Csv:
         places: dict[int, str] = {}
         for g, ((kind, nullable), positions) in enumerate(groups.items()):
             text, value = f"{into}_texts_{g}", f"{into}_values_{g}"
-            texts[text] = self._texts(F.col(fields), positions, kind)
-            values[value] = self._values(F.col(text), kind)
-            missing = _nulls(F.col(value))
-            tests.append(missing != _nulls(F.col(text)) if nullable else missing > 0)
-            places |= {n: f"get({wide.quoted(value)}, {at})" for at, n in enumerate(positions)}
-        count = len(self._columns.fields)
-        tests += [F.col(fields).isNull(), F.size(fields) != count, ~F.is_valid_utf8(raw)]
-        steps = frame.withColumn(fields, self._split(raw)).withColumns(texts).withColumns(values)
-        record = wide.struct({field.name: places[n] for n, field in enumerate(self._columns.fields)})
-        bad = F.coalesce(exact.any_of(tests), F.lit(True))
-        return steps.withColumns({f"{into}_bad": bad, into: F.expr(record)}).drop(fields, *texts, *values)
+            texts[text] = self._texts(fields, positions, kind)
+            values[value] = for_each("transform", text, partial(self._value, kind=kind))
+            missing = _nulls(value)
+            tests.append(f"{missing} != {_nulls(text)}" if nullable else f"{missing} > 0")
+            places |= {n: f"get({value}, {at})" for at, n in enumerate(positions)}
+        tests += [f"{fields} IS NULL", f"size({fields}) != {len(self._columns.fields)}", f"NOT is_valid_utf8({raw})"]
+        steps = with_sql(with_sql(with_sql(frame, {fields: self._split(raw)}), texts), values)
+        record = struct_of({field.name: places[n] for n, field in enumerate(self._columns.fields)})
+        steps = with_sql(steps, {f"{into}_bad": f"coalesce({any_of(tests)}, true)", into: record})
+        return steps.drop(fields, *texts, *values)
 
-    def has_open_quote(self, raw: Column) -> Column:
-        """Whether a line has an odd number of quotes: a part of a record with line breaks in it."""
+    def has_open_quote(self, raw: str) -> str:
+        """SQL of whether a line has an odd number of quotes: a part of a record with line breaks in it."""
         if not self._quote:
-            return F.lit(False)
+            return "false"
         if self._escape != self._quote:
-            raw = F.regexp_replace(raw, f"{re.escape(self._escape)}[\\s\\S]", "")
-        return (F.length(raw) - F.length(F.replace(raw, F.lit(self._quote), F.lit("")))) % 2 == 1
+            escaped = literal(f"{re.escape(self._escape)}[\\s\\S]")
+            raw = f"regexp_replace({raw}, {escaped}, '')"
+        return f"(length({raw}) - length(replace({raw}, {literal(self._quote)}, ''))) % 2 = 1"
 
-    def _split(self, raw: Column) -> Column:
+    def _split(self, raw: str) -> str:
         """The fields as they stand in the line, quotes included; null where quotes are not as RFC 4180 has them."""
         separator = re.escape(self._separator)
-        plain = F.split(raw, separator, -1)
+        plain = f"split({raw}, {literal(separator)}, -1)"
         if not self._quote:
             return plain
         quote, escape = re.escape(self._quote), re.escape(self._escape)
@@ -136,50 +147,56 @@ class Csv:
         before, after = (rf"[{_SPACE}]*+" if self._trims(side) else "" for side in ("leading", "trailing"))
         unquoted = rf"(?:(?!{separator})[^{quote}])*+"
         field = rf"{separator}({before}{quote}{inside}{quote}{after}(?={separator}|\z)|{unquoted})"
-        line = F.concat(F.lit(self._separator), raw)
-        quoted = F.when(line.rlike(rf"^(?:{field})++\z"), F.regexp_extract_all(line, F.lit(field), F.lit(1)))
-        return F.when(raw.contains(self._quote), quoted).otherwise(plain)
+        line = f"concat({literal(self._separator)}, {raw})"
+        found = when((rlike(line, rf"^(?:{field})++\z"), f"regexp_extract_all({line}, {literal(field)}, 1)"))
+        return when((f"contains({raw}, {literal(self._quote)})", found), otherwise=plain)
 
     def _trims(self, side: str) -> bool:
         return self._given.get(f"ignore{side}whitespace", "false").lower() == "true"
 
-    def _texts(self, fields: Column, positions: list[int], kind: DataType) -> Column:
-        at = F.expr(f"array({','.join(map(str, positions))})")
-        return F.transform(at, lambda n: self._text(F.get(fields, n), kind))
+    def _texts(self, fields: str, positions: list[int], kind: DataType) -> str:
+        at = f"array({', '.join(map(str, positions))})"
+        return for_each("transform", at, lambda n: self._text(f"get({fields}, {n})", kind))
 
-    def _values(self, texts: Column, kind: DataType) -> Column:
-        return F.transform(texts, lambda text: self._value(text, kind))
-
-    def _text(self, field: Column, kind: DataType) -> Column:
+    def _text(self, field: str, kind: DataType) -> str:
         """The text of a field; null where the line has no value for it."""
         if self._trims("leading"):
-            field = F.ltrim(field, F.lit(_SPACE))
+            field = f"ltrim({literal(_SPACE)}, {field})"
         if self._trims("trailing"):
-            field = F.rtrim(field, F.lit(_SPACE))
-        absent = (field == "") | (field == self._given.get("nullvalue", ""))
-        text = F.when(~absent, field)
+            field = f"rtrim({literal(_SPACE)}, {field})"
+        null = literal(self._given.get("nullvalue", ""))
+        text = when((f"{field} != '' AND {field} != {null}", field))
         if not self._quote:
             return text
-        inside = field.substr(F.lit(2), F.length(field) - 2)
+        inside = f"substr({field}, 2, length({field}) - 2)"
         if self._escape == self._quote:
-            inside = F.replace(inside, F.lit(self._quote * 2), F.lit(self._quote))
+            inside = f"replace({inside}, {literal(self._quote * 2)}, {literal(self._quote)})"
         else:
             quote, escape = re.escape(self._quote), re.escape(self._escape)
-            inside = F.regexp_replace(inside, f"{escape}([{quote}{escape}])", "$1")
+            inside = f"regexp_replace({inside}, {literal(f'{escape}([{quote}{escape}])')}, '$1')"
         if not isinstance(
             kind, StringType
         ):  # a number cannot be empty: writers that quote every field write a missing one so
-            inside = F.when((inside != "") & (inside != self._given.get("nullvalue", "")), inside)
-        return F.when(field.startswith(self._quote), inside).otherwise(text)
+            inside = when((f"{inside} != '' AND {inside} != {null}", inside))
+        return when((f"startswith({field}, {literal(self._quote)})", inside), otherwise=text)
 
-    def _value(self, text: Column, kind: DataType) -> Column:
+    def _value(self, text: str, *, kind: DataType) -> str:
         value = exact.value(text, kind, self._given)
-        if isinstance(kind, exact.FLOATS):
-            for option, name in _INFINITE.items():
-                if option in self._given:
-                    value = F.when(text == self._given[option], F.lit(name).cast(kind)).otherwise(value)
-        return value
+        if not isinstance(kind, exact.FLOATS):
+            return value
+        named = {self._given[option]: name for option, name in _INFINITE.items() if option in self._given}
+        return (
+            when(
+                *(
+                    (f"{text} = {literal(given)}", f"CAST('{name}' AS {type_name(kind)})")
+                    for given, name in named.items()
+                ),
+                otherwise=value,
+            )
+            if named
+            else value
+        )
 
 
-def _nulls(values: Column) -> Column:
-    return F.size(F.filter(values, lambda value: value.isNull()))
+def _nulls(values: str) -> str:
+    return f"size({for_each('filter', values, lambda value: f'{value} IS NULL')})"

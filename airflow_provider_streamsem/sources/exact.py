@@ -1,11 +1,9 @@
-"""Text to values on Spark: a value is exactly what its text says, or null. Imports pyspark: only engines reach this."""
+"""Text to values on Spark, as SQL: a value is exactly what its text says, or null. Imports pyspark: only engines import this."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -23,8 +21,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from airflow_provider_streamsem.sources.sql import literal, map_of, rlike, try_cast, type_name, when
+
 INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 FLOATS = (FloatType, DoubleType)
+INFINITY = "CAST('Infinity' AS DOUBLE)"
 _FORMATS = {DateType: "dateformat", TimestampType: "timestampformat", TimestampNTZType: "timestampntzformat"}
 
 _INTEGER = r"^[+-]?[0-9]++\z"
@@ -34,94 +35,91 @@ _SCIENTIFIC = r"^[+-]?[0-9]++(?:\.[0-9]++)?[eE][+-]?[0-9]{1,3}\z"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _TIME = r"[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6}0*+)?)?"
 _ZONE = r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2}|:[0-9]{2}:[0-9]{2})?| ?UTC)"  # old offsets have seconds
+_FRACTION, _EXPONENT = r"\.([0-9]*?)0*+[eE]", r"[eE]([+-]?[0-9]+)"
 _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*+(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?\z"
 
 
-def value(text: Column, kind: DataType, options: Mapping[str, str]) -> Column:
+def value(text: str, kind: DataType, given: Mapping[str, str]) -> str:
     """
     The value of a text, or null where the text is not exactly a value of this type (``docs/sources/files.md`` lists the forms).
 
-    :param options: names in lower case; ``dateFormat``, ``timestampFormat``, ``timestampNTZFormat``, ``timeZone`` and ``locale`` count
+    :param text: SQL of the text
+    :param given: options, names in lower case; ``dateFormat``, ``timestampFormat``, ``timestampNTZFormat``, ``timeZone`` and ``locale`` count
+    :return: SQL of the value
     """
     if isinstance(kind, INTEGERS):
-        return F.when(text.rlike(_INTEGER), text.try_cast(kind))
+        return when((rlike(text, _INTEGER), try_cast(text, kind)))
     if isinstance(kind, DecimalType):
         return _decimal(text, kind)
     if isinstance(kind, FLOATS):
         return _float(text, kind)
     if isinstance(kind, BooleanType):
-        return F.when(text.rlike(r"^(?i:true|false)\z"), text.try_cast(kind))
+        return when((rlike(text, r"^(?i:true|false)\z"), try_cast(text, kind)))
     if isinstance(kind, BinaryType):
-        return F.when(text.rlike(_BASE64), F.unbase64(text))
-    if own_format(kind, options) is not None:
-        return _in_format(text, kind, options)
+        return when((rlike(text, _BASE64), f"unbase64({text})"))
+    if own_format(kind, given) is not None:
+        return _in_format(text, kind, given)
     if isinstance(kind, DateType):
-        return F.when(text.rlike(rf"{_DATE}\z"), text.try_cast(kind))
+        return when((rlike(text, rf"{_DATE}\z"), try_cast(text, kind)))
     if isinstance(kind, TimestampNTZType):
-        return F.when(text.rlike(rf"{_DATE}(?:{_TIME})?\z"), text.try_cast(kind))
+        return when((rlike(text, rf"{_DATE}(?:{_TIME})?\z"), try_cast(text, kind)))
     if isinstance(kind, TimestampType):
-        zoned = F.when(_is_usual(text) | text.rlike(rf"{_DATE}{_TIME}{_ZONE}\z"), text.try_cast(kind))
-        return zoned.when(text.rlike(rf"{_DATE}(?:{_TIME})?\z"), _local(text, options.get("timezone")))
+        return when(
+            (_is_usual(text), try_cast(text, kind)),
+            (rlike(text, rf"{_DATE}{_TIME}{_ZONE}\z"), try_cast(text, kind)),
+            (rlike(text, rf"{_DATE}(?:{_TIME})?\z"), _local(text, given.get("timezone"))),
+        )
     assert isinstance(kind, StringType)
     return text
 
 
-def any_of(tests: Sequence[Column]) -> Column:
-    """Whether one of the tests is true, as a tree of small depth: Spark walks an expression recursively, and a file may have thousands of columns."""
-    tests = tests or [F.lit(False)]
-    if len(tests) == 1:
-        return tests[0]
-    middle = len(tests) // 2
-    return any_of(tests[:middle]) | any_of(tests[middle:])
-
-
-def own_format(kind: DataType, options: Mapping[str, str]) -> str | None:
+def own_format(kind: DataType, given: Mapping[str, str]) -> str | None:
     """The option that holds a format of the user's own for this type, or ``None``: then ISO 8601 counts."""
     name = _FORMATS.get(type(kind))
-    return name if name in options else None
+    return name if name in given else None
 
 
-def _decimal(text: Column, kind: DecimalType) -> Column:
+def _decimal(text: str, kind: DecimalType) -> str:
     """Digits after the point that the column cannot hold must be zeros: Spark's own cast rounds."""
     scale = kind.scale
     after = rf"\.[0-9]{{0,{scale}}}0*+" if scale else r"\.0*+"
     alone = rf"|\.[0-9]{{1,{scale}}}0*+" if scale else ""
-    fraction = F.length(F.regexp_extract(text, r"\.([0-9]*?)0*+[eE]", 1))
-    exponent = F.regexp_extract(text, r"[eE]([+-]?[0-9]+)", 1).try_cast("int")
-    return F.when(text.rlike(rf"^[+-]?(?:[0-9]++(?:{after})?{alone})\z"), text.try_cast(kind)).when(
-        text.rlike(_SCIENTIFIC) & (fraction - exponent <= scale), text.try_cast(kind)
+    fraction = f"length(regexp_extract({text}, {literal(_FRACTION)}, 1))"
+    exponent = f"TRY_CAST(regexp_extract({text}, {literal(_EXPONENT)}, 1) AS INT)"
+    number = try_cast(text, kind)
+    return when(
+        (rlike(text, rf"^[+-]?(?:[0-9]++(?:{after})?{alone})\z"), number),
+        (f"{rlike(text, _SCIENTIFIC)} AND {fraction} - {exponent} <= {scale}", number),
     )
 
 
-def _float(text: Column, kind: DataType) -> Column:
+def _float(text: str, kind: DataType) -> str:
     """The nearest float; one that is infinite, or zero though the text is not, is none."""
-    nearest = F.when(text.rlike(_NUMBER), text.try_cast(kind))
-    vanished = (nearest == 0) & text.rlike(r"^[^eE]*[1-9]")
-    return F.when((F.abs(nearest) < float("inf")) & ~vanished, nearest)
+    nearest = when((rlike(text, _NUMBER), try_cast(text, kind)))
+    vanished = f"{nearest} = 0 AND {rlike(text, r'^[^eE]*[1-9]')}"
+    return when((f"abs({nearest}) < {INFINITY} AND NOT ({vanished})", nearest))
 
 
-def _is_usual(text: Column) -> Column:
+def _is_usual(text: str) -> str:
     """Whether a text that is a time to Spark has the form ``2024-01-31T12:00:00Z``: told from its signs, faster than by a pattern."""
-    found = (F.octet_length(text) == 20) & text.endswith("Z")
-    for at, sign in ((5, "-"), (8, "-"), (14, ":"), (17, ":")):
-        found = found & (F.substring(text, at, 1) == sign)
-    return found
+    signs = [f"substr({text}, {at}, 1) = '{sign}'" for at, sign in ((5, "-"), (8, "-"), (14, ":"), (17, ":"))]
+    return " AND ".join([f"octet_length({text}) = 20", f"endswith({text}, 'Z')", *signs])
 
 
-def _local(text: Column, zone: str | None) -> Column:
+def _local(text: str, zone: str | None) -> str:
     """A time without a zone is one of the option ``timeZone``, else of the session; a time that daylight saving skips there is none."""
-    wall = text.try_cast("timestamp_ntz")
+    wall = f"TRY_CAST({text} AS TIMESTAMP_NTZ)"
     if zone is None:
-        instant = text.try_cast("timestamp")
-        return F.when(instant.cast("timestamp_ntz") == wall, instant)
-    utc = F.convert_timezone(F.lit(zone), F.lit("UTC"), wall)
-    back = F.convert_timezone(F.lit("UTC"), F.lit(zone), utc)
-    return F.when(back == wall, F.concat(utc.cast("string"), F.lit("Z")).try_cast("timestamp"))
+        instant = f"TRY_CAST({text} AS TIMESTAMP_LTZ)"
+        return when((f"CAST({instant} AS TIMESTAMP_NTZ) = {wall}", instant))
+    utc = f"convert_timezone({literal(zone)}, 'UTC', {wall})"
+    back = f"convert_timezone('UTC', {literal(zone)}, {utc})"
+    return when((f"{back} = {wall}", f"TRY_CAST(concat(CAST({utc} AS STRING), 'Z') AS TIMESTAMP_LTZ)"))
 
 
-def _in_format(text: Column, kind: DataType, options: Mapping[str, str]) -> Column:
+def _in_format(text: str, kind: DataType, given: Mapping[str, str]) -> str:
     """A format of the user's own is parsed by Spark's reader of CSV, as one column of a line."""
-    own = {name: text for name, text in options.items() if name in {*_FORMATS.values(), "timezone", "locale"}}
+    own = {name: text for name, text in given.items() if name in {*_FORMATS.values(), "timezone", "locale"}}
     line = {"sep": "\uffff", "quote": "", "enableDateTimeParsingFallback": "false", "columnNameOfCorruptRecord": "rest"}
-    parsed = F.from_csv(text, f"value {kind.simpleString()}, rest string", {**line, **own})
-    return F.when(parsed["rest"].isNull(), parsed["value"])
+    parsed = f"from_csv({text}, 'value {type_name(kind)}, rest string', {map_of({**line, **own})})"
+    return when((f"{parsed}.rest IS NULL", f"{parsed}.value"))

@@ -182,7 +182,7 @@ def _decoded(part: str, decoder: Decoder, topics: list[str], read: DataFrame) ->
 def _json(part: str, decoder: Json, read: DataFrame) -> _Decoded:
     columns = parsing.struct(decoder.schema, "json")
     column = f"{_DECODED}{part}"
-    parsed = parsing.with_json(read, F.col(part).cast("string"), columns, decoder.options, column)
+    parsed = parsing.with_json(read, f"CAST({part} AS STRING)", columns, decoder.options, column)
     bad = F.col(part).isNotNull() & F.col(f"{column}_bad")
     kept = F.when(F.col(part).isNotNull(), F.col(column))
     names = [f.name for f in columns.fields]

@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -27,7 +26,6 @@ from pyspark.sql.types import (
     MapType,
     ShortType,
     StringType,
-    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -36,6 +34,21 @@ from pyspark.sql.types import (
 
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.sources import exact, wide
+from airflow_provider_streamsem.sources.sql import (
+    any_of,
+    for_each,
+    for_each_value,
+    literal,
+    map_of,
+    quoted,
+    rlike,
+    struct_of,
+    surely,
+    try_cast,
+    type_name,
+    when,
+    with_sql,
+)
 
 _CORRUPT = "__streamsem_corrupt"
 _STRICT = {"allowsinglequotes": "false", "allownonnumericnumbers": "false"}
@@ -60,6 +73,11 @@ _LONG_DECIMAL = r"(?=[0-9.]{17})[0-9]*+\.|[0-9]{16}[eE]"
 _LONG_NUMBER = r"[0-9][0-9.]{15}"  # each of these numbers begins so, which is found in half the time
 _FAR_EXPONENT = rf"[eE][+-]?[0-9]{{3,}}{_END}"
 _SURE_LENGTH = 16
+_NEAR_ZERO = r"[eE]-[0-9]|[0-9]{30}"
+_TAKEN_FOR_BASE64 = r"^(?:[0-9]+|true)\z"
+_NO_NUMBER = r"^(?:NaN|[-+]?Infinity|[-+]?INF)\z"
+_ENDS_ONCE = r"^[^}]*\}[ \t\r\n]*\z"
+_ESCAPE = r"\u"
 # What Spark writes into a string column where the JSON has a number that it has rewritten, or an object or array that may hold one.
 _REWRITTEN = r'^(?:0\z|-?[0-9]+\.[0-9]+(?:E-?[0-9]+)?\z|["\[{])'
 
@@ -85,11 +103,11 @@ def struct(ddl: str, where: str) -> StructType:
     return columns
 
 
-def with_json(frame: DataFrame, raw: Column, columns: StructType, options: Mapping[str, str], into: str) -> DataFrame:
+def with_json(frame: DataFrame, raw: str, columns: StructType, options: Mapping[str, str], into: str) -> DataFrame:
     """
     Add a struct of the columns, and whether the record is bad: anything but one JSON object in UTF-8 whose values are exactly those of the columns.
 
-    :param raw: the text; null is bad
+    :param raw: SQL of the text; null is bad
     :param options: of Spark's JSON reader, as ``FilesSource`` takes them
     :param into: name of the struct; ``<into>_bad`` is the boolean
     :raises InvalidError: a column has a type that JSON cannot hold exactly
@@ -102,36 +120,33 @@ def with_json(frame: DataFrame, raw: Column, columns: StructType, options: Mappi
         f"{into}_{name}" for name in ("parsed", "doubt", "marked", "exactly", "whole")
     )
     values = {field.name: f"{into}_{n}" for n, field in enumerate(grouped.columns.fields)}
-    steps = frame.withColumn(parsed, fast.parsed(raw))
+    steps = with_sql(frame, {parsed: fast.parsed(raw)})
     if grouped.has_arrays:
-        steps = steps.withColumn(parsed, grouped.of(parsed, _CORRUPT))
-    found = fast.values(F.col(parsed))
-    is_suspicious = fast.is_suspicious(F.col(parsed), found, raw)
+        steps = with_sql(steps, {parsed: grouped.of(parsed, _CORRUPT)})
+    found = fast.values(parsed)
+    is_suspicious = fast.is_suspicious(parsed, found, raw)
     again = slow.parsed(raw)
     if grouped.has_arrays:
-        steps = steps.withColumn(doubt, is_suspicious).withColumn(marked, F.when(F.col(doubt), again))
-        steps = steps.withColumn(marked, grouped.of(marked, _CORRUPT))
-        is_suspicious, again = F.col(doubt), F.col(marked)
+        steps = with_sql(steps, {doubt: is_suspicious, marked: when((is_suspicious, again))})
+        steps = with_sql(steps, {marked: grouped.of(marked, _CORRUPT)})
+        is_suspicious, again = doubt, marked
     # One step, not one for each: between steps with JSON in them Spark copies every row.
-    steps = steps.withColumns(
+    steps = with_sql(
+        steps,
         {
             **dict(zip(values.values(), found, strict=True)),
             doubt: is_suspicious,
-            exactly: F.when(is_suspicious, slow.decided(again)),
-            whole: _one_value(raw, given) & F.is_valid_utf8(raw) & ~_half_a_pair(raw),
-        }
+            exactly: when((is_suspicious, slow.decided(again))),
+            whole: f"{_one_value(raw, given)} AND is_valid_utf8({raw}) AND NOT ({_half_a_pair(raw)})",
+        },
     )
     chosen = {
-        column: F.when(F.col(doubt), F.col(exactly)["value"][name]).otherwise(F.col(column))
-        for name, column in values.items()
+        column: when((doubt, f"{exactly}.value.{quoted(name)}"), otherwise=column) for name, column in values.items()
     }
-    steps = steps.withColumns(chosen).withColumn(into, grouped.record(values))
-    bad = ~F.col(whole) | (F.col(doubt) & F.col(exactly)["bad"])
-    lacks = _lacks(F.col(into), columns)
-    bad = bad if lacks is None else bad | lacks
-    return steps.withColumn(f"{into}_bad", F.coalesce(bad, F.lit(True))).drop(
-        parsed, doubt, marked, exactly, whole, *values.values()
-    )
+    steps = with_sql(with_sql(steps, chosen), {into: grouped.record(values)})
+    bad = any_of([f"NOT {whole}", f"({doubt} AND {exactly}.bad)", *_missing(into, columns)])
+    steps = with_sql(steps, {f"{into}_bad": f"coalesce({bad}, true)"})
+    return steps.drop(parsed, doubt, marked, exactly, whole, *values.values())
 
 
 class _Fast:
@@ -143,26 +158,25 @@ class _Fast:
         has_decimals = any(isinstance(kind, DecimalType) for kind in _leaves(columns))
         self._has_decimals = has_decimals
 
-    def parsed(self, raw: Column) -> Column:
-        wanted = _struct_of(self._columns, self._leaf)
-        parsed = _from_json(raw, wanted, self._given)
+    def parsed(self, raw: str) -> str:
+        parsed = _from_json(raw, self._columns, self._leaf, self._given)
         if not self._usable:
-            return F.when(F.lit(False), parsed)
+            return when(("false", parsed))
         if not self._has_decimals:
             return parsed
-        is_unsafe = (raw.rlike(_LONG_NUMBER) & raw.rlike(_LONG_DECIMAL)) | raw.rlike(_FAR_EXPONENT)
-        return F.when(~is_unsafe, parsed)
+        is_unsafe = f"{rlike(raw, _LONG_NUMBER)} AND {rlike(raw, _LONG_DECIMAL)} OR {rlike(raw, _FAR_EXPONENT)}"
+        return when((f"NOT ({is_unsafe})", parsed))
 
-    def values(self, parsed: Column) -> list[Column]:
-        return [_build(parsed[f.name], f.dataType, self._value) for f in self._grouped.fields]
+    def values(self, parsed: str) -> list[str]:
+        return [_build(f"{parsed}.{quoted(f.name)}", f.dataType, self._value) for f in self._grouped.fields]
 
-    def is_suspicious(self, parsed: Column, values: list[Column], raw: Column) -> Column:
-        """``greatest`` and not ``or``, which Spark would not let share what it computes with the values."""
+    def is_suspicious(self, parsed: str, values: list[str], raw: str) -> str:
+        """``greatest`` and not ``OR``, which Spark would not let share what it computes with the values."""
 
-        def doubt(leaf: Column, value: Column, kind: DataType) -> Column | None:
+        def doubt(leaf: str, value: str, kind: DataType) -> str | None:
             return self._doubt(leaf, value, kind, raw)
 
-        return F.greatest(*_tests(parsed, self._grouped, values, self._value, doubt))
+        return f"greatest({', '.join(_tests(parsed, self._grouped, values, self._value, doubt))})"
 
     def _leaf(self, kind: DataType) -> DataType:
         if isinstance(kind, ByteType):
@@ -171,26 +185,26 @@ class _Fast:
             return kind
         return StringType()
 
-    def _value(self, leaf: Column, kind: DataType) -> Column:
+    def _value(self, leaf: str, kind: DataType) -> str:
         if isinstance(kind, ByteType):
-            return leaf.try_cast(kind)
+            return try_cast(leaf, kind)
         if isinstance(kind, (*exact.INTEGERS, *exact.FLOATS, BooleanType)):
             return leaf
         return exact.value(leaf, kind, self._given)
 
-    def _doubt(self, leaf: Column, value: Column, kind: DataType, raw: Column) -> Column | None:
+    def _doubt(self, leaf: str, value: str, kind: DataType, raw: str) -> str | None:
         if isinstance(kind, exact.FLOATS):
-            return (F.abs(leaf) == float("inf")) | ((leaf == 0) & raw.rlike(r"[eE]-[0-9]|[0-9]{30}"))
+            return f"abs({leaf}) = {exact.INFINITY} OR ({leaf} = 0 AND {rlike(raw, _NEAR_ZERO)})"
         if isinstance(kind, (*exact.INTEGERS, BooleanType)) and not isinstance(kind, ByteType):
             return None
         if isinstance(kind, StringType):
             return _may_be_rewritten(leaf)
-        wrong = leaf.isNull() != value.isNull()
+        wrong = f"({leaf} IS NULL) != ({value} IS NULL)"
         if isinstance(kind, DecimalType):
-            return wrong | ((F.length(leaf) > _SURE_LENGTH) & leaf.contains("."))
+            return f"{wrong} OR (length({leaf}) > {_SURE_LENGTH} AND contains({leaf}, '.'))"
         if isinstance(kind, BinaryType):  # numbers and `true` may be taken for base64
-            return wrong | leaf.rlike(r"^(?:[0-9]+|true)\z")
-        return wrong | _may_be_rewritten(leaf) if exact.own_format(kind, self._given) else wrong
+            return f"{wrong} OR {rlike(leaf, _TAKEN_FOR_BASE64)}"
+        return f"{wrong} OR {_may_be_rewritten(leaf)}" if exact.own_format(kind, self._given) else wrong
 
 
 class _Exact:
@@ -201,16 +215,22 @@ class _Exact:
         self._mark = f"#{secrets.token_hex(6)}#"
         self._lenient = {name for name in _LENIENT if given.get(name, "false").lower() == "true"}
 
-    def parsed(self, raw: Column) -> Column:
-        wanted = _struct_of(self._columns, lambda kind: kind if isinstance(kind, BooleanType) else StringType())
-        marked = F.regexp_replace(raw, F.lit(self._pattern()), F.lit(f'$1"{self._mark}$2"'))
-        return _from_json(marked, wanted, self._given)
+    def parsed(self, raw: str) -> str:
+        quoted_number = literal(f'$1"{self._mark}$2"')
+        marked = f"regexp_replace({raw}, {literal(self._pattern())}, {quoted_number})"
+        return _from_json(marked, self._columns, self._leaf, self._given)
 
-    def decided(self, parsed: Column) -> Column:
+    def decided(self, parsed: str) -> str:
         """A struct: ``value``, a struct of the columns, and ``bad``."""
+
         # An array of one element gives the parsed record a name, so that it is parsed once.
-        named = F.array(parsed)
-        return F.transform(named, lambda p: F.struct(self._built(p).alias("value"), self._is_bad(p).alias("bad")))[0]
+        def of(record: str) -> str:
+            return struct_of({"value": _build_fields(record, self._grouped, self._value), "bad": self._is_bad(record)})
+
+        return f"get({for_each('transform', f'array({parsed})', of)}, 0)"
+
+    def _leaf(self, kind: DataType) -> DataType:
+        return kind if isinstance(kind, BooleanType) else StringType()
 
     def _pattern(self) -> str:
         """What precedes a number since the last one, and the number. A number that is the name of a field is none."""
@@ -223,51 +243,47 @@ class _Exact:
         number = rf"-?{whole}(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+"
         return rf"\G((?:[^{other}]++|{'|'.join(skipped)})*+)({number})(?!\s*+:)"
 
-    def _built(self, parsed: Column) -> Column:
-        return _build_fields(parsed, self._grouped, self._value)
+    def _is_bad(self, parsed: str) -> str:
+        return any_of(_tests(parsed, self._grouped, None, self._value, self._wrong))
 
-    def _is_bad(self, parsed: Column) -> Column:
-        values = [_build(parsed[f.name], f.dataType, self._value) for f in self._grouped.fields]
-        return exact.any_of(_tests(parsed, self._grouped, values, self._value, self._wrong))
-
-    def _value(self, leaf: Column, kind: DataType) -> Column:
+    def _value(self, leaf: str, kind: DataType) -> str:
         if isinstance(kind, BooleanType):
             return leaf
-        is_number = leaf.startswith(self._mark)
-        digits = leaf.substr(F.lit(len(self._mark) + 1), F.length(leaf))
+        is_number = f"startswith({leaf}, {literal(self._mark)})"
+        digits = f"substr({leaf}, {len(self._mark) + 1})"
         if isinstance(kind, exact.INTEGERS):
-            return F.when(is_number, exact.value(digits, kind, self._given))
+            return when((is_number, exact.value(digits, kind, self._given)))
         if isinstance(kind, exact.FLOATS):
-            number = F.when(is_number, exact.value(digits, kind, self._given))
+            number = (is_number, exact.value(digits, kind, self._given))
             if "allownonnumericnumbers" not in self._lenient:
-                return number
-            name = F.regexp_replace(leaf, '"', "")
-            return number.when(
-                name.rlike(r"^(?:NaN|[-+]?Infinity|[-+]?INF)\z"),
-                F.regexp_replace(name, "INF", "Infinity").try_cast(kind),
-            )
+                return when(number)
+            name = f"""replace({leaf}, '"', '')"""
+            return when(number, (rlike(name, _NO_NUMBER), try_cast(f"replace({name}, 'INF', 'Infinity')", kind)))
         if isinstance(kind, DecimalType) or exact.own_format(kind, self._given):
-            return exact.value(F.when(is_number, digits).otherwise(leaf), kind, self._given)
+            return exact.value(when((is_number, digits), otherwise=leaf), kind, self._given)
         if isinstance(kind, BinaryType):
-            return F.when(leaf != "true", exact.value(leaf, kind, self._given))
+            return when((f"{leaf} != 'true'", exact.value(leaf, kind, self._given)))
         if isinstance(kind, StringType):
-            inside = F.regexp_replace(leaf, f'"{self._mark}([^"]*+)"', "$1")
-            return F.when(is_number, digits).when(leaf.contains(self._mark), inside).otherwise(leaf)
+            number_inside = literal(f'"{self._mark}([^"]*+)"')
+            inside = f"regexp_replace({leaf}, {number_inside}, '$1')"
+            has_numbers = f"contains({leaf}, {literal(self._mark)})"
+            return when((is_number, digits), (has_numbers, inside), otherwise=leaf)
         return exact.value(leaf, kind, self._given)
 
-    def _wrong(self, leaf: Column, value: Column, kind: DataType) -> Column | None:
-        return None if isinstance(kind, (BooleanType, StringType)) else leaf.isNotNull() & value.isNull()
+    def _wrong(self, leaf: str, value: str, kind: DataType) -> str | None:
+        return None if isinstance(kind, (BooleanType, StringType)) else f"{leaf} IS NOT NULL AND {value} IS NULL"
 
 
-def _from_json(raw: Column, wanted: StructType, given: Mapping[str, str]) -> Column:
+def _from_json(raw: str, columns: StructType, leaf: Callable[[DataType], DataType], given: Mapping[str, str]) -> str:
     own = {**given, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    return F.from_json(raw, StructType([*wanted.fields, StructField(_CORRUPT, StringType())]), own)
+    schema = ", ".join([*_fields_of(columns, leaf), f"{_CORRUPT} STRING"])
+    return f"from_json({raw}, {literal(schema)}, {map_of(own)})"
 
 
-def _may_be_rewritten(text: Column) -> Column:
+def _may_be_rewritten(text: str) -> str:
     """Compared by bytes first, which costs next to nothing."""
-    begins = ((text >= "-") & (text < ":")) | text.startswith('"') | text.startswith("[") | text.startswith("{")
-    return begins & text.rlike(_REWRITTEN)
+    begins = " OR ".join([f"({text} >= '-' AND {text} < ':')", *(f"startswith({text}, '{sign}')" for sign in '"[{')])
+    return f"({begins}) AND {rlike(text, _REWRITTEN)}"
 
 
 # --- columns inside columns
@@ -299,96 +315,99 @@ def _refuse_types(columns: StructType) -> None:
         )
 
 
-def _struct_of(columns: StructType, leaf: Callable[[DataType], DataType]) -> StructType:
-    return StructType([StructField(f.name, _type_of(f.dataType, leaf)) for f in columns.fields])
+def _fields_of(columns: StructType, leaf: Callable[[DataType], DataType]) -> list[str]:
+    return [f"{quoted(f.name)} {_type_of(f.dataType, leaf)}" for f in columns.fields]
 
 
-def _type_of(kind: DataType, leaf: Callable[[DataType], DataType]) -> DataType:
+def _type_of(kind: DataType, leaf: Callable[[DataType], DataType]) -> str:
+    """A type with other types in the place of its leaves."""
     if isinstance(kind, StructType):
-        return _struct_of(kind, leaf)
+        return f"STRUCT<{', '.join(_fields_of(kind, leaf))}>"
     if isinstance(kind, ArrayType):
-        return ArrayType(_type_of(kind.elementType, leaf))
+        return f"ARRAY<{_type_of(kind.elementType, leaf)}>"
     if isinstance(kind, MapType):
-        return MapType(kind.keyType, _type_of(kind.valueType, leaf))
-    return leaf(kind)
+        return f"MAP<{type_name(kind.keyType)}, {_type_of(kind.valueType, leaf)}>"
+    return type_name(leaf(kind))
 
 
-Leaf: TypeAlias = Callable[[Column, DataType], Column]
-Test: TypeAlias = Callable[[Column, Column, DataType], Column | None]
+Leaf: TypeAlias = Callable[[str, DataType], str]
+Test: TypeAlias = Callable[[str, str, DataType], str | None]
 
 
-def _build_fields(parsed: Column, columns: StructType, leaf: Leaf) -> Column:
-    return F.struct(*[_build(parsed[f.name], f.dataType, leaf).alias(f.name) for f in columns.fields])
+def _build_fields(parsed: str, columns: StructType, leaf: Leaf) -> str:
+    return struct_of({f.name: _build(f"{parsed}.{quoted(f.name)}", f.dataType, leaf) for f in columns.fields})
 
 
-def _build(parsed: Column, kind: DataType, leaf: Leaf) -> Column:
+def _build(parsed: str, kind: DataType, leaf: Leaf) -> str:
     """A value of the declared type from a parsed one."""
     if isinstance(kind, StructType):
-        return F.when(parsed.isNotNull(), _build_fields(parsed, kind, leaf))
+        return when((f"{parsed} IS NOT NULL", _build_fields(parsed, kind, leaf)))
     if isinstance(kind, ArrayType):
-        return F.transform(parsed, lambda element: _build(element, kind.elementType, leaf))
+        return for_each("transform", parsed, lambda element: _build(element, kind.elementType, leaf))
     if isinstance(kind, MapType):
-        return F.transform_values(parsed, lambda _, element: _build(element, kind.valueType, leaf))
+        return for_each_value(parsed, lambda element: _build(element, kind.valueType, leaf))
     return leaf(parsed, kind)
 
 
-def _tests(parsed: Column, columns: StructType, values: Sequence[Column], leaf: Leaf, test: Test) -> list[Column]:
-    """What is tested of a parsed record: the record as a whole, then the leaves of each column."""
-    found = [parsed.isNull(), F.coalesce(parsed[_CORRUPT].isNotNull(), F.lit(False))]
-    for field, value in zip(columns.fields, values, strict=True):
-        some = _some(parsed[field.name], field.dataType, leaf, test, value)
+def _tests(parsed: str, columns: StructType, values: Sequence[str] | None, leaf: Leaf, test: Test) -> list[str]:
+    """
+    What is tested of a parsed record: the record as a whole, then the leaves of each column.
+
+    :param values: what :func:`_build` makes of the columns, where that is known
+    """
+    found = [f"{parsed} IS NULL", surely(f"{parsed}.{_CORRUPT} IS NOT NULL")]
+    for n, field in enumerate(columns.fields):
+        built = None if values is None else values[n]
+        some = _some(f"{parsed}.{quoted(field.name)}", field.dataType, leaf, test, built)
         found += [] if some is None else [some]
     return found
 
 
-def _some(parsed: Column, kind: DataType, leaf: Leaf, test: Test, built: Column | None = None) -> Column | None:
+def _some(parsed: str, kind: DataType, leaf: Leaf, test: Test, built: str | None = None) -> str | None:
     """Whether the test is true for some leaf; ``None`` where it can be for none."""
     if isinstance(kind, StructType):
-        found = [some for f in kind.fields if (some := _some(parsed[f.name], f.dataType, leaf, test)) is not None]
-        return exact.any_of(found) if found else None
+        inside = [_some(f"{parsed}.{quoted(f.name)}", f.dataType, leaf, test) for f in kind.fields]
+        found = [some for some in inside if some is not None]
+        return any_of(found) if found else None
     if isinstance(kind, ArrayType):
-        inner = kind.elementType
-        if _some(F.lit(None), inner, leaf, test) is None:
-            return None
-        return F.coalesce(F.exists(parsed, lambda e: _surely(_some(e, inner, leaf, test))), F.lit(False))
+        return _some_element(parsed, kind.elementType, leaf, test)
     if isinstance(kind, MapType):
-        inner = kind.valueType
-        keys = F.map_keys(parsed)
-        twice = F.coalesce(F.size(keys) != F.size(F.array_distinct(keys)), F.lit(False))
-        if _some(F.lit(None), inner, leaf, test) is None:
-            return twice
-        values = F.map_values(parsed)
-        return twice | F.coalesce(F.exists(values, lambda e: _surely(_some(e, inner, leaf, test))), F.lit(False))
+        keys = f"map_keys({parsed})"
+        twice = surely(f"size({keys}) != size(array_distinct({keys}))")
+        some = _some_element(f"map_values({parsed})", kind.valueType, leaf, test)
+        return twice if some is None else any_of([twice, some])
     tested = test(parsed, leaf(parsed, kind) if built is None else built, kind)
-    return None if tested is None else F.coalesce(tested, F.lit(False))
+    return None if tested is None else surely(tested)
 
 
-def _surely(some: Column | None) -> Column:
-    assert some is not None
-    return some
+def _some_element(parsed: str, kind: DataType, leaf: Leaf, test: Test) -> str | None:
+    if _some("NULL", kind, leaf, test) is None:
+        return None
+    return surely(for_each("exists", parsed, lambda element: _some(element, kind, leaf, test) or "false"))
 
 
-def _lacks(built: Column, columns: StructType) -> Column | None:
-    """Whether a column that is declared ``NOT NULL`` is null; ``None`` where none is declared so."""
+def _missing(built: str, columns: StructType) -> list[str]:
+    """Whether a column that is declared ``NOT NULL`` is null, for each."""
     found = []
     for field in columns.fields:
+        column = f"{built}.{quoted(field.name)}"
         if not field.nullable:
-            found.append(built[field.name].isNull())
-        inside = _lacks(built[field.name], field.dataType) if isinstance(field.dataType, StructType) else None
-        if inside is not None:
-            found.append(built[field.name].isNotNull() & inside)
-    return exact.any_of(found) if found else None
+            found.append(f"{column} IS NULL")
+        if isinstance(field.dataType, StructType):
+            inside = _missing(column, field.dataType)
+            found += [f"({column} IS NOT NULL AND {any_of(inside)})"] if inside else []
+    return found
 
 
 # --- the text as a whole
 
 
-def _half_a_pair(raw: Column) -> Column:
+def _half_a_pair(raw: str) -> str:
     """Whether an escape is one half of a surrogate pair alone: no character, and ``?`` in Spark."""
-    return raw.contains("\\u") & ~raw.rlike(_PAIRED)
+    return f"contains({raw}, {literal(_ESCAPE)}) AND NOT {rlike(raw, _PAIRED)}"
 
 
-def _one_value(raw: Column, given: Mapping[str, str]) -> Column:
+def _one_value(raw: str, given: Mapping[str, str]) -> str:
     """
     Whether a text holds one JSON value and nothing after it: Spark's reader drops what follows without a word.
 
@@ -396,8 +415,6 @@ def _one_value(raw: Column, given: Mapping[str, str]) -> Column:
     random word, which no text can hold in advance.
     """
     word = secrets.token_hex(16)
-    elements = F.from_json(F.concat(F.lit("["), raw, F.lit(f',"{word}"]')), "array<string>", dict(given))
-    exactly = F.coalesce(F.size(elements) == 2, F.lit(False)) & F.coalesce(
-        F.element_at(elements, -1) == word, F.lit(False)
-    )
-    return F.when(raw.rlike(r"^[^}]*\}[ \t\r\n]*\z"), F.lit(True)).otherwise(exactly)
+    elements = f"""from_json(concat('[', {raw}, ',"{word}"]'), 'array<string>', {map_of(given)})"""
+    exactly = surely(f"size({elements}) = 2 AND element_at({elements}, -1) = '{word}'")
+    return when((rlike(raw, _ENDS_ONCE), "true"), otherwise=exactly)

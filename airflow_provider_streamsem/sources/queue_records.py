@@ -43,7 +43,7 @@ class QueueRecords:
         if source.format == "json":
             columns = parsing.struct(source.schema or "", "source queue")
             names = [f.name for f in columns.fields]
-            landed = parsing.with_json(landed, body, columns, source.options, _RECORD)
+            landed = parsing.with_json(landed, f"{_MESSAGE}.body", columns, source.options, _RECORD)
             bad = bad | F.col(f"{_RECORD}_bad")
             fields = [F.col(_RECORD)[name].alias(name) for name in names]
         else:

@@ -14,11 +14,12 @@ from pyspark.sql.types import DataType, DecimalType, StringType, StructField, St
 
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.sources import columnar, parsing, partitions, wide
+from airflow_provider_streamsem.sources import columnar, parsing, partitions
 from airflow_provider_streamsem.sources.columnar import Footer
 from airflow_provider_streamsem.sources.contract import BadRecord
 from airflow_provider_streamsem.sources.csv_lines import Csv
 from airflow_provider_streamsem.sources.files import ENCODING
+from airflow_provider_streamsem.sources.sql import quoted
 from airflow_provider_streamsem.sources.text_lines import (
     PATH,
     RAW,
@@ -38,6 +39,11 @@ _RECORD, _BAD = "__streamsem_record", "__streamsem_record_bad"
 _UTC = ("UTC", "Etc/UTC", "GMT", "Z")
 _WIDE = 100
 """columns, above which Spark infers nothing from filters"""
+_MANY = 100
+"""files, above which small ones share tasks"""
+_OPEN_COST = "spark.sql.files.openCostInBytes"
+_OPEN_COST_BYTES = 1 << 18
+"""what Spark adds to the size of each file when it assigns files to tasks: with its default of 4 MiB, 10,000 small files become 312 tasks"""
 # Hadoop keeps checksums of local files beside them, under names that it cannot form for a name with a colon. S3A keeps blocks in local files
 # and needs the file system with checksums for them.
 _RAW_LOCAL = {
@@ -76,6 +82,8 @@ class FileRecords:
 
     def __init__(self, spark: SparkSession, source: FilesSource, pins: Json) -> None:
         self._spark, self._source = spark, source
+        if len(pins) > _MANY and spark.conf.get(_OPEN_COST, None) is None:
+            spark.conf.set(_OPEN_COST, _OPEN_COST_BYTES)  # the session is the attempt's own
         self._schema = None if source.schema is None else parsing.struct(source.schema, "source files")
         self._partitions = self._typed_partitions(pins)
         self._footers = self._checked_footers(pins)
@@ -306,7 +314,7 @@ class FileRecords:
         if self._schema is None:
             return frame
         names = [f.name for f in (*self._data_columns(self._partitions).fields, *self._partitions.values())]
-        return frame.selectExpr(*map(wide.quoted, (*names, *self.drop)))
+        return frame.selectExpr(*map(quoted, (*names, *self.drop)))
 
     @property
     def _error(self) -> str:
@@ -320,7 +328,7 @@ class FileRecords:
         encoding = self._source.encoding
         read = partial(lines_below_headers, csv=csv, encoding=encoding) if csv.has_header else lines
         found = read(reader, located, partitions).where(F.col(RAW).rlike(r"[^\x00-\x20]"))
-        parsed = csv.with_columns(found, decoded(F.col(RAW), encoding), _RECORD)
+        parsed = csv.with_columns(found, decoded(RAW, encoding), _RECORD)
         self._csv_lines.append((parsed, csv))
         self._set(parsed)
 
@@ -328,15 +336,15 @@ class FileRecords:
         reader = spark.read.options(**self._group.options)
         found = lines(reader, located, self._group.partitions).where(F.trim(RAW) != "")
         options = {name: text for name, text in self._source.options.items() if name.lower() != ENCODING}
-        text = decoded(F.col(RAW), self._source.encoding)
+        text = decoded(RAW, self._source.encoding)
         self._set(parsing.with_json(found, text, self._columns(), options, _RECORD))
 
     def _read_text(self, spark: SparkSession, located: list[str]) -> None:
         found = lines(spark.read.options(**self._group.options), located, self._group.partitions)
-        text = decoded(F.col(RAW), self._source.encoding)
+        text = decoded(RAW, self._source.encoding)
         partitions = [_quoted(field.name) for field in self._group.partitions.fields]
-        is_bad = (~F.is_valid_utf8(text)).alias(_BAD)
-        self.frame = found.select(text.alias("value"), *partitions, is_bad, RAW, PATH)
+        is_bad = F.expr(f"NOT is_valid_utf8({text})").alias(_BAD)
+        self.frame = found.select(F.expr(text).alias("value"), *partitions, is_bad, RAW, PATH)
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
 
     def _set(self, parsed: DataFrame) -> None:
@@ -357,7 +365,7 @@ class FileRecords:
             return
         for parsed, csv in self._csv_lines:
             refuse_lines_inside_records(parsed, _BAD, csv)
-        asked = [F.expr(f"count({wide.quoted(name)}) AS c{i}") for i, name in enumerate(self.frame.columns)]
+        asked = [F.expr(f"count({quoted(name)}) AS c{i}") for i, name in enumerate(self.frame.columns)]
         from pyspark.sql import Observation
 
         # Observing every column keeps Spark from reading fewer of them, which would change what counts as bad.
@@ -377,7 +385,7 @@ def _as_read(field: StructField) -> StructField:
 
 
 def _quoted(name: str) -> Column:
-    return F.col(wide.quoted(name))
+    return F.col(quoted(name))
 
 
 def plain_root(place: str) -> str:

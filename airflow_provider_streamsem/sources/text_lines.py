@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.sources import wide
 from airflow_provider_streamsem.sources.csv_lines import Csv
+from airflow_provider_streamsem.sources.sql import literal, quoted
 
 RAW = "__streamsem_raw"
 PATH = "__streamsem_path"
@@ -32,20 +32,20 @@ def lines(reader: DataFrameReader, located: list[str], partitions: StructType) -
     return reader.schema(schema).text(located).select(RAW, *_where(partitions))
 
 
-def decoded(raw: Column, encoding: str) -> Column:
+def decoded(raw: str, encoding: str) -> str:
     """
-    The text of stored bytes.
+    SQL of the text of stored bytes.
 
     Java's ``decode`` of windows-1252 needs a setting of the session, so its 27 characters that ISO 8859-1 lacks are replaced here. The five bytes that it
     leaves undefined become control characters, as in browsers.
 
-    :param raw: bytes, in a column of type ``string`` as Spark's text reader gives them
+    :param raw: name of a column of type ``string`` with bytes, as Spark's text reader gives them
     :param encoding: one of :data:`airflow_provider_streamsem.sources.files.ENCODINGS`
     """
     if encoding == "UTF-8":
         return raw
-    text = F.decode(raw.cast("binary"), _BYTES)
-    return F.translate(text, _CONTROLS, _WINDOWS) if encoding == "windows-1252" else text
+    text = f"decode(CAST({raw} AS BINARY), '{_BYTES}')"
+    return f"translate({text}, {literal(_CONTROLS)}, {literal(_WINDOWS)})" if encoding == "windows-1252" else text
 
 
 def lines_below_headers(
@@ -77,7 +77,7 @@ def refuse_lines_inside_records(parsed: DataFrame, bad: str, csv: Csv) -> None:
     :param parsed: lines as :func:`lines` gives them, and the boolean column ``bad``
     :raises DataError: names the file
     """
-    is_part = csv.has_open_quote(F.col(RAW))
+    is_part = F.expr(csv.has_open_quote(RAW))
     paths = [path for (path,) in parsed.where(F.col(bad) & is_part).select(PATH).distinct().collect()]
     if not paths:
         return
@@ -99,7 +99,7 @@ def _where(partitions: StructType) -> list[Column]:
 
 
 def _quoted(name: str) -> Column:
-    return F.col(wide.quoted(name))
+    return F.col(quoted(name))
 
 
 def text_of(data: bytes) -> tuple[str, str]:

@@ -1,17 +1,16 @@
 """
 Records of many columns on Spark. Imports pyspark: only engines reach this.
 
-An expression for each of thousands of columns takes Spark minutes to plan, and Python minutes to send, one call of the JVM after another. Columns of one type
-are therefore handled as one array, and what needs each column is sent as one text.
+An expression for each of thousands of columns takes Spark minutes to plan. Columns of one type are therefore handled as one array.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType
+
+from airflow_provider_streamsem.sources.sql import quoted, struct_of, when
 
 _FEW = 2
 """columns of one type, up to which each keeps an expression of its own"""
@@ -41,37 +40,26 @@ class Grouped:
         """Whether there are so many columns of one type."""
         return bool(self._arrays)
 
-    def of(self, record: str, *others: str) -> Column:
+    def of(self, record: str, *others: str) -> str:
         """
-        A record of the declared columns as one of :attr:`columns`; null where it is null.
+        SQL of a record of the declared columns as one of :attr:`columns`; null where it is null.
 
         :param record: name of a column: a struct of the declared columns and of ``others``, which are kept
         """
-        column = quoted(record)
-        single = {name: f"{column}.{quoted(name)}" for name in (*self._single, *others)}
+        single = {name: f"{record}.{quoted(name)}" for name in (*self._single, *others)}
         arrays = {
-            group: f"array({', '.join(f'{column}.{quoted(name)}' for name in names)})"
+            group: f"array({', '.join(f'{record}.{quoted(name)}' for name in names)})"
             for group, names in self._arrays.items()
         }
-        return F.when(F.expr(f"{column} IS NOT NULL"), F.expr(struct({**single, **arrays})))
+        return when((f"{record} IS NOT NULL", struct_of({**single, **arrays})))
 
-    def record(self, values: Mapping[str, str]) -> Column:
+    def record(self, values: Mapping[str, str]) -> str:
         """
-        The record of the declared columns, in order.
+        SQL of the record of the declared columns, in order.
 
         :param values: name in :attr:`columns` → name of the column that holds it
         """
-        found = {name: quoted(values[name]) for name in self._single}
+        found = {name: values[name] for name in self._single}
         for group, names in self._arrays.items():
-            found |= {name: f"get({quoted(values[group])}, {n})" for n, name in enumerate(names)}
-        return F.expr(struct({field.name: found[field.name] for field in self._declared.fields}))
-
-
-def struct(values: Mapping[str, str]) -> str:
-    """SQL of a struct: name → SQL of its value."""
-    return f"struct({', '.join(f'{value} AS {quoted(name)}' for name, value in values.items())})"
-
-
-def quoted(name: str) -> str:
-    """SQL of a column's name."""
-    return "`" + name.replace("`", "``") + "`"
+            found |= {name: f"get({values[group]}, {n})" for n, name in enumerate(names)}
+        return struct_of({field.name: found[field.name] for field in self._declared.fields})

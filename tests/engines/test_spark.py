@@ -348,6 +348,22 @@ def test_drain_on_spark_reads_each_file_once(place: Place, spark: SparkSession) 
     place.check()
 
 
+@pytest.mark.parametrize(("open_cost", "files"), [(None, 2), ("16777216", 120 // 8)])
+def test_many_small_files_share_tasks_unless_the_user_set_the_cost_of_a_file(
+    place: Place, spark: SparkSession, open_cost: str | None, files: int
+) -> None:
+    for number in range(120):
+        place.put(f"{number}.json", f'{{"id": {number}}}')
+    if open_cost:
+        spark.conf.set("spark.sql.files.openCostInBytes", open_cost)
+    try:
+        result = place.run(place.pipeline(source=JSON), engine=SparkEngine())
+    finally:
+        spark.conf.unset("spark.sql.files.openCostInBytes")
+    assert result.counts["read"] == 120
+    assert len(pyarrow.parquet.ParquetDataset(place.root / "out").files) == files
+
+
 def test_schema_that_is_no_ddl_is_named(place: Place) -> None:
     place.put("a.json", "{}\n")
     with pytest.raises(InvalidError, match="DDL"):
