@@ -14,10 +14,6 @@ from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json
 from airflow_provider_streamsem.errors import InvalidError
 
 _SECRET_SOURCES = {"conn", "var"}
-_TIMES = {
-    "data_interval_end", "data_interval_start", "ds", "ds_nodash", "logical_date", "macros", "prev_data_interval_end_success",
-    "prev_data_interval_start_success", "ts", "ts_nodash", "ts_nodash_with_tz",
-}  # fmt: skip
 
 
 def holds_templates(pipeline: Pipeline) -> bool:
@@ -29,11 +25,20 @@ def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
     """
     Look at the names that the templates of a spec use, before any is rendered.
 
-    Spark's SQL can call Java methods. The predicate must therefore not contain text that the user who triggers a run can choose.
+    A predicate has no templates. Runs take what is new, whatever their date is: a predicate on the run's date would drop the records of other days for good.
+    Text that the user who triggers a run can choose would be run as SQL, which can call Java methods.
 
     :param environment: Jinja's that will render; default: one with Jinja's own delimiters
-    :raises InvalidError: a template reads a connection or a variable, or is not Jinja; one of ``where`` reads more than the run's times
+    :raises InvalidError: a template reads a connection or a variable, or is not Jinja, or it is in ``where``
     """
+    if pipeline.where is not None and _is_template(pipeline.where):
+        raise InvalidError(
+            "the predicate `where` holds a template. Each record is read by one run, whatever its date is: records that the predicate of that run drops are "
+            "not read again",
+            pipeline=pipeline.name,
+            given=pipeline.where,
+            accepted="a predicate that is the same in every run; compute what depends on the record in the transform",
+        )
     texts = [text for text in _texts(pipeline.without_transform()) if _is_template(text)]
     if not texts:
         return
@@ -51,15 +56,6 @@ def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
                 pipeline=pipeline.name,
                 given=text,
                 accepted="conn_id= and log_conn_id= for what is secret or differs between deployments; run_id, ds, params, … in templates",
-            )
-        if text == pipeline.where and used - _TIMES:
-            raise InvalidError(
-                "a template in the predicate `where` uses values other than the run's times. The user who triggers the run can choose them, and they would be "
-                "run as SQL",
-                pipeline=pipeline.name,
-                given=text,
-                refused=sorted(used - _TIMES),
-                accepted=sorted(_TIMES),
             )
 
 

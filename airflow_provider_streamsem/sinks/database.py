@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import connections
@@ -33,7 +33,9 @@ _EXTRAS = {
 _CONNECT_S = 10
 _BUSY_S = 30
 # SQLSTATE classes by which a database says that it will not take these rows: asking again changes nothing.
-_REFUSALS = ("01", "0A", "21", "22", "23", "2F", "38", "39", "3F", "40002", "42", "44", "54", "55000", "P0")
+_REFUSALS = ("01", "0A", "21", "22", "23", "2F", "38", "39", "3F", "40002", "42", "44", "45", "54", "55000", "P0")
+# MySQL has no class for these: a packet that is too long, no default or no value of the column, no partition, a check that failed.
+_MYSQL_REFUSALS = (1153, 1364, 1366, 1526, 1748, 3819)
 _REFUSING = {"IntegrityError", "DataError", "ProgrammingError", "NotSupportedError"}
 _MADE_HERE = (TypeError, ValueError, OverflowError, ArithmeticError)
 _NAMED = re.compile(r"(?:(?:UNIQUE|NOT NULL|CHECK) constraint failed: |for key )'?([\w., ]{1,200})'?$")
@@ -156,6 +158,11 @@ def markers_table(connection: sa.Connection, markers: str) -> sa.Table:
     )
 
 
+def reading(connection: sa.Connection) -> AbstractContextManager[object]:
+    """A transaction to read in: the one that the connection is in, else one of its own."""
+    return nullcontext() if connection.in_transaction() else connection.begin()
+
+
 def make_markers(connection: sa.Connection, table: sa.Table) -> None:
     """
     Make the table of markers where it is missing. Publishing never makes it: a table that somebody dropped would forget what is published.
@@ -276,6 +283,8 @@ def _is_refusal(cause: BaseException) -> bool:
     state = getattr(cause, "sqlstate", None)
     if state and state != "HY000":  # MySQL's word for anything
         return str(state).startswith(_REFUSALS)
+    if cause.args and cause.args[0] in _MYSQL_REFUSALS:
+        return True
     if isinstance(cause, _MADE_HERE):
         return True  # a value that the driver could not send
     if getattr(cause, "sqlite_errorcode", None) == 1:

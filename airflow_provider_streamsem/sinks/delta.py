@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import (
     ConflictError,
@@ -81,6 +82,8 @@ class DeltaSink(TableSink):
 
     def __post_init__(self) -> None:
         self.take_arguments("sink delta:")
+        accepted = "a path without backslashes and %XX, which delta-rs and Spark read in different ways"
+        arguments.text("sink delta: path", self.path, pattern=r"(?:[^%\\]|%(?![0-9A-Fa-f]{2}))*", accepted=accepted)
 
     def guarded(self) -> Json:
         """The table, its partition columns, and that rows are merged: of an appending sink, the staged files are the table's."""
@@ -242,10 +245,11 @@ class DeltaSink(TableSink):
 
         marks = [Transaction(name, number) for name, number in _marks(batch, app, skipped=skipped).items()]
         actions: list[Any] = []
-        if not skipped and not self._ready(table, batch):
-            return False
-        if not skipped and not self.merges:
-            actions = self._changes(table, batch)
+        if not skipped:
+            if not self._ready(table, batch):
+                return False
+            self.check_staged(batch)
+            actions = [] if self.merges else self._changes(table, batch)
         own = {OWN_ENTRY: app}
         properties = CommitProperties(app_transactions=marks, max_commit_retries=0, custom_metadata=own)
         if self.merges and batch.committable.rows and not skipped:
@@ -288,7 +292,6 @@ class DeltaSink(TableSink):
         """The files that come to the table, and those that a redo takes out of it."""
         from deltalake.transaction import AddAction, RemoveAction
 
-        self.check_staged(batch)
         now_ms = SYSTEM_CLOCK.now_ms()
         come = [
             AddAction(file.key, file.bytes, dict(file.partition), now_ms, True, file.stats)

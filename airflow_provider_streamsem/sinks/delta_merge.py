@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import unquote
 
-from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.errors import DataError, PublishError
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.keyed_rows import last_of_each
+from airflow_provider_streamsem.sinks.old_times import is_near, misread_columns, misread_error
+from airflow_provider_streamsem.stores.dataset import open_dataset
 
 NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
 """what delta-rs writes as the value of a partition that is null"""
@@ -20,7 +24,9 @@ NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
 
 _PARTITION_TYPES = ("boolean", "byte", "date", "integer", "long", "short", "string")
 _EXACTLY_BOUND = ("byte", "date", "integer", "long", "short", "string")
+_TIMES = ("date", "timestamp", "timestamp_ntz")
 _OWN_COLUMNS = "__delta_rs_"
+_READERS = 16
 
 
 def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
@@ -65,6 +71,7 @@ def merge(table: Any, place: str, batch: Batch, keys: Sequence[str], properties:
     :param properties: ``deltalake.CommitProperties`` with the marker and without retries
     """
     rows = last_of_each(place, batch, keys)
+    _refuse_old_times(table, place, batch, keys, rows)
     same = " AND ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in keys)
     values = {f"t.{_quoted(name)}": f"s.{_quoted(name)}" for name in rows.schema.names}
     before = table.version()
@@ -76,6 +83,64 @@ def merge(table: Any, place: str, batch: Batch, keys: Sequence[str], properties:
     )
     merger.when_matched_update(values).when_not_matched_insert(values).execute()
     return bool(table.version() > before)
+
+
+def _refuse_old_times(table: Any, place: str, batch: Batch, keys: Sequence[str], rows: Any) -> None:
+    """
+    Files that the merge may write anew must hold no dates or times that delta-rs reads as other ones.
+
+    :param rows: the batch, as pyarrow's table
+    :raises PublishError: names such a file and its columns
+    """
+    import pyarrow
+    import pyarrow.compute
+
+    fields = json.loads(table.schema().to_json())["fields"]
+    types = {field["name"]: field["type"] for field in fields}
+    stored = {name: kind for name, kind in types.items() if name not in table.metadata().partition_columns}
+    bounds = {key: pyarrow.compute.min_max(rows[key]).as_py() for key in keys if types[key] in _EXACTLY_BOUND}
+    suspects = [
+        file["path"]
+        for file in pyarrow.table(table.get_add_actions(flatten=True)).to_pylist()
+        if _may_hold(file, bounds) and not _is_near(file, stored)
+    ]
+    dataset = open_dataset(place)
+
+    def misread(path: str) -> list[str]:
+        stat = dataset.stat(unquote(path))
+        if stat is None:
+            what = "a file of the Delta table is not below its path, so a merge cannot be checked; nothing of the batch is in the table"
+            raise PublishError(what, table=place, version=batch.version, file=path)
+        with dataset.open(stat) as opened:
+            return misread_columns(opened)
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        for path, columns in zip(suspects, pool.map(misread, suspects), strict=True):
+            if columns:
+                raise misread_error(place, batch, path, columns)
+
+
+def _may_hold(file: dict[str, Any], bounds: dict[str, dict[str, Any]]) -> bool:
+    """Whether a file may hold one of the keys, as far as the table's log tells."""
+    for key, found in bounds.items():
+        least, most = file.get(f"min.{key}"), file.get(f"max.{key}")
+        if least is not None and most is not None and (most < found["min"] or least > found["max"]):
+            return False
+    return True
+
+
+def _is_near(file: dict[str, Any], types: dict[str, Any]) -> bool:
+    """Whether the table's log tells that every reader reads every date and time of a file alike."""
+    for name, kind in types.items():
+        if not isinstance(kind, str):
+            if any(time in json.dumps(kind) for time in _TIMES):
+                return False
+        elif kind in _TIMES:
+            rows = file["num_records"]
+            is_null = rows is not None and file.get(f"null_count.{name}") == rows
+            if not is_null and not (is_near(file.get(f"min.{name}")) and is_near(file.get(f"max.{name}"))):
+                return False
+    return True
 
 
 def _quoted(name: str) -> str:

@@ -239,8 +239,8 @@ class IcebergSink(TableSink):
         commit = OneCommit(table)
         if word == "applied":
             self._fit(commit, table, batch)
-        if word == "applied" and not self.merges:
             self.check_staged(batch)
+        if word == "applied" and not self.merges:
             metadata = commit.table_metadata
             files = [
                 iceberg_files.iceberg_file(metadata, file, self._uri(file.key)) for file in batch.committable.files
@@ -275,6 +275,10 @@ class IcebergSink(TableSink):
         if table.name_mapping() is None:
             mapping = commit.table_metadata.schema().name_mapping
             commit.set_properties({"schema.name-mapping.default": mapping.model_dump_json()})
+        if not self.merges and batch.schema:
+            noted = iceberg_columns.noted_names(commit.table_metadata, batch.schema)
+            if noted != table.properties.get(iceberg_columns.COLUMNS):
+                commit.set_properties({iceberg_columns.COLUMNS: noted})
 
     def _standing(self, table: Table, batch: Batch) -> list[IcebergFile]:
         """The files that a redo takes out of the table: they must be there as they were put there, or rows would stay."""
@@ -348,6 +352,8 @@ class IcebergSink(TableSink):
         if asked:
             what = "the Iceberg table requires more of its writers than this sink does; nothing became visible"
             raise DataError(what, table=self.table, requires=asked)
+        if not self.merges:
+            iceberg_columns.check_names(table.metadata)
         return iceberg_columns.fitted(table.metadata, schema, self.partition_by, lacks=not self.merges)
 
     def _check_partitions(self, table: Table) -> None:

@@ -179,6 +179,47 @@ def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, la
     return json.dumps({**given, "fields": fields}, separators=(",", ":"))
 
 
+COLUMNS = "streamsem.columns"
+"""the table's property that holds the columns that files of this package were appended with, as JSON: name → id"""
+
+
+def check_names(table: TableMetadata) -> None:
+    """
+    The names that appended files have must still be those of the same columns. Files without ids are read by name: a column that takes the name of another
+    one takes its values in these files, too, for every reader.
+
+    :raises DataError: names the column
+    """
+    current = table.schema()
+    for name, at in json.loads(table.properties.get(COLUMNS, "{}")).items():
+        if name in current.column_names and current.find_field(name).field_id != at:
+            raise DataError(
+                "a column of the Iceberg table has the name that another column had when files were appended: readers find the values of that one in it; "
+                "nothing became visible",
+                column=name,
+                ids=[at, current.find_field(name).field_id],
+            ).advising(
+                "rename the new column, or rewrite the table's files by Spark (CALL system.rewrite_data_files with rewrite-all) while the names were as "
+                f"before, and remove the property {COLUMNS}."
+            )
+
+
+def noted_names(table: TableMetadata, schema: str) -> str:
+    """
+    The property :data:`COLUMNS` with the columns of a batch.
+
+    :param schema: of the staged files, schema JSON in Spark's form
+    """
+    known = json.loads(table.properties.get(COLUMNS, "{}"))
+    columns = [
+        path
+        for field in json.loads(schema)["fields"]
+        for path in (field["name"], *_paths(field["type"], field["name"]))
+    ]
+    there = {path: table.schema().find_field(path).field_id for path in columns if path in table.schema().column_names}
+    return json.dumps({**known, **there}, sort_keys=True)
+
+
 def check_staged_types(table: TableMetadata, schema: str) -> None:
     """
     Staged files may have narrower types than the table only where Iceberg promotes them: readers do.

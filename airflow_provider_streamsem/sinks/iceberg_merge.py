@@ -8,15 +8,21 @@ other the files that it changes.
 from __future__ import annotations
 
 import warnings
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.keyed_rows import last_of_each
+from airflow_provider_streamsem.sinks.old_times import FIRST_DAY, misread_columns, misread_error
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import Table, Transaction
+
+_DAYS = (FIRST_DAY - date(1970, 1, 1)).days
+_FIRST = {"date": _DAYS, "timestamp": _DAYS * 86_400_000_000, "timestamptz": _DAYS * 86_400_000_000}
+"""type → the first value that every writer has meant alike"""
 
 
 def check_writable(table: Table) -> None:
@@ -55,9 +61,36 @@ def merge(commit: Transaction, place: str, batch: Batch, key: str, mark: dict[st
     if is_first:  # it may be large, and looking for its keys takes long
         commit.append(rows, snapshot_properties=mark)
         return
+    among = _among(key, rows[key])
+    _refuse_old_times(commit._table, among, batch)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Delete operation did not match any records")
-        commit.overwrite(rows, _among(key, rows[key]), snapshot_properties=mark)
+        commit.overwrite(rows, among, snapshot_properties=mark)
+
+
+def _refuse_old_times(table: Table, among: BooleanExpression, batch: Batch) -> None:
+    """
+    Files that the merge may write anew must hold no dates or times that Arrow reads as other ones: files of others that were added as they are.
+
+    Iceberg's own writers give each column bounds, and INT96 has none.
+
+    :raises PublishError: names such a file and its columns
+    """
+    from pyiceberg.schema import index_by_id
+
+    fields = index_by_id(table.schema()).items()
+    firsts = {at: _FIRST[str(field.field_type)] for at, field in fields if str(field.field_type) in _FIRST}
+    for task in table.scan(row_filter=among).plan_files() if firsts else ():
+        bounds, nulls = task.file.lower_bounds or {}, task.file.null_value_counts or {}
+        if all(
+            nulls.get(at) == task.file.record_count
+            or (at in bounds and int.from_bytes(bounds[at], "little", signed=True) >= first)
+            for at, first in firsts.items()
+        ):
+            continue
+        with table.io.new_input(task.file.file_path).open() as opened:
+            if columns := misread_columns(opened):  # type: ignore[arg-type]
+                raise misread_error(".".join(table.name()), batch, task.file.file_path, columns)
 
 
 def _among(key: str, values: Any) -> BooleanExpression:

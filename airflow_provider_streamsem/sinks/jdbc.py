@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
@@ -120,9 +120,7 @@ class JdbcSink(StagedSink):
                 if target is None:
                     raise DataError("the database has no such table; nothing became visible", table=self.table)
                 self._check_markers(connection)
-                constant = self.version_column if self.redoes else None
-                sql_columns.check(target, schema, keys=self.keys, version_column=constant)
-                self._check_dialect(connection, target)
+                self._check_table(connection, target, schema)
                 self._rehearse(connection, target, schema)
         except Exception as error:
             failure = database.translated(error, table=self.table)
@@ -160,6 +158,11 @@ class JdbcSink(StagedSink):
                 table=self.markers,
             )
 
+    def _check_table(self, connection: sa.Connection, target: Target, schema: str) -> None:
+        constant = self.version_column if self.redoes else None
+        sql_columns.check(target, schema, keys=self.keys, version_column=constant)
+        self._check_dialect(connection, target)
+
     def _check_dialect(self, connection: sa.Connection, target: Target) -> None:
         if self.mode == "upsert" and target.dialect not in sql_rows.UPSERTING:
             raise DataError(
@@ -168,10 +171,14 @@ class JdbcSink(StagedSink):
                 accepted=sql_rows.UPSERTING,
             )
         if target.dialect == "postgresql":
-            for schema, name in ((target.schema, target.name), database.name_parts(self.markers)):
-                with connection.begin():
+            with database.reading(connection):
+                for schema, name in ((target.schema, target.name), database.name_parts(self.markers)):
                     postgres_copy.check(connection, schema or connection.dialect.default_schema_name, name)
-            with connection.begin():
+                if self.keys and postgres_copy.has_heirs(connection, target.schema, target.name):
+                    raise DataError(
+                        "other tables inherit from the table, and the unique constraint of the keys does not see their rows; nothing became visible",
+                        table=self.table,
+                    )
                 if self.keys and postgres_copy.has_deferrable(connection, target.table([]), self.keys):
                     raise DataError(
                         "the unique constraint of the keys is deferrable; nothing became visible", table=self.table
@@ -219,7 +226,11 @@ class JdbcSink(StagedSink):
         return sql_columns.columns_with_nulls(parquet)
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
-        """Count each file of the attempt; nulls and values that the table would refuse are refused here, before the commit."""
+        """
+        Count each file of the attempt; nulls and values that the table would refuse are refused here, before the commit.
+
+        Of each file the table's digest is noted: while it is the same, the values need no second look when they are published.
+        """
         staged = StagedSink.collect(self, version, attempt_id, accepted)
         if not staged.rows:
             return staged
@@ -234,6 +245,7 @@ class JdbcSink(StagedSink):
         if target is not None:
             sql_columns.refuse_nulls(target, {name for file in staged.files for name in json.loads(file.stats or "[]")})
             sql_values.refuse_misfits(self.place, staged, target)
+            return replace(staged, files=tuple(replace(file, stats=target.digest) for file in staged.files))
         return staged
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
@@ -304,8 +316,13 @@ class JdbcSink(StagedSink):
     ) -> bool:
         """Whether this very transaction set the marker in the place of the one that was found, with the rows."""
         # COPY needs names alone; by SQLAlchemy values are sent by the columns' types.
-        read = sql_columns.named if connection.dialect.name == "postgresql" else sql_columns.describe
+        is_copied = connection.dialect.name == "postgresql"
+        read = sql_columns.named if is_copied else sql_columns.describe
         target = read(connection, self.table) if new.state == "applied" else None
+        if target is not None and not is_copied:
+            self._check_unchanged(
+                connection, target, batch
+            )  # a table of another engine would keep rows that are rolled back
         with connection.begin():
             self._settle(connection)
             if not database.set_marker(connection, markers, (batch.pipeline_uuid, batch.sink), new, found):
@@ -319,7 +336,26 @@ class JdbcSink(StagedSink):
                 if batch.committable.files:
                     staged = record_batches(self.place, batch)
                     self._bring(connection, target, batch.schema, staged, batch.root)
+                    # Who has brought rows keeps others from altering the table until the transaction ends.
+                    now = self._target(connection)
+                    assert now is not None, "rows were brought into it a moment ago"
+                    self._check_unchanged(connection, now, batch)
         return True
+
+    def _check_unchanged(self, connection: sa.Connection, target: Target, batch: Batch) -> None:
+        """
+        The table must still take the rows as they are.
+
+        :raises PublishError: it was altered after the commit so that values would change, or rows of others would be replaced
+        """
+        try:
+            self._check_table(connection, target, batch.schema)
+            if any(file.stats != target.digest for file in batch.committable.files):
+                sql_values.refuse_misfits(self.place, batch.committable, target)
+        except DataError as error:
+            fields = {name: value for name, value in error.fields.items() if name != "table"}
+            what = "the table was altered after the commit and no longer takes the rows as they are; nothing of the batch is in the table"
+            raise PublishError(what, table=self.table, version=batch.version, problem=error.truth, **fields) from None
 
     def _take_out(self, connection: sa.Connection, target: Target, batch: Batch) -> None:
         """The rows that a redo replaces: never more than the pipeline has brought, or others' would go, too."""

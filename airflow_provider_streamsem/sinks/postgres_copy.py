@@ -37,21 +37,23 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
     """
     The table must keep rows as surely as it keeps the marker.
 
-    :raises DataError: it, or a partition of it, is unlogged (emptied after a crash of the server), temporary, or foreign
+    :raises DataError: it, or a partition of it, is unlogged (emptied after a crash of the server), temporary, or foreign; or it has a rule for ``INSERT``
     """
     found = (
         _cursor(connection)
         .execute(
             "WITH it AS (SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
             " WHERE n.nspname = %s AND c.relname = %s)"
-            " SELECT c.relname::text, c.relkind, c.relpersistence FROM pg_catalog.pg_class c WHERE c.oid IN (SELECT oid FROM it)"
+            " SELECT c.relname::text, c.relkind, c.relpersistence,"
+            " EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_type = '3')"
+            " FROM pg_catalog.pg_class c WHERE c.oid IN (SELECT oid FROM it)"
             " OR c.oid IN (SELECT p.relid FROM it, pg_catalog.pg_partition_tree(it.oid) p)",
             (schema, name),
         )
         .fetchall()
     )
-    parts = [(relname, _text(kind), _text(persistence)) for relname, kind, persistence in found] or [(name, "", "")]
-    for relname, kind, persistence in parts:
+    parts = [(relname, _text(kind), _text(persistence), has_rule) for relname, kind, persistence, has_rule in found]
+    for relname, kind, persistence, has_rule in parts or [(name, "", "", False)]:
         if kind not in ("r", "p") or persistence != "p":
             raise DataError(
                 "the sink's table and its partitions must be ordinary or partitioned ones that are logged; nothing became visible",
@@ -61,6 +63,23 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
                 relkind=kind,
                 relpersistence=persistence,
             )
+        if has_rule:
+            raise DataError(
+                "the sink's table has a rule for INSERT, which COPY passes over; nothing became visible",
+                table=name,
+                schema=schema,
+                found=relname,
+            )
+
+
+def has_heirs(connection: sa.Connection, schema: str | None, name: str) -> bool:
+    """Whether other tables inherit from a table that is not partitioned: a unique constraint of it does not see their rows."""
+    found = _cursor(connection).execute(
+        "SELECT FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhparent"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s AND c.relkind = 'r'",
+        (schema, name),
+    )
+    return found.fetchone() is not None
 
 
 def domains(connection: sa.Connection, schema: str | None, name: str) -> dict[str, str]:

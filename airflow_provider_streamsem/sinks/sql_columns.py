@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Collection, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.sinks import postgres_copy
-from airflow_provider_streamsem.sinks.database import name_parts
+from airflow_provider_streamsem.sinks.database import name_parts, reading
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -31,6 +32,7 @@ class Target:
     :param uniques: column sets of which the primary key, a unique constraint or a whole unique index lets no two rows be equal
     :param primary: columns of the primary key
     :param beginnings: column sets of which a unique index of MySQL compares the beginnings of values alone, or a computed value
+    :param most_bytes: what MySQL takes in one message (``max_allowed_packet``)
     """
 
     schema: str | None
@@ -40,6 +42,13 @@ class Target:
     uniques: tuple[frozenset[str], ...]
     primary: frozenset[str]
     beginnings: tuple[frozenset[str], ...] = ()
+    most_bytes: int | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of the columns: another one where a column or its type is another."""
+        columns = sorted((name, repr(column["type"]), self.never_null(name)) for name, column in self.columns.items())
+        return hashlib.sha256(repr(columns).encode()).hexdigest()[:16]
 
     def never_null(self, name: str) -> bool:
         """Whether a column takes no nulls."""
@@ -76,7 +85,7 @@ def describe(connection: sa.Connection, table: str) -> Target | None:
 
     given, name = name_parts(table)
     schema = given or connection.dialect.default_schema_name
-    with connection.begin():
+    with reading(connection):
         inspector = sa.inspect(connection)
         if (given and given not in inspector.get_schema_names()) or name not in inspector.get_table_names(schema):
             return None
@@ -92,9 +101,13 @@ def describe(connection: sa.Connection, table: str) -> Target | None:
             if index["unique"] and not partial and not index.get("expressions") and None not in index["column_names"]:
                 uniques.add(frozenset(str(column) for column in index["column_names"]))
         beginnings: set[frozenset[str]] = set()
+        most_bytes = None
         if connection.dialect.name in _MYSQL:
             uniques, beginnings = _mysql_uniques(connection, schema, name)
-    return Target(schema, name, connection.dialect.name, columns, tuple(uniques), primary, tuple(beginnings))
+            most_bytes = connection.execute(sa.text("SELECT @@max_allowed_packet")).scalar_one()
+    return Target(
+        schema, name, connection.dialect.name, columns, tuple(uniques), primary, tuple(beginnings), most_bytes
+    )
 
 
 def _mysql_uniques(
@@ -168,6 +181,8 @@ def check(target: Target, schema: str, *, keys: Collection[str], version_column:
             wrong[name] = "its values are made by the database"
         elif not _fits(kind, column["type"], target.dialect):
             wrong.setdefault(name, f"{_said(kind)} does not fit {_sql(column['type'])}")
+        elif keys and target.dialect in _MYSQL and "%" in name:
+            wrong.setdefault(name, "MySQL's driver cannot update a column with % in its name")
     if schema and fields_of(schema):
         for name in sorted(set(target.columns) - set(kinds)):
             if not _may_be_left_out(target, name):
@@ -213,7 +228,7 @@ def check_engine(connection: sa.Connection, *tables: str) -> None:
 
     for table in tables:
         given, name = name_parts(table)
-        with connection.begin():
+        with reading(connection):
             options = sa.inspect(connection).get_table_options(name, given or connection.dialect.default_schema_name)
         engine = next((value for option, value in options.items() if option.endswith("_engine")), "")
         if str(engine).lower() != "innodb":

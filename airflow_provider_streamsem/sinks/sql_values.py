@@ -89,6 +89,10 @@ def _checks(kind: Any, target: Target, name: str) -> list[Check]:
                 checks.append(("is shorter than CHAR pads it", lambda v: _any(pc.less(pc.utf8_length(v), into.length))))
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         checks += _longer_than(into, target.dialect, pc.binary_length)
+    if target.most_bytes is not None and (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        checks.append(
+            ("is longer than max_allowed_packet", lambda v: _any(pc.greater(pc.binary_length(v), target.most_bytes)))
+        )
     return checks
 
 

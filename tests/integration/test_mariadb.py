@@ -274,6 +274,7 @@ REFUSED = {
     "a number that is rounded": ("append", "id double(10,2))", "double"),
     "bytes that are filled up": ("append", "id binary(4))", "binary"),
     "a set of words": ("append", "id set('a','b'))", "string"),
+    "a name that the driver cannot update": ("upsert", "id bigint PRIMARY KEY, `a%b` bigint)", "a%b"),
 }
 
 
@@ -281,5 +282,68 @@ REFUSED = {
 def test_what_does_not_fit_is_refused_before_the_decision(what: str, db: Database, tmp_path: Path) -> None:
     mode, columns, kind = REFUSED[what]
     db.run(f"CREATE TABLE t ({columns}")
+    schema = schema_of(**{"id": "long", kind: "long"}) if "%" in kind else schema_of(id=kind)
     with pytest.raises(DataError, match="nothing became visible"):
-        accept(db.sink(tmp_path, mode), schema_of(id=kind))
+        accept(db.sink(tmp_path, mode), schema)
+
+
+ALTERED = {
+    "a unique index": ("upsert", "ADD UNIQUE (v)"),
+    "no primary key": ("upsert", "DROP PRIMARY KEY"),
+    "another engine": ("append", "ENGINE=MyISAM"),
+    "fewer digits": ("append", "MODIFY m decimal(10,0)"),
+    "text that is cut": ("append", "MODIFY s char(20)"),
+}
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_table_that_was_altered_after_the_commit_so_that_rows_would_change_takes_none(
+    what: str, db: Database, tmp_path: Path
+) -> None:
+    mode, change = ALTERED[what]
+    db.run("CREATE TABLE t (id bigint PRIMARY KEY, v bigint, m decimal(10,2), s varchar(20))")
+    sink = db.sink(tmp_path, mode)
+    rows = pyarrow.table({"id": [1, 2], "v": [7, 7], "m": [Decimal("1.55"), Decimal("2.45")], "s": ["a ", "b"]})
+    schema = schema_of(id="long", v="long", m="decimal(10,2)", s="string")
+    batch = staged(sink, rows, schema=schema)
+    db.run(f"ALTER TABLE t {change}")
+    with pytest.raises(PublishError, match="was altered after the commit"):
+        publish(sink, batch)
+    assert db.run("SELECT * FROM t ") == []
+    assert sink.marker(batch.pipeline_uuid, "t") is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ADD CONSTRAINT small CHECK (id < 2)",
+        "PARTITION BY LIST (id) (PARTITION p1 VALUES IN (1))",
+    ],
+)
+def test_rows_that_the_server_refuses_are_refused_at_once(change: str, db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (id bigint)")
+    db.run(f"ALTER TABLE t {change}")
+    sink = db.sink(tmp_path)
+    batch = staged(sink, pyarrow.table({"id": [1, 2]}), schema=IDS)
+    with pytest.raises(PublishError, match="the database refuses the rows"):
+        publish(sink, batch)
+    assert db.run("SELECT * FROM t ") == []
+
+
+def test_rows_that_a_trigger_refuses_are_refused_at_once(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (id bigint)")
+    db.run(f"CREATE TRIGGER no_{db.table} BEFORE INSERT ON t FOR EACH ROW SIGNAL SQLSTATE '45000'")
+    sink = db.sink(tmp_path)
+    batch = staged(sink, pyarrow.table({"id": [1]}), schema=IDS)
+    with pytest.raises(PublishError, match="the database refuses the rows"):
+        publish(sink, batch)
+
+
+def test_text_that_is_longer_than_a_message_of_the_server_is_refused_before_the_commit(
+    db: Database, tmp_path: Path
+) -> None:
+    db.run("CREATE TABLE t (s longtext)")
+    sink = db.sink(tmp_path)
+    (most,) = db.run("SELECT @@max_allowed_packet")[0]
+    with pytest.raises(DataError, match="max_allowed_packet"):
+        staged(sink, pyarrow.table({"s": ["x" * (most + 1)]}), schema=schema_of(s="string"))

@@ -333,6 +333,8 @@ REFUSED = {
     "a point": ("append", "CREATE TABLE t (id point)", "string"),
     "text whose spaces are cut": ("append", "CREATE TABLE t (id bpchar)", "string"),
     "no unique index": ("upsert", "CREATE TABLE t (id bigint NOT NULL)", "long"),
+    "a rule that COPY passes over": ("append", "CREATE TABLE t (id bigint); CREATE TABLE u (id bigint); CREATE RULE r AS ON INSERT TO t DO INSTEAD INSERT INTO u VALUES (NEW.id)", "long"),
+    "tables that inherit": ("upsert", "CREATE TABLE t (id bigint PRIMARY KEY); CREATE TABLE u () INHERITS (t)", "long"),
     "a unique constraint that waits": ("upsert", "CREATE TABLE t (id bigint NOT NULL UNIQUE DEFERRABLE)", "long"),
 }  # fmt: skip
 
@@ -390,6 +392,44 @@ MISFITS: dict[str, tuple[str, str, Any, Any]] = {
     ),
     "null in an array": ("jsonb NOT NULL", {"type": "array", "elementType": "long", "containsNull": True}, [1], None),
 }
+
+
+ALTERED = {
+    "fewer digits": "ALTER m TYPE numeric(10,0)",
+    "half the digits": "ALTER d TYPE real",
+    "a time that is rounded": "ALTER u TYPE timestamptz(0)",
+    "text that is filled up": "ALTER s TYPE char(9)",
+    "unlogged": "SET UNLOGGED",
+}
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_table_that_was_altered_after_the_commit_so_that_rows_would_change_takes_none(
+    what: str, db: Database, tmp_path: Path
+) -> None:
+    db.run("CREATE TABLE t (m numeric(10,2), d double precision, u timestamptz, s varchar(9))")
+    sink = db.sink(tmp_path)
+    at = datetime.datetime(2026, 1, 1, 0, 0, 0, 500_000, datetime.timezone.utc)
+    rows = pyarrow.table(
+        {"m": [Decimal("1.55")], "d": [0.1], "u": pyarrow.array([at], pyarrow.timestamp("us", "UTC")), "s": ["ab"]}
+    )
+    batch = staged(sink, rows, schema=schema_of(m="decimal(10,2)", d="double", u="timestamp", s="string"))
+    db.run(f"ALTER TABLE t {ALTERED[what]}")
+    with pytest.raises(PublishError, match="was altered after the commit"):
+        publish(sink, batch)
+    assert db.run("SELECT * FROM t") == []
+    assert sink.marker(batch.pipeline_uuid, "t") is None
+
+
+def test_table_that_was_altered_after_the_commit_and_still_takes_the_rows_gets_them(
+    db: Database, tmp_path: Path
+) -> None:
+    db.run("CREATE TABLE t (id bigint, s varchar(9))")
+    sink = db.sink(tmp_path)
+    batch = staged(sink, pyarrow.table({"id": [1], "s": ["a"]}), schema=schema_of(id="long", s="string"))
+    db.run("ALTER TABLE t ADD later int, ALTER s TYPE text")
+    assert publish(sink, batch) == Receipt(result="applied", rows=1)
+    assert db.run("SELECT id, s, later FROM t") == [(1, "a", None)]
 
 
 def arrow(kind: Any, value: Any) -> pyarrow.Array:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import FilesSource, Pipeline, open_log
+from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, open_log
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.get_provider_info import get_provider_info
 from airflow_provider_streamsem.hooks.failures import airflow_exception
@@ -262,13 +262,12 @@ def test_template_gives_text_in_a_dag_that_renders_native_objects(world: World) 
 
     from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
 
+    sinks = {"out": FilesSink("/out/{{ ds }}/{{ '0x10' }}")}
     with DAG("native", schedule=None, render_template_as_native_obj=True):
-        task = MicroBatchOperator(task_id="t", pipeline=world.pipeline(where="id = '{{ ds }}' OR id = {{ '0x10' }}"))
-    found = task.rendered_pipeline({"ds": "20240101_05"})
-    assert found.where == "id = '20240101_05' OR id = 0x10"
-    with DAG("path", schedule=None, render_template_as_native_obj=True):
-        task = MicroBatchOperator(task_id="t", pipeline=world.pipeline(where="{{ ds }}"))
-    assert task.rendered_pipeline({"ds": "20240101_05"}).where == "20240101_05"
+        task = MicroBatchOperator(task_id="t", pipeline=world.pipeline(sinks=sinks))
+    (sink,) = task.rendered_pipeline({"ds": "20240101_05"}).sinks.values()
+    assert isinstance(sink, FilesSink)
+    assert sink.path == "/out/20240101_05/0x10"
 
 
 def test_pipeline_file_that_keeps_less_than_it_requires_is_refused_when_the_dag_is_parsed(world: World) -> None:

@@ -394,3 +394,10 @@ def test_vacuum_leaves_the_files_of_a_lost_version_that_the_table_names(
     assert vacuum(world.pipeline(), log=world.log()).attempts == ()
     assert "its files are in the table" in caplog.text
     assert world.rows() == kept
+
+
+@pytest.mark.parametrize("path", ["s3://lake/a%20b", "/lake/x=%2F", "/lake/a\\b"])
+def test_path_that_readers_spell_in_different_ways_is_refused(path: str) -> None:
+    with pytest.raises(InvalidError, match="sink delta: path"):
+        DeltaSink(path)
+    DeltaSink("/lake/100%/a b")

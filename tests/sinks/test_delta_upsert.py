@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_streamsem import FilesSink, Pipeline
 from airflow_provider_streamsem.batch.maintenance import vacuum
-from airflow_provider_streamsem.errors import DataError, InvalidError, StreamsemError
+from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError
 from airflow_provider_streamsem.sinks import delta_table
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.delta import DeltaSink
@@ -291,6 +291,79 @@ def test_table_whose_transaction_numbers_expire_is_refused_before_the_decision(w
     with pytest.raises(DataError, match="requires more of its writers") as caught:
         world.run("first", pipeline=world.pipeline(sinks={"table": sink}))
     assert "setTransactionRetentionDuration" in str(caught.value)
+
+
+def int96(path: Path, at: datetime, key: int) -> None:
+    """A file as Spark writes it by default."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = pyarrow.table({"k": [key], "at": pyarrow.array([at], pyarrow.timestamp("us", "UTC"))})
+    pyarrow.parquet.write_table(rows, path, use_deprecated_int96_timestamps=True)
+
+
+def added(world: UpsertWorld, at: datetime, *, bounds: bool, key: int = 1) -> None:
+    """Have the table of keys and times name a file with INT96, with or without bounds."""
+    from deltalake.transaction import AddAction
+
+    path = Path(world.table, f"others-{key}.parquet")
+    int96(path, at, key)
+    said = {"k": key, "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z")} if bounds else {"k": key}
+    stats = json.dumps({"numRecords": 1, "minValues": said, "maxValues": said, "nullCount": {"k": 0}})
+    table = DeltaTable(world.table)
+    action = AddAction(path.name, path.stat().st_size, {}, 0, True, stats)
+    table.create_write_transaction([action], "append", table.schema())
+    delta_table._kept.clear()
+
+
+TIMES = {"k": "long", "at": "timestamp"}
+FAR = datetime(9999, 12, 31, tzinfo=timezone.utc)
+
+
+def timed(key: int) -> pyarrow.Table:
+    at = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    return pyarrow.table({"k": [key], "at": pyarrow.array([at], pyarrow.timestamp("us", "UTC"))})
+
+
+@pytest.mark.parametrize("bounds", [True, False])
+def test_merge_that_would_change_times_of_other_rows_is_refused(world: UpsertWorld, bounds: bool) -> None:
+    sink = DeltaSink(world.table, mode="upsert", keys=["k"])
+    sink.publish(staged(world, 0, timed(0), TIMES), None)  # type: ignore[arg-type]
+    added(world, FAR, bounds=bounds)
+    with pytest.raises(PublishError, match="holds dates or times in a form that the merge would change") as caught:
+        sink.publish(staged(world, 1, timed(1), TIMES), None)  # type: ignore[arg-type]
+    assert (caught.value.fields["file"], caught.value.fields["columns"]) == ("others-1.parquet", ["at"])
+    assert DeltaTable(world.table).transaction_version(f"{batches.UUID}/t") == 0
+
+
+def test_merge_leaves_a_file_alone_that_holds_none_of_the_keys(world: UpsertWorld) -> None:
+    sink = DeltaSink(world.table, mode="upsert", keys=["k"])
+    sink.publish(staged(world, 0, timed(0), TIMES), None)  # type: ignore[arg-type]
+    added(world, FAR, bounds=False, key=7)
+    before = Path(world.table, "others-7.parquet").read_bytes()
+    assert sink.publish(staged(world, 1, timed(0), TIMES), None) is not None  # type: ignore[arg-type]
+    assert "others-7.parquet" in str(DeltaTable(world.table).file_uris())
+    assert Path(world.table, "others-7.parquet").read_bytes() == before
+
+
+@pytest.mark.parametrize("bounds", [True, False])
+def test_merge_keeps_times_that_every_reader_reads_alike(world: UpsertWorld, bounds: bool) -> None:
+    sink = DeltaSink(world.table, mode="upsert", keys=["k"])
+    sink.publish(staged(world, 0, timed(0), TIMES), None)  # type: ignore[arg-type]
+    near = datetime(1999, 12, 31, 1, 2, 3, 4, timezone.utc)
+    added(world, near, bounds=bounds)
+    both = pyarrow.concat_tables([timed(0), timed(2)])  # the file lies between the keys
+    assert sink.publish(staged(world, 1, both, TIMES), None) is not None  # type: ignore[arg-type]
+    read = {row["k"]: row["at"] for row in DeltaTable(world.table).to_pyarrow_table().to_pylist()}
+    assert read[1] == near
+
+
+def test_merge_whose_staged_rows_are_gone_names_the_files(world: UpsertWorld) -> None:
+    batch = staged(world, 0, pyarrow.table({"k": [1], "v": [1]}))
+    for file in batch.committable.files:
+        Path(world.table, file.key).unlink()
+    sink = DeltaSink(world.table, mode="upsert", keys=["k"])
+    with pytest.raises(PublishError, match="staged files were deleted") as caught:
+        sink.publish(batch, None)  # type: ignore[arg-type]
+    assert caught.value.fields["files"] == [file.key for file in batch.committable.files]
 
 
 def test_date_that_python_does_not_have_is_refused_before_the_decision(world: UpsertWorld) -> None:

@@ -20,7 +20,7 @@ from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from airflow_provider_streamsem.connections import Connection, looked_up_by
-from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, StreamsemError
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, StreamsemError
 from airflow_provider_streamsem.sinks.iceberg import IcebergSink
 from tests.sinks.iceberg.lake import ID, Lake, spark_schema
 from tests.worlds import World
@@ -312,6 +312,43 @@ def test_field_of_a_struct_that_was_dropped_in_the_table_does_not_come_back(tmp_
         update.delete_column(("s", "b"))
     with pytest.raises(DataError, match="renamed or dropped"):
         lake.sink.accept(spark_schema(columns))
+
+
+def reuse_dropped(update: Any) -> None:
+    update.delete_column("v")
+
+
+def reuse_renamed(update: Any) -> None:
+    update.rename_column("v", "w")
+
+
+@pytest.mark.parametrize("away", [reuse_dropped, reuse_renamed])
+def test_name_that_another_column_took_is_refused_or_readers_would_find_its_values_there(
+    tmp_path: Path, away: Any
+) -> None:
+    lake = Lake(tmp_path)
+    columns = [*ID, ("v", "long")]
+    lake.publish(lake.batch(0, [("", pyarrow.table({"id": [0], "v": [1]}))], columns=columns))
+    staged = lake.batch(1, [("", pyarrow.table({"id": [1], "v": [2]}))], columns=columns)
+    with lake.table().update_schema() as update:
+        away(update)
+    with lake.table().update_schema() as update:
+        update.add_column("v", LongType())
+    for given in (columns, ID):  # what this sink wrote before is wrong, whatever it writes now
+        with pytest.raises(DataError, match="has the name that another column had"):
+            lake.sink.accept(spark_schema(given))
+    with pytest.raises(PublishError, match="was changed after the batch was staged"):
+        lake.publish(staged)
+
+
+def test_name_of_a_column_that_was_never_appended_may_be_taken_again(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    for change in ("add", "delete", "add"):
+        with lake.table().update_schema() as update:
+            update.add_column("v", LongType()) if change == "add" else update.delete_column("v")
+    lake.publish(lake.batch(1, [1]))
+    assert lake.rows() == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ import pytest
 
 from airflow_provider_streamsem.batch.maintenance import vacuum
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, StreamsemError
-from airflow_provider_streamsem.sinks import iceberg
+from airflow_provider_streamsem.protocol.entries import DataFile
+from airflow_provider_streamsem.sinks import iceberg, iceberg_files
 from airflow_provider_streamsem.sinks.iceberg import IcebergSink
 from tests.sinks import batches
 from tests.sinks.iceberg.lake import Lake, Steps
@@ -244,3 +245,36 @@ def test_vacuum_takes_no_file_of_a_table_whose_writers_spread_files_by_a_hash(tm
 def test_mode_and_keys_that_do_not_fit_are_refused(given: Any) -> None:
     with pytest.raises(InvalidError):
         IcebergSink("/table", "lake.rows", **given)
+
+
+@pytest.mark.parametrize("year", [9999, 1999])
+def test_merge_that_would_change_times_of_other_rows_is_refused(lake: Lake, year: int) -> None:
+    """As Spark's procedure add_files leaves a file that Spark wrote by default."""
+    columns = [*COLUMNS[:1], ("at", "timestamp")]
+    at = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+    rows = lambda key: pyarrow.table({"id": [key], "at": pyarrow.array([at], pyarrow.timestamp("us", "UTC"))})  # noqa: E731
+    lake.publish(lake.batch(0, [("", rows(0))], columns=columns))
+    theirs = pyarrow.table({"id": [2], "at": pyarrow.array([at.replace(year=year)], pyarrow.timestamp("us", "UTC"))})
+    path = lake.root / "others.parquet"
+    pyarrow.parquet.write_table(theirs, path, use_deprecated_int96_timestamps=True)
+    file = DataFile(key="others.parquet", bytes=path.stat().st_size, rows=1, checksum="")
+    made = iceberg_files.iceberg_file(lake.table().metadata, file, f"file://{path}")
+    with lake.table().transaction() as commit, commit.update_snapshot().fast_append() as snapshot:
+        snapshot.append_data_file(made)
+    batch = lake.batch(1, [("", pyarrow.concat_tables([rows(1), rows(3)]))], columns=columns)
+    if year == 9999:
+        with pytest.raises(PublishError, match="holds dates or times in a form that the merge would change") as caught:
+            lake.publish(batch)
+        assert caught.value.fields["columns"] == ["at"]
+    else:
+        lake.publish(batch)
+        found = lake.table().scan(row_filter="id == 2").to_arrow()["at"].to_pylist()
+        assert found == [at.replace(year=1999)]
+
+
+def test_merge_whose_staged_rows_are_gone_names_the_files(lake: Lake) -> None:
+    batch = valued(lake, 0, {1: 10})
+    for file in batch.committable.files:
+        (Path(lake.sink.path) / file.key).unlink()
+    with pytest.raises(PublishError, match="staged files were deleted"):
+        lake.publish(batch)

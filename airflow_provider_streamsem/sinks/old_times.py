@@ -1,0 +1,82 @@
+"""
+Dates and times in Parquet files of others that Arrow, and with it delta-rs and pyiceberg, reads as other ones.
+
+Spark writes timestamps as INT96 by default, which Arrow reads as nanoseconds: years before 1678 and after 2261 wrap around. Spark 2, and newer ones on
+demand, write days before 1582 and times before 1900 in another calendar. A merge reads such rows and writes them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, datetime, timezone
+from typing import Any, BinaryIO
+
+from airflow_provider_streamsem.errors import PublishError
+from airflow_provider_streamsem.sinks.contract import Batch
+
+FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2261, 12, 31)
+"""between them, these days included, every date and time is read as it is"""
+_OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
+
+
+def is_near(value: Any) -> bool:
+    """Whether a date or time is read as it is, however it was written; ``None`` is not known."""
+    if value is None:
+        return False
+    day = value.date() if isinstance(value, datetime) else value
+    return bool(FIRST_DAY <= day <= LAST_DAY)
+
+
+def misread_columns(file: BinaryIO) -> list[str]:
+    """The columns of a Parquet file that hold dates or times which Arrow reads as other ones. Reads the values of those that may."""
+    import pyarrow.parquet
+
+    parquet = pyarrow.parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+    is_old = any(name in (parquet.metadata.metadata or {}) for name in _OLD_CALENDAR)
+    leaves = [parquet.schema.column(at) for at in range(parquet.metadata.num_columns)]
+    asked = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == "INT96" or is_old}
+    return sorted(name for name in asked if _has_far_times(parquet, name))
+
+
+def misread_error(table: str, batch: Batch, file: str, columns: list[str]) -> PublishError:
+    """What is raised where a merge would write such columns anew."""
+    what = "a file of the table holds dates or times in a form that the merge would change; nothing of the batch is in the table"
+    return PublishError(what, table=table, version=batch.version, file=file, columns=columns).advising(
+        "rewrite the file by Spark with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS and "
+        "spark.sql.parquet.datetimeRebaseModeInWrite=CORRECTED, and run again; or give the version up with `streamsem skip`."
+    )
+
+
+def _has_far_times(parquet: Any, name: str) -> bool:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for batch in parquet.iter_batches(columns=[name]):
+        for values in _leaves(batch.column(name)):
+            kind = values.type
+            if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+                continue
+            zone = timezone.utc if getattr(kind, "tz", None) else None
+            first, last = (
+                pa.scalar(day if pa.types.is_date(kind) else datetime(day.year, day.month, day.day, tzinfo=zone), kind)
+                for day in (FIRST_DAY, LAST_DAY)
+            )
+            if pc.any(pc.or_(pc.less(values, first), pc.greater(values, last))).as_py():
+                return True
+    return False
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    """The values that an array holds, inside of structs, lists and maps too."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(values.type):
+        for part in values.flatten():
+            yield from _leaves(part)
+    elif pa.types.is_map(values.type):
+        yield from _leaves(values.keys)
+        yield from _leaves(values.items)
+    elif pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        yield from _leaves(values.flatten())
+    else:
+        yield values
