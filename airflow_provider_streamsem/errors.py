@@ -12,6 +12,13 @@ from typing import ClassVar, TypeVar
 E = TypeVar("E", bound="StreamsemError")
 
 
+UNREADABLE_FILE = (
+    "put a good copy into the source under another name, delete the damaged file, and run again with "
+    'on_data_loss="record_gap": the file becomes a gap, and the copy is read. Or correct the schema, if the file is as it should be.'
+)
+"""what to do about a planned file that cannot be read"""
+
+
 class StreamsemError(Exception):
     """
     Base of all errors of this package; never raised itself.
@@ -122,7 +129,7 @@ class SourceChangedError(StreamsemError):
 
     retryable = False
     do = (
-        "restore the named item and run again. Or give the version up: run `streamsem abort`, if a version is open. "
+        "restore the named item and run again. "
         'With on_data_loss="record_gap", records that are missing are skipped and recorded as a gap.'
     )
 
@@ -151,7 +158,7 @@ class StageError(StreamsemError):
     """The engine failed while staging. The attempt is discarded; nothing became visible and the offsets did not move."""
 
     retryable = True
-    do = "run again: the same range is read and staged again. If it keeps failing, read the cause above and fix the transform, or run `streamsem abort`."
+    do = "run again: the same range is read and staged again. If it keeps failing, read the cause that is shown with this error, and correct it."
 
 
 class PublishError(StreamsemError):

@@ -185,13 +185,19 @@ TABLES: dict[str, list[Row]] = {
         Row(
             "a planned file was changed",
             RecordsGoneError,
-            'restore the file; or set `on_data_loss="record_gap"`; or `streamsem abort`',
+            'restore the file; or set `on_data_loss="record_gap"`',
             "batch/test_gaps.py::test_file_changed_under_its_plan_is_named",
+        ),
+        Row(
+            "a file that waits to be read was changed or deleted",
+            SourceChangedError,
+            'restore the file; or set `on_data_loss="record_gap"`',
+            "batch/test_gaps.py::test_file_that_is_gone_is_no_gap_after_a_persons_abort_either",
         ),
         Row(
             "a planned file was deleted",
             RecordsGoneError,
-            'restore the file; or set `on_data_loss="record_gap"`; or `streamsem abort`',
+            'restore the file; or set `on_data_loss="record_gap"`',
             "batch/test_gaps.py::test_file_that_vanished_between_plan_and_read_is_named",
         ),
         Row(
@@ -203,13 +209,13 @@ TABLES: dict[str, list[Row]] = {
         Row(
             "a Parquet or ORC file is damaged",
             DataError,
-            "replace the file that is named; or `streamsem abort`",
+            'put a good copy into the source under another name, delete the damaged file, and set `on_data_loss="record_gap"`',
             "engines/test_formats.py::test_corrupt_columnar_file_fails_the_batch_and_is_named",
         ),
         Row(
             "more bad records than `max_quarantined`",
             DataError,
-            "correct the source or the schema. To see the records, raise the limit, run again, and run `streamsem quarantine LOG`",
+            "raise the limit, run again, and look at the records: `streamsem quarantine LOG`; or correct the schema. Do not edit a planned file",
             "engines/test_spark.py::test_errors_about_records_name_a_file",
         ),
     ],

@@ -45,7 +45,7 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
     between = [] if is_contiguous else log.others_between(last.run_key, (0, first), end)
     before, after = range(max(since + 1, first - LISTED), first), range(max(last.version, upto - LISTED) + 1, upto + 1)
     numbers = [*before, *(n for n in between if n > since), *after]
-    return (min(since + 1, first), upto + 1), _commits(log, numbers, last.run_key)
+    return (min(since + 1, first), upto + 1), commits_of_others(log, numbers, last.run_key)
 
 
 def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[int, int], Completed]:
@@ -70,7 +70,7 @@ def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[in
         stored = log.put_announcement(own, _made(log, closed, since, closed, run_key))
         log.put_announcement(keys.announced(closed), stored)
     numbers = range(max(stored.since, stored.upto - LISTED) + 1, stored.upto + 1)
-    return (stored.since + 1, stored.upto + 1), _commits(log, [*numbers], run_key)
+    return (stored.since + 1, stored.upto + 1), commits_of_others(log, [*numbers], run_key)
 
 
 def _made(log: CommitLog, version: int, since: int, upto: int, run_key: str) -> Announcement:
@@ -84,8 +84,8 @@ def _first_version(log: CommitLog, run_key: str) -> int:
     return pointer.version
 
 
-def _commits(log: CommitLog, numbers: list[int], run_key: str) -> Completed:
-    """The commits of other runs among the newest of these versions."""
+def commits_of_others(log: CommitLog, numbers: list[int], run_key: str) -> Completed:
+    """The commits of other runs among the newest :data:`LISTED` of these closed versions, in order."""
     found = []
     for number in numbers[-LISTED:]:
         plan, outcome = log.plan(number), log.outcome(number)

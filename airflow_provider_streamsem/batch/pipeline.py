@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from airflow_provider_streamsem.stores.contract import split_url
 
 NAME = r"[a-z0-9_-]{1,64}"
 TRANSFORM = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
+_AIRFLOW_PREFIX = re.compile(r"^unusual_prefix_[0-9a-f]{40}_")
+"""what Airflow puts before the name of a DAG file: it depends on the path"""
 LIMITS = ("max_files", "max_bytes", "max_rows", "min_rows")
 LABELS = ("exactly_once", "effectively_once", "at_least_once", "at_most_once")
 
@@ -139,10 +142,10 @@ class Pipeline:
 
     @property
     def transform_name(self) -> str:
-        """``package.module:function``, or ``""`` where rows pass as they are."""
+        """``package.module:function``, or ``""`` where rows pass as they are. Of a DAG file's function the file's name, wherever the file lies."""
         if self.transform is None or isinstance(self.transform, str):
             return self.transform or ""
-        return f"{self.transform.__module__}:{self.transform.__qualname__}"
+        return f"{_AIRFLOW_PREFIX.sub('', self.transform.__module__)}:{self.transform.__qualname__}"
 
     @property
     def publishes(self) -> tuple[str, ...]:

@@ -27,15 +27,24 @@ def waiting(rows: int, limits: Limits) -> str:
 
 def planned(plan: Plan) -> str:
     """A plan: ``version 12 planned: files [120, 122)``."""
-    what = "redo of version " + str(plan.replaces.version) if plan.replaces is not None else _ranges(plan.ranges)
-    return f"version {plan.version} planned: {what}"
+    return f"version {plan.version} planned: {_what(plan)}"
+
+
+def resumed(plan: Plan, run_key: str) -> str:
+    """A plan that was there when this process began: ``version 12 was planned by an earlier try of this run: files [120, 122)``."""
+    planner = "an earlier try of this run" if plan.run_key == run_key else f"run {changes.run_id(plan.run_key)}"
+    return f"version {plan.version} was planned by {planner} and is not closed: {_what(plan)}"
+
+
+def _what(plan: Plan) -> str:
+    return "redo of version " + str(plan.replaces.version) if plan.replaces is not None else _ranges(plan.ranges)
 
 
 def closed(outcome: Outcome, ms: int) -> str:
     """An outcome: ``version 12 committed in 4.2 s: 5,001 rows read, 4,990 written to orders, 3 filtered, 8 quarantined``."""
     if not outcome.committed:
         return f"version {outcome.version} aborted: {outcome.reason}"
-    return f"version {outcome.version} committed in {ms / 1000:.1f} s: {_counts(outcome.counts)}"
+    return f"version {outcome.version} committed in {ms / 1000:.1f} s: {counted(outcome.counts)}"
 
 
 def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
@@ -50,13 +59,14 @@ def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
     if result.batches == 0:
         return f"{run}: nothing was planned{also}"
     what = f"{result.batches} {'batch' if result.batches == 1 else 'batches'} up to version {result.version}"
-    told = f"{what}, {_counts(result.counts)}" if result.counts else f"{what}, none committed"
+    told = f"{what}, {counted(result.counts)}" if result.counts else f"{what}, none committed"
     if resumed:
         return f"{run} was complete already ({told}); nothing was read or written{also}"
     return f"{run} ended after {ms / 1000:.1f} s: {told}{also}"
 
 
-def _counts(counts: Mapping[str, int]) -> str:
+def counted(counts: Mapping[str, int]) -> str:
+    """Counts of rows: ``5,001 rows read, 4,990 written to orders, 8 quarantined``."""
     written = [
         (name.removeprefix("written."), rows) for name, rows in sorted(counts.items()) if name.startswith("written.")
     ]

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from airflow_provider_streamsem.batch.announcement import LISTED, Completed, announce_others, announce_run
+from airflow_provider_streamsem.batch.announcement import (
+    LISTED,
+    Completed,
+    announce_others,
+    announce_run,
+    commits_of_others,
+)
 from airflow_provider_streamsem.batch.opening import Opened
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError
@@ -126,6 +132,20 @@ def empty(opened: Opened, head: Head, run_key: str, *, announces: bool = True) -
         versions=versions,
         completed=completed,
     )
+
+
+def with_others(log: CommitLog, result: RunResult, *, before: int, after: int) -> RunResult:
+    """
+    The result of a run that announces nothing, with the versions of other runs that were committed while it ran. Nothing is written.
+
+    :param before: the newest version that was closed when the run began; -1: none
+    :param after: the newest that is closed now
+    """
+    completed = _completed(commits_of_others(log, [*range(before + 1, after + 1)], result.run_key))
+    if not completed:
+        return result
+    last = max(result.version, completed[-1].version)
+    return replace(result, status="committed", version=last, outcome=keys.outcome(last), completed=completed)
 
 
 def announced(log: CommitLog, version: int) -> tuple[tuple[int, int], tuple[CompletedVersion, ...]]:

@@ -161,6 +161,8 @@ class Run:
         plan, log = head.plan, self.opened.log
         began_ms = log.clock.now_ms()
         telemetry.tell(telemetry.Planned.by, plan)
+        if not fresh:
+            logger.info("%s", report.resumed(plan, self.run_key))
         if plan.spec != self.opened.spec:
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
         offered = self._offer(head, plan, fresh=fresh)

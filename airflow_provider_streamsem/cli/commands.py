@@ -18,14 +18,14 @@ from typing import Any
 
 from airflow_provider_streamsem import extras
 from airflow_provider_streamsem.arguments import whole
-from airflow_provider_streamsem.batch import maintenance
+from airflow_provider_streamsem.batch import maintenance, report
 from airflow_provider_streamsem.batch.changes import changed_fields
 from airflow_provider_streamsem.batch.guarantee import guarantee, warnings
 from airflow_provider_streamsem.batch.location import located
 from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline, load_spark_conf, stored_spec
 from airflow_provider_streamsem.batch.publish import skip as skip_
 from airflow_provider_streamsem.batch.redo import redo as redo_
-from airflow_provider_streamsem.batch.result import RunResult
+from airflow_provider_streamsem.batch.result import RunResult, with_others
 from airflow_provider_streamsem.batch.run import run_batch
 from airflow_provider_streamsem.batch.templates import holds_templates
 from airflow_provider_streamsem.cli.arguments import COMMANDS
@@ -109,7 +109,20 @@ def run(args: argparse.Namespace) -> Answer:
     pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
     run_key = f"cli:{SYSTEM_CLOCK.new_id()}" if args.run_key is None else args.run_key
     announces = args.run_key is not None  # else no retry would announce what this process records as announced
-    return _ran(pipeline, run_batch(pipeline, run_key=run_key, drain=args.drain, engine=engine, announces=announces))
+    before = _newest_closed(pipeline.log)
+    result = run_batch(pipeline, run_key=run_key, drain=args.drain, engine=engine, announces=announces)
+    if not announces:
+        log = open_commit_log(pipeline.log)
+        result = with_others(log, result, before=before, after=_newest_closed(pipeline.log))
+    return _ran(pipeline, result)
+
+
+def _newest_closed(log: str) -> int:
+    """The newest closed version of a log; -1 where there is none, or no log."""
+    try:
+        return open_log(log).head
+    except InvalidError:
+        return -1
 
 
 def redo(args: argparse.Namespace) -> Answer:
@@ -157,7 +170,10 @@ def _ran(pipeline: Pipeline, result: RunResult) -> Answer:
     lines = [f"run key    {result.run_key}", *f"guarantee  {kept}".split("\n"), f"status     {result.status}"]
     lines += [f"version    {result.version}", f"ranges     {_ranges(result.ranges)}"]
     lines += [f"{name:<10} {count}" for name, count in sorted(result.counts.items())]
-    lines += [f"completed  version {one.version} of run {one.run_key}" for one in result.completed]
+    lines += [
+        f"completed  version {one.version} of run {one.run_key}: {report.counted(one.counts)}"
+        for one in result.completed
+    ]
     return Answer(document={**result.to_json(), "guarantee": plain(kept)}, lines=lines)
 
 
@@ -418,6 +434,8 @@ def explain(args: argparse.Namespace) -> Answer:
     pipeline = args.pipeline
     found, warned = guarantee(pipeline), warnings(pipeline)
     lines = str(found).split("\n")
+    if pipeline.transform is None and ".py:" in args.target:
+        lines += ["a transform under @task.micro_batch is no part of the pipeline, and is not shown here"]
     lines += [f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(found.sinks.items())]
     lines += [f"warning: {warning}" for warning in warned]
     needed = pipeline.spark_packages

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 
 from airflow_provider_streamsem.cli.arguments import parser
-from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.errors import InvalidError, StageError, StreamsemError
 
 INVALID, RETRY, REFUSED, FAILED = 2, 3, 4, 5
 
@@ -54,6 +54,8 @@ def execute(args: argparse.Namespace, *, shows_progress: bool = False) -> int:
         if args.json:
             output.show_json({"error": type(error).__name__, "retryable": error.retryable, "message": str(error)})
         else:
+            if isinstance(error, StageError) and error.__cause__ is not None:
+                output.show_error("".join(traceback.format_exception(error.__cause__)), keep="\n")
             output.show_error(f"{type(error).__name__}: {error}")
         return INVALID if isinstance(error, InvalidError) else RETRY if error.retryable else REFUSED
     except Exception:

@@ -24,7 +24,14 @@ from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.engines import causes, packages, versions
 from airflow_provider_streamsem.engines.contract import Job, Produced
 from airflow_provider_streamsem.engines.packages import Package
-from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StoreRefusedError, StreamsemError
+from airflow_provider_streamsem.errors import (
+    UNREADABLE_FILE,
+    DataError,
+    InvalidError,
+    StageError,
+    StoreRefusedError,
+    StreamsemError,
+)
 from airflow_provider_streamsem.sources.files import FilesSource
 from airflow_provider_streamsem.stores import s3
 
@@ -140,7 +147,13 @@ class SparkEngine:
             with _stderr_as_stdout() if starts and self._logs_to_stdout else nullcontext():
                 return builder.getOrCreate()
         except Exception as error:
-            raise StageError("Spark did not start; nothing was staged", master=self._master) from error
+            if self._cancelled.is_set():
+                raise StageError(
+                    "the task was ended while Spark started; nothing was staged, and the version stays open"
+                ) from None
+            raise StageError("Spark did not start; nothing was staged", master=self._master).advising(
+                "read what Spark says above, correct the master, the settings or the memory of the process, and run again."
+            ) from error
 
     def _remote_session(self, remote: str) -> SparkSession:
         try:
@@ -330,7 +343,7 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
                 version=version,
                 file=_plain(path),
                 condition=condition,
-            )
+            ).advising(UNREADABLE_FILE)
         if condition == "PATH_NOT_FOUND":
             file = _plain(path)
             what = "Spark does not find a planned file; nothing became visible"
@@ -338,7 +351,7 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
                 what += ". If it is there, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
             return StageError(what, version=version, file=file)
         if condition.startswith(_OF_THE_DATA):
-            what = "the transform does not fit the data; nothing became visible"
+            what = "the transform or the predicate `where` does not fit the data; nothing became visible"
             return DataError(what, version=version, condition=condition, **_files(job))
     kind = type(error).__name__
     condition = conditions[0][0] if conditions else ""
@@ -355,7 +368,8 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
         "the engine failed while staging; nothing became visible",
         version=version,
         error=kind,
-        condition=condition,
+        **({"condition": condition} if condition else {}),
+        **({"transform": job.transform_name} if job.transform_name else {}),
         **_files(job),
     )
 

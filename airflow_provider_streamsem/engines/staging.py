@@ -256,6 +256,9 @@ class Staging:
                 found=bad,
                 allowed=most,
                 **({"first_file": place["path"]} if "path" in place else {}),
+            ).advising(
+                "raise limits.max_quarantined and run again: the records are then set aside, and `streamsem quarantine` shows them. Or correct the schema. "
+                "Do not edit a file that is planned: it would no longer be the planned one."
             )
         if bad == 0:
             return Quarantine()

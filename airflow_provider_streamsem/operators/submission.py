@@ -140,7 +140,7 @@ def refuse_unnamed_transform(pipeline: Pipeline, task_id: str) -> None:
     :raises InvalidError: it has none that can be imported
     """
     name = pipeline.transform_name
-    if "<" in name or name.startswith("unusual_prefix"):
+    if "<" in name or getattr(pipeline.transform, "__module__", "").startswith("unusual_prefix"):
         raise InvalidError(
             'run_in="submit" needs a transform that the driver can import by its name',
             task=task_id,

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from airflow_provider_streamsem.errors import DataError, PublishError
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.keyed_rows import last_of_each
-from airflow_provider_streamsem.sinks.old_times import is_near, misread_columns, misread_error
+from airflow_provider_streamsem.sinks.old_times import is_near, misread_columns, refuse_misread
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
@@ -116,8 +116,7 @@ def _refuse_old_times(table: Any, place: str, batch: Batch, keys: Sequence[str],
 
     with ThreadPoolExecutor(_READERS) as pool:
         for path, columns in zip(suspects, pool.map(misread, suspects), strict=True):
-            if columns:
-                raise misread_error(place, batch, path, columns)
+            refuse_misread(place, batch, path, columns)
 
 
 def _may_hold(file: dict[str, Any], bounds: dict[str, dict[str, Any]]) -> bool:

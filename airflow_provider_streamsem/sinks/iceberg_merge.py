@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.sinks.contract import Batch
 from airflow_provider_streamsem.sinks.keyed_rows import last_of_each
-from airflow_provider_streamsem.sinks.old_times import FIRST_DAY, misread_columns, misread_error
+from airflow_provider_streamsem.sinks.old_times import FIRST_DAY, misread_columns, refuse_misread
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
@@ -89,8 +89,8 @@ def _refuse_old_times(table: Table, among: BooleanExpression, batch: Batch) -> N
         ):
             continue
         with table.io.new_input(task.file.file_path).open() as opened:
-            if columns := misread_columns(opened):  # type: ignore[arg-type]
-                raise misread_error(".".join(table.name()), batch, task.file.file_path, columns)
+            columns = misread_columns(opened)  # type: ignore[arg-type]
+        refuse_misread(".".join(table.name()), batch, task.file.file_path, columns)
 
 
 def _among(key: str, values: Any) -> BooleanExpression:

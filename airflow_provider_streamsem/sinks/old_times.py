@@ -38,10 +38,16 @@ def misread_columns(file: BinaryIO) -> list[str]:
     return sorted(name for name in asked if _has_far_times(parquet, name))
 
 
-def misread_error(table: str, batch: Batch, file: str, columns: list[str]) -> PublishError:
-    """What is raised where a merge would write such columns anew."""
+def refuse_misread(table: str, batch: Batch, file: str, columns: list[str]) -> None:
+    """
+    A merge must not write such columns anew.
+
+    :raises PublishError: there are any
+    """
+    if not columns:
+        return
     what = "a file of the table holds dates or times in a form that the merge would change; nothing of the batch is in the table"
-    return PublishError(what, table=table, version=batch.version, file=file, columns=columns).advising(
+    raise PublishError(what, table=table, version=batch.version, file=file, columns=columns).advising(
         "rewrite the file by Spark with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS and "
         "spark.sql.parquet.datetimeRebaseModeInWrite=CORRECTED, and run again; or give the version up with `streamsem skip`."
     )

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_streamsem.errors import DataError, StoreRefusedError
+from airflow_provider_streamsem.errors import UNREADABLE_FILE, DataError, StoreRefusedError
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
@@ -136,10 +136,10 @@ def _footer(dataset: Dataset, stat: ObjectStat, format: str) -> Footer:
         with dataset.open(stat) as file:
             found, counted = _parquet(file) if format == "parquet" else _orc(file)
     except (OSError, ValueError, NotImplementedError, StoreRefusedError) as error:  # pyarrow's own are all but the last
-        raise DataError(what, file=stat.key, format=format) from error
+        raise DataError(what, file=stat.key, format=format).advising(UNREADABLE_FILE) from error
     if found.rows != counted:
         what = "a file's footer contradicts itself about the number of rows; nothing became visible"
-        raise DataError(what, file=stat.key, footer=found.rows, row_groups=counted)
+        raise DataError(what, file=stat.key, footer=found.rows, row_groups=counted).advising(UNREADABLE_FILE)
     return found
 
 

@@ -268,7 +268,9 @@ class FilesSource:
         scheme, place = split_url(self.path)
         if scheme == "file" and not os.path.isdir(place):
             what = "the source's directory is not there, or is not mounted; nothing was written"
-            raise UnavailableError(what, place=self.path)
+            raise UnavailableError(what, place=self.path).advising(
+                "mount or create the directory, or correct the source's path; then run again."
+            )
 
     def _counts(self, key: str) -> bool:
         parts = key.split("/")

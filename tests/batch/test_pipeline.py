@@ -113,6 +113,18 @@ partition_by = ["day"]
 """
 
 
+def test_transform_of_a_dag_file_has_the_same_name_wherever_the_file_lies() -> None:
+    names = set()
+    for path in ("a", "b"):
+
+        def clean(frame: Any) -> Any:
+            return frame
+
+        clean.__module__, clean.__qualname__ = f"unusual_prefix_{path * 40}_orders", "clean"
+        names.add(pipeline(transform=clean).transform_name)
+    assert names == {"orders:clean"}
+
+
 def test_toml_python_and_the_stored_spec_are_one(tmp_path: Path) -> None:
     path = tmp_path / "orders.toml"
     path.write_text(TOML)

@@ -250,6 +250,38 @@ def test_run_from_a_toml_file_runs_and_repeats(world: World, spark: object, caps
     world.check()
 
 
+@pytest.mark.spark
+def test_run_lists_the_version_of_another_run_that_it_closed(
+    world: World, spark: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.dies("b")
+    toml = str(world.root / "p.toml")
+    code, out, _ = run(capsys, "run", toml, "--json")
+    told = json.loads(out)
+    assert (code, told["status"], told["version"]) == (0, "committed", 1)
+    assert [(one["version"], one["run_key"], one["ranges"]) for one in told["completed"]] == [
+        (1, "b", {"files": [2, 3]})
+    ]
+    world.arrive(2)
+    world.dies("c")
+    code, out, _ = run(capsys, "run", toml)
+    assert re.search(r"completed  version 2 of run c: \d+ rows read", out)
+
+
+def test_cause_of_a_failed_stage_is_shown(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_streamsem.errors import StageError
+
+    def fails(args: object) -> None:
+        raise StageError("the engine failed") from ValueError("what the transform says")
+
+    monkeypatch.setattr(commands_, "lag", fails)
+    code, _, err = run(capsys, "lag", str(world.root / "p.toml"))
+    assert code == 3
+    assert err.index("ValueError: what the transform says") < err.index("StageError: the engine failed")
+
+
 def test_pipeline_of_a_dag_file_is_named_by_its_variable(
     world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

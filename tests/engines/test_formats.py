@@ -288,6 +288,23 @@ def test_corrupt_columnar_file_fails_the_batch_and_is_named(place: Place, format
     assert open_log(str(place.root / "log")).head == -1
 
 
+def test_damaged_file_becomes_a_gap_and_its_copy_is_read(place: Place, spark: SparkSession) -> None:
+    """As the error advises."""
+    import pyarrow
+    import pyarrow.parquet
+
+    damaged = place.put("a.parquet", b"not a columnar file at all")
+    source = {"format": "parquet", "schema": "id long"}
+    with pytest.raises(DataError, match="put a good copy into the source under another name"):
+        place.run(place.pipeline(source=source))
+    damaged.unlink()
+    pyarrow.parquet.write_table(pyarrow.table({"id": [1]}), place.root / "in" / "copy.parquet")
+    going_on = place.pipeline(source=source, on_data_loss="record_gap")
+    place.run(going_on)
+    place.run(going_on)
+    assert place.rows(spark) == [{"id": 1}]
+
+
 LOST = {
     "a.parquet": b"",
     "a.orc": b"",

@@ -364,6 +364,19 @@ def test_many_small_files_share_tasks_unless_the_user_set_the_cost_of_a_file(
     assert len(pyarrow.parquet.ParquetDataset(place.root / "out").files) == files
 
 
+def test_engine_that_was_cancelled_while_spark_started_blames_no_transform(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SparkEngine()
+
+    def ended(builder: object) -> SparkSession:
+        engine.cancel()
+        raise OSError("the JVM was killed")
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", ended)
+    with pytest.raises(StageError, match="the task was ended while Spark started") as caught:
+        engine.session()
+    assert "transform" not in str(caught.value)
+
+
 def test_schema_that_is_no_ddl_is_named(place: Place) -> None:
     place.put("a.json", "{}\n")
     with pytest.raises(InvalidError, match="DDL"):
