@@ -207,6 +207,12 @@ TABLES: dict[str, list[Row]] = {
             "integration/test_kafka.py::test_topic_that_was_made_again_is_not_taken_for_the_old_one",
         ),
         Row(
+            "a Kafka record has a timestamp in nanoseconds or microseconds",
+            DataError,
+            'correct the producer; delete the records up to it, and set `on_data_loss="record_gap"`',
+            "integration/test_kafka.py::test_record_whose_timestamp_spark_cannot_read_is_named_and_can_be_got_past",
+        ),
+        Row(
             "a Parquet or ORC file is damaged",
             DataError,
             'put a good copy into the source under another name, delete the damaged file, and set `on_data_loss="record_gap"`',

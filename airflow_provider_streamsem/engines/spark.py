@@ -33,6 +33,7 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
 )
 from airflow_provider_streamsem.sources.files import FilesSource
+from airflow_provider_streamsem.sources.kafka import KafkaSource
 from airflow_provider_streamsem.stores import s3
 
 if TYPE_CHECKING:
@@ -360,6 +361,18 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
 
         what = "the transform does not fit the columns that it gets; nothing became visible"
         return DataError(what, version=version, condition=condition, **named(error), **_files(job))
+    if isinstance(job.source, KafkaSource) and any(
+        "ArithmeticException: long overflow" in text for text in _texts(error)
+    ):
+        return DataError(
+            "a record of the planned ranges has a timestamp beyond the year 294246, which Spark cannot read (nanoseconds in the place of milliseconds?); "
+            "nothing became visible",
+            version=version,
+            ranges=dict(job.plan.ranges),
+        ).advising(
+            "have the producer send milliseconds, or set message.timestamp.type=LogAppendTime on the topic. To get past the record, delete the records up to "
+            'it (kafka-delete-records.sh) and run again with on_data_loss="record_gap".'
+        )
     refusal = next((found[0] for text in _texts(error) if (found := _REFUSAL.search(text))), None)
     if refusal is not None:
         what = "the store refuses what Spark reads or writes; nothing became visible"

@@ -29,11 +29,11 @@ from pyspark.sql.types import BooleanType as Boolean
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.sources import exact
 from airflow_provider_streamsem.sources.sql import (
+    Parsed,
     any_of,
     for_each,
     literal,
     rlike,
-    struct_of,
     type_name,
     when,
     with_sql,
@@ -99,14 +99,14 @@ class Csv:
             given = []
         return found if [n.lower() for n in given] == [n.lower() for n in names] else self._separator.join(names)
 
-    def with_columns(self, frame: DataFrame, raw: str, into: str) -> DataFrame:
+    def with_columns(self, frame: DataFrame, raw: str, into: str) -> Parsed:
         """
-        Add a struct of the columns, and whether the line is bad: anything but a field for each column whose text is exactly a value of it.
+        The columns of lines, and whether a line is bad: anything but a field for each column whose text is exactly a value of it.
 
         Columns of one type are converted as one array (:mod:`airflow_provider_streamsem.sources.wide`).
 
         :param raw: SQL of the line
-        :param into: name of the struct; ``<into>_bad`` is the boolean
+        :param into: what the names of the columns begin with that are added to the frame
         """
         fields = f"{into}_fields"
         groups: dict[tuple[DataType, bool], list[int]] = {}
@@ -123,9 +123,9 @@ class Csv:
             places |= {n: f"get({value}, {at})" for at, n in enumerate(positions)}
         tests += [f"{fields} IS NULL", f"size({fields}) != {len(self._columns.fields)}", f"NOT is_valid_utf8({raw})"]
         steps = with_sql(with_sql(with_sql(frame, {fields: self._split(raw)}), texts), values)
-        record = struct_of({field.name: places[n] for n, field in enumerate(self._columns.fields)})
-        steps = with_sql(steps, {f"{into}_bad": f"coalesce({any_of(tests)}, true)", into: record})
-        return steps.drop(fields, *texts, *values)
+        steps = with_sql(steps, {f"{into}_bad": f"coalesce({any_of(tests)}, true)"})
+        found = {field.name: places[n] for n, field in enumerate(self._columns.fields)}
+        return Parsed(steps.drop(fields, *texts), found, f"{into}_bad")
 
     def has_open_quote(self, raw: str) -> str:
         """SQL of whether a line has an odd number of quotes: a part of a record with line breaks in it."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +25,7 @@ from airflow_provider_streamsem.protocol.entries import Json as JsonValue
 from airflow_provider_streamsem.sources import avro_schemas, parsing
 from airflow_provider_streamsem.sources.contract import BadRecord
 from airflow_provider_streamsem.sources.decoding import Avro, Decoder, Json
+from airflow_provider_streamsem.sources.sql import struct_of
 from airflow_provider_streamsem.sources.text_lines import text_of
 
 if TYPE_CHECKING:
@@ -74,11 +75,11 @@ class KafkaRecords:
             F.col("key").alias("key"),
             F.col("value").alias("value"),
         )
-        key = F.col(f"{_DECODED}key") if "key" in parts else F.col("key")
+        key = parts["key"].record if "key" in parts else F.col("key")
         if "value" in parts:
-            columns = [F.col(f"{_DECODED}value")[name].alias(name) for name in parts["value"].names]
+            columns = [value.alias(name) for name, value in parts["value"].fields.items()]
             columns += [F.col(name).alias(f"kafka_{name}") for name in _OWN if name != "key"] + [key.alias("kafka_key")]
-            _refuse_taken(parts["value"].names)
+            _refuse_taken(parts["value"].fields)
         else:
             columns = [F.col(name) for name in _OWN if name != "key"] + [key.alias("key"), F.col("value")]
         self.frame = read.select(*columns, bad.alias(_BAD), place.alias(_PLACE))
@@ -166,13 +167,24 @@ def _named_group(of: str) -> str:
 
 class _Decoded:
     """
-    A frame with the column ``__streamsem_decoded_<part>``, its fields' names, and whether a row's part is bad.
+    A part of the messages, decoded.
 
+    :param frame: what the columns are of
+    :param record: a struct of the fields; null where the message has no such part
+    :param fields: name → value
+    :param bad: whether the part cannot be decoded
     :param unreadable: versions of the registry's subjects whose records are bad, with the reason
     """
 
-    def __init__(self, frame: DataFrame, names: list[str], bad: Column, unreadable: Sequence[str] = ()) -> None:
-        self.frame, self.names, self.bad, self.unreadable = frame, names, bad, unreadable
+    def __init__(
+        self,
+        frame: DataFrame,
+        record: Column,
+        fields: Mapping[str, Column],
+        bad: Column,
+        unreadable: Sequence[str] = (),
+    ) -> None:
+        self.frame, self.record, self.fields, self.bad, self.unreadable = frame, record, fields, bad, unreadable
 
 
 def _decoded(part: str, decoder: Decoder, topics: list[str], read: DataFrame) -> _Decoded:
@@ -183,10 +195,10 @@ def _json(part: str, decoder: Json, read: DataFrame) -> _Decoded:
     columns = parsing.struct(decoder.schema, "json")
     column = f"{_DECODED}{part}"
     parsed = parsing.with_json(read, f"CAST({part} AS STRING)", columns, decoder.options, column)
-    bad = F.col(part).isNotNull() & F.col(f"{column}_bad")
-    kept = F.when(F.col(part).isNotNull(), F.col(column))
-    names = [f.name for f in columns.fields]
-    return _Decoded(parsed.withColumn(f"{column}_bad", bad).withColumn(column, kept), names, F.col(f"{column}_bad"))
+    is_bad = F.col(part).isNotNull() & F.col(parsed.bad)
+    fields = {name: F.expr(value) for name, value in parsed.values.items()}
+    record = F.when(F.col(part).isNotNull(), F.expr(struct_of(parsed.values)))
+    return _Decoded(parsed.frame.withColumn(parsed.bad, is_bad), record, fields, F.col(parsed.bad))
 
 
 def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Decoded:
@@ -225,7 +237,8 @@ def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Deco
     other = anywhere(F.col(column), kind, StringType, lambda text: ~F.is_valid_utf8(text)) if is_text else F.lit(False)
     bad = data.isNotNull() & (~F.coalesce(whole, F.lit(False)) | F.coalesce(other, F.lit(False)))
     frame = wrapped.withColumn(f"{column}_bad", bad).withColumn(column, F.col(column)["record"])
-    return _Decoded(frame, names, F.col(f"{column}_bad"), unreadable)
+    fields = {name: F.col(column)[name] for name in names}
+    return _Decoded(frame, F.col(column), fields, F.col(f"{column}_bad"), unreadable)
 
 
 def _from_avro(data: Column, writer: str, reader: str) -> Column:
@@ -301,7 +314,7 @@ def _ask(url: str) -> Any:
         raise UnavailableError("the schema registry gave no clear answer; nothing became visible", place=url) from error
 
 
-def _refuse_taken(names: list[str]) -> None:
+def _refuse_taken(names: Iterable[str]) -> None:
     taken = sorted({name for name in names if name.lower() in {f"kafka_{own}" for own in _OWN}})
     if taken:
         raise DataError(

@@ -35,6 +35,7 @@ from pyspark.sql.types import (
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.sources import exact, wide
 from airflow_provider_streamsem.sources.sql import (
+    Parsed,
     any_of,
     for_each,
     for_each_value,
@@ -103,13 +104,13 @@ def struct(ddl: str, where: str) -> StructType:
     return columns
 
 
-def with_json(frame: DataFrame, raw: str, columns: StructType, options: Mapping[str, str], into: str) -> DataFrame:
+def with_json(frame: DataFrame, raw: str, columns: StructType, options: Mapping[str, str], into: str) -> Parsed:
     """
-    Add a struct of the columns, and whether the record is bad: anything but one JSON object in UTF-8 whose values are exactly those of the columns.
+    The columns of JSON texts, and whether the record is bad: anything but one JSON object in UTF-8 whose values are exactly those of the columns.
 
     :param raw: SQL of the text; null is bad
     :param options: of Spark's JSON reader, as ``FilesSource`` takes them
-    :param into: name of the struct; ``<into>_bad`` is the boolean
+    :param into: what the names of the columns begin with that are added to the frame
     :raises InvalidError: a column has a type that JSON cannot hold exactly
     """
     _refuse_types(columns)
@@ -143,10 +144,10 @@ def with_json(frame: DataFrame, raw: str, columns: StructType, options: Mapping[
     chosen = {
         column: when((doubt, f"{exactly}.value.{quoted(name)}"), otherwise=column) for name, column in values.items()
     }
-    steps = with_sql(with_sql(steps, chosen), {into: grouped.record(values)})
-    bad = any_of([f"NOT {whole}", f"({doubt} AND {exactly}.bad)", *_missing(into, columns)])
-    steps = with_sql(steps, {f"{into}_bad": f"coalesce({bad}, true)"})
-    return steps.drop(parsed, doubt, marked, exactly, whole, *values.values())
+    found_values = grouped.values(values)
+    bad = any_of([f"NOT {whole}", f"({doubt} AND {exactly}.bad)", *_missing(found_values, columns)])
+    steps = with_sql(with_sql(steps, chosen), {f"{into}_bad": f"coalesce({bad}, true)"})
+    return Parsed(steps.drop(parsed, doubt, marked, exactly, whole), found_values, f"{into}_bad")
 
 
 class _Fast:
@@ -386,15 +387,19 @@ def _some_element(parsed: str, kind: DataType, leaf: Leaf, test: Test) -> str | 
     return surely(for_each("exists", parsed, lambda element: _some(element, kind, leaf, test) or "false"))
 
 
-def _missing(built: str, columns: StructType) -> list[str]:
-    """Whether a column that is declared ``NOT NULL`` is null, for each."""
+def _missing(values: Mapping[str, str], columns: StructType) -> list[str]:
+    """
+    Whether a column that is declared ``NOT NULL`` is null, for each.
+
+    :param values: name → SQL of the value
+    """
     found = []
     for field in columns.fields:
-        column = f"{built}.{quoted(field.name)}"
+        column = values[field.name]
         if not field.nullable:
             found.append(f"{column} IS NULL")
         if isinstance(field.dataType, StructType):
-            inside = _missing(column, field.dataType)
+            inside = _missing({name: f"{column}.{quoted(name)}" for name in field.dataType.names}, field.dataType)
             found += [f"({column} IS NOT NULL AND {any_of(inside)})"] if inside else []
     return found
 

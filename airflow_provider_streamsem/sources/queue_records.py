@@ -43,9 +43,9 @@ class QueueRecords:
         if source.format == "json":
             columns = parsing.struct(source.schema or "", "source queue")
             names = [f.name for f in columns.fields]
-            landed = parsing.with_json(landed, f"{_MESSAGE}.body", columns, source.options, _RECORD)
-            bad = bad | F.col(f"{_RECORD}_bad")
-            fields = [F.col(_RECORD)[name].alias(name) for name in names]
+            parsed = parsing.with_json(landed, f"{_MESSAGE}.body", columns, source.options, _RECORD)
+            landed, bad = parsed.frame, bad | F.col(parsed.bad)
+            fields = [F.expr(column) for column in parsed.columns]
         else:
             names, fields = ["body"], [body.alias("body")]
         _refuse_taken(names)

@@ -19,7 +19,7 @@ from airflow_provider_streamsem.sources.columnar import Footer
 from airflow_provider_streamsem.sources.contract import BadRecord
 from airflow_provider_streamsem.sources.csv_lines import Csv
 from airflow_provider_streamsem.sources.files import ENCODING
-from airflow_provider_streamsem.sources.sql import quoted
+from airflow_provider_streamsem.sources.sql import Parsed, quoted
 from airflow_provider_streamsem.sources.text_lines import (
     PATH,
     RAW,
@@ -329,7 +329,7 @@ class FileRecords:
         read = partial(lines_below_headers, csv=csv, encoding=encoding) if csv.has_header else lines
         found = read(reader, located, partitions).where(F.col(RAW).rlike(r"[^\x00-\x20]"))
         parsed = csv.with_columns(found, decoded(RAW, encoding), _RECORD)
-        self._csv_lines.append((parsed, csv))
+        self._csv_lines.append((parsed.frame, csv))
         self._set(parsed)
 
     def _read_json(self, spark: SparkSession, located: list[str]) -> None:
@@ -347,12 +347,12 @@ class FileRecords:
         self.frame = found.select(F.expr(text).alias("value"), *partitions, is_bad, RAW, PATH)
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
 
-    def _set(self, parsed: DataFrame) -> None:
+    def _set(self, parsed: Parsed) -> None:
         if len(self._columns().fields) > _WIDE:
             # What Spark infers from the filters of a plan takes minutes where it has thousands of columns. The session is the attempt's own.
-            parsed.sparkSession.conf.set("spark.sql.constraintPropagation.enabled", "false")
-        partitions = [_quoted(field.name) for field in self._group.partitions.fields]
-        self.frame = parsed.select(f"{_RECORD}.*", *partitions, _BAD, RAW, PATH)
+            self._spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
+        partitions = [quoted(field.name) for field in self._group.partitions.fields]
+        self.frame = parsed.frame.selectExpr(*parsed.columns, *partitions, _BAD, RAW, PATH)
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
 
     def bad_records(self) -> Iterator[BadRecord]:

@@ -8,12 +8,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, TimestampType
 
 _PLAIN = re.compile(r"[ -&(-~]*")  # printable ASCII without the single quote
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """
+    Texts that were parsed, as columns of a frame.
+
+    A struct of thousands of columns would take Spark seconds to take apart again.
+
+    :param values: name of each declared column → SQL of its value in the frame
+    :param bad: name of the boolean column that says whether the record is bad
+    """
+
+    frame: DataFrame
+    values: Mapping[str, str]
+    bad: str
+
+    @property
+    def columns(self) -> list[str]:
+        """The declared columns as SQL, under their names."""
+        return [f"{value} AS {quoted(name)}" for name, value in self.values.items()]
 
 
 def with_sql(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:

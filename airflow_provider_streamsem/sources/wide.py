@@ -53,13 +53,13 @@ class Grouped:
         }
         return when((f"{record} IS NOT NULL", struct_of({**single, **arrays})))
 
-    def record(self, values: Mapping[str, str]) -> str:
+    def values(self, held: Mapping[str, str]) -> dict[str, str]:
         """
-        SQL of the record of the declared columns, in order.
+        The declared columns, in order: name → SQL of the value.
 
-        :param values: name in :attr:`columns` → name of the column that holds it
+        :param held: name in :attr:`columns` → name of the column that holds it
         """
-        found = {name: values[name] for name in self._single}
+        found = {name: held[name] for name in self._single}
         for group, names in self._arrays.items():
-            found |= {name: f"get({values[group]}, {n})" for n, name in enumerate(names)}
-        return struct_of({field.name: found[field.name] for field in self._declared.fields})
+            found |= {name: f"get({held[group]}, {n})" for n, name in enumerate(names)}
+        return {field.name: found[field.name] for field in self._declared.fields}

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import Limits, Pipeline, open_log, redo, run_batch
-from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StageError, UnavailableError
+from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError, StageError, UnavailableError
 from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
@@ -330,6 +330,20 @@ def test_several_topics_and_a_pattern_with_a_topic_that_appears_later(topics: To
     both = Topics(topics.broker, topics.place / "both", topics.prefix)
     both.run(both.pipeline("x.a", "y"), "r")
     both.check(counted(0, 10) + counted(20, 30))
+
+
+def test_record_whose_timestamp_spark_cannot_read_is_named_and_can_be_got_past(topics: Topics) -> None:
+    topics.create("a", 1, message_timestamp_after_max_ms=str(2**63 - 1))
+    topics.put("a", ["good"])
+    topics.put("a", ["far"], timestamp=1_700_000_000_000_000_000)
+    topics.put("a", ["next"])
+    pipeline = topics.pipeline("a")
+    with pytest.raises(DataError, match="a timestamp beyond the year 294246") as caught:
+        topics.run(pipeline, "first")
+    assert "transform" not in str(caught.value)
+    topics.forget_below("a", 0, 2)
+    topics.run(pipeline.replace(on_data_loss="record_gap"), "first")
+    topics.check(Counter(["next"]))
 
 
 def test_starting_places(topics: Topics) -> None:
