@@ -4,11 +4,11 @@ BIN := .venv/bin
 RUN = JAVA_HOME="$$($(BIN)/python tools/java_home.py)" PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 
 # Tracing slows a simulation down five times: only the tests that reach every branch of the protocol are traced.
-PROTOCOL_TESTS := tests/protocol tests/batch tests/commitlog tests/golden tests/readers tests/sources tests/security/test_forged_logs.py
+PROTOCOL_TESTS := tests/protocol tests/pipeline tests/commitlog tests/golden tests/readers tests/connectors/files tests/connectors/landing tests/connectors/kafka tests/security/test_forged_logs.py
 PYTEST = $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check integration prove chaos bench clean
+.PHONY: help demo test check docs integration prove chaos bench clean
 
 help:  ## say what the targets do
 	@grep -E '^[a-z.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -49,6 +49,9 @@ prove: .venv/ready  ## the long tests: real Spark killed at random, a real sched
 chaos: .venv/ready  ## faults at random under a real Kafka, S3 and Spark: ARGS="--subject all --faults 20"; under a real Airflow: ON=airflow_chaos ARGS="--database postgres"
 	$(RUN) -m tests.integration.parts.install
 	$(RUN) -m tests.$${ON:-chaos} $(ARGS)
+
+docs: .venv/ready  ## build the documentation as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: .venv/ready  ## measure costs and ratios; prints tables
 	$(RUN) -m benchmarks $(ARGS)

@@ -1,7 +1,7 @@
 """
-Micro-batch exactly-once ETL for Apache Airflow: bounded PySpark batches over offset ranges, an idempotent commit log, retries without duplicates.
+Exactly-once micro-batch ETL for Apache Airflow: bounded PySpark batches over offset ranges, an idempotent commit log, retries without duplicates.
 
-The public names are imported when they are first used: importing this package loads neither Airflow, pyspark nor boto3.
+Public names are imported lazily, on first access. Importing this package loads neither Airflow nor pyspark nor boto3.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _NAMES = {
-    "AmqpQueue": "airflow_provider_streamsem.sources.amqp",
-    "Avro": "airflow_provider_streamsem.sources.decoding",
+    "AmqpQueue": "airflow_provider_streamsem.connectors.amqp.client",
+    "Avro": "airflow_provider_streamsem.connectors.parsing.decoders",
     "BatchCommittedSensor": "airflow_provider_streamsem.sensors.committed",
-    "CompletedVersion": "airflow_provider_streamsem.batch.result",
-    "Dedup": "airflow_provider_streamsem.engines.dedup",
-    "DeltaSink": "airflow_provider_streamsem.sinks.delta",
-    "FilesSink": "airflow_provider_streamsem.sinks.files",
-    "FilesSource": "airflow_provider_streamsem.sources.files",
+    "CompletedVersion": "airflow_provider_streamsem.pipeline.result",
+    "Dedup": "airflow_provider_streamsem.dedup",
+    "DeltaSink": "airflow_provider_streamsem.connectors.delta.sink",
+    "FilesSink": "airflow_provider_streamsem.connectors.files.sink",
+    "FilesSource": "airflow_provider_streamsem.connectors.files.source",
     "FreshnessSensor": "airflow_provider_streamsem.sensors.freshness",
-    "Guarantee": "airflow_provider_streamsem.batch.guarantee",
-    "HttpSink": "airflow_provider_streamsem.sinks.http",
-    "IcebergSink": "airflow_provider_streamsem.sinks.iceberg",
-    "JdbcSink": "airflow_provider_streamsem.sinks.jdbc",
-    "Json": "airflow_provider_streamsem.sources.decoding",
-    "KafkaSink": "airflow_provider_streamsem.sinks.kafka",
-    "KafkaSource": "airflow_provider_streamsem.sources.kafka",
-    "Limits": "airflow_provider_streamsem.sources.contract",
+    "Guarantee": "airflow_provider_streamsem.pipeline.guarantee",
+    "HttpSink": "airflow_provider_streamsem.connectors.http.sink",
+    "IcebergSink": "airflow_provider_streamsem.connectors.iceberg.sink",
+    "JdbcSink": "airflow_provider_streamsem.connectors.sql.sink",
+    "Json": "airflow_provider_streamsem.connectors.parsing.decoders",
+    "KafkaSink": "airflow_provider_streamsem.connectors.kafka.sink",
+    "KafkaSource": "airflow_provider_streamsem.connectors.kafka.source",
+    "Limits": "airflow_provider_streamsem.connectors.contract",
     "MicroBatchOperator": "airflow_provider_streamsem.operators.micro_batch",
     "OffsetRangeTrigger": "airflow_provider_streamsem.triggers.offsets",
     "OffsetsAvailableSensor": "airflow_provider_streamsem.sensors.offsets",
-    "Pipeline": "airflow_provider_streamsem.batch.pipeline",
-    "QueueSource": "airflow_provider_streamsem.sources.queue",
-    "RedoOperator": "airflow_provider_streamsem.operators.redo",
+    "Pipeline": "airflow_provider_streamsem.pipeline.spec",
+    "QueueSource": "airflow_provider_streamsem.connectors.queue.source",
+    "ReprocessOperator": "airflow_provider_streamsem.operators.reprocess",
     "RetentionSensor": "airflow_provider_streamsem.sensors.retention",
-    "RunResult": "airflow_provider_streamsem.batch.result",
-    "SparkEngine": "airflow_provider_streamsem.engines.spark",
-    "SqsQueue": "airflow_provider_streamsem.sources.sqs",
+    "RunResult": "airflow_provider_streamsem.pipeline.result",
+    "SparkEngine": "airflow_provider_streamsem.spark.engine",
+    "SqsQueue": "airflow_provider_streamsem.connectors.sqs.client",
     "StreamsemError": "airflow_provider_streamsem.errors",
     "VacuumOperator": "airflow_provider_streamsem.operators.maintenance",
     "VerifyOperator": "airflow_provider_streamsem.operators.maintenance",
-    "guarantee": "airflow_provider_streamsem.batch.guarantee",
-    "load_pipeline": "airflow_provider_streamsem.batch.pipeline",
+    "guarantee": "airflow_provider_streamsem.pipeline.guarantee",
+    "load_pipeline": "airflow_provider_streamsem.pipeline.spec",
     "log_uri": "airflow_provider_streamsem.assets",
     "open_log": "airflow_provider_streamsem.readers.files",
     "read_committed": "airflow_provider_streamsem.readers.spark",
-    "redo": "airflow_provider_streamsem.batch.redo",
-    "run_batch": "airflow_provider_streamsem.batch.run",
+    "reprocess": "airflow_provider_streamsem.pipeline.reprocess",
+    "run_batch": "airflow_provider_streamsem.pipeline.run",
     "verify": "airflow_provider_streamsem.readers.verify",
 }
 
@@ -75,7 +75,7 @@ __all__ = [
     "OffsetsAvailableSensor",
     "Pipeline",
     "QueueSource",
-    "RedoOperator",
+    "ReprocessOperator",
     "RetentionSensor",
     "RunResult",
     "SparkEngine",
@@ -89,24 +89,36 @@ __all__ = [
     "log_uri",
     "open_log",
     "read_committed",
-    "redo",
+    "reprocess",
     "run_batch",
     "verify",
 ]
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.assets import log_uri
-    from airflow_provider_streamsem.batch.guarantee import Guarantee, guarantee
-    from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
-    from airflow_provider_streamsem.batch.redo import redo
-    from airflow_provider_streamsem.batch.result import CompletedVersion, RunResult
-    from airflow_provider_streamsem.batch.run import run_batch
-    from airflow_provider_streamsem.engines.dedup import Dedup
-    from airflow_provider_streamsem.engines.spark import SparkEngine
+    from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
+    from airflow_provider_streamsem.connectors.contract import Limits
+    from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+    from airflow_provider_streamsem.connectors.files.sink import FilesSink
+    from airflow_provider_streamsem.connectors.files.source import FilesSource
+    from airflow_provider_streamsem.connectors.http.sink import HttpSink
+    from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
+    from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
+    from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
+    from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Json
+    from airflow_provider_streamsem.connectors.queue.source import QueueSource
+    from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
+    from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
+    from airflow_provider_streamsem.dedup import Dedup
     from airflow_provider_streamsem.errors import StreamsemError
     from airflow_provider_streamsem.operators.maintenance import VacuumOperator, VerifyOperator
     from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
-    from airflow_provider_streamsem.operators.redo import RedoOperator
+    from airflow_provider_streamsem.operators.reprocess import ReprocessOperator
+    from airflow_provider_streamsem.pipeline.guarantee import Guarantee, guarantee
+    from airflow_provider_streamsem.pipeline.reprocess import reprocess
+    from airflow_provider_streamsem.pipeline.result import CompletedVersion, RunResult
+    from airflow_provider_streamsem.pipeline.run import run_batch
+    from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
     from airflow_provider_streamsem.readers.files import open_log
     from airflow_provider_streamsem.readers.spark import read_committed
     from airflow_provider_streamsem.readers.verify import verify
@@ -114,19 +126,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.sensors.freshness import FreshnessSensor
     from airflow_provider_streamsem.sensors.offsets import OffsetsAvailableSensor
     from airflow_provider_streamsem.sensors.retention import RetentionSensor
-    from airflow_provider_streamsem.sinks.delta import DeltaSink
-    from airflow_provider_streamsem.sinks.files import FilesSink
-    from airflow_provider_streamsem.sinks.http import HttpSink
-    from airflow_provider_streamsem.sinks.iceberg import IcebergSink
-    from airflow_provider_streamsem.sinks.jdbc import JdbcSink
-    from airflow_provider_streamsem.sinks.kafka import KafkaSink
-    from airflow_provider_streamsem.sources.amqp import AmqpQueue
-    from airflow_provider_streamsem.sources.contract import Limits
-    from airflow_provider_streamsem.sources.decoding import Avro, Json
-    from airflow_provider_streamsem.sources.files import FilesSource
-    from airflow_provider_streamsem.sources.kafka import KafkaSource
-    from airflow_provider_streamsem.sources.queue import QueueSource
-    from airflow_provider_streamsem.sources.sqs import SqsQueue
+    from airflow_provider_streamsem.spark.engine import SparkEngine
     from airflow_provider_streamsem.triggers.offsets import OffsetRangeTrigger
 
 

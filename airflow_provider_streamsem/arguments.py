@@ -1,4 +1,4 @@
-"""Checks of what people give as arguments: each returns the value, or raises one :class:`InvalidError` that names argument, value and what is accepted."""
+"""Validates arguments from users. Each function returns the value or raises :class:`InvalidError` with the argument, its value and the accepted values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_DIGITS = 20
 
 
 def text(name: str, value: object, *, pattern: str = r".*\S.*", accepted: str = "text that is not empty") -> str:
-    """Text that matches ``pattern`` as a whole. An error shows nothing of it that stands before an ``@``: that may be a password."""
+    """Return text that matches ``pattern`` completely. An error omits everything before the last ``@``, which may contain a password."""
     if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL) or not _is_utf8(value):
         shown = f"…{value[value.rindex('@') :]}" if isinstance(value, str) and "@" in value else value
         raise InvalidError(
@@ -30,43 +30,45 @@ def _is_utf8(value: str) -> bool:
 
 
 def choice(name: str, value: object, accepted: Collection[str]) -> str:
-    """One of some words."""
+    """Return one of the accepted words."""
     if not isinstance(value, str) or value not in accepted:
         raise InvalidError(f"{name} is not one of the accepted words", given=value, accepted=sorted(accepted))
     return value
 
 
-def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
-    """A whole number of ``least`` or more, and of ``most`` or less."""
+def integer(name: str, value: object, *, least: int, most: int | None = None) -> int:
+    """Return an integer between ``least`` and ``most``, both inclusive. ``most=None`` means no upper bound."""
     if type(value) is not int or value < least or (most is not None and value > most):
         bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
-        raise InvalidError(f"{name} must be a whole number {bounds}", given=value)
+        raise InvalidError(f"{name} must be an integer {bounds}", given=value)
     return value
 
 
 def number(name: str, value: object, *, least: int) -> int:
-    """A whole number of ``least`` or more, or the text of one: templates give text."""
+    """Return an integer of at least ``least``, given as an integer or as text. Templates render to text."""
     is_text = isinstance(value, str) and value.strip().isdecimal() and len(value) <= _MOST_DIGITS
-    return whole(name, int(str(value)) if is_text else value, least=least)
+    return integer(name, int(str(value)) if is_text else value, least=least)
 
 
 def seconds(name: str, value: object, *, least: int = 1) -> int:
-    """Whole seconds, ``least`` or more, from a number of them or a ``timedelta``."""
+    """Return an integer number of seconds, at least ``least``, given as a number or a ``timedelta``."""
     given: Any = value.total_seconds() if isinstance(value, timedelta) else value
     if type(given) not in (int, float) or not float(given).is_integer():
         raise InvalidError(f"{name} must be whole seconds or a timedelta of them", given=str(value))
-    return whole(name, int(given), least=least)
+    return integer(name, int(given), least=least)
 
 
 def flag(name: str, value: object) -> bool:
-    """True or false, and nothing that merely counts as either."""
+    """Return a ``bool``. Other truthy or falsy values are rejected."""
     if type(value) is not bool:
         raise InvalidError(f"{name} must be true or false", given=value)
     return value
 
 
-def words(name: str, value: object) -> tuple[str, ...]:
-    """A list of different texts, perhaps empty. A single text is refused: it would be taken letter by letter."""
+def text_list(name: str, value: object) -> tuple[str, ...]:
+    """
+    Return a tuple of distinct strings, possibly empty. Case does not count. A single string is rejected, because it would be read as a list of characters.
+    """
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) and v for v in value):
         raise InvalidError(
             f"{name} must be a list of texts", given=value if isinstance(value, str) else type(value).__name__
@@ -77,7 +79,7 @@ def words(name: str, value: object) -> tuple[str, ...]:
 
 
 def options(name: str, value: object) -> Mapping[str, str]:
-    """A mapping of text to text."""
+    """Return a mapping of text to text."""
     if not isinstance(value, Mapping) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
         raise InvalidError(f"{name} must map text to text", given=type(value).__name__)
     return dict(value)
@@ -106,9 +108,10 @@ _SECRET_OPTION = re.compile(r"-D\S*(pass|pwd|secret|token|api[-_.]?key)\S*=|[;&?
 
 def secret_settings(conf: Mapping[str, str]) -> list[str]:
     """
-    The names of Spark's settings that hold a secret, sorted: by their names, by options of Java, and by URLs with a password.
+    Return the names of Spark settings that contain a secret, sorted.
 
-    Settings that name a secret of Kubernetes hold none.
+    Secrets are recognised by the name of the setting and by Java options in its value. URLs with a password or with a secret in their query count too. Settings
+    that refer to a Kubernetes secret contain none.
     """
     return sorted(
         name
@@ -121,10 +124,10 @@ def secret_settings(conf: Mapping[str, str]) -> list[str]:
 
 def without_secrets(where: str, value: Any) -> None:
     """
-    Refuse what holds a secret, as far as names and URLs tell: a spec is stored in the log, travels to the triggerer, and stands on command lines.
+    Reject a value that contains a secret, as far as names and URLs show. A spec is stored in the log, sent to the triggerer, and visible on command lines.
 
-    :param value: JSON: names that mean a secret, with a text; URLs with a password, or with a secret in their query
-    :raises InvalidError: names the places, without their values
+    :param value: JSON. Secrets are texts under a name that means a secret, and URLs with a password or with a secret in their query
+    :raises InvalidError: names the paths of the secrets within ``value``, without their values
     """
     found = sorted(_secrets(value, ()))
     if found:
@@ -147,7 +150,7 @@ def _secrets(value: Any, path: tuple[str, ...]) -> Iterator[str]:
 
 
 def _holds_secret(text: str) -> bool:
-    """Whether a text is a URL, or a path with a query, in which a secret stands."""
+    """Whether a text is a URL, or a path with a query, that contains a secret."""
     if "://" not in text and "?" not in text:
         return False
     try:
@@ -160,7 +163,7 @@ def _holds_secret(text: str) -> bool:
 
 
 def known_keys(where: str, given: Mapping[str, Any], accepted: Collection[str]) -> None:
-    """No key besides the accepted ones."""
+    """Reject keys that are not in ``accepted``."""
     unknown = sorted(set(given) - set(accepted))
     if unknown:
         raise InvalidError(f"{where} holds names that it does not know", given=unknown, accepted=sorted(accepted))

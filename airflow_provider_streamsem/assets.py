@@ -1,8 +1,9 @@
 """
-``streamsem://`` URIs of Airflow assets: a pipeline's data, named by its commit log.
+Handlers for ``streamsem://`` URIs of Airflow assets. Such a URI identifies the data of a pipeline by its commit log.
 
-``streamsem://s3/lake/_streamsem/orders`` is the log ``s3://lake/_streamsem/orders``, ``streamsem://file/data/log`` the log ``/data/log``. Airflow imports this
-module wherever it meets an asset, so it imports nothing heavy, and Airflow itself only on use.
+``streamsem://s3/lake/_streamsem/orders`` identifies the log ``s3://lake/_streamsem/orders``, and ``streamsem://file/data/log`` the log ``/data/log``.
+
+Airflow imports this module wherever it processes an asset. The module therefore imports no large package at module level, and Airflow only inside functions.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ SCHEME = "streamsem"
 
 def log_uri(log: str) -> str:
     """
-    The asset URI of a log.
+    Return the asset URI of a commit log.
 
-    :param log: ``s3://bucket/prefix``, ``file:///path`` or an absolute path: as a :class:`Pipeline` has it
-    :raises InvalidError: not a place
+    :param log: ``s3://bucket/prefix``, ``file:///path`` or an absolute path, as in :class:`Pipeline`
+    :raises InvalidError: ``log`` is not a valid location
     """
     scheme, rest = split_url(log)
     return f"{SCHEME}://{scheme}/{quote(rest.strip('/'))}"
@@ -32,9 +33,9 @@ def log_uri(log: str) -> str:
 
 def log_of(uri: str) -> str:
     """
-    The log of an asset URI.
+    Return the commit log location that an asset URI identifies.
 
-    :raises InvalidError: not such a URI
+    :raises InvalidError: ``uri`` does not identify a commit log
     """
     parts = urlsplit(uri)
     if parts.scheme != SCHEME or not parts.path.strip("/") or parts.query or parts.fragment:
@@ -47,7 +48,7 @@ def log_of(uri: str) -> str:
 
 
 def create_asset(*, log: str, extra: dict[str, Any] | None = None) -> Asset:
-    """The asset of a log, as hooks report it to Airflow's lineage."""
+    """Return the asset of a commit log. Airflow calls this when hooks report lineage."""
     from airflow.sdk import Asset
 
     return Asset(uri=log_uri(log), extra=extra)
@@ -55,9 +56,9 @@ def create_asset(*, log: str, extra: dict[str, Any] | None = None) -> Asset:
 
 def normalise(uri: SplitResult) -> SplitResult:
     """
-    One spelling of a URI.
+    Normalize an asset URI, so that all spellings of one log location give the same URI.
 
-    :raises ValueError: it names no log; Airflow expects no other error here
+    :raises ValueError: the URI does not identify a commit log. Airflow expects only this exception type here
     """
     try:
         return urlsplit(log_uri(log_of(uri.geturl())))
@@ -66,11 +67,15 @@ def normalise(uri: SplitResult) -> SplitResult:
 
 
 def to_openlineage(asset: Asset, lineage_context: object) -> Any:
-    """The log as an OpenLineage dataset, by its naming rules for S3 and local files; ``None`` where OpenLineage is not installed."""
+    """
+    Return the log as an OpenLineage dataset, named by the OpenLineage conventions for S3 and local files.
+
+    Returns ``None`` if OpenLineage is not installed, because Airflow's compatibility module then replaces the classes with no-ops.
+    """
     from airflow.providers.common.compat.openlineage.facet import Dataset
 
     scheme, rest = split_url(log_of(asset.uri))
     if scheme == "file":
         return Dataset(namespace="file", name=rest)
-    place, _, name = rest.partition("/")
-    return Dataset(namespace=f"{scheme}://{place}", name=name or "/")
+    location, _, name = rest.partition("/")
+    return Dataset(namespace=f"{scheme}://{location}", name=name or "/")

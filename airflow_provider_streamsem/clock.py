@@ -1,4 +1,4 @@
-"""The only reader of time and maker of ids. Neither decides who wins or what is deleted (I13)."""
+"""The only module that reads the time and creates ids. Neither determines which writer wins or what vacuum deletes (I13)."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time and ids, so that tests can give their own."""
+    """Interface for time and ids. Tests substitute their own implementation."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970, UTC."""
+        """Return milliseconds since 1970-01-01 UTC."""
         ...
 
     def new_id(self) -> str:
-        """An id that nobody else has."""
+        """Return a globally unique id."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Block for a number of seconds."""
         ...
 
 
 class SystemClock:
-    """The machine's clock and random uuids."""
+    """The system clock and random UUIDs."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970, UTC."""
+        """Return milliseconds since 1970-01-01 UTC."""
         return time.time_ns() // 1_000_000
 
     def new_id(self) -> str:
-        """A random uuid, 32 hexadecimal digits."""
+        """Return a random UUID as 32 hexadecimal digits."""
         return uuid.uuid4().hex
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Block for a number of seconds."""
         time.sleep(seconds)
 
 

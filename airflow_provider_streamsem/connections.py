@@ -1,8 +1,8 @@
 """
-Connections by their ids, handed down as values.
+Resolves connection ids to connections.
 
-Inside an Airflow task the operator says how an id is looked up; elsewhere ids are read from ``AIRFLOW_CONN_<ID>``, as Airflow itself writes them there: JSON
-or a URI. A connection's text never gets into an error, a log or a spec: specs hold ids.
+Within an Airflow task the operator sets the resolver. Elsewhere connections come from ``AIRFLOW_CONN_<ID>``, in Airflow's own formats: JSON or a URI. The text
+of a connection never appears in an error, a log message or a spec. Specs contain only connection ids.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from airflow_provider_streamsem.errors import InvalidError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """The parts of an Airflow connection. Its ``repr`` shows neither password nor extra."""
+    """The fields of an Airflow connection. The ``repr`` contains neither the password nor the extra."""
 
     conn_id: str
     conn_type: str = ""
@@ -39,9 +39,9 @@ Resolver: TypeAlias = Callable[[str], Connection]
 
 def from_environment(conn_id: str) -> Connection:
     """
-    The connection in ``AIRFLOW_CONN_<ID>``.
+    Read a connection from ``AIRFLOW_CONN_<ID>``.
 
-    :raises InvalidError: there is no such variable, or it holds neither JSON nor a URI
+    :raises InvalidError: the variable is missing, or it contains neither JSON nor a URI
     """
     name = _variable(conn_id)
     text = os.environ.get(name, "").strip()
@@ -50,14 +50,14 @@ def from_environment(conn_id: str) -> Connection:
     try:
         return _from_json(conn_id, text) if text.startswith("{") else _from_uri(conn_id, text)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        # The cause is not chained: its text may be the connection's.
+        # The cause is not chained, because its message may quote the connection.
         raise InvalidError(
             "a connection is neither JSON nor a URI", conn_id=conn_id, variable=name, problem=type(error).__name__
         ) from None
 
 
 def to_environment(found: Connection) -> tuple[str, str]:
-    """The variable, and its text, by which :func:`from_environment` finds a connection."""
+    """Return the name and value of the environment variable from which :func:`from_environment` reads this connection."""
     parts = {name: getattr(found, name) for name in ("conn_type", "host", "port", "login", "password", "schema")}
     return _variable(found.conn_id), json.dumps({**parts, "extra": dict(found.extra)})
 
@@ -99,10 +99,11 @@ def _from_uri(conn_id: str, text: str) -> Connection:
 
 def clear_text_warning(what: str, conn_id: str, host: str, instead: str) -> list[str]:
     """
-    One sentence where the credentials of a connection, sent without encryption, leave the machine; else none.
+    Return one warning if the credentials of a connection leave the machine unencrypted, else an empty list.
 
     :param what: the sender, such as ``sink http``
-    :param instead: what encrypts them
+    :param host: the receiving host; a loopback address needs no warning
+    :param instead: the change that enables encryption
     """
     if _is_loopback(host):
         return []
@@ -125,7 +126,7 @@ _RESOLVER: ContextVar[Resolver] = ContextVar("streamsem_connections", default=fr
 
 @contextmanager
 def looked_up_by(resolver: Resolver) -> Iterator[None]:
-    """Use ``resolver`` while the block runs."""
+    """Use ``resolver`` for connection ids within the block."""
     token = _RESOLVER.set(resolver)
     try:
         yield
@@ -135,8 +136,8 @@ def looked_up_by(resolver: Resolver) -> Iterator[None]:
 
 def connection(conn_id: str) -> Connection:
     """
-    The connection of an id.
+    Return the connection with this id.
 
-    :raises InvalidError: there is none
+    :raises InvalidError: the connection does not exist
     """
     return _RESOLVER.get()(conn_id)

@@ -1,8 +1,8 @@
 """
-The one tree of errors.
+The exception hierarchy of this package.
 
-There is one class for each *different reaction* of the person who meets it. A message says what is true now, then ``key=value`` pairs; what to do
-stands in :attr:`StreamsemError.do`. A cause is chained, never quoted: causes may hold secrets.
+Each class requires a *different reaction* from the user. A message consists of a summary of the current state, ``key=value`` pairs, and the action in
+:attr:`StreamsemError.do`. Causes are chained and never quoted, because they may contain secrets.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ UNREADABLE_FILE = (
     "put a good copy into the source under another name, delete the damaged file, and run again with "
     'on_data_loss="record_gap": the file becomes a gap, and the copy is read. Or correct the schema, if the file is as it should be.'
 )
-"""what to do about a planned file that cannot be read"""
+"""Advice for a planned file that cannot be read."""
 
 
 class StreamsemError(Exception):
     """
-    Base of all errors of this package; never raised itself.
+    Base class of all errors of this package. It is never raised itself.
 
-    :param truth: what is true now: what was found, and whether anything was written or is visible
-    :param fields: the facts, as attributes and as ``key=value`` in the message
+    :param summary: the current state: what was found, and whether anything was written or is visible
+    :param fields: the facts, shown as ``key=value`` in the message and available in ``fields``
     """
 
     retryable: ClassVar[bool]
     do: str
 
-    def __init__(self, truth: str, **fields: object) -> None:
+    def __init__(self, summary: str, **fields: object) -> None:
         if type(self) is StreamsemError:
             raise TypeError("StreamsemError is the base of a tree. Do: raise one of its subclasses.")
-        super().__init__(truth)
-        self.truth = truth
+        super().__init__(summary)
+        self.summary = summary
         self.fields = fields
 
     def advising(self: E, do: str) -> E:
         """
-        The error, with advice that knows more than its class.
+        Replace the advice of the class with more specific advice, and return the error.
 
-        :param do: what to do, as :attr:`do`
+        :param do: the action, in the form of :attr:`do`
         """
         self.do = do
         return self
 
     def __str__(self) -> str:
         pairs = "".join(f" {name}={value!r}" for name, value in self.fields.items())
-        return f"{self.truth}{pairs}. Do: {self.do}"
+        return f"{self.summary}{pairs}. Do: {self.do}"
 
 
 class InvalidError(StreamsemError):
-    """An argument or a file that a person wrote is not acceptable. Nothing was written."""
+    """An argument or a file from the user is invalid. Nothing was written."""
 
     retryable = False
     do = "correct the value that is named, then run again; no rows were committed."
@@ -62,11 +62,11 @@ class ConflictError(StreamsemError):
     """Two pipelines, logs or specs claim the same name or dataset. Nothing was written."""
 
     retryable = False
-    do = "give this pipeline a log and datasets of its own, or make its guarded fields equal to those in the log; nothing was written."
+    do = "give this pipeline a log and datasets of its own, or make its immutable fields equal to those in the log; nothing was written."
 
 
-class DatasetTakenError(ConflictError):
-    """A dataset is marked as the output of another pipeline or log. Nothing was written."""
+class DatasetOwnedError(ConflictError):
+    """The mark of a dataset names another pipeline or log as its owner. Nothing was written."""
 
     do = (
         "if the log in the mark was moved to this pipeline's log, run `streamsem move-log` with the two logs; "
@@ -75,9 +75,9 @@ class DatasetTakenError(ConflictError):
 
 
 class LogMovedError(ConflictError):
-    """The log was moved to another place, and goes on there. Nothing was written."""
+    """The log was moved to another location and continues there. Nothing was written."""
 
-    do = "set the pipeline's log to the place that is named as `moved_to`, then run again; nothing was written."
+    do = "set the pipeline's log to the location that is named as `moved_to`, then run again; nothing was written."
 
 
 class LogMovingError(ConflictError):
@@ -88,7 +88,7 @@ class LogMovingError(ConflictError):
 
 
 class UnavailableError(StreamsemError):
-    """The store gave no clear answer within the budget. Whether the last request was applied is unknown; nothing was deleted."""
+    """The store gave no clear answer within the retry limit. Whether the last request was applied is unknown. Nothing was deleted."""
 
     retryable = True
     do = (
@@ -97,35 +97,35 @@ class UnavailableError(StreamsemError):
 
 
 class StoreRefusedError(StreamsemError):
-    """The store refused a request for good (permission, read-only, no space, no such bucket). The refused object was not written."""
+    """The store refused a request permanently (permission, read-only, no space, no such bucket). The object was not written."""
 
     retryable = False
-    do = "give the process the right to read, list and create under this place, or free space there, then run again; what is committed stays."
+    do = "give the process the right to read, list and create under this location, or free space there, then run again; what is committed stays."
 
 
 class UnsafeStoreError(StreamsemError):
-    """The store does not support atomic create-if-absent, on which the log depends. No version was written."""
+    """The store does not support atomic create-if-absent, which the log requires. No version was written."""
 
     retryable = False
     do = "use a store with atomic create-if-absent and run `streamsem doctor` on it; do not run pipelines on this one."
 
 
 class LogDamagedError(StreamsemError):
-    """What is stored contradicts an invariant of the protocol. Nothing was written by this process after it saw that."""
+    """Stored data violates an invariant of the protocol. This process wrote nothing after it detected the violation."""
 
     retryable = False
     do = "run `streamsem verify` for the whole report, and restore the object that is named from a copy; never delete log entries."
 
 
 class NewerFormatError(StreamsemError):
-    """The log was written by a newer release. Nothing was written."""
+    """A newer release wrote the log. Nothing was written."""
 
     retryable = False
     do = "upgrade airflow-provider-streamsem; nothing was written, and newer writers are not affected."
 
 
 class SourceChangedError(StreamsemError):
-    """What the plan pinned has changed in the source. The attempt is discarded; nothing became visible."""
+    """An item that the plan pinned has changed in the source. The attempt was discarded. Nothing became visible."""
 
     retryable = False
     do = (
@@ -134,11 +134,11 @@ class SourceChangedError(StreamsemError):
     )
 
 
-class RecordsGoneError(SourceChangedError):
+class RecordsMissingError(SourceChangedError):
     """
     Records that a plan pinned were deleted from the source and not replaced. They can be recorded as a gap.
 
-    The attempt is discarded; nothing became visible.
+    The attempt was discarded. Nothing became visible.
     """
 
     do = (
@@ -148,14 +148,14 @@ class RecordsGoneError(SourceChangedError):
 
 
 class DataError(StreamsemError):
-    """The data cannot be processed as the pipeline asks. The attempt is discarded; nothing became visible and the offsets did not move."""
+    """The data cannot be processed as the pipeline specifies. The attempt was discarded. Nothing became visible, and the offsets did not move."""
 
     retryable = False
     do = "fix the data or the pipeline and run again: the same range is read again."
 
 
 class StageError(StreamsemError):
-    """The engine failed while staging. The attempt is discarded; nothing became visible and the offsets did not move."""
+    """The engine failed while staging. The attempt was discarded. Nothing became visible, and the offsets did not move."""
 
     retryable = True
     do = "run again: the same range is read and staged again. If it keeps failing, read the cause that is shown with this error, and correct it."
@@ -163,9 +163,9 @@ class StageError(StreamsemError):
 
 class PublishError(StreamsemError):
     """
-    A sink outside the log refuses a batch that is committed. The offsets have moved, and the staged rows are kept.
+    A sink outside the log rejects a committed batch. The offsets have moved, and the staged rows are kept.
 
-    A transactional sink has nothing of the batch. An HTTP endpoint may have a part of it.
+    A transactional sink contains nothing of the batch. An HTTP endpoint may have received some of its records.
     """
 
     retryable = False
@@ -177,9 +177,9 @@ class PublishError(StreamsemError):
 
 class MarkerLostError(PublishError):
     """
-    A sink outside the log lacks versions that its receipts name: it was deleted, created again, or restored from an older copy.
+    A sink outside the log lacks versions that its receipts name. It was deleted, recreated, or restored from an older copy.
 
-    Nothing of the batch is in that sink; the offsets have moved, and its staged rows are kept.
+    The sink contains nothing of the batch. The offsets have moved, and the staged rows are kept.
     """
 
     do = (
@@ -191,19 +191,19 @@ class MarkerLostError(PublishError):
 
 class MarkerConflictError(PublishError):
     """
-    A sink outside the log has a version that this log does not have: the log was restored from an older copy, or two copies of it are in use.
+    A sink outside the log has a version that this log does not have. The log was restored from an older copy, or two copies of it are in use.
 
-    Nothing of the batch is in that sink; the offsets have moved, and its staged rows are kept.
+    The sink contains nothing of the batch. The offsets have moved, and the staged rows are kept.
     """
 
     do = (
         "restore the newest copy of the log and run again: nothing is lost then. If that copy is lost for good, the sink has rows that this log reads "
-        "a second time: docs/recovery.md says how to go on."
+        "a second time: docs/how-to/recover.md says how to go on."
     )
 
 
 class InternalError(StreamsemError):
-    """The package contradicted itself. What was committed before stays."""
+    """The package violated one of its own assumptions. Versions that were committed before are still visible."""
 
     retryable = False
     do = "keep the log as it is and report this with the output of `streamsem verify`."

@@ -1,4 +1,4 @@
-"""The client libraries that sources and sinks need, by the extra of this package that installs them. Imports none of them."""
+"""Maps the extras of this package to the client libraries that sources and sinks require. Imports none of these libraries."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _MODULES = {"amqp": "pika", "delta": "deltalake", "iceberg": "pyiceberg", "jdbc"
 
 
 def missing(extras: Iterable[str]) -> list[str]:
-    """Those of these extras whose library is not installed in this environment, sorted. Unknown extras are ignored."""
+    """Return the extras whose library is not installed in this environment, sorted. Unknown extras are ignored."""
     return sorted({name for name in extras if name in _MODULES and find_spec(_MODULES[name]) is None})
 
 
 def check(extras: Iterable[str], *, pipeline: str) -> None:
     """
-    Refuse a pipeline whose libraries are not installed, before anything is read or written.
+    Reject a pipeline whose libraries are not installed, before anything is read or written.
 
-    :raises InvalidError: names them, and the command that installs them
+    :raises InvalidError: names the missing libraries and the command that installs them
     """
     if lacking := missing(extras):
         raise InvalidError(
@@ -30,5 +30,5 @@ def check(extras: Iterable[str], *, pipeline: str) -> None:
 
 
 def install_command(extras: Iterable[str]) -> str:
-    """What installs these extras."""
+    """Return the command that installs these extras."""
     return f"pip install 'airflow-provider-streamsem[{','.join(extras)}]'"

@@ -1,4 +1,4 @@
-"""What Airflow reads of this provider. Imports nothing."""
+"""Provider metadata that Airflow reads. This module imports no other module of the package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NAME = "Streamsem"
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Provider metadata, as Airflow's ``provider_info.schema.json`` has it."""
+    """Return the provider metadata in the form of Airflow's ``provider_info.schema.json``."""
     return {
         "package-name": "airflow-provider-streamsem",
         "name": _NAME,
@@ -22,7 +22,7 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": _NAME,
                 "python-modules": [
                     f"{_PACKAGE}.operators.micro_batch",
-                    f"{_PACKAGE}.operators.redo",
+                    f"{_PACKAGE}.operators.reprocess",
                     f"{_PACKAGE}.operators.maintenance",
                 ],
             }

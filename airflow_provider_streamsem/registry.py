@@ -1,8 +1,8 @@
 """
-Names of sources, sinks, stores and engines, and where their classes are.
+Maps the names of sources, sinks, stores and engines to their classes or factories.
 
-Looking a name up imports its module; nothing else does. Other packages add names by entry points of the groups ``streamsem.sources``,
-``streamsem.sinks``, ``streamsem.stores`` and ``streamsem.engines``; a name of this package cannot be replaced.
+Only :func:`lookup` imports the module of a name. Other packages add names through entry points of the groups ``streamsem.sources``, ``streamsem.sinks``,
+``streamsem.stores`` and ``streamsem.engines``. They cannot replace a built-in name.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ Kind = Literal["sources", "sinks", "stores", "engines"]
 
 _BUILT_IN: dict[Kind, dict[str, str]] = {
     "sources": {
-        "files": "airflow_provider_streamsem.sources.files:FilesSource",
-        "kafka": "airflow_provider_streamsem.sources.kafka:KafkaSource",
-        "queue": "airflow_provider_streamsem.sources.queue:QueueSource",
+        "files": "airflow_provider_streamsem.connectors.files.source:FilesSource",
+        "kafka": "airflow_provider_streamsem.connectors.kafka.source:KafkaSource",
+        "queue": "airflow_provider_streamsem.connectors.queue.source:QueueSource",
     },
     "sinks": {
-        "delta": "airflow_provider_streamsem.sinks.delta:DeltaSink",
-        "files": "airflow_provider_streamsem.sinks.files:FilesSink",
-        "http": "airflow_provider_streamsem.sinks.http:HttpSink",
-        "iceberg": "airflow_provider_streamsem.sinks.iceberg:IcebergSink",
-        "jdbc": "airflow_provider_streamsem.sinks.jdbc:JdbcSink",
-        "kafka": "airflow_provider_streamsem.sinks.kafka:KafkaSink",
+        "delta": "airflow_provider_streamsem.connectors.delta.sink:DeltaSink",
+        "files": "airflow_provider_streamsem.connectors.files.sink:FilesSink",
+        "http": "airflow_provider_streamsem.connectors.http.sink:HttpSink",
+        "iceberg": "airflow_provider_streamsem.connectors.iceberg.sink:IcebergSink",
+        "jdbc": "airflow_provider_streamsem.connectors.sql.sink:JdbcSink",
+        "kafka": "airflow_provider_streamsem.connectors.kafka.sink:KafkaSink",
     },
     "stores": {
         "memory": "airflow_provider_streamsem.stores.memory:open_memory_store",
         "file": "airflow_provider_streamsem.stores.local:open_local_store",
         "s3": "airflow_provider_streamsem.stores.s3:open_s3_store",
     },
-    "engines": {"spark": "airflow_provider_streamsem.engines.spark:SparkEngine"},
+    "engines": {"spark": "airflow_provider_streamsem.spark.engine:SparkEngine"},
 }
 
 
 def names(kind: Kind) -> list[str]:
-    """Every name of a kind, this package's and others', sorted."""
+    """Return all names of a kind, built in or from other packages, sorted."""
     return sorted({*_BUILT_IN[kind], *_others(kind)})
 
 
@@ -50,20 +50,20 @@ def _others(kind: Kind) -> dict[str, EntryPoint]:
 
 
 def knows(kind: Kind, name: str) -> bool:
-    """Whether a name is registered. The metadata of installed packages is read once, and only for a name that is not this package's."""
+    """Whether a name is registered. Reads the metadata of installed packages once, and only for a name that is not built in."""
     return name in _BUILT_IN[kind] or name in _others(kind)
 
 
 def is_built_in(kind: Kind, name: object) -> bool:
-    """Whether a name is this package's own. Reads no metadata of installed packages."""
+    """Whether a name is built into this package. Does not read the metadata of installed packages."""
     return isinstance(name, str) and name in _BUILT_IN[kind]
 
 
 def lookup(kind: Kind, name: str) -> Any:
     """
-    The class or factory of a name.
+    Import and return the class or factory of a name.
 
-    :raises InvalidError: no such name
+    :raises InvalidError: the name is not registered
     """
     if name in _BUILT_IN[kind]:
         module, attribute = _BUILT_IN[kind][name].split(":")
@@ -75,7 +75,11 @@ def lookup(kind: Kind, name: str) -> Any:
 
 
 def name_of(kind: Kind, value: object) -> str:
-    """The name under which an object's class is registered."""
+    """
+    Return the name under which the class of an object is registered.
+
+    :raises InvalidError: the class is not registered
+    """
     where = f"{type(value).__module__}:{type(value).__qualname__}"
     for name, target in _BUILT_IN[kind].items():
         if target == where:

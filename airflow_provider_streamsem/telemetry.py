@@ -1,8 +1,8 @@
 """
-What a run tells of itself, for whoever listens: statistics, spans, logs, lineage.
+Events that a run emits to listeners: statistics, spans, logs and lineage.
 
-Telling changes nothing and costs nothing where nobody listens: an event is made only for a listener, it holds copies that cannot be changed, and what goes
-wrong in making or hearing it stays here. A listener is called in the run's own thread, so one that is slow makes the run slow.
+Emitting events never affects the result of a run. Without a listener no event is built. Events hold immutable copies. Exceptions in building or handling an
+event are caught here. A listener runs in the thread of the run, so a slow listener slows the run down.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Began:
+class PhaseStarted:
     """
-    A phase began; phases nest, and each that begins ends.
+    A phase started. Phases nest, and each started phase ends.
 
-    :param facts: ``pipeline`` and ``run_key``; from *plan* on ``version``, from *stage* on ``attempt_id``
+    :param facts: ``pipeline`` and ``run_key``; ``version`` from the *plan* phase on; ``attempt_id`` from the *stage* phase on
     """
 
     phase: Phase
@@ -39,52 +39,57 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class PhaseEnded:
     """
     The innermost phase ended.
 
-    :param error: class of what was raised, ``""`` where nothing was
-    :param truth: of an error of this package, what is true now: a fixed sentence, without values. Messages of others may hold secrets and are not told
+    :param error: class name of the exception that ended the phase; ``""`` if there was none
+    :param summary: summary of an error of this package: a fixed sentence without values. ``""`` for other exceptions, whose messages may contain secrets
     """
 
     phase: Phase
     error: str = ""
-    truth: str = ""
+    summary: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
-    """The planner saw the source: ``committed`` and ``latest`` are where each partition stands and ends, exclusive. In a drain ``latest`` is its target."""
+class SourcePolled:
+    """
+    The planner polled the source.
+
+    :param committed: next offset to read of each partition
+    :param latest: end offset of each partition, exclusive; in a drain, its target
+    """
 
     committed: Offsets
     latest: Offsets
 
     @classmethod
-    def at(cls, committed: Offsets, latest: Offsets) -> Looked:
-        """From the planner's own offsets."""
+    def at(cls, committed: Offsets, latest: Offsets) -> SourcePolled:
+        """Build the event from the planner's offsets."""
         return cls(committed=_kept(committed), latest=_kept(latest))
 
     def behind(self, committed: Offsets) -> int:
-        """Items between ``committed`` and the end that was seen."""
+        """Return the number of offsets between ``committed`` and ``latest``."""
         return length(between(committed, self.latest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The stored plan of the version that is closed next, whoever made it."""
+    """The stored plan of the version that this run closes next. Another run may have created it."""
 
     version: int
     ranges: Ranges
 
     @classmethod
     def by(cls, plan: Plan) -> Planned:
-        """From the plan."""
+        """Build the event from the plan."""
         return cls(version=plan.version, ranges=_kept(plan.ranges))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """An attempt is complete. ``counts`` as in :class:`RunResult`."""
+    """An attempt is completely staged. ``counts`` is as in :class:`RunResult`."""
 
     version: int
     attempt_id: str
@@ -92,13 +97,13 @@ class Staged:
 
     @classmethod
     def by(cls, manifest: StagedManifest) -> Staged:
-        """From the attempt's manifest."""
+        """Build the event from the attempt's manifest."""
         return cls(version=manifest.version, attempt_id=manifest.attempt_id, counts=_kept(manifest.counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """An attempt that somebody finished and nobody decided is taken as it is: nothing is staged."""
+    """The run adopts a complete attempt of another process whose version is still open. It stages nothing itself."""
 
     version: int
     attempt_id: str
@@ -106,7 +111,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What one version put into one sink."""
+    """Output of one version to one sink."""
 
     rows: int
     bytes: int
@@ -114,15 +119,15 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
+class VersionClosed:
     """
-    A version is closed. All but ``attempt_id`` is of the outcome that is stored.
+    A version was closed. All fields except ``attempt_id``, ``mine`` and ``lost`` describe the stored plan and outcome.
 
-    :param attempt_id: the attempt that this process offered
-    :param mine: the stored outcome is the very one that this process made; true in exactly one process for each version
-    :param lost: the stored outcome names another attempt, or none
-    :param duration_ms: from the plan to the decision, through all tries
-    :param schemas: sink → schema JSON in Spark's form
+    :param attempt_id: the attempt that this process tried to commit; ``""`` for an abort
+    :param mine: whether this process created the stored outcome; true in exactly one process per version
+    :param lost: whether the stored outcome names another attempt or none
+    :param duration_ms: milliseconds from the plan to the outcome, across all attempts
+    :param schemas: sink → schema as Spark JSON
     """
 
     version: int
@@ -138,8 +143,8 @@ class Decided:
     duration_ms: int
 
     @classmethod
-    def by(cls, plan: Plan, offered: Outcome, stored: Outcome | None) -> Decided:
-        """From the outcome that was offered and the one that is stored."""
+    def by(cls, plan: Plan, offered: Outcome, stored: Outcome | None) -> VersionClosed:
+        """Build the event from the outcome that this process tried to create and the stored one."""
         assert stored is not None
         outputs = {
             name: Output(rows=c.rows, bytes=sum(file.bytes for file in c.files), files=len(c.files))
@@ -162,7 +167,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The receipts of a version are stored: sink → ``applied``, ``skipped`` or ``unknown``."""
+    """The receipts of a version are stored. ``results``: sink → ``applied``, ``skipped`` or ``unknown``."""
 
     version: int
     results: Mapping[str, str]
@@ -170,28 +175,39 @@ class Published:
 
     @classmethod
     def by(cls, receipts: Receipts) -> Published:
-        """From the stored receipts."""
+        """Build the event from the stored receipts."""
         results = {name: receipt.result for name, receipt in receipts.sinks.items()}
         return cls(version=receipts.version, results=_kept(results), duration_ms=receipts.duration_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requested:
-    """A request to the log: ``put``, ``get`` or ``list``; ``unknown``: the store did not say whether it was applied."""
+class LogRequest:
+    """A request to the log: ``put``, ``get`` or ``list``. ``unknown``: whether the store did not report a result."""
 
     request: str
     unknown: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparkFound:
-    """The Spark application that stages. ``ui`` is the address of its own pages while it runs, ``""`` where it has none."""
+class SparkStarted:
+    """The Spark application that executes the staging. ``ui`` is the URL of the Spark UI while the application runs; ``""`` if it has none."""
 
     application_id: str
     ui: str
 
 
-Event: TypeAlias = Began | Ended | Looked | Planned | Staged | Adopted | Decided | Published | Requested | SparkFound
+Event: TypeAlias = (
+    PhaseStarted
+    | PhaseEnded
+    | SourcePolled
+    | Planned
+    | Staged
+    | Adopted
+    | VersionClosed
+    | Published
+    | LogRequest
+    | SparkStarted
+)
 Listener: TypeAlias = Callable[[Event], object]
 
 
@@ -200,7 +216,7 @@ def _kept(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _Guarded:
-    """A listener that has failed once is not called again: what it knows has a hole, and it must not fill the log."""
+    """A listener that is not called again after its first exception. Its data is then incomplete, and repeated failures would flood the log."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -226,8 +242,8 @@ _FACTS: ContextVar[Facts] = ContextVar("streamsem_facts", default=MappingProxyTy
 
 
 @contextmanager
-def heard_by(*listeners: Listener) -> Iterator[None]:
-    """Tell ``listeners``, beside those there are, what is done in this context while the block runs."""
+def listening(*listeners: Listener) -> Iterator[None]:
+    """Add ``listeners`` to the active listeners of this context within the block."""
     token = _LISTENERS.set((*_LISTENERS.get(), *map(_Guarded, listeners)))
     try:
         yield
@@ -235,8 +251,8 @@ def heard_by(*listeners: Listener) -> Iterator[None]:
         _LISTENERS.reset(token)
 
 
-def tell(make: Callable[P, Event], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Hand the event that ``make(*args, **kwargs)`` gives to every listener; where there is none, nothing is made."""
+def emit(make: Callable[P, Event], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Build the event ``make(*args, **kwargs)`` and pass it to every listener. Without a listener no event is built."""
     listeners = _LISTENERS.get()
     if not listeners:
         return
@@ -251,27 +267,33 @@ def tell(make: Callable[P, Event], *args: P.args, **kwargs: P.kwargs) -> None:
 
 @contextmanager
 def phase(name: Phase, **facts: str | int) -> Iterator[None]:
-    """Tell when a phase begins and how it ends; its facts, and those of the phases around it, stand in each line of :func:`log_of` meanwhile."""
+    """
+    Emit the start and the end of a phase.
+
+    Within the block, each record of a logger from :func:`log_of` has the facts of this phase and of all enclosing phases.
+    """
     known: Facts = MappingProxyType({**_FACTS.get(), **facts})
     token = _FACTS.set(known)
-    tell(Began, phase=name, facts=known)
+    emit(PhaseStarted, phase=name, facts=known)
     try:
         yield
     except BaseException as error:
-        tell(_failed, name, error)
+        emit(_failed, name, error)
         raise
     else:
-        tell(Ended, phase=name)
+        emit(PhaseEnded, phase=name)
     finally:
         _FACTS.reset(token)
 
 
-def _failed(name: Phase, error: BaseException) -> Ended:
-    return Ended(phase=name, error=type(error).__name__, truth=error.truth if isinstance(error, StreamsemError) else "")
+def _failed(name: Phase, error: BaseException) -> PhaseEnded:
+    return PhaseEnded(
+        phase=name, error=type(error).__name__, summary=error.summary if isinstance(error, StreamsemError) else ""
+    )
 
 
 def log_of(module: str) -> logging.Logger:
-    """A module's logger, whose records have the facts as attributes: ``pipeline``, ``run_key``, ``version``, ``attempt_id``."""
+    """Return the logger of a module. Its records have the facts as attributes: ``pipeline``, ``run_key``, ``version``, ``attempt_id``."""
     found = logging.getLogger(module)
     found.addFilter(_add_facts)
     return found

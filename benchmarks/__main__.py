@@ -1,12 +1,12 @@
 """
-``make bench``: what the product costs, in counts and in ratios against a peer in the same run. No figure here is a test: these are readings.
+``make bench``: the cost of the product, in counts and in ratios to a peer in the same run. These are measurements, not tests.
 
-1. Log requests of a batch at 10^2, 10^4 and 10^6 versions (in memory, the history synthesised), and the time of planning beside them.
-2. Log requests and bytes of a poll of a path with 1,000,000 files and 100,000 discoveries before it.
+1. Log requests of a batch at 10^2, 10^4 and 10^6 versions, with a synthetic history in memory, and the time of planning.
+2. Log requests and bytes of a poll of a path with 1,000,000 files and 100,000 earlier discoveries.
 3. A batch on Spark against a plain read and Parquet write of the same files in the same process.
 4. A retry of a committed batch, and the import of the package.
-5. Where they are named, on real parts: ``kafka``, Kafka to Parquet against peers; ``delta``, the same into Delta tables; ``connect``,
-   ``dedup``, ``files``, many columns and many files; ``iceberg_publish``, ``postgres``; ``start``, from the start of a process to the commit.
+5. Only if named, on real servers: ``kafka``, Kafka to Parquet against peers; ``delta``, the same into Delta tables; ``connect``, ``dedup``; ``files``, many
+   columns and many files; ``iceberg_publish``, ``postgres``; ``start``, from the start of a process to the commit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, run_batch
-from airflow_provider_streamsem.batch.maintenance import vacuum
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.pipeline.maintenance import vacuum
 from airflow_provider_streamsem.protocol import codec, keys, segments
 from airflow_provider_streamsem.protocol.entries import (
     Committable,
@@ -61,9 +61,9 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
 def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryStore]:
     """
-    A pipeline whose log has this many commits of one file each.
+    Create a pipeline whose log has this many commits of one file each.
 
-    The newest ``whole`` versions are what writers would have left; of the older ones only the keys count, since no writer reads them.
+    The newest ``whole`` versions are complete, as writers leave them. Of the older ones only the keys exist, since no writer reads them.
     """
     (root / "in").mkdir(parents=True)
     store = MemoryStore(f"memory://bench-{versions}")
@@ -76,23 +76,25 @@ def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryS
     spec = pipeline.spec_bytes()
     record = PipelineRecord(pipeline_uuid="u", name="bench", spec=codec.sha256(spec), nonce="n")
     objects = {keys.PIPELINE: codec.encode(record).data, keys.spec(codec.sha256(spec)): spec}
-    pages = (PageRef(sha256="", level=0, files=versions),)  # no file of it is read again
+    pages = (PageRef(sha256="", level=0, files=versions),)  # none of its files is read again
     newest = Discovery(i=0, first=0, recent=(), pages=pages, known=(), settled_ns=versions, nonce="n")
-    CommitLog(store).of_source(pipeline.source.guarded()).create(keys.discovered(newest.i), codec.encode(newest).data)
+    CommitLog(store).of_source(pipeline.source.immutable_config()).create(
+        keys.discovered(newest.i), codec.encode(newest).data
+    )
     previous = ""
     for version in range(max(0, versions - whole)):
         objects[keys.plan(version)] = objects[keys.outcome(version)] = b"{}"
     for version in range(max(0, versions - whole), versions):
         plan = Plan(
             version=version, previous=previous, ranges={"files": (version, version + 1)}, run_key=f"run-{version}", j=0, run_start={"files": version},
-            planned_at_ms=1, spec=codec.sha256(spec), transform="", genesis=None if version else {"files": 0}, nonce=f"p{version}",
+            planned_at_ms=1, spec=codec.sha256(spec), transform="", initial_offsets=None if version else {"files": 0}, nonce=f"p{version}",
         )  # fmt: skip
         encoded = codec.encode(plan)
         outcome = Outcome(
             version=version, result="commit", plan=encoded.sha256, attempt_id="a",
             sinks={"out": Committable(format="json", rows=1, files=(DataFile(key=f"data/{version}/a/f.json", bytes=9, rows=1, checksum="x"),))},
             counts={"read": 1, "parsed": 1, "quarantined": 0, "filtered": 0, "written.out": 1}, next={"files": version + 1},
-            source={"newest": newest.i, "bytes_per_row": 10}, spec=codec.sha256(spec), transform="", decided_at_ms=2, nonce=f"o{version}",
+            hint={"newest": newest.i, "bytes_per_row": 10}, spec=codec.sha256(spec), transform="", decided_at_ms=2, nonce=f"o{version}",
         )  # fmt: skip
         data = codec.encode(outcome)
         objects[keys.plan(version)], objects[keys.outcome(version)] = encoded.data, data.data
@@ -107,14 +109,14 @@ def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryS
 
 
 def growth(sizes: Sequence[int] = (100, 10_000, 1_000_000)) -> None:
-    """Requests and time of one batch as the log grows."""
+    """Measure requests and time of one batch as the log grows."""
     rows = []
     for versions in sizes:
-        with tempfile.TemporaryDirectory() as place:
-            pipeline, store = history(Path(place), versions, whole=150)
+        with tempfile.TemporaryDirectory() as location:
+            pipeline, store = history(Path(location), versions, whole=150)
             times, counts = [], None
             for n in range(7):
-                (Path(place) / "in" / f"new-{n}.json").write_text('{"id": 1}\n')
+                (Path(location) / "in" / f"new-{n}.json").write_text('{"id": 1}\n')
                 counting = CountingStore(store)
                 looked: list[float] = []
                 began = time.perf_counter()
@@ -146,17 +148,17 @@ def growth(sizes: Sequence[int] = (100, 10_000, 1_000_000)) -> None:
 
 
 def upkeep() -> None:
-    """What keeping segments and vacuum cost."""
+    """Measure the cost of writing segments and of vacuum."""
     segment_costs()
     vacuum_costs()
 
 
 def vacuum_costs(sizes: Sequence[int] = (100, 1_000, 10_000, 100_000)) -> None:
-    """What vacuum asks the log where there is nothing to delete: the first time, and after it has looked at all versions."""
+    """Measure the requests of a vacuum with nothing to delete: the first one, and one after all versions were inspected."""
     rows = []
     for versions in sizes:
-        with tempfile.TemporaryDirectory() as place:
-            pipeline, store = history(Path(place), versions, whole=versions)
+        with tempfile.TemporaryDirectory() as location:
+            pipeline, store = history(Path(location), versions, whole=versions)
             store._objects.update({keys.attempt(version, "a"): b"{}" for version in range(versions)})
             log = CommitLog(store)
             for version in range(99, versions, 100):
@@ -173,9 +175,9 @@ def vacuum_costs(sizes: Sequence[int] = (100, 1_000, 10_000, 100_000)) -> None:
 
 
 def segment_costs() -> None:
-    """GET and PUT a version that keeping segments costs, over 10,000 versions."""
-    with tempfile.TemporaryDirectory() as place:
-        _, store = history(Path(place), 10_000, whole=10_000)
+    """Measure the GET and PUT requests per version for writing segments, over 10,000 versions."""
+    with tempfile.TemporaryDirectory() as location:
+        _, store = history(Path(location), 10_000, whole=10_000)
         counting = CountingStore(store)
         log = CommitLog(counting)
         for version in range(99, 10_000, 100):
@@ -194,7 +196,7 @@ def segment_costs() -> None:
 
 
 def discoveries() -> None:
-    """What one poll costs the log, by how many files were discovered before and by what changed since."""
+    """Measure the log requests of one poll, by the number of earlier discoveries and by the changes since."""
     show(
         "2. log cost of one poll, mean / most (listing the path, and comparing the listing, are linear in the files listed)",
         discovery.COLUMNS,
@@ -206,7 +208,7 @@ def discoveries() -> None:
 
 
 def on_spark() -> None:
-    """A batch against the plain read and write that it guards."""
+    """Measure a batch against the plain read and write of the same files."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
@@ -237,16 +239,16 @@ def on_spark() -> None:
 
 
 def ratio(spark: object, count: int, format: str, pairs: int) -> list[str]:
-    """Plain and guarded in turn, the first three pairs not counted."""
-    with tempfile.TemporaryDirectory() as place:
-        root = Path(place)
+    """Run plain and guarded in turn. The first three pairs are not counted."""
+    with tempfile.TemporaryDirectory() as location:
+        root = Path(location)
         frame = spark.range(0, count, 1, 2).selectExpr(  # type: ignore[attr-defined]
             "id", "concat('user', id % 1000) user", "double(id) / 4 amount", "timestamp_seconds(id) at", "sha2(string(id), 256) token"
         )  # fmt: skip
         frame.write.format(format).options(header="true").save(str(root / "made"))
         schema = "id long, user string, amount double, at timestamp, token string"
         parts = sorted((root / "made").glob("part-*"))
-        plain, guarded = [], []
+        plain, immutable_config = [], []
         for turn in range(pairs + 3):
             (root / "in").mkdir(exist_ok=True)
             here = [(root / "in" / f"{turn:03d}-{n}.{format}") for n, _ in enumerate(parts)]
@@ -258,7 +260,7 @@ def ratio(spark: object, count: int, format: str, pairs: int) -> list[str]:
                     "plain",
                     lambda here=here, turn=turn: plain_copy(spark, here, format, schema, root / "plain" / str(turn)),
                 ),
-                ("guarded", lambda turn=turn: guarded_copy(root, format, schema, turn)),
+                ("immutable_config", lambda turn=turn: guarded_copy(root, format, schema, turn)),
             ]
             for name, job in jobs if turn % 2 else reversed(jobs):
                 began = time.perf_counter()
@@ -268,23 +270,23 @@ def ratio(spark: object, count: int, format: str, pairs: int) -> list[str]:
                 path.unlink()
             if turn >= 3:
                 plain.append(times["plain"])
-                guarded.append(times["guarded"])
-        ratios = [g / p for g, p in zip(guarded, plain, strict=True)]
-        differences = [(g - p) * 1000 for g, p in zip(guarded, plain, strict=True)]
+                immutable_config.append(times["immutable_config"])
+        ratios = [g / p for g, p in zip(immutable_config, plain, strict=True)]
+        differences = [(g - p) * 1000 for g, p in zip(immutable_config, plain, strict=True)]
         return [
-            f"{count:,}", format, f"{statistics.median(plain) * 1000:.0f} ms", f"{statistics.median(guarded) * 1000:.0f} ms",
+            f"{count:,}", format, f"{statistics.median(plain) * 1000:.0f} ms", f"{statistics.median(immutable_config) * 1000:.0f} ms",
             f"{statistics.median(ratios):.2f}", f"{statistics.median(differences):+.0f} ms",
         ]  # fmt: skip
 
 
-def plain_copy(spark: object, files: list[Path], format: str, schema: str, place: Path) -> None:
-    """What a person writes without the product."""
+def plain_copy(spark: object, files: list[Path], format: str, schema: str, location: Path) -> None:
+    """Do what a user writes without the product."""
     read = spark.read.schema(schema).options(header="true").format(format).load([str(path) for path in files])  # type: ignore[attr-defined]
-    read.write.option("compression", "zstd").parquet(str(place))
+    read.write.option("compression", "zstd").parquet(str(location))
 
 
 def guarded_copy(root: Path, format: str, schema: str, turn: int) -> None:
-    """The same through a pipeline on a local log: opening, discovery, plan, staging, manifest, outcome."""
+    """Do the same with a pipeline on a local log: opening, discovery, plan, staging, manifest, outcome."""
     pipeline = Pipeline(
         name="bench", log=str(root / "log"), sinks={"out": FilesSink(path=str(root / "out"))},
         source=FilesSource(path=str(root / "in"), format=format, schema=schema, options={"header": "true"} if format == "csv" else {}),
@@ -297,9 +299,9 @@ def guarded_copy(root: Path, format: str, schema: str, turn: int) -> None:
 
 
 def retry_and_import() -> None:
-    """A retry of a committed batch in a fresh process, and what the import costs beyond Airflow's own."""
-    with tempfile.TemporaryDirectory() as place:
-        root = Path(place)
+    """Measure a retry of a committed batch, and the cost of the import beyond Airflow's own."""
+    with tempfile.TemporaryDirectory() as location:
+        root = Path(location)
         (root / "in").mkdir()
         (root / "in" / "a.json").write_text('{"id": 1}\n')
         pipeline = Pipeline(
@@ -339,7 +341,7 @@ PARTS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    """Measure the parts that the command line names; without names, every part that needs no servers."""
+    """Run the measurements that the command line names, or without names all that need no servers."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join([*PARTS, *ON_REAL_PARTS]))
     asked = parser.parse_args().parts or list(PARTS)

@@ -1,4 +1,4 @@
-"""``make bench ARGS=connect``: Kafka to Parquet with Spark behind Spark Connect, ours against the same peers behind the same server."""
+"""``make bench ARGS=connect``: Kafka to Parquet on Spark Connect, against the same peers on the same server."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from airflow_provider_streamsem.engines.spark import SparkEngine
+from airflow_provider_streamsem.spark.engine import SparkEngine
 from benchmarks import kafka
 from tests.integration.parts.server import running
 from tests.integration.parts.spark import ConnectServer
 
 
 def main() -> None:
-    """Both places, both sizes."""
+    """Measure both locations and both sizes."""
     with tempfile.TemporaryDirectory() as directory, kafka.servers(home := Path(directory)) as (broker, s3):
         server = ConnectServer(home / "connect", s3.s3a_conf())
         with running(server):

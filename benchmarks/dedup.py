@@ -1,9 +1,10 @@
 """
-``make bench ARGS=dedup``: what a batch costs by how many ids are remembered, against Structured Streaming's ``dropDuplicates`` with state in RocksDB.
+``make bench ARGS=dedup``: the cost of a batch by the number of known ids, against Structured Streaming's ``dropDuplicates`` with state in RocksDB.
 
-One batch of ``remembered`` ids first, then batches of new ids, one file each, out of Parquet and into Parquet on local disk. Both read the same files, in one
-session; ours is timed from the call to its answer, opening the log included, the peer by what it reports of each of its triggers. What is written in all is
-what our layers hold on disk at the end; the slowest batch may be one whose layer took the older ones in.
+The first batch has ``remembered`` ids. Batches of new ids follow, with one file each, from Parquet to Parquet on local disk. Both subjects read the same
+files
+in one session. Ours is timed from the call to its result, including the opening of the log. The peer is timed by its own progress reports. The total written
+is the size of our layers on disk at the end. The slowest batch may be one that merged older layers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_streamsem import Dedup, FilesSink, FilesSource, Limits, Pipeline, run_batch
-from airflow_provider_streamsem.engines.spark import SparkEngine
+from airflow_provider_streamsem.spark.engine import SparkEngine
 from benchmarks.kafka import show
 
 BATCHES = int(os.environ.get("BATCHES", "10"))
@@ -25,26 +26,26 @@ ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvide
 SCHEMA = "id long, amount double"
 
 
-def make(spark: Any, place: Path, remembered: int, rows: int) -> None:
-    """The files, in the order of their names and times: all that is to be remembered, then the batches. An id in ten of a batch is one of the first file's."""
-    place.mkdir()
+def make(spark: Any, location: Path, remembered: int, rows: int) -> None:
+    """Create the files in the order of their names and times: the known ids first, then the batches. A tenth of a batch's ids are from the first file."""
+    location.mkdir()
     sizes = [remembered] + [rows] * BATCHES
     first = 0
     for n, size in enumerate(sizes):
         ids = f"CASE WHEN {n} > 0 AND id % 10 = 0 THEN pmod(hash(id), {remembered}) ELSE id END AS id"
         frame = spark.range(first, first + size, 1, 1).selectExpr(ids, "id / 4.0D AS amount")
-        frame.write.parquet(str(place.parent / f"made-{n}"))
-        (made,) = (place.parent / f"made-{n}").glob("part-*.parquet")
-        path = place / f"{n:03d}.parquet"
+        frame.write.parquet(str(location.parent / f"made-{n}"))
+        (made,) = (location.parent / f"made-{n}").glob("part-*.parquet")
+        path = location / f"{n:03d}.parquet"
         made.rename(path)
         os.utime(path, (1_700_000_000 + n, 1_700_000_000 + n))
         first += size
 
 
-def ours(place: Path, root: Path, *, dedup: bool) -> tuple[list[float], int]:
-    """Milliseconds of each batch after the first, and the duplicates that it found."""
+def ours(location: Path, root: Path, *, dedup: bool) -> tuple[list[float], int]:
+    """Return the milliseconds of each batch after the first, and the number of duplicates found."""
     pipeline = Pipeline(
-        name="bench", log=str(root / "log"), source=FilesSource(path=str(place), format="parquet", schema=SCHEMA), limits=Limits(max_files=1),
+        name="bench", log=str(root / "log"), source=FilesSource(path=str(location), format="parquet", schema=SCHEMA), limits=Limits(max_files=1),
         sinks={"out": FilesSink(str(root / "out"))}, dedup=Dedup(keys=["id"], rows=10**9) if dedup else None,
     )  # fmt: skip
     took, found = [], 0
@@ -57,9 +58,9 @@ def ours(place: Path, root: Path, *, dedup: bool) -> tuple[list[float], int]:
     return took[1:], found
 
 
-def streamed(spark: Any, place: Path, root: Path) -> tuple[list[float], int]:
-    """The same of the peer."""
-    stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(place))
+def streamed(spark: Any, location: Path, root: Path) -> tuple[list[float], int]:
+    """Return the same for the peer."""
+    stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(location))
     writer = (
         stream.dropDuplicates(["id"])
         .writeStream.format("parquet")
@@ -75,7 +76,7 @@ def streamed(spark: Any, place: Path, root: Path) -> tuple[list[float], int]:
 
 
 def main() -> None:
-    """Each size of what is remembered, with large and small batches."""
+    """Measure each number of known ids, with large and small batches."""
     conf = {
         "spark.driver.memory": "4g",
         "spark.sql.streaming.stateStore.providerClass": ROCKS,

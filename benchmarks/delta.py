@@ -1,5 +1,5 @@
 """
-``make bench ARGS=delta``: Kafka to a Delta table, ours against Spark's own ways, on the real broker and S3 server; what publishing takes as the table grows.
+``make bench ARGS=delta``: Kafka to a Delta table against Spark's own ways, on the real broker and S3 server, and the time of publishing as the table grows.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pyarrow
 import pyarrow.parquet
 
 from airflow_provider_streamsem import DeltaSink, Pipeline, run_batch
+from airflow_provider_streamsem.connectors.contract import Batch
 from airflow_provider_streamsem.protocol.entries import Marker
-from airflow_provider_streamsem.sinks.contract import Batch
 from benchmarks import kafka
 
 ROWS = 50_000
@@ -23,25 +23,25 @@ SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,
 
 
 def to_delta(work: kafka.Work) -> Pipeline:
-    """What ours runs."""
-    return kafka.pipeline_of(work).replace(sinks={"out": DeltaSink(f"{work.place}/out")})
+    """Return the pipeline of our subject."""
+    return kafka.pipeline_of(work).replace(sinks={"out": DeltaSink(f"{work.location}/out")})
 
 
 def ours(work: kafka.Work) -> None:
-    """A drain into a Delta table, which Spark's own reader then finds whole."""
+    """Drain into a Delta table. Spark's own reader checks the rows afterwards."""
     result = run_batch(to_delta(work), run_key="all", drain=True)
     assert (result.batches, result.counts["read"]) == (kafka.BATCHES, kafka.BATCHES * work.rows)
 
 
 def published(root: Path, counts: tuple[int, ...]) -> list[list[str]]:
-    """Milliseconds from a decided batch to its receipt when the table has so many versions; those that write a checkpoint apart."""
+    """Return the milliseconds from a committed batch to its receipt at each number of versions. Publishes that write a checkpoint are listed separately."""
     sink = DeltaSink(str(root / "table"))
     took: list[float] = []
     rows = []
     for version in range(max(counts) + 1):
-        place = Path(sink.attempt_place(version, "a"))
-        place.mkdir(parents=True)
-        pyarrow.parquet.write_table(pyarrow.table({"id": [version]}), place / "part-0.parquet")
+        location = Path(sink.attempt_location(version, "a"))
+        location.mkdir(parents=True)
+        pyarrow.parquet.write_table(pyarrow.table({"id": [version]}), location / "part-0.parquet")
         files = sink.collect(version, "a")
         before = Marker(version=version - 1, outcome="0" * 64) if version else None
         batch = Batch(
@@ -58,7 +58,7 @@ def published(root: Path, counts: tuple[int, ...]) -> list[list[str]]:
 
 
 def main() -> None:
-    """Both tables."""
+    """Measure both tables."""
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         columns = ["versions", "publish (median of ten)", "slowest of the last hundred (a checkpoint)"]
@@ -70,16 +70,16 @@ def main() -> None:
                 "Structured Streaming to Delta": kafka.stream_to_delta,
                 "append with txnAppId": kafka.append_to_delta,
             }
-            places: list[str] = []
+            locations: list[str] = []
 
-            def place() -> str:
-                places.append(f"s3://lake/{uuid.uuid4().hex}")
-                return places[-1]
+            def location() -> str:
+                locations.append(f"s3://lake/{uuid.uuid4().hex}")
+                return locations[-1]
 
             title = f"{kafka.BATCHES} batches of {ROWS:,} records into a Delta table on s3a"
-            measured = kafka.measure(spark, broker.bootstrap, place, ROWS, subjects=subjects, pipeline=to_delta)
+            measured = kafka.measure(spark, broker.bootstrap, location, ROWS, subjects=subjects, pipeline=to_delta)
             kafka.show(title, kafka.COLUMNS, measured)
-            for each in places[-3:]:
+            for each in locations[-3:]:
                 table = f"{each}/out".replace("s3://", "s3a://")
                 assert spark.read.format("delta").load(table).count() == kafka.BATCHES * ROWS
             spark.stop()

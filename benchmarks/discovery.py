@@ -1,9 +1,11 @@
 """
-``make bench ARGS=discovery``: what one poll of a path costs the log, by how many files were discovered before.
+``make bench ARGS=discovery``: the log requests of one poll of a path, by the number of files discovered before.
 
-Listing the path is the source's own cost and is not counted. Each poll is a new process that knows the newest discovery from the last outcome, as after a
-commit. The history is made by the product itself, 260 files at a time: 26 discoveries of 10 files leave the same trees, and of their own objects only the
-newest is ever read.
+Listing the path is the cost of the source itself and is not counted. Each poll is a new process that knows the newest discovery from the last outcome, as
+after
+a commit. The product itself creates the history, 260 files at a time. 26 discoveries of 10 files leave the same trees, and of their objects only the newest
+is
+ever read.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.entries import FoundFile
-from airflow_provider_streamsem.sources.ledger import Ledger
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.stores import CountingStore
 
@@ -30,18 +32,18 @@ Listings = Iterator[list[FoundFile]]
 
 
 def file(n: int, path: str = "") -> FoundFile:
-    """The n-th file of a bucket: an object whose identity has no time in it, modified at second n."""
+    """Return the n-th file of a bucket: an object whose identity contains no time, modified at second n."""
     path = path or f"dt={n // FILES_A_DAY:05d}/hour={n % FILES_A_DAY * 24 // FILES_A_DAY:02d}/{n:08d}.json"
     return FoundFile(path=path, bytes=1_000, identity=f"etag:{n:032x}", mtime_ns=n * 10**9)
 
 
 def at_random(n: int) -> FoundFile:
-    """The same with a name that says nothing of its time."""
+    """Return the same with a name that does not depend on its time."""
     return file(n, path=f"{hashlib.md5(b'%d' % n, usedforsecurity=False).hexdigest()}.json")
 
 
 def history(seen: int, of: Callable[[int], FoundFile], *, at_once: int = FLUSH) -> MemoryStore:
-    """A log that has discovered this many files, ``PER_DISCOVERY`` a discovery."""
+    """Create a log that has discovered this many files, with ``PER_DISCOVERY`` files per discovery."""
     store = MemoryStore()
     ledger = Ledger(CommitLog(store))
     for first in range(0, seen, at_once):
@@ -54,7 +56,7 @@ def history(seen: int, of: Callable[[int], FoundFile], *, at_once: int = FLUSH) 
 
 
 def polls(store: MemoryStore, listings: Listings, seen: int, warm_up: int) -> list[tuple[int, ...]]:
-    """GET, PUT, bytes read, bytes written of each poll after the first ones."""
+    """Return GET, PUT, bytes read and bytes written of each poll after the warm-up."""
     hint, found = seen // PER_DISCOVERY - 1, []
     for listed in listings:
         counting = CountingStore(store)
@@ -69,7 +71,7 @@ def polls(store: MemoryStore, listings: Listings, seen: int, warm_up: int) -> li
 
 
 def everything_stays(seen: int, count: int, *, without: int = -1) -> Listings:
-    """Every file ever discovered is listed, and 10 new ones; one may be missing."""
+    """List every file ever discovered and 10 new ones. One file may be missing."""
     files = [file(n) for n in range(seen) if n != without]
     for first in range(seen, seen + count * PER_DISCOVERY, PER_DISCOVERY):
         files += [file(n) for n in range(first, first + PER_DISCOVERY)]
@@ -77,7 +79,7 @@ def everything_stays(seen: int, count: int, *, without: int = -1) -> Listings:
 
 
 def moving_window(seen: int, count: int, *, new: int, window: int, late: int = 0) -> Listings:
-    """The window holds the newest files; it moves on at each poll. Of the new files some have an old name and an old time."""
+    """List a window of the newest files, which moves at each poll. Some of the new files have an old name and an old time."""
     rng = random.Random(seen)
     extra: list[FoundFile] = []
     for poll in range(1, count + 1):
@@ -90,13 +92,13 @@ def moving_window(seen: int, count: int, *, new: int, window: int, late: int = 0
 
 
 def idle_window(seen: int, count: int) -> Listings:
-    """Nothing arrives; the window moves on by a few files at each poll."""
+    """List a window that moves by a few files at each poll, without new files."""
     for poll in range(1, count + 1):
         yield [file(n) for n in range(seen - 2_000 + 7 * poll, seen)]
 
 
 def deleted_daily(seen: int, count: int, of: Callable[[int], FoundFile], *, new: int, polls_a_day: int) -> Listings:
-    """What was processed is deleted once a day."""
+    """Delete processed files once a day."""
     first = seen
     for poll in range(1, count + 1):
         end = seen + poll * new
@@ -106,7 +108,7 @@ def deleted_daily(seen: int, count: int, of: Callable[[int], FoundFile], *, new:
 
 
 def rows() -> Iterator[list[str]]:
-    """The rows of the table."""
+    """Yield the rows of the table."""
     days = {"new": 10, "window": 2 * FILES_A_DAY}
     scenarios: list[tuple[str, Callable[[int], FoundFile], Callable[[int], Listings], int]] = [
         ("all files stay, 10 new", file, partial(everything_stays, count=3), 0),

@@ -1,5 +1,5 @@
 """
-``make bench ARGS=files``: batches of unusual shape against a plain read and Parquet write of the same files: many columns, and many files.
+``make bench ARGS=files``: batches of unusual shape (many columns, many files) against a plain read and Parquet write of the same files.
 
 Ours and the plain one take turns in one session, after a round of each that is not counted.
 """
@@ -32,7 +32,7 @@ _NUMBERS = count()
 
 
 def wide(home: Path, columns: int, rows: int = 200) -> tuple[Path, str]:
-    """JSON records of many columns of five types; returns the directory and the schema."""
+    """Write JSON records with many columns of five types. Return the directory and the schema."""
     kinds = [[*TYPES][number % len(TYPES)] for number in range(columns)]
     lines = [json.dumps({f"c{n}": TYPES[kind](n, row) for n, kind in enumerate(kinds)}) for row in range(rows)]
     source = home / f"wide-{columns}"
@@ -42,7 +42,7 @@ def wide(home: Path, columns: int, rows: int = 200) -> tuple[Path, str]:
 
 
 def many(home: Path, files: int) -> tuple[Path, str]:
-    """JSON files of ten records each; returns the directory and the schema."""
+    """Write JSON files of ten records each. Return the directory and the schema."""
     source = home / f"many-{files}"
     source.mkdir()
     for number in range(files):
@@ -52,17 +52,17 @@ def many(home: Path, files: int) -> tuple[Path, str]:
 
 
 def compared(spark: SparkSession, engine: SparkEngine, source: Path, schema: str, title: str) -> None:
-    """Medians of both, and the ratio."""
+    """Print the medians of both, and the ratio."""
     out = source.parent / "out"
 
     def plain() -> None:
         spark.read.schema(schema).json(str(source)).write.parquet(str(out / f"plain-{next(_NUMBERS)}"))
 
     def ours() -> None:
-        place = out / f"ours-{next(_NUMBERS)}"
+        location = out / f"ours-{next(_NUMBERS)}"
         files = FilesSource(path=str(source), format="json", schema=schema)
         pipeline = Pipeline(
-            name="p", log=str(place / "log"), source=files, sinks={"out": FilesSink(str(place / "out"))}
+            name="p", log=str(location / "log"), source=files, sinks={"out": FilesSink(str(location / "out"))}
         )
         result = run_batch(pipeline, run_key="r", engine=engine)
         assert result.counts["quarantined"] == 0
@@ -82,7 +82,7 @@ def compared(spark: SparkSession, engine: SparkEngine, source: Path, schema: str
 
 
 def main() -> None:
-    """Columns first, then files."""
+    """Measure many columns first, then many files."""
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         engine = SparkEngine(master="local[2]")

@@ -1,8 +1,8 @@
 """
-How long publishing takes as an Iceberg table grows: `python -m benchmarks.iceberg_publish [--expire]`.
+The time of publishing as an Iceberg table grows: `python -m benchmarks.iceberg_publish [--expire]`.
 
-One file of one row a version, a SQL catalog in SQLite, all on local disk. Medians over the ten versions that end at each count, in milliseconds: the step
-from a decided batch to its receipt (catalog opened, table loaded, committed, loaded again), and what opening and loading take of it.
+Each version has one file with one row, with a SQL catalog in SQLite, all on local disk. The figures are medians over the ten versions that end at each count,
+in milliseconds: the step from a committed batch to its receipt (open the catalog, load the table, commit, load again), and its share of opening and loading.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
+from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.protocol.entries import Committable, Marker
-from airflow_provider_streamsem.sinks.contract import Batch
-from airflow_provider_streamsem.sinks.iceberg import IcebergSink
 
 SCHEMA = (
     '{"type":"struct","fields":['
@@ -27,10 +27,12 @@ SCHEMA = (
 
 
 def staged(sink: IcebergSink, version: int) -> Committable:
-    """One file, as an engine would leave it."""
-    place = Path(sink.attempt_place(version, "a"))
-    place.mkdir(parents=True)
-    pyarrow.parquet.write_table(pyarrow.table({"id": [version], "name": [f"row {version}"]}), place / "part-0.parquet")
+    """Write one file, as an engine would."""
+    location = Path(sink.attempt_location(version, "a"))
+    location.mkdir(parents=True)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"id": [version], "name": [f"row {version}"]}), location / "part-0.parquet"
+    )
     return sink.collect(version, "a")
 
 

@@ -1,7 +1,7 @@
 """
-Kafka to Parquet, ours against what people would otherwise write, on the real broker and S3 server: ``make bench ARGS=kafka``.
+Kafka to Parquet against the usual alternatives, on the real broker and S3 server: ``make bench ARGS=kafka``.
 
-Each subject moves the same 20 batches out of one topic in one warm session; rounds are interleaved, so that what else the machine does falls on all alike.
+Each subject moves the same 20 batches from one topic in one warm session. Rounds are interleaved, so that other load on the machine affects all alike.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from airflow_provider_streamsem import FilesSink, KafkaSource, Limits, Pipeline, run_batch
-from airflow_provider_streamsem.batch.opening import open_pipeline
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.engines.spark import SparkEngine
+from airflow_provider_streamsem.pipeline.opening import open_pipeline
+from airflow_provider_streamsem.spark.engine import SparkEngine
 from tests.integration.parts.kafka import Broker
 from tests.integration.parts.s3 import S3Server
 from tests.integration.parts.server import running
@@ -35,34 +35,34 @@ from tests.integration.parts.spark import peers_conf, session_conf
 BATCHES = int(os.environ.get("BATCHES", "20"))
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 FETCH = {"kafka.max.partition.fetch.bytes": os.environ["FETCH_BYTES"]} if "FETCH_BYTES" in os.environ else {}
-"""what the peers fetch at a time: Spark's default, or as said"""
+"""how much the peers fetch at a time: Spark's default, or the value of ``FETCH_BYTES``"""
 PARTITIONS = 2
 COLUMNS = ["", "a batch (median)", "ours / this (median of rounds)"]
 
 
 @dataclass(frozen=True)
 class Work:
-    """Batches of ``rows`` records each out of a topic, into a place of their own."""
+    """Batches of ``rows`` records each from a topic, written to a separate location."""
 
     spark: Any
     bootstrap: str
     topic: str
     rows: int
-    place: str
+    location: str
 
     @property
     def path(self) -> str:
-        """The place as Spark takes it."""
-        return self.place.replace("s3://", "s3a://")
+        """The location as a path for Spark."""
+        return self.location.replace("s3://", "s3a://")
 
     def ranges(self, n: int) -> tuple[str, str]:
-        """Starting and ending offsets of batch n."""
+        """Return starting and ending offsets of batch n."""
         share = self.rows // PARTITIONS
         both = [json.dumps({self.topic: {str(p): share * at for p in range(PARTITIONS)}}) for at in (n, n + 1)]
         return both[0], both[1]
 
     def read(self, n: int) -> Any:
-        """Batch n as a DataFrame, as a person would read it."""
+        """Return batch n as a DataFrame, as a user would read it."""
         start, end = self.ranges(n)
         reader = (
             self.spark.read.format("kafka")
@@ -76,7 +76,7 @@ class Work:
         )
 
     def stream(self) -> Any:
-        """The topic as a stream that is cut into the same batches."""
+        """Return the topic as a stream that is cut into the same batches."""
         reader = (
             self.spark.readStream.format("kafka")
             .option("kafka.bootstrap.servers", self.bootstrap)
@@ -87,16 +87,16 @@ class Work:
 
 
 def pipeline_of(work: Work) -> Pipeline:
-    """What ours runs."""
+    """Return the pipeline of our subject."""
     return Pipeline(
-        name="bench", log=f"{work.place}/log", source=KafkaSource(topics=[work.topic], bootstrap_servers=work.bootstrap),
-        sinks={"out": FilesSink(f"{work.place}/out")}, limits=Limits(max_rows=work.rows),
+        name="bench", log=f"{work.location}/log", source=KafkaSource(topics=[work.topic], bootstrap_servers=work.bootstrap),
+        sinks={"out": FilesSink(f"{work.location}/out")}, limits=Limits(max_rows=work.rows),
         transform=lambda frame: frame.select("key", "value", "partition", "offset"),
     )  # fmt: skip
 
 
 def ours(work: Work, engine: SparkEngine | None = None) -> None:
-    """A drain of this package."""
+    """Drain with this package."""
     result = run_batch(pipeline_of(work), run_key="all", drain=True, engine=engine)
     assert (result.batches, result.counts["read"]) == (BATCHES, BATCHES * work.rows)
 
@@ -108,12 +108,12 @@ def bare(work: Work) -> None:
 
 
 def stream_to_files(work: Work) -> None:
-    """Structured Streaming with its file sink."""
+    """Run Structured Streaming with its file sink."""
     _drained(work, "parquet", {"compression": "zstd"})
 
 
 def stream_to_delta(work: Work) -> None:
-    """Structured Streaming into a Delta table."""
+    """Run Structured Streaming into a Delta table."""
     _drained(work, "delta", {})
 
 
@@ -130,7 +130,7 @@ def _drained(work: Work, format: str, options: dict[str, str]) -> None:
 
 
 def append_to_delta(work: Work) -> None:
-    """Batch appends that carry the writer's transaction number."""
+    """Append batches with the writer's transaction number."""
     for n in range(BATCHES):
         writer = work.read(n).write.format("delta").mode("append").option("txnAppId", "bench").option("txnVersion", n)
         writer.save(f"{work.path}/out")
@@ -163,21 +163,21 @@ def produce(bootstrap: str, topic: str, rows: int) -> None:
 
 
 def measure(
-    spark: Any, bootstrap: str, place: Callable[[], str], rows: int, *,
+    spark: Any, bootstrap: str, location: Callable[[], str], rows: int, *,
     subjects: Mapping[str, Callable[[Work], None]] = SUBJECTS, pipeline: Callable[[Work], Pipeline] = pipeline_of,
 ) -> list[list[str]]:  # fmt: skip
-    """Milliseconds a batch of each subject, the first round not counted; ``pipeline`` is what the subject *ours* runs."""
+    """Return the milliseconds per batch of each subject, without the first round. ``pipeline`` is the pipeline of the subject *ours*."""
     topic = f"bench-{rows}-{uuid.uuid4().hex[:6]}"
     produce(bootstrap, topic, rows * BATCHES)
     times: dict[str, list[float]] = {name: [] for name in subjects}
     for turn in range(ROUNDS + 1):
         names = list(subjects)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            work = Work(spark, bootstrap, topic, rows, place())
+            work = Work(spark, bootstrap, topic, rows, location())
             if (
                 name == "ours"
-            ):  # the log exists, its store was examined: so it is for every run of a pipeline but its first
-                open_pipeline(pipeline(work), open_commit_log(f"{work.place}/log"))
+            ):  # open the log before the timing: only the first run of a pipeline creates it and examines its store
+                open_pipeline(pipeline(work), open_commit_log(f"{work.location}/log"))
             began = time.perf_counter()
             subjects[name](work)
             if turn:
@@ -192,8 +192,8 @@ def measure(
     ]
 
 
-def memory(spark: Any, bootstrap: str, place: str, batches: int = 200) -> list[list[str]]:
-    """What the driver holds as a drain goes on: the JVM's heap after a collection, and this process."""
+def memory(spark: Any, bootstrap: str, location: str, batches: int = 200) -> list[list[str]]:
+    """Measure the memory of the driver during a drain: the JVM's heap after a collection, and this process."""
     topic = f"memory-{uuid.uuid4().hex[:6]}"
     produce(bootstrap, topic, 100 * batches)
     runtime = spark._jvm.java.lang.Runtime.getRuntime()
@@ -210,7 +210,7 @@ def memory(spark: Any, bootstrap: str, place: str, batches: int = 200) -> list[l
         return frame.select("key", "value", "partition", "offset")
 
     pipeline = Pipeline(
-        name="memory", log=f"{place}/log", source=KafkaSource(topics=[topic], bootstrap_servers=bootstrap), sinks={"out": FilesSink(f"{place}/out")},
+        name="memory", log=f"{location}/log", source=KafkaSource(topics=[topic], bootstrap_servers=bootstrap), sinks={"out": FilesSink(f"{location}/out")},
         limits=Limits(max_rows=100), transform=looks,
     )  # fmt: skip
     assert run_batch(pipeline, run_key="all", drain=True).batches == batches
@@ -228,7 +228,7 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
 @contextmanager
 def servers(home: Path) -> Iterator[tuple[Broker, S3Server]]:
-    """A broker and an S3 server with the bucket ``lake``, which this process reaches by its variables."""
+    """Start a broker and an S3 server with the bucket ``lake``, which this process reaches through environment variables."""
     broker, s3 = Broker(home / "kafka"), S3Server(home / "s3")
     with running(broker, s3):
         os.environ.update(s3.environment())
@@ -239,7 +239,7 @@ def servers(home: Path) -> Iterator[tuple[Broker, S3Server]]:
 
 
 def local_session() -> Any:
-    """A warm session for all subjects, with the jars of the peers."""
+    """Start a warm session for all subjects, with the jars of the peers."""
     conf = {**session_conf(), **peers_conf(), "spark.driver.memory": "2g"}
     spark = SparkEngine(master="local[2]", conf=conf).session()
     spark.sparkContext.setLogLevel("OFF")
@@ -249,19 +249,19 @@ def local_session() -> Any:
 def measure_places(
     spark: Any, bootstrap: str, home: Path, suffix: str = "", subjects: Mapping[str, Callable[[Work], None]] = SUBJECTS
 ) -> None:
-    """Both places, both sizes."""
-    places: dict[str, Callable[[], str]] = {
+    """Measure both locations and both sizes."""
+    locations: dict[str, Callable[[], str]] = {
         "disk": lambda: str(home / "disk" / uuid.uuid4().hex),
         "s3a": lambda: f"s3://lake/{uuid.uuid4().hex}",
     }
-    for where, place in places.items():
+    for where, location in locations.items():
         for rows in (50_000, 1_000):
             title = f"{BATCHES} batches of {rows:,} records, Parquet on {where}{suffix}"
-            show(title, COLUMNS, measure(spark, bootstrap, place, rows, subjects=subjects))
+            show(title, COLUMNS, measure(spark, bootstrap, location, rows, subjects=subjects))
 
 
 def main() -> None:
-    """Both places, both sizes; then the driver's memory."""
+    """Measure both locations and both sizes, then the driver's memory."""
     with tempfile.TemporaryDirectory() as directory, servers(home := Path(directory)) as (broker, _):
         spark = local_session()
         measure_places(spark, broker.bootstrap, home)

@@ -1,8 +1,8 @@
 """
 Publishing into Postgres against a bare ``COPY`` of the same rows: ``python -m benchmarks.postgres``.
 
-Both fill the same table, on the same server, from warm files; the bare one sends a CSV file that was made before. Rounds are interleaved, so that what else the
-machine does falls on both alike. ``ROWS`` and ``ROUNDS`` in the environment.
+Both fill the same table on the same server from warm files. The bare one sends a CSV file that was written before. Rounds are interleaved, so that other load
+on the machine affects both alike. Set ``ROWS`` and ``ROUNDS`` in the environment.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import pyarrow.parquet
 from rich.console import Console
 from rich.table import Table
 
-from airflow_provider_streamsem.sinks import sql_columns
-from airflow_provider_streamsem.sinks.contract import Batch
-from airflow_provider_streamsem.sinks.jdbc import JdbcSink
-from airflow_provider_streamsem.sinks.staged import record_batches
+from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.sql import columns as sql_columns
+from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
+from airflow_provider_streamsem.connectors.staged_parquet.sink import record_batches
+from tests.connectors.batches import schema_of, staged
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import home_for_others, running
-from tests.sinks.batches import schema_of, staged
 
 ROWS = int(os.environ.get("ROWS", "500000"))
 ROUNDS = int(os.environ.get("ROUNDS", "7"))
@@ -46,7 +46,7 @@ CREATE = (
 
 
 def rows_of(first: int, count: int) -> pyarrow.Table:
-    """Rows ``[first, first + count)``."""
+    """Return rows ``[first, first + count)``."""
     ids = pyarrow.array(range(first, first + count), pyarrow.int64())
     return pyarrow.table(
         {
@@ -61,14 +61,14 @@ def rows_of(first: int, count: int) -> pyarrow.Table:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
 
 
-def measure(server: Postgres, place: Path) -> None:
-    """Fill the table by turns, and print medians and the ratio of each round."""
+def measure(server: Postgres, location: Path) -> None:
+    """Fill the table in turns, and print medians and the ratio of each round."""
     reached = {
         "conn_type": "postgres",
         "host": "127.0.0.1",
@@ -78,11 +78,11 @@ def measure(server: Postgres, place: Path) -> None:
     }
     os.environ["AIRFLOW_CONN_BENCH"] = json.dumps(reached)
     schema, data = schema_of(**KINDS), rows_of(0, ROWS)
-    prepared = place / "rows.csv"
+    prepared = location / "rows.csv"
     pyarrow.csv.write_csv(data, prepared, pyarrow.csv.WriteOptions(include_header=False))
     admin = psycopg.connect(server.dsn, autocommit=True)
     admin.execute(CREATE)
-    sink = JdbcSink("bench", "t", str(place / "staging"))
+    sink = JdbcSink("bench", "t", str(location / "staging"))
     batches: list[Batch] = [staged(sink, data, n, schema=schema) for n in range(ROUNDS + 1)]
 
     def bare() -> None:
@@ -92,13 +92,13 @@ def measure(server: Postgres, place: Path) -> None:
                     copy.write(chunk)
 
     def unmarked(batch: Batch) -> None:
-        """At least once: the rows as a publish brings them, in a transaction that does not know whether they are there."""
+        """Write at least once: the rows of a publish, in a transaction that does not check whether they exist."""
         with sink._connected() as connection:
             target = sql_columns.named(connection, sink.table)
             assert target is not None
             with connection.begin():
                 sink._settle(connection)
-                sink._bring(connection, target, batch.schema, record_batches(sink.place, batch), batch.root)
+                sink._write_rows(connection, target, batch.schema, record_batches(sink.location, batch), batch.root)
 
     bares, ours, repeats = [], [], []
     for n, batch in enumerate(batches):
@@ -112,11 +112,11 @@ def measure(server: Postgres, place: Path) -> None:
             admin.execute("CHECKPOINT")
             took = timed(call)
             assert admin.execute("SELECT count(*), sum(id) FROM t").fetchone() == (ROWS, ROWS * (ROWS - 1) // 2)
-            if n:  # the first round warms
+            if n:  # the first round is the warm-up
                 seconds.append(took)
     small = [staged(sink, rows_of(n, 100), 1_000 + n, schema=schema) for n in range(20)]
     fixed = [timed(lambda batch=batch: sink.publish(batch, None)) for batch in small]  # type: ignore[misc]
-    asked = [timed(lambda: sink.accept(schema)) for _ in range(10)]
+    asked = [timed(lambda: sink.resolve_schema(schema)) for _ in range(10)]
     title = f"{ROWS:,} rows, {prepared.stat().st_size / 1e6:.0f} MB of CSV, median of {ROUNDS} rounds"
     table = Table("", "seconds", "rows/s", "ratio", title=title)
     base = statistics.median(bares)

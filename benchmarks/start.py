@@ -1,8 +1,9 @@
 """
-``make bench ARGS=start``: from the start of a process to the commit of 1,000 rows, against a bare PySpark script of the same work.
+``make bench ARGS=start``: from the start of a process to the commit of 1,000 rows, against a bare PySpark script that does the same work.
 
-Each round starts one process of each subject, one after the other, so that noise falls on all alike. The phases are those of the process itself: imports,
-the session (with the JVM), and the work.
+Each round starts one process of each subject, one after the other, so that noise affects all alike. The process itself reports its phases: imports, the
+session
+(with the JVM), and the work.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ print("PHASES", json.dumps({{"imports": imported - began, "session": started - i
 
 
 def measure(home: Path, master: str, title: str) -> None:
-    """Medians of the phases of both subjects, and the ratio of their sums."""
+    """Print the medians of the phases of both subjects, and the ratio of their sums."""
     source = home / "in"
     source.mkdir(exist_ok=True)
     row = {"name": "ann", "amount": "1.50", "at": "2026-01-02T03:04:05Z"}
@@ -74,7 +75,7 @@ def measure(home: Path, master: str, title: str) -> None:
             )
             if done.returncode:
                 raise RuntimeError(done.stderr[-3000:])
-            if number:  # the first round fills the caches of the disk
+            if number:  # the first round fills the disk caches
                 seen[name].append(json.loads(done.stdout.partition("PHASES ")[2]))
     medians = {
         name: {phase: statistics.median(found[phase] for found in rounds) for phase in rounds[0]}
@@ -88,7 +89,7 @@ def measure(home: Path, master: str, title: str) -> None:
 
 
 def main() -> None:
-    """In the process itself, and behind Spark Connect."""
+    """Measure in the process itself, and on Spark Connect."""
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         measure(home, "local[2]", "local")

@@ -1,11 +1,11 @@
 """
-A metric push that may lose and must not repeat: page views become increments of counters at an endpoint.
+A metric push that may lose increments and must not repeat any: page views become increments of counters at an endpoint.
 
-The endpoint adds what it gets and keeps no keys, so a call that is made twice counts twice, and nobody can take it back. A counter that lacks a few views after
-a crash is still a good counter; one that jumps wakes somebody up. Hence ``at_most_once``: what a crash or a time-out leaves is never sent again, and the
-receipts of the version say how many increments are *unknown*. A payment could not live with that: see ``streamsem_payments``.
+The endpoint adds each increment and keeps no idempotency keys. A call that is made twice counts twice, and cannot be undone. A counter that lacks a few views
+after a crash is acceptable. A counter that jumps causes an alarm. Hence ``at_most_once``: increments that a crash or a timeout leaves are never sent again, and
+the receipts of the version record how many increments are *unknown*. This is not acceptable for payments: see ``streamsem_payments``.
 
-It needs the folder ``arrivals``, and an endpoint that takes POST. This makes the folder with one file, and starts an endpoint that prints what it gets:
+It needs the folder ``arrivals`` and an endpoint that accepts POST. This command creates the folder with one file, and starts an endpoint that prints each call:
 
     mkdir -p /tmp/streamsem-metrics/arrivals && echo '{"page": "/home"}' > /tmp/streamsem-metrics/arrivals/1.json && python -c '
     from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,8 +16,8 @@ It needs the folder ``arrivals``, and an endpoint that takes POST. This makes th
             self.end_headers()
     HTTPServer(("127.0.0.1", 9091), Endpoint).serve_forever()'
 
-Environment: STREAMSEM_METRICS_HOME, another folder than ``/tmp/streamsem-metrics``; STREAMSEM_METRICS_URL, your endpoint. An endpoint with credentials is an
-Airflow connection of type ``http``: ``conn_id=`` in the place of ``url=``.
+Environment: STREAMSEM_METRICS_HOME sets another folder than ``/tmp/streamsem-metrics``, STREAMSEM_METRICS_URL your endpoint. For an endpoint with credentials,
+use an Airflow connection of type ``http`` with ``conn_id=`` instead of ``url=``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from airflow.sdk import dag, task
 
 from airflow_provider_streamsem import FilesSource, Limits, Pipeline
-from airflow_provider_streamsem.sinks.http import HttpSink
+from airflow_provider_streamsem.connectors.http.sink import HttpSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,7 +45,7 @@ METRICS = Pipeline(
             f"{HOME}/staged",
             url=os.environ.get("STREAMSEM_METRICS_URL", "http://127.0.0.1:9091/increments"),
             delivery="at_most_once",
-            part_rows=20,  # the most that one crash can lose
+            chunk_rows=20,  # one crash can lose at most this many
         )
     },
     limits=Limits(max_files=100),
@@ -55,7 +55,7 @@ METRICS = Pipeline(
 
 @dag(schedule=None, catchup=False, max_active_runs=1, tags=["streamsem"])
 def streamsem_metrics() -> None:
-    """Count the views that arrived, and push one increment a page. Neither a retry nor a clear pushes one twice."""
+    """Count the new views, and push one increment per page. Neither a retry nor a clear pushes an increment twice."""
 
     @task.micro_batch(pipeline=METRICS, retries=2, retry_delay=timedelta(seconds=1))
     def push(views: DataFrame) -> DataFrame:

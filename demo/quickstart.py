@@ -1,7 +1,7 @@
 """
-``make demo``: a year of flights through the quickstart DAG on real Airflow and Spark, killed twice and cleared once; then every row is checked.
+``make demo``: a year of flights through the quickstart DAG on real Airflow and Spark, killed twice and cleared once. Then every row is checked.
 
-The commit log lies on an S3 server inside this process (moto's), the table on disk under ``.demo``.
+The commit log is on an S3 server inside this process (moto's), the table on disk under ``.demo``.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ console = Console(width=max(112, min(Console().width, 140)))
 
 
 class DemoError(Exception):
-    """The demo did not show what it says."""
+    """The demo did not behave as announced."""
 
 
 def airflow_environment() -> dict[str, str]:
-    """A scratch home for Airflow, with its metadata in SQLite."""
+    """Return the environment of a temporary Airflow home, with its metadata in SQLite."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
     return {
         **kept,
@@ -67,7 +67,7 @@ def airflow_environment() -> dict[str, str]:
 
 
 def start(run_id: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start a DAG run in a process of its own; what it says goes to a log file."""
+    """Start a DAG run in a separate process. Its output goes to a log file."""
     with open(HOME / "logs" / f"{run_id}.log", "ab") as log:
         command = [sys.executable, str(ROOT / "demo" / "run_dag.py"), run_id, *arguments]
         return subprocess.Popen(
@@ -76,17 +76,17 @@ def start(run_id: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def opened() -> CommittedLog | None:
-    """The log, once it is there."""
+    """Return the log, once it exists."""
     return open_log(open_commit_log(LOG)) if open_commit_log(LOG).read_pipeline() is not None else None
 
 
 def writing(version: int) -> bool:
-    """Whether Spark is writing files of a version just now."""
+    """Return whether Spark is currently writing files of a version."""
     return any((HOME / "flights" / "data" / str(version)).glob("*/_temporary/0/_temporary/*"))
 
 
 def jvm_of(process: subprocess.Popen[bytes]) -> int:
-    """The Java process that a Python process started."""
+    """Return the Java process that a Python process started."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
@@ -100,7 +100,7 @@ def jvm_of(process: subprocess.Popen[bytes]) -> int:
 def follow(
     process: subprocess.Popen[bytes], progress: Progress, task: object, on_version: Callable[[int], bool] | None = None
 ) -> int:
-    """Wait for a DAG run, moving the bar; ``on_version`` is asked while a version is being written, until it says that it has done its deed."""
+    """Wait for a DAG run and update the progress bar. While a version is being written, call ``on_version`` until it returns true."""
     while process.poll() is None:
         log = opened()
         head = -1 if log is None else log.head
@@ -123,7 +123,7 @@ def succeed(
     on_version: Callable[[int], bool] | None = None,
     process: subprocess.Popen[bytes] | None = None,
 ) -> float:
-    """A DAG run that must end well; returns its seconds."""
+    """Run a DAG run that must succeed. Return its seconds."""
     began = time.monotonic()
     code = follow(process or start(run_id, *arguments), progress, task, on_version)
     if code != 0:
@@ -132,7 +132,7 @@ def succeed(
 
 
 def kill_from(version: int, victim: Callable[[], int], told: Callable[[int], None]) -> Callable[[int], bool]:
-    """Kill a process (or, by a negative number, its whole group) while this version or a later one is being written."""
+    """Kill a process (or its group, given as a negative number) while this version or a later one is being written."""
 
     def deed(writing_version: int) -> bool:
         if writing_version < version:
@@ -146,11 +146,11 @@ def kill_from(version: int, victim: Callable[[], int], told: Callable[[int], Non
 
 
 killed: list[int] = []
-"""versions in the middle of which something was killed"""
+"""versions during whose write something was killed"""
 
 
 def play() -> None:
-    """The whole story."""
+    """Run the whole demo."""
     console.print(
         Panel.fit("[bold]streamsem[/]: a year of flights, one file a day, through an Airflow DAG that is killed twice")
     )
@@ -173,20 +173,20 @@ def play() -> None:
 
 
 def kill_twice_and_clear(days: list[Path], progress: Progress, bar: object) -> None:
-    """Two DAG runs, one whose JVM dies and one whose whole process dies; then the first is cleared."""
+    """Run two DAG runs: the JVM of one is killed, and the whole process of the other. Then clear the first."""
 
     def say(text: str, **update: str) -> None:
         progress.update(bar, **update)  # type: ignore[arg-type]
         progress.console.print(text)
 
-    place = HOME / "arrivals"
-    arrivals.arrive(days[:150], place)
+    location = HOME / "arrivals"
+    arrivals.arrive(days[:150], location)
     say("[bold]run spring[/]: 150 files have arrived", description="spring")
     spring = start("spring")
     told = "  [red]killed the JVM[/] while version {} was being written: the task fails, Airflow retries it"
     deed = kill_from(1, lambda: jvm_of(spring), lambda version: say(told.format(version)))
     succeed("spring", progress, bar, process=spring, on_version=deed)
-    arrivals.arrive(days[150:], place)
+    arrivals.arrive(days[150:], location)
     say("[bold]run autumn[/]: the other 215 files", description="autumn")
     autumn = start("autumn")
     told_too = "  [red]killed the whole process[/], its JVM too, while version {} was being written"
@@ -204,18 +204,18 @@ def kill_twice_and_clear(days: list[Path], progress: Progress, bar: object) -> N
 
 
 def objects() -> int:
-    """How many objects the log has."""
+    """Return the number of objects in the log."""
     return len(open_commit_log(LOG).list_keys(""))
 
 
 def report() -> None:
-    """The log, the first rows, and the verdict against the CSV itself."""
+    """Print the log, the first rows, and the comparison with the CSV itself."""
     from airflow_provider_streamsem.cli import commands
     from airflow_provider_streamsem.cli.arguments import parser
 
     log = opened()
     assert log is not None
-    # Only a pipeline file names the dataset, where attempts that died without a manifest lie.
+    # Only a pipeline file names the dataset, which contains attempts that died without a manifest.
     (HOME / "flights.toml").write_text(PIPELINE)
     answer = commands.answer(parser().parse_args(["log", str(HOME / "flights.toml"), "--limit", "50"]))
     rows = answer.document["versions"]
@@ -261,7 +261,7 @@ def report() -> None:
 
 
 def show_rows(path: str) -> None:
-    """The first rows of a visible file."""
+    """Print the first rows of a visible file."""
     import pyarrow.parquet
 
     names = ["scheduled_hour", "flight", "origin", "destination", "departure_delay_minutes", "late"]
@@ -272,7 +272,7 @@ def show_rows(path: str) -> None:
 
 
 def main() -> int:
-    """Play in a fresh place and say where things lie."""
+    """Run the demo in a new location, and print where its files are."""
     began = time.monotonic()
     shutil.rmtree(HOME, ignore_errors=True)
     for name in ("airflow", "logs"):
@@ -293,7 +293,7 @@ def main() -> int:
 
 
 def copy_log() -> None:
-    """Keep the log after its server has ended, so that a person can look."""
+    """Copy the log, so that a user can inspect it after its server has ended."""
     log = open_commit_log(LOG)
     kept = open_commit_log(str(HOME / "log"))
     for key in log.list_keys(""):

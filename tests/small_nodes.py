@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_streamsem.connectors.files import ledger
 from airflow_provider_streamsem.protocol import discovery, known
-from airflow_provider_streamsem.sources import ledger
 
 SMALL: list[tuple[Any, str, int]] = [
     (known, "NODE_FILES", 3),

@@ -1,8 +1,9 @@
 """
-Writes docs/errors.md: what went wrong, which error says so, whether Airflow tries the task again, and what to do.
+Writes docs/reference/errors.md: the causes of errors, the error that each raises, whether Airflow retries the task, and what to do.
 
-``python -m tools.error_table`` writes the page; tests/architecture/test_error_table.py fails if the page is not what this makes, or if a row's test is not
-there or expects another error.
+``python -m tools.error_table`` writes the page. tests/architecture/test_error_table.py fails if the page is out of date, or if the test of a row is missing
+or
+expects another error.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from pathlib import Path
 from airflow_provider_streamsem.errors import (
     ConflictError,
     DataError,
-    DatasetTakenError,
+    DatasetOwnedError,
     InvalidError,
     LogDamagedError,
     LogMovedError,
     MarkerConflictError,
     MarkerLostError,
     PublishError,
-    RecordsGoneError,
+    RecordsMissingError,
     SourceChangedError,
     StageError,
     StoreRefusedError,
@@ -28,7 +29,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 
-PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "errors.md"
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class Row:
     """
     One cause of an error.
 
-    :param cause: what is wrong, as a user would put it
+    :param cause: what is wrong, as a user would say it
     :param error: the class that is raised
-    :param do: what ends it
-    :param test: ``file::function`` below ``tests/``, which meets the cause
+    :param do: what to do
+    :param test: ``file::function`` below ``tests/`` that produces the cause
     """
 
     cause: str
@@ -54,25 +55,25 @@ TABLES: dict[str, list[Row]] = {
             "a client library is not installed (`deltalake`, `confluent_kafka` and others)",
             InvalidError,
             "run the `pip install` command of the message",
-            "engines/test_versions.py::test_missing_libraries_are_one_error_before_anything_is_written",
+            "spark/test_versions.py::test_missing_libraries_are_one_error_before_anything_is_written",
         ),
         Row(
             "`pyspark` and `pyspark-client` are there in different versions",
             InvalidError,
             "install one version of both: the extra `spark`, `spark40` or `spark42`",
-            "engines/test_versions.py::test_pyspark_and_its_client_in_two_versions_are_refused_before_a_session_starts",
+            "spark/test_versions.py::test_pyspark_and_pyspark_client_in_two_versions_are_refused_before_a_session_starts",
         ),
         Row(
             "Java is not found",
             InvalidError,
             "install Java 17 or 21, or set `JAVA_HOME`",
-            "engines/test_causes.py::test_missing_java_is_named_and_not_retried",
+            "spark/test_causes.py::test_missing_java_is_reported_and_not_retried",
         ),
         Row(
             "Spark lacks a package: Kafka, Avro, `hadoop-aws`",
             InvalidError,
-            '`spark_packages="auto"`, or the setting that the message names ([docs/spark.md](spark.md))',
-            "engines/test_spark_packages.py::test_missing_package_is_named_before_anything_is_read",
+            '`spark_packages="auto"`, or the setting that the message names ([Spark packages](../how-to/spark-packages.md))',
+            "spark/test_spark_packages.py::test_missing_package_is_named_before_anything_is_read",
         ),
         Row(
             "`spark-submit` cannot start",
@@ -86,48 +87,48 @@ TABLES: dict[str, list[Row]] = {
             "an argument of a pipeline, source or sink is wrong",
             InvalidError,
             "correct the value that is named",
-            "batch/test_pipeline.py::test_bad_argument_of_a_files_source_is_named",
+            "pipeline/test_pipeline.py::test_bad_argument_of_a_files_source_is_named",
         ),
         Row(
             "a pipeline file (TOML) is wrong",
             InvalidError,
             "correct the table or name that is named",
-            "batch/test_pipeline.py::test_bad_pipeline_file_is_named_with_what_is_wrong",
+            "pipeline/test_pipeline.py::test_bad_pipeline_file_is_named_with_what_is_wrong",
         ),
         Row(
             "the guarantee is less than `require` asks",
             InvalidError,
             "run `streamsem explain`, then change the pipeline or `require`",
-            "operators/test_airflow.py::test_pipeline_file_that_keeps_less_than_it_requires_is_refused_when_the_dag_is_parsed",
+            "operators/test_airflow.py::test_pipeline_file_below_its_required_guarantee_is_refused_when_the_dag_is_parsed",
         ),
         Row(
             "a pipeline contains a secret",
             InvalidError,
             "put it into an Airflow connection",
-            "batch/test_pipeline.py::test_secrets_in_a_place_are_refused_and_not_repeated",
+            "pipeline/test_pipeline.py::test_secrets_in_a_place_are_refused_and_not_repeated",
         ),
         Row(
             "a connection cannot be read",
             InvalidError,
             "correct the connection",
-            "sources/test_kafka.py::test_connection_that_cannot_be_read_is_named_and_its_text_is_not_told",
+            "connectors/kafka/test_source.py::test_invalid_connection_is_named_and_its_text_is_not_quoted",
         ),
         Row(
             "the source, sink or key columns were changed under an existing log",
             ConflictError,
             "give the changed pipeline a new log and dataset, or undo the change",
-            "batch/test_opening.py::test_spec_with_other_guarded_fields_is_refused_and_names_them",
+            "pipeline/test_opening.py::test_spec_with_other_guarded_fields_is_refused_and_names_them",
         ),
         Row(
             "two pipelines write to one dataset",
-            DatasetTakenError,
+            DatasetOwnedError,
             "give each a dataset of its own. If the log was moved: `streamsem move-log`",
-            "batch/test_opening.py::test_two_logs_over_one_dataset_are_refused",
+            "pipeline/test_opening.py::test_two_logs_over_one_dataset_are_refused",
         ),
         Row(
             "the log was moved",
             LogMovedError,
-            "set `log` to the place in the message",
+            "set `log` to the location in the message",
             "commitlog/test_move.py::test_log_can_be_moved_again_and_not_back",
         ),
     ],
@@ -136,37 +137,37 @@ TABLES: dict[str, list[Row]] = {
             "a transform cannot be imported",
             InvalidError,
             "install or correct the module that is named",
-            "engines/test_causes.py::test_transform_that_cannot_be_imported_says_why",
+            "spark/test_causes.py::test_transform_that_cannot_be_imported_names_the_cause",
         ),
         Row(
             "`where` names a column or function that is not there, or is not SQL",
             DataError,
             "correct `where`: the message names the columns",
-            "engines/test_causes.py::test_predicate_that_does_not_fit_the_columns_is_named_with_them",
+            "spark/test_causes.py::test_invalid_predicate_is_reported_with_the_available_columns",
         ),
         Row(
             "a transform names a column that is not there",
             DataError,
             "correct the line of the transform in the traceback",
-            "engines/test_causes.py::test_transform_that_names_a_column_that_is_not_there_is_told_which",
+            "spark/test_causes.py::test_transform_with_an_unknown_column_is_reported_with_its_name",
         ),
         Row(
             "a transform raises",
             StageError,
             "read the traceback; if a retry does not help, correct the transform",
-            "engines/test_spark.py::test_transform_that_raises_is_a_failed_stage_and_its_text_is_not_told",
+            "spark/test_spark.py::test_transform_that_raises_fails_the_stage_and_its_message_is_not_quoted",
         ),
         Row(
             "a transform returns no DataFrame, or those of other sinks",
             DataError,
             "return a DataFrame, or a dict of sink name and DataFrame",
-            "engines/test_spark.py::test_transform_that_returns_something_else_is_named",
+            "spark/test_spark.py::test_transform_with_an_invalid_return_value_is_reported",
         ),
         Row(
             "a column changed its type",
             DataError,
-            "cast it in the transform ([docs/schema_changes.md](schema_changes.md))",
-            "engines/test_spark.py::test_added_columns_are_recorded_and_changed_types_refused",
+            "cast it in the transform ([schema changes](schema-changes.md))",
+            "spark/test_spark.py::test_added_columns_are_recorded_and_changed_types_refused",
         ),
     ],
     "Source": [
@@ -174,58 +175,58 @@ TABLES: dict[str, list[Row]] = {
             "brokers do not answer",
             UnavailableError,
             "check the addresses in the message, and the network",
-            "sources/test_kafka.py::test_brokers_that_do_not_answer_are_named",
+            "connectors/kafka/test_source.py::test_unreachable_brokers_are_named",
         ),
         Row(
             "the directory of a files source is not there",
             UnavailableError,
             "mount or create it, or correct `path`",
-            "batch/test_gaps.py::test_place_that_is_not_there_is_not_an_empty_place",
+            "pipeline/test_gaps.py::test_place_that_is_not_there_is_not_an_empty_place",
         ),
         Row(
             "a planned file was changed",
-            RecordsGoneError,
+            RecordsMissingError,
             'restore the file; or set `on_data_loss="record_gap"`',
-            "batch/test_gaps.py::test_file_changed_under_its_plan_is_named",
+            "pipeline/test_gaps.py::test_file_changed_under_its_plan_is_named",
         ),
         Row(
             "a file that waits to be read was changed or deleted",
             SourceChangedError,
             'restore the file; or set `on_data_loss="record_gap"`',
-            "batch/test_gaps.py::test_file_that_is_gone_is_no_gap_after_a_persons_abort_either",
+            "pipeline/test_gaps.py::test_file_that_is_gone_is_no_gap_after_a_persons_abort_either",
         ),
         Row(
             "a planned file was deleted",
-            RecordsGoneError,
+            RecordsMissingError,
             'restore the file; or set `on_data_loss="record_gap"`',
-            "batch/test_gaps.py::test_file_that_vanished_between_plan_and_read_is_named",
+            "pipeline/test_gaps.py::test_file_that_vanished_between_plan_and_read_is_named",
         ),
         Row(
             "planned records of a Kafka topic were deleted or replaced",
             SourceChangedError,
             'restore the topic; or set `on_data_loss="record_gap"` for records that are missing',
-            "integration/test_kafka.py::test_topic_that_was_made_again_is_not_taken_for_the_old_one",
+            "integration/test_kafka.py::test_recreated_topic_is_not_mistaken_for_the_old_one",
         ),
         Row(
             "a Kafka record has a timestamp in nanoseconds or microseconds",
             DataError,
             'correct the producer; delete the records up to it, and set `on_data_loss="record_gap"`',
-            "integration/test_kafka.py::test_record_whose_timestamp_spark_cannot_read_is_named_and_can_be_got_past",
+            "integration/test_kafka.py::test_record_with_a_timestamp_that_spark_cannot_read_is_named_and_can_be_skipped",
         ),
         Row(
             "a Parquet or ORC file is damaged",
             DataError,
             'put a good copy into the source under another name, delete the damaged file, and set `on_data_loss="record_gap"`',
-            "engines/test_formats.py::test_corrupt_columnar_file_fails_the_batch_and_is_named",
+            "spark/test_formats.py::test_corrupt_columnar_file_fails_the_batch_and_is_named",
         ),
         Row(
             "more bad records than `max_quarantined`",
             DataError,
             "raise the limit, run again, and look at the records: `streamsem quarantine LOG`; or correct the schema. Do not edit a planned file",
-            "engines/test_spark.py::test_errors_about_records_name_a_file",
+            "spark/test_spark.py::test_errors_about_records_name_a_file",
         ),
     ],
-    "Places": [
+    "Locations": [
         Row(
             "the bucket does not exist",
             StoreRefusedError,
@@ -248,13 +249,13 @@ TABLES: dict[str, list[Row]] = {
             "the log cannot be written: no permission, disk full",
             StoreRefusedError,
             "give the right to write, or free space",
-            "batch/test_failing_places.py::test_log_that_cannot_be_written_any_more_loses_nothing",
+            "pipeline/test_failing_places.py::test_log_that_cannot_be_written_any_more_loses_nothing",
         ),
         Row(
             "Spark cannot write below the path of a sink",
             StoreRefusedError,
             "give Spark's user the right to write there",
-            "engines/test_causes.py::test_place_that_spark_cannot_write_to_is_named_and_not_retried",
+            "spark/test_causes.py::test_location_that_spark_cannot_write_to_is_named_and_not_retried",
         ),
     ],
     "Sinks outside the log, and recovery": [
@@ -262,25 +263,25 @@ TABLES: dict[str, list[Row]] = {
             "a table or topic refuses a committed batch",
             PublishError,
             "correct the table and run again; or `streamsem skip`",
-            "batch/test_publish.py::test_refused_batch_stays_decided_and_is_published_when_the_sink_is_mended",
+            "pipeline/test_publish.py::test_refused_batch_stays_decided_and_is_published_when_the_sink_is_mended",
         ),
         Row(
             "a table was deleted, renamed, or restored from an older copy",
             MarkerLostError,
-            "restore it ([docs/recovery.md](recovery.md)); or `streamsem skip`",
-            "batch/test_lost_markers.py::test_sink_that_was_deleted_is_named_by_verify_and_left_alone_by_runs",
+            "restore it ([recover](../how-to/recover.md)); or `streamsem skip`",
+            "pipeline/test_lost_markers.py::test_sink_that_was_deleted_is_named_by_verify_and_left_alone_by_runs",
         ),
         Row(
             "the log was restored from an older copy",
             MarkerConflictError,
-            "restore the newest copy ([docs/recovery.md](recovery.md))",
-            "batch/test_lost_markers.py::test_log_restored_without_its_newest_version_stops_the_run_until_the_newest_copy_is_back",
+            "restore the newest copy ([recover](../how-to/recover.md))",
+            "pipeline/test_lost_markers.py::test_log_restored_without_its_newest_version_stops_the_run_until_the_newest_copy_is_back",
         ),
         Row(
             "an object of the log was changed or deleted",
             LogDamagedError,
             "run `streamsem verify`, and restore the object that is named",
-            "batch/test_opening.py::test_dataset_that_lost_its_mark_is_refused",
+            "pipeline/test_opening.py::test_dataset_that_lost_its_mark_is_refused",
         ),
     ],
 }
@@ -300,7 +301,7 @@ the cause. Then clear the task, or wait for the next run.
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     parts = [_HEAD]
     for title, rows in TABLES.items():
         parts.append(f"## {title}\n\n| what is wrong | error | retried | what to do |\n|---|---|---|---|")

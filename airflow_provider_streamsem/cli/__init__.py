@@ -1,1 +1,1 @@
-"""The ``streamsem`` command. Imports neither Airflow nor, unless it runs a batch, pyspark."""
+"""The ``streamsem`` command. It does not import Airflow, and it imports pyspark only to run a batch."""

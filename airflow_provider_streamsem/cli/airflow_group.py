@@ -1,4 +1,4 @@
-"""``airflow streamsem …``: the same commands, with Airflow's connections. Airflow imports this at each of its commands."""
+"""The ``airflow streamsem`` command group: the commands of ``streamsem`` with Airflow's connections. Every ``airflow`` command imports this module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_streamsem.cli.arguments import COMMANDS, EXIT_CODES, argum
 
 
 def commands() -> list[CLICommand]:
-    """The command group, as Airflow takes it from a provider."""
+    """Return the command group in the form that Airflow expects from a provider."""
     actions = [
         ActionCommand(
             name=command.name,
@@ -32,7 +32,7 @@ def _execute(command: str, args: argparse.Namespace) -> None:
     from airflow_provider_streamsem.connections import looked_up_by
     from airflow_provider_streamsem.hooks.lookup import airflow_connection
 
-    # As Airflow's own commands do that look connections up: without it only variables and secrets backends are asked.
+    # Airflow's own commands that look up connections set this too. Without it, Airflow reads only environment variables and secrets backends.
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     args.command = command
     with looked_up_by(airflow_connection):

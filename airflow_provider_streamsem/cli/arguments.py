@@ -1,4 +1,4 @@
-"""The commands and their arguments, as data: ``streamsem`` and ``airflow streamsem`` are both made of it. Imports nothing of what they do."""
+"""Definitions of the commands and their arguments, for both ``streamsem`` and ``airflow streamsem``. This module imports no implementation of a command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXIT_CODES = """exit codes:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What ``argparse.ArgumentParser.add_argument`` takes."""
+    """Arguments of one call of ``argparse.ArgumentParser.add_argument``."""
 
     flags: tuple[str, ...]
     settings: dict[str, Any]
@@ -28,17 +28,20 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: a function of its name, with ``_`` for ``-``, in :mod:`airflow_provider_streamsem.cli.commands`."""
+    """A command. It is implemented by the function of its name in :mod:`airflow_provider_streamsem.cli.commands`, with ``_`` in place of ``-``."""
 
     name: str
     help: str
     example: str
-    """its arguments, as somebody would type them"""
+    """Example arguments, as a user types them."""
     arguments: tuple[Argument, ...]
     takes_target: bool = True
-    """whether it is about a log or a pipeline"""
+    """Whether the command takes a log or a pipeline as its first argument."""
     builds: str = ""
-    """what it builds of a pipeline, so that the user's own file is needed: a log does not choose what runs, where, and with which credentials"""
+    """
+    The objects of a pipeline that the command constructs. Such a command requires the user's own pipeline file, because a log must not choose which code
+    runs, where, and with which credentials.
+    """
 
 
 def _argument(*flags: str, **settings: Any) -> Argument:
@@ -94,7 +97,7 @@ COMMANDS = (
         builds="source and sinks",
     ),
     Command(
-        "redo",
+        "reprocess",
         "Reprocess a committed version from the same ranges, and replace its rows.",
         "orders.toml 41",
         (
@@ -174,14 +177,14 @@ COMMANDS = (
     ),
     Command(
         "move-log",
-        "Move a commit log to another place; datasets stay where they are. After a crash, run it again.",
+        "Move a commit log to another location; datasets stay where they are. After a crash, run it again.",
         "s3://lake/_streamsem/orders s3://new-lake/_streamsem/orders",
         (
-            _argument("to", metavar="NEW", help="URL or path of the new place"),
+            _argument("to", metavar="NEW", help="URL or path of the new location"),
             _argument(
                 "--already-moved",
                 action="store_true",
-                help="all objects were moved by hand and the old place holds none: only record it",
+                help="all objects were moved by hand and the old location holds none: only record it",
             ),
         ),
     ),
@@ -200,13 +203,13 @@ COMMANDS = (
 
 
 def arguments_of(command: Command) -> tuple[Argument, ...]:
-    """A command's arguments, with those that all commands have."""
+    """Return the arguments of a command, including those that all commands share."""
     target = (_PIPELINE if command.builds else _LOG,) if command.takes_target else ()
     return (*target, _JSON, *command.arguments)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of ``streamsem``."""
+    """Return the argument parser of ``streamsem``."""
     top = argparse.ArgumentParser(
         prog="streamsem",
         description="Micro-batches with an idempotent commit log.",

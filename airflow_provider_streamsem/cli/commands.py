@@ -1,6 +1,8 @@
 """
-The commands. Each takes parsed arguments, with ``args.log`` and (of a pipeline file) ``args.pipeline``, and returns an :class:`Answer`; the functions behind
-them are the public ones.
+Implementations of the commands.
+
+Each command takes the parsed arguments and returns an :class:`Answer`. ``args.log`` is the log's location. ``args.pipeline`` is the pipeline, or ``None`` if
+the user named a log. The commands call the public functions of this package.
 """
 
 from __future__ import annotations
@@ -17,17 +19,7 @@ from itertools import islice, zip_longest
 from typing import Any
 
 from airflow_provider_streamsem import extras
-from airflow_provider_streamsem.arguments import whole
-from airflow_provider_streamsem.batch import maintenance, report
-from airflow_provider_streamsem.batch.changes import changed_fields
-from airflow_provider_streamsem.batch.guarantee import guarantee, warnings
-from airflow_provider_streamsem.batch.location import located
-from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline, load_spark_conf, stored_spec
-from airflow_provider_streamsem.batch.publish import skip as skip_
-from airflow_provider_streamsem.batch.redo import redo as redo_
-from airflow_provider_streamsem.batch.result import RunResult, with_others
-from airflow_provider_streamsem.batch.run import run_batch
-from airflow_provider_streamsem.batch.templates import holds_templates
+from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.cli.arguments import COMMANDS
 from airflow_provider_streamsem.cli.output import Answer, Table
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
@@ -35,9 +27,19 @@ from airflow_provider_streamsem.commitlog import doctor as doctor_
 from airflow_provider_streamsem.commitlog import move
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import connection
-from airflow_provider_streamsem.engines import packages
-from airflow_provider_streamsem.engines.contract import Engine
+from airflow_provider_streamsem.connectors.contract import Sink
+from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.pipeline import maintenance, report
+from airflow_provider_streamsem.pipeline.changes import changed_fields
+from airflow_provider_streamsem.pipeline.guarantee import guarantee, warnings
+from airflow_provider_streamsem.pipeline.location import located
+from airflow_provider_streamsem.pipeline.publish import skip as skip_
+from airflow_provider_streamsem.pipeline.reprocess import reprocess as reprocess_
+from airflow_provider_streamsem.pipeline.result import RunResult, with_others
+from airflow_provider_streamsem.pipeline.run import run_batch
+from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline, load_spark_conf, stored_spec
+from airflow_provider_streamsem.pipeline.templates import holds_templates
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Receipts
 from airflow_provider_streamsem.protocol.keys import N
@@ -45,14 +47,18 @@ from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
 from airflow_provider_streamsem.readers.lag import lag as lag_of
 from airflow_provider_streamsem.readers.verify import verify as verify_
-from airflow_provider_streamsem.sinks.contract import Sink
+from airflow_provider_streamsem.spark import packages
 
 _LINES = 6
-"""how many partitions or sinks of a version the table of `streamsem log` shows"""
+"""The maximum number of partitions or sinks of a version that the table of ``streamsem log`` shows."""
 
 
 def answer(args: argparse.Namespace) -> Answer:
-    """Run the command that ``args.command`` names, on the log at a URL or on that of a pipeline file."""
+    """
+    Run the command that ``args.command`` names, on a log or on a pipeline.
+
+    :raises InvalidError: the arguments or the pipeline are not valid for this command
+    """
     command: Callable[[argparse.Namespace], Answer] = globals()[args.command.replace("-", "_")]
     if not hasattr(args, "target"):
         return command(args)
@@ -64,12 +70,12 @@ def answer(args: argparse.Namespace) -> Answer:
         args.pipeline, args.log = None, args.target
         return command(args)
     named = load_pipeline(args.target) if in_python is None else _pipeline_of(in_python[1], in_python[2])
-    if in_python is not None and args.command in ("run", "redo") and named.transform is None:
+    if in_python is not None and args.command in ("run", "reprocess") and named.transform is None:
         what = "a transform under @task.micro_batch is no part of the pipeline, and would not run; nothing was written"
         raise InvalidError(what, given=args.target, accepted="a pipeline with transform=, or the DAG's own task")
     if holds_templates(named):
         what = "the pipeline holds templates, which only a task of Airflow renders; nothing was written"
-        raise InvalidError(what, given=args.target, accepted="a pipeline with the values in their places")
+        raise InvalidError(what, given=args.target, accepted="a pipeline with the values in their locations")
     with located(named) as args.pipeline:
         args.log = args.pipeline.log
         return command(args)
@@ -77,9 +83,11 @@ def answer(args: argparse.Namespace) -> Answer:
 
 def _pipeline_of(path: str, name: str) -> Pipeline:
     """
-    A pipeline that a Python file defines, such as a DAG file: the file is run, with its directory on the path as in Airflow's DAG folder.
+    Return a pipeline that a Python file defines, such as a DAG file.
 
-    :raises InvalidError: no such file, or no such pipeline in it
+    The function executes the file. The file's directory is on ``sys.path``, as Airflow's DAGs folder is in Airflow.
+
+    :raises InvalidError: there is no such file, it exits the process, or it defines no such pipeline
     """
     if not os.path.isfile(path):
         raise InvalidError("there is no such file", file=path)
@@ -94,7 +102,10 @@ def _pipeline_of(path: str, name: str) -> Pipeline:
 
 
 def _refuse_without_pipeline(args: argparse.Namespace) -> None:
-    """Whoever may write to a log would choose what runs here, where, and with which credentials."""
+    """
+    Refuse a log for a command that constructs objects of a pipeline. Otherwise a writer of the log could choose which code runs here, where, and with which
+    credentials.
+    """
     builds = next(command.builds for command in COMMANDS if command.name == args.command)
     if builds:
         raise InvalidError(
@@ -108,7 +119,7 @@ def run(args: argparse.Namespace) -> Answer:
     """``streamsem run``"""
     pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
     run_key = f"cli:{SYSTEM_CLOCK.new_id()}" if args.run_key is None else args.run_key
-    announces = args.run_key is not None  # else no retry would announce what this process records as announced
+    announces = args.run_key is not None  # else no retry could repeat the announcements
     before = _newest_closed(pipeline.log)
     result = run_batch(pipeline, run_key=run_key, drain=args.drain, engine=engine, announces=announces)
     if not announces:
@@ -118,42 +129,42 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _newest_closed(log: str) -> int:
-    """The newest closed version of a log; -1 where there is none, or no log."""
+    """Return the newest closed version of a log; -1 if there is none, or no log."""
     try:
         return open_log(log).head
     except InvalidError:
         return -1
 
 
-def redo(args: argparse.Namespace) -> Answer:
-    """``streamsem redo``"""
+def reprocess(args: argparse.Namespace) -> Answer:
+    """``streamsem reprocess``"""
     if args.quarantined == (args.version is not None):
-        raise InvalidError("redo needs a version or --quarantined, and not both", given=args.version)
+        raise InvalidError("reprocess needs a version or --quarantined, and not both", given=args.version)
     if args.quarantined and args.run_key is not None:
-        raise InvalidError("--run-key names one redo, and --quarantined makes one for each version")
+        raise InvalidError("--run-key names one reprocessing run, and --quarantined makes one for each version")
     pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
     if not args.quarantined:
-        return _ran(pipeline, redo_(pipeline, args.version, run_key=args.run_key, engine=engine))
+        return _ran(pipeline, reprocess_(pipeline, args.version, run_key=args.run_key, engine=engine))
     versions = sorted({record["version"] for record in open_log(args.log, pipeline=pipeline).quarantined()})
-    redone, refused, lines = [], [], []
+    reprocessed, refused, lines = [], [], []
     for version in versions:
         try:
-            result = redo_(pipeline, version, engine=engine)
+            result = reprocess_(pipeline, version, engine=engine)
         except StreamsemError as error:
             if error.retryable:
                 raise
             refused.append({"version": version, "error": type(error).__name__, "message": str(error)})
-            lines.append(f"version {version}: not redone: {type(error).__name__}: {error}")
+            lines.append(f"version {version}: not reprocessed: {type(error).__name__}: {error}")
         else:
-            redone.append({**result.to_json(), "replaces": version})
+            reprocessed.append({**result.to_json(), "replaces": version})
             still = result.counts["quarantined"]
-            lines.append(f"version {version}: redone as {result.version}, {still} still quarantined")
-    document = {"redone": redone, "not_redone": refused}
+            lines.append(f"version {version}: reprocessed as {result.version}, {still} still quarantined")
+    document = {"reprocessed": reprocessed, "not_reprocessed": refused}
     return Answer(document=document, lines=lines or ["no record is in quarantine"], exit_code=1 if refused else 0)
 
 
 def _engine(args: argparse.Namespace, spark_packages: str | None) -> Engine:
-    from airflow_provider_streamsem.engines.spark import SparkEngine, engine_of
+    from airflow_provider_streamsem.spark.engine import SparkEngine, engine_of
 
     unnamed = [text for text in args.spark_conf if "=" not in text]
     if unnamed:
@@ -180,9 +191,9 @@ def _ran(pipeline: Pipeline, result: RunResult) -> Answer:
 def log(args: argparse.Namespace) -> Answer:
     """``streamsem log``"""
     if args.limit < 1:
-        raise InvalidError("--limit must be a whole number of 1 or more", given=args.limit)
+        raise InvalidError("--limit must be an integer of 1 or more", given=args.limit)
     opened = open_log(args.log)
-    # Attempts that died without a manifest lie in the datasets, which only the user's own pipeline names.
+    # Attempts that died before they wrote a manifest left files only in the datasets, which only the user's own pipeline names.
     sinks = {} if args.pipeline is None else args.pipeline.sinks
     versions = [*opened.versions(limit=args.limit + 1)]
     spec = cache(lambda digest: stored_spec(opened.log.read_spec(digest)))
@@ -216,27 +227,29 @@ def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Versi
 
 
 def _changed(spec: Callable[[str], Json], before: Version | None, version: Version) -> list[str]:
-    """The fields of the spec in which a version differs from the one before it."""
+    """Return the spec fields in which a version differs from the previous version."""
     specs = [(one.outcome or one.plan).spec for one in (before, version) if one is not None]
     return [] if len({*specs}) < 2 else changed_fields(spec(specs[0]), spec(specs[1]))
 
 
 def _result(version: Version) -> str:
-    """``open``, ``commit`` or ``abort``; ``publishing`` of a commit whose receipts are not there yet."""
+    """Return ``open``, ``commit`` or ``abort``, or ``publishing`` for a commit whose receipts are not stored yet."""
     if version.outcome is None:
         return "open"
-    return "publishing" if version.outcome.owes and version.receipts is None else version.outcome.result
+    return (
+        "publishing" if version.outcome.has_pending_publishes and version.receipts is None else version.outcome.result
+    )
 
 
 def _sinks(outcome: Outcome, receipts: Receipts | None) -> dict[str, str]:
-    """Sink → ``committed`` with the outcome itself; of a sink outside the log ``waiting``, or what its receipt says."""
-    owed = dict.fromkeys(outcome.publish, "waiting")
+    """Return sink → ``committed`` if the outcome itself makes the rows visible. For a sink outside the log: the result in its receipt, or ``waiting``."""
+    pending_publishes = dict.fromkeys(outcome.publish, "waiting")
     answered = {} if receipts is None else {name: receipt.result for name, receipt in receipts.sinks.items()}
-    return {name: {**owed, **answered}.get(name, "committed") for name in outcome.sinks}
+    return {name: {**pending_publishes, **answered}.get(name, "committed") for name in outcome.sinks}
 
 
 def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
-    """The log as a table for people."""
+    """Return the log as a table for the terminal."""
     columns: dict[str, Callable[[Json], object]] = {
         "version": lambda row: row["version"],
         "result": lambda row: row["result"],
@@ -255,7 +268,7 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
     }
     cells = {title: [str(cell(row)) for row in rows] for title, cell in columns.items()}
     if all(state == "committed" for row in rows for state in row["sinks"].values()):
-        del cells["sinks"]  # the result says it
+        del cells["sinks"]  # the result column is sufficient
     shown = [title for title, column in cells.items() if not rows or any(column)]
     first = ["attempts", "files", "duration", "closed (UTC)", "sinks", "changed in the spec", "age", "filtered"]
     return Table(
@@ -271,7 +284,7 @@ def _written(row: Json) -> list[int]:
 
 
 def _in_lines(parts: Iterable[str]) -> str:
-    """One a line; of many the first."""
+    """Join lines. Of many lines, show only the first."""
     lines = [*parts]
     more = len(lines) - _LINES
     return "\n".join(lines if more <= 1 else [*lines[:_LINES], f"and {more} more"])
@@ -295,12 +308,12 @@ def _ranges(ranges: Ranges) -> str:
 
 def show(args: argparse.Namespace) -> Answer:
     """``streamsem show``"""
-    whole("N", args.version, least=0, most=N - 1)
+    integer("N", args.version, least=0, most=N - 1)
     opened = open_log(args.log)
     plan, outcome = opened.log.plan(args.version), opened.log.outcome(args.version)
     if plan is None:
         raise InvalidError("there is no such version", given=args.version, newest_closed=opened.head)
-    receipts = opened.log.receipts(args.version) if outcome is not None and outcome[0].owes else None
+    receipts = opened.log.receipts(args.version) if outcome is not None and outcome[0].has_pending_publishes else None
     document = {
         "version": args.version,
         "plan": plain(plan[0]),
@@ -333,7 +346,7 @@ def files(args: argparse.Namespace) -> Answer:
 
 def quarantine(args: argparse.Namespace) -> Answer:
     """``streamsem quarantine``"""
-    whole("limit", args.limit, least=1)
+    integer("limit", args.limit, least=1)
     opened = open_log(args.log, pipeline=args.pipeline)
     found = list(islice(opened.quarantined(version=args.at, since=args.since), args.limit + 1))
     shown = found[: args.limit]
@@ -349,7 +362,7 @@ def quarantine(args: argparse.Namespace) -> Answer:
 
 
 def _where(record: Mapping[str, Any]) -> str:
-    """Where a quarantined record is in its source: all that is told of it but the record itself."""
+    """Return the location of a quarantined record in its source: every field except ``version``, ``raw``, ``encoding`` and ``error``."""
     told = {name: value for name, value in record.items() if name not in ("version", "raw", "encoding", "error")}
     return "\n".join(f"{name} {value}" for name, value in sorted(told.items()) if value is not None)
 
@@ -371,7 +384,7 @@ def verify(args: argparse.Namespace) -> Answer:
 def doctor(args: argparse.Namespace) -> Answer:
     """``streamsem doctor``"""
     report = doctor_.examine(open_commit_log(args.log))
-    return _checked(f"doctor of {report.place}", plain(report), report.checks)
+    return _checked(f"doctor of {report.location}", plain(report), report.checks)
 
 
 def doctor_spark(args: argparse.Namespace) -> Answer:
@@ -402,8 +415,7 @@ def lag(args: argparse.Namespace) -> Answer:
 def abort(args: argparse.Namespace) -> Answer:
     """``streamsem abort``"""
     opened = open_log(args.log)
-    source = args.pipeline.source
-    outcome = maintenance.abort(opened.log, opened.record, args.version, reason=args.reason, source=source)
+    outcome = maintenance.abort(opened.log, opened.record, args.version, reason=args.reason)
     told = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"
     return Answer(
         document={"version": args.version, "result": outcome.result}, lines=[f"version {args.version}: {told}"]

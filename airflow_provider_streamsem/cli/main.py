@@ -1,7 +1,7 @@
 """
 The ``streamsem`` command and its exit codes.
 
-PYTHON_ARGCOMPLETE_OK: shells complete its arguments.
+PYTHON_ARGCOMPLETE_OK: this marker enables shell completion of the arguments.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ INVALID, RETRY, REFUSED, FAILED = 2, 3, 4, 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command and return its exit code."""
     made = parser()
-    with suppress(ImportError):  # Airflow brings it
+    with suppress(ImportError):  # Airflow installs argcomplete
         import argcomplete
 
         argcomplete.autocomplete(made)
@@ -39,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def execute(args: argparse.Namespace, *, shows_progress: bool = False) -> int:
     """
-    Run the command that ``args.command`` names; prints its answer, returns its exit code.
+    Run the command that ``args.command`` names, print its result and return its exit code.
 
-    :param shows_progress: on a terminal, show what is done while it is done
+    :param shows_progress: show progress on a terminal while the command runs
     """
     from airflow_provider_streamsem.cli import output
 
@@ -61,7 +61,7 @@ def execute(args: argparse.Namespace, *, shows_progress: bool = False) -> int:
     except Exception:
         output.show_error(traceback.format_exc(), keep="\n")
         return FAILED
-    with suppress(BrokenPipeError):  # whoever read us has seen enough
+    with suppress(BrokenPipeError):  # the reader of a pipe may close it early
         if args.json:
             output.show_json(answer.document)
         else:

@@ -1,7 +1,8 @@
 """
-What a command answers, and the one place where it is printed. rich is imported when a table is shown.
+Results of commands. This is the only module that prints them. It imports rich only to show a table or progress.
 
-Names, paths and reasons come from the log, and from whoever may write to it. What a terminal would execute or reorder is printed as an escape.
+Names, paths and reasons come from the log, and any writer of the log can choose them. Control characters that a terminal would execute or reorder are printed
+as escapes.
 """
 
 from __future__ import annotations
@@ -22,33 +23,34 @@ if TYPE_CHECKING:
     from rich.status import Status
     from rich.table import Table as RichTable
 
-# C0, DEL and C1 controls, line and paragraph separators, controls of writing direction, and halves of surrogate pairs, which cannot be printed.
+# C0, DEL and C1 controls, line and paragraph separators, bidirectional controls, and unpaired surrogates, which cannot be encoded.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str, *, keep: str = "") -> str:
     r"""
-    Text without what a terminal would execute or reorder: each such character as ``\u001b``, an escape that JSON has, too.
+    Replace each control character that a terminal would execute or reorder with an escape such as ``\u001b``, which is also a JSON escape.
 
-    :param keep: characters that stay, such as the line breaks of a text that this package laid out
+    :param keep: characters to keep, such as the line breaks of a text that this package formatted
     """
     return _CONTROLS.sub(lambda found: found[0] if found[0] in keep else f"\\u{ord(found[0]):04x}", text)
 
 
 class PrintableFormatter(logging.Formatter):
-    """Log lines without what a terminal would execute."""
+    """A log formatter that escapes control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, with the line breaks of a traceback."""
+        """Return the formatted record. Line breaks and tabs of a traceback are kept."""
         return printable(super().format(record), keep="\n\t")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """
-    Rows under column names. A cell may have several lines. None is ever cut, and only the texts of ``folded`` are broken over lines.
+    Rows under column names. A cell may have several lines. Cells are never truncated.
 
-    :param left_out_first: the columns that are left out where the terminal is too narrow, in this order
+    :param left_out_first: the columns that are dropped if the terminal is too narrow, in this order
+    :param folded: the columns whose text may wrap
     """
 
     title: str
@@ -59,7 +61,7 @@ class Table:
 
     @property
     def width(self) -> int:
-        """How many characters a line of the table needs."""
+        """The width of the table in characters."""
         from rich.cells import cell_len
 
         def needed(column: str, cells: Iterable[str]) -> int:
@@ -71,7 +73,7 @@ class Table:
         )
 
     def without(self, column: str) -> Table:
-        """The table without a column."""
+        """Return the table without one column."""
         at = self.columns.index(column)
         rows = [[*row[:at], *row[at + 1 :]] for row in self.rows]
         columns = [*self.columns[:at], *self.columns[at + 1 :]]
@@ -81,10 +83,12 @@ class Table:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """
-    The answer of a command.
+    The result of a command.
 
-    :param document: for ``--json``; its shape is part of the public interface
-    :param lines: plain lines for people. Paths can be piped on; one with a control character is exact in the document only
+    :param document: the document for ``--json``. Its structure is part of the public interface
+    :param tables: tables for the terminal
+    :param lines: plain lines for the terminal. Paths can be piped to other commands. For a path with a control character, only the document is exact
+    :param exit_code: exit code of the command
     """
 
     document: Json
@@ -94,20 +98,21 @@ class Answer:
 
 
 def show_json(document: Json) -> None:
-    """Print a document as JSON. A reader of JSON gets exactly the document."""
+    """Print a document as JSON. A JSON parser reads exactly the document, because control characters are printed as JSON escapes."""
     print(printable(json.dumps(document, indent=2, ensure_ascii=False), keep="\n"))
 
 
 def show_error(text: str, *, keep: str = "") -> None:
-    """Print what went wrong on standard error."""
+    """Print an error to standard error."""
     print(printable(text, keep=keep), file=sys.stderr)
 
 
 @contextmanager
 def progress(command: str, terminal: Console | None = None) -> Iterator[None]:
     """
-    While a command works: the newest line of its log beside a spinner. Nothing where standard error is no terminal.
+    Show the newest log line beside a spinner while a command runs. Shows nothing if standard error is not a terminal.
 
+    :param command: the initial text beside the spinner
     :param terminal: default: standard error
     """
     if terminal is None and not sys.stderr.isatty():
@@ -130,7 +135,7 @@ def progress(command: str, terminal: Console | None = None) -> Iterator[None]:
 
 
 class _Progress(logging.Handler):
-    """The newest line beside the spinner; warnings stay above it."""
+    """Shows the newest log line beside the spinner. Warnings remain above it."""
 
     def __init__(self, status: Status) -> None:
         super().__init__()
@@ -149,9 +154,9 @@ class _Progress(logging.Handler):
 
 def show(answer: Answer, *, wide: bool = False) -> None:
     """
-    Print an answer for people.
+    Print a command's result for the terminal.
 
-    :param wide: leave no column out, though lines become longer than the terminal is wide
+    :param wide: drop no column, even if lines are longer than the terminal is wide
     """
     for table in answer.tables:
         show_table(table, wide=wide)
@@ -160,7 +165,7 @@ def show(answer: Answer, *, wide: bool = False) -> None:
 
 
 def show_table(table: Table, *, wide: bool = False) -> None:
-    """Print a table; says which columns it left out."""
+    """Print a table and name the columns that were dropped."""
     from rich.console import Console
 
     terminal = Console()
@@ -178,11 +183,11 @@ def _fitting(table: Table, width: int) -> Table:
 
 
 def _drawn(table: Table) -> RichTable:
-    """A table as rich draws it."""
+    """Return the table as a rich table."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    # As Text: rich would read a str as markup.
+    # Text objects, because rich would parse a str as markup.
     made = RichTable(title=Text(printable(table.title), style="table.title"), title_justify="left")
     for column in table.columns:
         made.add_column(Text(printable(column)), overflow="fold", no_wrap=column not in table.folded)

@@ -1,4 +1,4 @@
-"""``streamsem doctor-spark``: small batches that show whether the installed Spark does what this package needs."""
+"""The checks of ``streamsem doctor-spark``: small batches that test whether the installed Spark has the behavior that this package relies on."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_streamsem.batch.pipeline import Pipeline
-from airflow_provider_streamsem.batch.run import run_batch
 from airflow_provider_streamsem.commitlog.doctor import Check
-from airflow_provider_streamsem.engines import versions
-from airflow_provider_streamsem.engines.contract import Engine
+from airflow_provider_streamsem.connectors.files.sink import FilesSink
+from airflow_provider_streamsem.connectors.files.source import FilesSource
+from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import StreamsemError
-from airflow_provider_streamsem.sinks.files import FilesSink
-from airflow_provider_streamsem.sources.files import FilesSource
+from airflow_provider_streamsem.pipeline.run import run_batch
+from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.spark import versions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -57,14 +57,14 @@ _PLANS: tuple[tuple[Callable[[Any], Any], int], ...] = (
     (_grouped, 3),
     (_cached, 3),
 )
-"""a transform, each with another shape of Spark query → the rows that it must write"""
+"""Transforms, each with a different form of Spark query, and the number of rows that each must write."""
 
 
 def checks(engine: Engine) -> Iterator[Check]:
     """
-    Run one batch (three valid records, one malformed) for each shape of Spark query, in a temporary directory.
+    Run one batch of three valid records and one malformed record for each form of Spark query, in a temporary directory.
 
-    A batch counts its records by classes of Spark that are not public. If another version of Spark has changed them, a count is wrong or the batch fails.
+    A batch counts its records through internal Spark classes. If another Spark version has changed them, a count is wrong or the batch fails.
     """
     found = versions.installed()
     minors = {version.rsplit(".", 1)[0] for version in found.values()}
@@ -72,19 +72,19 @@ def checks(engine: Engine) -> Iterator[Check]:
     is_tested = bool(minors) and minors <= set(versions.TESTED)
     yield Check(name="Spark is of a supported version", passed=is_tested, seen=said)
     for transform, rows in _PLANS:
-        with tempfile.TemporaryDirectory() as place:
-            yield _batch(Path(place), engine, transform, rows)
+        with tempfile.TemporaryDirectory() as location:
+            yield _batch(Path(location), engine, transform, rows)
 
 
-def _batch(place: Path, engine: Engine, transform: Callable[[Any], Any], rows: int) -> Check:
-    (place / "in").mkdir()
-    (place / "in" / "records.json").write_text(_RECORDS)
+def _batch(location: Path, engine: Engine, transform: Callable[[Any], Any], rows: int) -> Check:
+    (location / "in").mkdir()
+    (location / "in" / "records.json").write_text(_RECORDS)
     pipeline = Pipeline(
         name="doctor",
-        log=str(place / "log"),
-        source=FilesSource(path=str(place / "in"), format="json", schema="id long"),
+        log=str(location / "log"),
+        source=FilesSource(path=str(location / "in"), format="json", schema="id long"),
         transform=transform,
-        sinks={"out": FilesSink(path=str(place / "out"))},
+        sinks={"out": FilesSink(path=str(location / "out"))},
         rows="any",
     )
     name = f"counts of a batch: {transform.__name__.strip('_')}"
@@ -92,7 +92,7 @@ def _batch(place: Path, engine: Engine, transform: Callable[[Any], Any], rows: i
         result = run_batch(pipeline, run_key="doctor", engine=engine)
     except StreamsemError as error:
         cause = "" if error.__cause__ is None else f" ({type(error.__cause__).__name__})"
-        return Check(name=name, passed=False, seen=f"{type(error).__name__}: {error.truth}{cause}")
+        return Check(name=name, passed=False, seen=f"{type(error).__name__}: {error.summary}{cause}")
     expected = {**_COUNTS, "written.out": rows}
     seen = {count: result.counts.get(count) for count in expected}
     return Check(name=name, passed=seen == expected, seen=", ".join(f"{key} {value}" for key, value in seen.items()))

@@ -1,1 +1,1 @@
-"""The commit log over a store: the loop that performs requests, maintenance, and the doctor."""
+"""The commit log on a store: the loop that performs requests, log moves, and the store probe (doctor)."""

@@ -1,4 +1,4 @@
-"""Whether a store keeps the promise on which the log rests. A pipeline is not created on a store that does not."""
+"""Probes whether a store has the properties that the log requires. No pipeline is created on a store that fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ ROUNDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One probe: what was asked, whether the store did it, what was seen."""
+    """
+    Result of one probe.
+
+    :param name: the property that was probed
+    :param passed: whether the store has it
+    :param seen: the behaviour that was observed
+    """
 
     name: str
     passed: bool
@@ -30,13 +36,13 @@ class Check:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """
-    What the probes found; stored under ``key`` in the log.
+    Results of all probes; stored under ``key`` in the log.
 
-    Known limitation: the probes can show that a store breaks its promise, not that it always keeps it.
+    Known limitation: the probes can show that a store violates a property. They cannot prove that it never does.
     """
 
     key: str
-    place: str
+    location: str
     at_ms: int
     checks: tuple[Check, ...]
 
@@ -48,23 +54,25 @@ class Report:
 
 def examine(log: CommitLog) -> Report:
     """
-    Probe a store with objects under ``doctor/`` and keep the report there. The probe's objects are removed again.
+    Probe a store with objects under ``doctor/``, delete these objects, and store the report there.
 
-    :raises StoreRefusedError: the store lets this process not write, read or list there
+    :raises StoreRefusedError: the store does not let this process write, read or list
     """
     probe = f"doctor/probe-{log.clock.new_id()}/"
     checks = (
         *_checks(log.store, probe, log.clock),
         _check("what may be deleted is gone after it", lambda: _deleted(log.store, probe)),
     )
-    report = Report(key=keys.doctor(log.clock.new_id()), place=log.store.url, at_ms=log.clock.now_ms(), checks=checks)
+    report = Report(
+        key=keys.doctor(log.clock.new_id()), location=log.store.url, at_ms=log.clock.now_ms(), checks=checks
+    )
     log.create(report.key, canonical({"format": 1, "entry": "doctor", **json.loads(json.dumps(asdict(report)))}))
     return report
 
 
 def require_safe(log: CommitLog) -> Report:
     """
-    :func:`examine`, refusing a store that failed.
+    Run :func:`examine` and reject a store that fails.
 
     :raises UnsafeStoreError: names the probes that failed
     """
@@ -72,7 +80,7 @@ def require_safe(log: CommitLog) -> Report:
     if not report.passed:
         failed = "; ".join(f"{check.name}: {check.seen}" for check in report.checks if not check.passed)
         raise UnsafeStoreError(
-            "the store does not keep create-if-absent", place=log.store.url, failed=failed, report=report.key
+            "the store does not keep create-if-absent", location=log.store.url, failed=failed, report=report.key
         )
     return report
 
@@ -148,5 +156,5 @@ def _deleted(store: Store, probe: str) -> str:
         for stat in list(store.list(probe)):
             store.delete(stat.key)
     except StoreRefusedError:
-        return ""  # writers never delete (W19); only vacuum needs the right to
+        return ""  # Writers never delete (W19). Only vacuum needs this permission.
     return "" if not list(store.list(probe)) else "deleted objects are still listed"

@@ -1,4 +1,4 @@
-"""The only loop that performs requests of the protocol, and the log's face to the layers above."""
+"""The commit log of a pipeline on a store. It contains the only loop that performs the requests of the protocol."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Announcement,
     Claim,
     Effects,
-    Genesis,
+    InitialOffsets,
     Json,
     Moved,
     Outcome,
@@ -60,11 +60,11 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """
-    How often and how long unknown answers are met with the same request again (W6, W7).
+    Retry policy for requests without a clear answer (W6, W7).
 
-    :param tries: requests in a row without a clear answer, after which the writer gives up and reports *unknown*
-    :param first_wait_s: seconds before the second request; doubled each time
-    :param longest_wait_s: the longest wait between two requests, seconds
+    :param tries: consecutive requests without a clear answer after which the writer stops and reports *unknown*
+    :param first_wait_s: delay before the second request, in seconds; it doubles with each retry
+    :param longest_wait_s: maximum delay between two requests, in seconds
     """
 
     tries: int = 8
@@ -75,12 +75,12 @@ class Patience:
 @dataclass(slots=True)
 class CommitLog:
     """
-    A pipeline's log on a store. It holds nothing that matters: two of them on one store are as good as one.
+    A pipeline's log on a store. All its state is in the store, so several instances can use the same store.
 
-    :param store: where the log lies
-    :param clock: waits between repeated requests
-    :param patience: for unknown answers
-    :param sources: below which prefix planning keeps what it knows of sources; of a log that was moved, :meth:`read_pipeline` finds it
+    :param store: the store that holds the log
+    :param clock: used to wait between retries
+    :param patience: retry policy
+    :param sources: prefix of the discoveries of all sources; :meth:`read_pipeline` sets it for a moved log
     """
 
     store: Store
@@ -90,9 +90,9 @@ class CommitLog:
 
     def perform(self, procedure: Procedure[T]) -> T:
         """
-        Run a procedure to its end.
+        Run a procedure to completion.
 
-        :raises UnavailableError: too many unknown answers in a row; nothing was concluded from them
+        :raises UnavailableError: too many consecutive requests had no clear answer. Whether the last one was applied is unknown.
         """
         unanswered = 0
         event: Event | None = None
@@ -108,10 +108,10 @@ class CommitLog:
                 event = self._event(request, unsure=unanswered > 0)
             except UnknownAnswerError as error:
                 event, cause = Unknown(), error
-            telemetry.tell(
-                telemetry.Requested, request=type(request).__name__.lower(), unknown=isinstance(event, Unknown)
+            telemetry.emit(
+                telemetry.LogRequest, request=type(request).__name__.lower(), unknown=isinstance(event, Unknown)
             )
-            # A key that exists but cannot be read, again and again, is no clear answer either.
+            # A key that repeatedly exists on create but is missing on read is not a clear answer either.
             unclear = isinstance(event, Unknown) or (isinstance(event, Missing) and isinstance(before, Exists))
             unanswered = unanswered + 1 if unclear else unanswered if isinstance(event, Exists) else 0
             if unanswered >= self.patience.tries:
@@ -120,7 +120,7 @@ class CommitLog:
                 raise UnavailableError(
                     "the store gave no clear answer; whether the last request was applied is unknown",
                     **{
-                        "place": self.store.url,
+                        "location": self.store.url,
                         "tries": unanswered,
                         **({} if cause is None else cause.fields),
                         "key": key,
@@ -140,29 +140,29 @@ class CommitLog:
         except StoreRefusedError as error:
             if not unsure:
                 raise
-            # An earlier sending of this request may have been applied (W7).
+            # An earlier send of this request may have been applied (W7).
             what = "the store refused a request that it had not answered before; whether it was applied is unknown"
-            raise UnavailableError(what, place=self.store.url) from error
+            raise UnavailableError(what, location=self.store.url) from error
 
     # --- objects that are not versions
 
     def create(self, key: str, data: bytes) -> Creation:
-        """Create an object if absent, and say what is stored."""
+        """Create an object if it is absent, and return the stored bytes."""
         return self.perform(create(key, data))
 
     def read(self, key: str) -> bytes | None:
-        """The bytes under a key, or ``None``."""
+        """Return the bytes under a key, or ``None``."""
         return self.perform(get(key))
 
     def list_keys(self, prefix: str, limit: int | None = None) -> tuple[str, ...]:
-        """The first keys under a prefix: a hint (W8)."""
+        """Return the first keys under a prefix. The result is a hint (W8)."""
         return self.perform(list_keys(prefix, limit))
 
     def read_pipeline(self) -> PipelineRecord | None:
         """
-        ``pipeline.json``, or ``None`` where the log does not exist yet.
+        Read ``pipeline.json``. Returns ``None`` if the log does not exist yet.
 
-        :raises NewerFormatError: it requires a feature that this release lacks
+        :raises NewerFormatError: the log requires a feature that this release lacks
         :raises LogMovingError: the log is being moved here and is not complete yet
         """
         found = self.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
@@ -171,7 +171,7 @@ class CommitLog:
         unknown = {*found[0].reader_features} - READER_FEATURES or {*found[0].writer_features} - WRITER_FEATURES
         if unknown:
             raise NewerFormatError(
-                "the log requires features that this release lacks", place=self.store.url, features=sorted(unknown)
+                "the log requires features that this release lacks", location=self.store.url, features=sorted(unknown)
             )
         if found[0].moved_from:
             moved = self.moved(found[0].moved_from)
@@ -182,12 +182,12 @@ class CommitLog:
         return found[0]
 
     def moved(self, url: str) -> Moved | None:
-        """The record that this log was at ``url`` before, complete; ``None`` where there is none."""
+        """Return the record that this log was moved here from ``url`` and is complete, or ``None``."""
         found = self.perform(procedures.read_entry(Moved, keys.moved(url)))
         return None if found is None else found[0]
 
     def create_pipeline(self, record: PipelineRecord) -> PipelineRecord:
-        """Create ``pipeline.json``; returns what is stored, ours or another's who was first."""
+        """Create ``pipeline.json``. Returns the stored record, which may be that of another process."""
         self.perform(procedures.create_entry(keys.PIPELINE, record))
         stored = self.read_pipeline()
         if stored is None:
@@ -195,13 +195,17 @@ class CommitLog:
         return stored
 
     def put_spec(self, spec: bytes) -> str:
-        """Store a pipeline spec under its sha256, which is returned."""
+        """Store a pipeline spec and return its sha256, which names it."""
         digest = sha256(spec)
         self.create(keys.spec(digest), spec)
         return digest
 
     def read_spec(self, digest: str) -> bytes:
-        """A pipeline spec by its sha256."""
+        """
+        Read a pipeline spec by its sha256.
+
+        :raises LogDamagedError: ``digest`` is not a sha256, or the spec is missing or has another sha256
+        """
         if not keys.is_digest(digest):
             raise LogDamagedError("a pipeline spec is not named by its sha256", invariant="R6", spec=digest)
         data = self.read(keys.spec(digest))
@@ -211,84 +215,84 @@ class CommitLog:
             )
         return data
 
-    def genesis(self, source: str) -> Genesis | None:
-        """Where version 0 starts with a source, by the sha256 of its arguments; ``None`` where no run has fixed it."""
-        found = self.perform(procedures.read_entry(Genesis, keys.genesis(source)))
+    def initial_offsets(self, source: str) -> InitialOffsets | None:
+        """Return the initial offsets of a source, or ``None`` if no run has created them. ``source`` is the sha256 of the source's arguments."""
+        found = self.perform(procedures.read_entry(InitialOffsets, keys.initial_offsets(source)))
         return None if found is None else found[0]
 
-    def put_genesis(self, source: str, wanted: Genesis) -> Genesis:
-        """Fix where version 0 starts with a source; returns what is stored, ours or that of a process that was first."""
-        self.perform(procedures.create_entry(keys.genesis(source), wanted))
-        stored = self.genesis(source)
+    def put_initial_offsets(self, source: str, wanted: InitialOffsets) -> InitialOffsets:
+        """Create the initial offsets of a source. Returns the stored ones, which may be those of another process."""
+        self.perform(procedures.create_entry(keys.initial_offsets(source), wanted))
+        stored = self.initial_offsets(source)
         if stored is None:
             what = "an object that was created cannot be read"
-            raise LogDamagedError(what, invariant="I1", key=keys.genesis(source))
+            raise LogDamagedError(what, invariant="I1", key=keys.initial_offsets(source))
         return stored
 
-    def of_source(self, guarded: Json) -> CommitLog:
+    def of_source(self, immutable_config: Json) -> CommitLog:
         """
-        The part of the log in which planning keeps what it knows of a source.
+        Return the section of the log that holds the discoveries of a source.
 
-        Each source has its own, so that what a run with a wrong path discovered is never read by a run with the corrected one.
+        Each source has its own section. A run with a corrected path therefore never reads the discoveries of a run with a wrong path.
 
-        :param guarded: the source's guarded fields
+        :param immutable_config: the source's immutable fields
         """
-        return self.under(keys.source(sha256(canonical(guarded)), self.sources))
+        return self.under(keys.source(sha256(canonical(immutable_config)), self.sources))
 
     def under(self, prefix: str) -> CommitLog:
-        """The part of the log below a prefix, which ends with ``/``."""
+        """Return the section of the log below a prefix, which must end with ``/``."""
         return CommitLog(PrefixStore(self.store, prefix), self.clock, self.patience)
 
     # --- versions, for writers
 
     def find_head(self) -> Head:
-        """The newest version that a listing hints at."""
+        """Return the newest version that a listing shows. The result is a hint (W8)."""
         return self.perform(procedures.find_head())
 
     def read_head(self, version: int) -> Head | None:
-        """The head at ``version``, by computed keys; ``None`` where nothing of it is stored."""
+        """Return the head at ``version`` by computed keys, or ``None`` if the version has no plan and no outcome."""
         return self.perform(procedures.read_head(version))
 
     def confirm_head(self, head: Head) -> Head:
-        """The newest version by computed keys, whatever a listing has shown."""
+        """Follow computed keys from a listed head to the newest version."""
         return self.perform(procedures.confirm_head(head))
 
     def locate(self, run_key: str, head: Head) -> procedures.Position:
-        """Where a run stands."""
+        """Return the position of a run."""
         return self.perform(procedures.locate(run_key, head))
 
     def find_current(self, version: int, head: Head) -> int:
-        """The commit that holds the rows of a version at the head."""
+        """Return the commit that holds the rows of a version at the head."""
         return self.perform(procedures.find_current(version, head))
 
     def find_root(self, version: int) -> int:
-        """The commit at the root of a chain of redos; of a batch itself."""
+        """Return the first commit in the chain of a reprocessing run. A batch is its own root."""
         return self.perform(procedures.find_root(version))
 
     def run_versions(self, run_key: str) -> list[int]:
-        """The versions that were planned under a run key and closed, oldest first."""
+        """Return the versions that have a pointer of this run, oldest first; see :func:`procedures.run_versions`."""
         return self.perform(procedures.run_versions(run_key))
 
     def others_between(self, run_key: str, first: tuple[int, int], last: tuple[int, int]) -> list[int]:
-        """The versions that other runs planned between two of a run's own; see :func:`announcements.others_between`."""
+        """Return the versions that other runs planned between two versions of a run; see :func:`announcements.others_between`."""
         return self.perform(announcements.others_between(run_key, first, last))
 
     def pointer(self, run_key: str, j: int) -> RunPointer | None:
-        """Pointer j of a run, or ``None`` where the run has not that many versions."""
+        """Return pointer ``j`` of a run, or ``None`` if the run has fewer versions."""
         found = self.perform(procedures.read_entry(RunPointer, keys.pointer(run_key, j)))
         return None if found is None else found[0]
 
     def newest_announced(self) -> int:
-        """Up to which version all are announced, as a listing hints; -1 where none is."""
+        """Return the version up to which all versions are announced, or -1 if none is. The value is a hint: it may be too low (W8)."""
         return self.perform(announcements.newest_announced())
 
     def announcement(self, key: str) -> Announcement | None:
-        """An announcement, or ``None`` where it is missing."""
+        """Return an announcement, or ``None`` if it is missing."""
         found = self.perform(procedures.read_entry(Announcement, key))
         return None if found is None else found[0]
 
     def put_announcement(self, key: str, announcement: Announcement) -> Announcement:
-        """Create an announcement; returns what is stored."""
+        """Create an announcement and return the stored one."""
         return self.perform(announcements.put_announcement(key, announcement))
 
     def put_plan(self, head: Head, plan: Plan) -> tuple[Head, bool]:
@@ -296,68 +300,70 @@ class CommitLog:
         return self.perform(procedures.put_plan(head, plan))
 
     def find_staged(self, head: Head) -> list[StagedManifest]:
-        """Staged manifests of the open version."""
+        """Return the staged manifests that were made for the open plan."""
         return self.perform(procedures.find_staged(head))
 
     def put_staged(self, manifest: StagedManifest) -> None:
-        """Create an attempt's manifest, after the last byte of its last file (W18)."""
+        """Create the manifest of an attempt. The caller must have written all its files completely (W18)."""
         self.perform(procedures.create_entry(keys.attempt(manifest.version, manifest.attempt_id), manifest))
 
     def decide(self, head: Head, outcome: Outcome) -> Head:
-        """Create pointer and outcome; returns the head with the outcome that is stored."""
+        """Create the run pointer and the outcome of the open plan. Returns the head at the stored outcome."""
         return self.perform(procedures.decide(head, outcome))
 
     # --- receipts and effects, for publishers
 
     def receipts(self, version: int) -> Receipts | None:
-        """Receipts(version), or ``None`` where they are not there."""
+        """Return Receipts(version), or ``None`` if they do not exist."""
         found = self.perform(procedures.read_entry(Receipts, keys.receipts(version)))
         return None if found is None else found[0]
 
     def put_receipts(self, head: Head, receipts: Receipts) -> tuple[Head, Receipts]:
-        """Create the receipts of the head's commit; returns the head that owes nothing, and the receipts that are stored."""
+        """Create the receipts of the head's commit. Returns the head without pending publishes, and the stored receipts."""
         return self.perform(procedures.put_receipts(head, receipts))
 
     def claim(self, wanted: Claim) -> bool:
-        """Claim one round of a part of a version's effects; whether the stored claim is this very entry's."""
+        """Claim one round of a chunk of a version's effects. Returns whether the stored claim is this one."""
         return self.perform(procedures.claim(wanted))
 
     def effects(self, version: int, sink: str, part: int, round: int = 0) -> Effects | None:
-        """What became of one round of a part of a version's effects, or ``None`` where no entry recorded it."""
+        """Return the result of one round of a chunk of a version's effects, or ``None`` if no publisher recorded it."""
         found = self.perform(procedures.read_entry(Effects, keys.effects(version, sink, part, round)))
         return None if found is None else found[0]
 
     def put_effects(self, effects: Effects) -> Effects:
-        """Record what became of one round of a part's effects; returns what is stored."""
+        """Record the result of one round of a chunk. Returns the stored record."""
         return self.perform(procedures.put_effects(effects))
 
     def write_segments(self, version: int, known: list[tuple[Outcome, str]]) -> None:
-        """Create the segments that are full since ``version``."""
+        """Create the segments that became full when ``version`` was closed."""
         self.perform(procedures.write_segments(version, known))
 
     # --- versions, for readers
 
     def plan(self, version: int) -> tuple[Plan, str] | None:
-        """Plan(version) and the sha256 of its bytes."""
+        """Return Plan(version) and the sha256 of its bytes, or ``None``."""
         return self.perform(procedures.read_entry(Plan, keys.plan(version)))
 
     def outcome(self, version: int) -> tuple[Outcome, str] | None:
-        """Outcome(version) and the sha256 of its bytes."""
+        """Return Outcome(version) and the sha256 of its bytes, or ``None``."""
         return self.perform(procedures.read_entry(Outcome, keys.outcome(version)))
 
     def closed_head(self) -> int:
-        """The newest closed version as a listing shows it; -1 where there is none."""
+        """Return the newest closed version that a listing shows, or -1 if there is none."""
         return self.find_head().closed
 
     def view(self, *, version: int | None = None, since: int = -1) -> LogView:
         """
-        The log folded at ``version`` (default: the newest closed one), files above ``since`` only.
+        Return the log folded up to ``version`` (default: the newest closed version).
 
-        :raises InvalidError: ``version`` is not closed yet, or the two contradict each other
+        :param version: a closed version; -1 for an empty view
+        :param since: keep only files of versions above this one
+        :raises InvalidError: ``version`` is not closed yet, or ``since`` is above it
         """
         head = self.closed_head()
         if version is not None and version > head and self.outcome(version) is not None:
-            head = version  # the listing lags: what was read once must read again (I7)
+            head = version  # The listing lags. A version that was read once must stay readable (I7).
         at = head if version is None else version
         if not -1 <= at <= head or not -1 <= since <= at:
             raise InvalidError(
@@ -366,7 +372,7 @@ class CommitLog:
                 since=since,
                 newest_closed=head,
             )
-        view = fold(self.perform(procedures.read_parts_to(at)), genesis={}, since=since)
+        view = fold(self.perform(procedures.read_parts_to(at)), initial_offsets={}, since=since)
         if view.version != at:
             raise LogDamagedError(
                 "a read did not reach the version it was fixed at", invariant="I5", version=at, reached=view.version
@@ -375,5 +381,5 @@ class CommitLog:
 
 
 def open_commit_log(url: str, *, clock: Clock = SYSTEM_CLOCK, patience: Patience | None = None) -> CommitLog:
-    """The log at a URL; no request is sent."""
+    """Open the log at a URL. Sends no request."""
     return CommitLog(open_store(url), clock, patience or Patience())

@@ -1,7 +1,12 @@
 """
-Moving a log to another place (PROTOCOL.md, 10): ``streamsem move-log``. Safe beside running pipelines, and after a crash at any request by running it again.
+Moves a log to another location (PROTOCOL.md, 10): ``streamsem move-log``.
 
-The order is the safety argument: take the new place, end the old log by one create, copy what can no longer change, then declare the new log complete.
+A move is safe while pipelines run. After a crash at any request, an operator repeats it. Safety depends on the order of the steps:
+
+1. Claim the new location.
+2. End the old log with one create.
+3. Copy the objects that can no longer change.
+4. Declare the new log complete.
 """
 
 from __future__ import annotations
@@ -18,7 +23,12 @@ from airflow_provider_streamsem.stores.contract import normalised
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedLog:
-    """What a move did: the newest version that was moved (-1: none), and how many objects this process copied."""
+    """
+    Result of a move.
+
+    :param version: the newest version that was moved; -1 if there was none
+    :param copied: number of objects that this process copied
+    """
 
     pipeline: str
     moved_from: str
@@ -29,11 +39,14 @@ class MovedLog:
 
 def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> MovedLog:
     """
-    Move a pipeline's log. The datasets stay where they are; the old log stays readable as objects, and refuses every run, naming the new one.
+    Move a pipeline's log.
 
-    :param already_moved: all objects were moved by hand, and nothing is at the old place any more: only record it in the new log
-    :raises InvalidError: there is no log to move, the two places overlap, or the old log has an open version or an unpublished commit
-    :raises ConflictError: the new place holds another log; the old one was moved elsewhere
+    The datasets stay at their locations. The objects of the old log stay readable. The old log rejects every run with an error that names the new log.
+
+    :param already_moved: an operator has moved all objects by other means, and none is left at the old location. Only record the move in the new log
+    :raises InvalidError: there is no log to move, the two locations overlap, the old log is unfinished, or ``already_moved`` contradicts the old location. A
+        log is unfinished if it has an open version or an unpublished commit
+    :raises ConflictError: the new location holds another log or other bytes under a key of this log, or the old log was moved elsewhere
     """
     source, target = normalised(old.store.url), normalised(new.store.url)
     if f"{source}/".startswith(f"{target}/") or f"{target}/".startswith(f"{source}/"):
@@ -42,10 +55,10 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
     if record is None:
         return _recorded(old, new, source, target, already_moved=already_moved)
     if already_moved:
-        what = "the old place still holds the log, so it was not moved by hand"
+        what = "the old location still holds the log, so it was not moved by hand"
         raise InvalidError(what, moved_from=source, moved_to=target)
     _refuse_unfinished(old, target)
-    _take_place(new, record, source)
+    _claim_location(new, record, source)
     last = _end(old, record, target)
     copied = 0
     if new.moved(source) is None:
@@ -56,35 +69,43 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
 
 
 def _recorded(old: CommitLog, new: CommitLog, source: str, target: str, *, already_moved: bool) -> MovedLog:
-    """The log was moved by hand: only the record is missing that makes marks of datasets count."""
+    """Record a move that an operator made by other means. The record makes the dataset marks valid for the new log."""
     record = new.read_pipeline()
     if record is None:
-        raise InvalidError("there is no log at either place", moved_from=source, moved_to=target)
+        raise InvalidError("there is no log at either location", moved_from=source, moved_to=target)
     if not already_moved or old.list_keys(keys.LOG, 1):
-        what = "the old place holds no log; if all its objects were moved by hand, say so with --already-moved"
+        what = "the old location holds no log; if all its objects were moved by hand, say so with --already-moved"
         raise InvalidError(what, moved_from=source, moved_to=target)
     _declare(new, Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=new.sources, nonce=_id(new)))
     return MovedLog(pipeline=record.name, moved_from=source, moved_to=target, version=new.find_head().closed, copied=0)
 
 
 def _refuse_unfinished(old: CommitLog, target: str) -> None:
-    """Before anything is written: what is open must be closed by a run at the old place."""
+    """Reject the move before anything is written if the head is open or has pending publishes. A run at the old location must close it."""
     try:
         head = old.confirm_head(old.find_head())
-        if head.plan is not None or head.owes:  # read again: it may have been closed between two of these reads
+        if (
+            head.plan is not None or head.has_pending_publishes
+        ):  # Read again: another run may have closed the version between two of these reads.
             head = old.confirm_head(old.find_head())
     except LogMovedError as error:
         if error.fields["moved_to"] != target:
             raise
         return
-    if head.plan is not None or head.owes:
-        what = "a log can be moved when it has no open version and no unpublished commit: run the pipeline at the old place first"
+    if head.plan is not None or head.has_pending_publishes:
+        what = "a log can be moved when it has no open version and no unpublished commit: run the pipeline at the old location first"
         open_version = None if head.plan is None else head.plan.version
-        raise InvalidError(what, log=old.store.url, open=open_version, unpublished=head.closed if head.owes else None)
+        raise InvalidError(
+            what, log=old.store.url, open=open_version, unpublished=head.closed if head.has_pending_publishes else None
+        )
 
 
-def _take_place(new: CommitLog, record: PipelineRecord, source: str) -> None:
-    """Create ``pipeline.json`` at the new place: from then on no other pipeline can be created there, and no run accepts it until it is complete."""
+def _claim_location(new: CommitLog, record: PipelineRecord, source: str) -> None:
+    """
+    Create ``pipeline.json`` at the new location (M2).
+
+    From then on no other pipeline can be created there, and runs reject the log until it is complete.
+    """
     stored = new.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
     if stored is None:
         doctor.require_safe(new)
@@ -93,7 +114,7 @@ def _take_place(new: CommitLog, record: PipelineRecord, source: str) -> None:
         stored = new.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
     if stored is None or (stored[0].pipeline_uuid, stored[0].moved_from) != (record.pipeline_uuid, source):
         raise ConflictError(
-            "the new place already holds a log that is not the result of this move; nothing was moved",
+            "the new location already holds a log that is not the result of this move; nothing was moved",
             moved_from=source,
             pipeline=record.name,
             pipeline_uuid=record.pipeline_uuid,
@@ -104,14 +125,14 @@ def _take_place(new: CommitLog, record: PipelineRecord, source: str) -> None:
 
 
 def _end(old: CommitLog, record: PipelineRecord, target: str) -> int:
-    """End the old log by a plan of the kind ``move`` (M3); returns the newest version before it."""
+    """End the old log with a plan of kind ``move`` (M3). Returns the newest version before that plan."""
     while True:
         _refuse_unfinished(old, target)
         try:
             head = old.confirm_head(old.find_head())
-        except LogMovedError as error:  # by this very move
+        except LogMovedError as error:  # This move has ended the old log.
             return int(str(error.fields["version"])) - 1
-        if head.plan is not None or head.owes:
+        if head.plan is not None or head.has_pending_publishes:
             continue
         plan = Plan(
             version=head.closed + 1,
@@ -132,39 +153,45 @@ def _end(old: CommitLog, record: PipelineRecord, target: str) -> int:
 
 def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
     """
-    Copy all objects, then declare the new log complete; returns how many objects were copied.
+    Copy all objects, then declare the new log complete. Returns the number of objects that this process created.
 
-    Zombies may still create discoveries at the old place, and slow movers may copy them late. So each process copies the discoveries below a prefix of its own,
-    and the one record that declares the log complete names the prefix that counts.
+    Zombies may still create discoveries at the old location, and a slow mover may copy them late. Each process therefore copies the discoveries below its own
+    prefix. The record that declares the log complete names the only valid prefix.
     """
     done: set[str] = set()
     copied = 0
     listed: set[str] | None = None
     versions = {key(version) for version in range(last + 1) for key in (keys.plan, keys.outcome)}
-    # Until two listings agree: an object that was created during one may hide an earlier one, never during both.
+    # Repeat until two listings are equal. A listing may contain an object that was created during it, and lack an object that was created before that one.
     while (found := {*old.list_keys("")}) != listed:
         listed = found
         for key in sorted((listed | versions) - done):
             done.add(key)
-            place = _place(key, old.sources, moved.sources, last)
-            data = old.read(key) if place else None
+            location = _location(key, old.sources, moved.sources, last)
+            data = old.read(key) if location else None
             if data is None and key in versions:
                 raise LogDamagedError("a version lacks its plan or its outcome", invariant="I2", key=key)
-            if not place or data is None:  # vacuum has removed it in the meantime
+            if not location or data is None:  # Vacuum has deleted the object since the listing.
                 continue
-            creation = new.create(place, data)
+            creation = new.create(location, data)
             copied += creation.first
             if not creation.mine:
                 if new.moved(moved.moved_from) is not None:
-                    return copied  # another process has completed the move, and the log goes on
-                what = "the new place holds other bytes under a key of the log; the old log has ended and is unchanged"
-                raise ConflictError(what, moved_from=moved.moved_from, moved_to=new.store.url, key=place)
+                    return copied  # Another process completed the move, and the new log may have grown.
+                what = (
+                    "the new location holds other bytes under a key of the log; the old log has ended and is unchanged"
+                )
+                raise ConflictError(what, moved_from=moved.moved_from, moved_to=new.store.url, key=location)
     _declare(new, moved)
     return copied
 
 
-def _place(key: str, old_sources: str, new_sources: str, last: int) -> str:
-    """The key of a copy; ``""`` for what is not copied: the end of the old log, its own record, probes of its store."""
+def _location(key: str, old_sources: str, new_sources: str, last: int) -> str:
+    """
+    Return the key of an object's copy, or ``""`` if the object is not copied.
+
+    The mover does not copy ``pipeline.json``, the plan that ends the old log, probes of its store, directory markers, and discoveries below other prefixes.
+    """
     if key == keys.PIPELINE or key == keys.plan(last + 1) or key.startswith("doctor/") or key.endswith("/"):
         return ""
     if not key.startswith(keys.SOURCES):

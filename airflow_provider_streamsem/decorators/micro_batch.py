@@ -1,4 +1,4 @@
-"""``@task.micro_batch``: a pipeline whose transform is the decorated function."""
+"""The ``@task.micro_batch`` decorator: runs a pipeline whose transform is the decorated function."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
-from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 
 
 class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # type: ignore[misc]
@@ -41,7 +41,7 @@ class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # ty
                 function=python_callable.__name__,
                 filled_in=parameters[0].name,
             )
-        # DecoratedOperator binds the arguments to the signature; the DataFrame is not there yet, so a placeholder stands for it.
+        # DecoratedOperator binds the arguments to the function's signature. The DataFrame does not exist yet, so None is bound in its place.
         super().__init__(python_callable=python_callable, op_args=[None], op_kwargs=dict(op_kwargs or {}), **kwargs)
         self.op_args: list[Any] = []
         if self.run_in == "submit":
@@ -53,7 +53,7 @@ class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # ty
             _refuse_transform(self.pipeline)
 
     def rendered_pipeline(self, context: Any) -> Pipeline:
-        """The pipeline with the decorated function as its transform."""
+        """Return the rendered pipeline with the decorated function as its transform."""
         function = functools.wraps(self.python_callable)(functools.partial(self.python_callable, **self.op_kwargs))
         pipeline = super().rendered_pipeline(context)
         _refuse_transform(pipeline)
@@ -70,11 +70,17 @@ def micro_batch_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> TaskDecorator:
     """
-    Make ``fn(df) -> df`` the transform of a pipeline, and the pipeline a task.
+    Turn ``fn(df) -> df`` into a task that runs a pipeline with ``fn`` as its transform.
 
-    :param python_callable: ``fn(DataFrame, **given) -> DataFrame`` or ``-> {sink name: DataFrame}``; keyword arguments come from the call in the DAG
-    :param multiple_outputs: accepted for Airflow's sake; the result is one small JSON value
-    :param kwargs: those of :class:`MicroBatchOperator`; ``pipeline`` must have no transform
+    The function runs in the task's process, once per batch attempt. The task's XCom ``return_value`` is the run's result, as for :class:`MicroBatchOperator`.
+
+    :param python_callable: ``fn(DataFrame, **kwargs) -> DataFrame`` or ``fn(DataFrame, **kwargs) -> {sink name: DataFrame}``. The operator supplies the
+        DataFrame. The call in the DAG supplies the other arguments, by keyword only
+    :param multiple_outputs: ignored; Airflow passes it to every task decorator. The result is a single small JSON value
+    :param kwargs: arguments of :class:`MicroBatchOperator`. ``pipeline`` must not have a transform, and ``run_in`` must not be ``"submit"``: a driver in
+        another process cannot import a function of a DAG file
+    :raises InvalidError: the function takes no DataFrame, the call passes the DataFrame or positional arguments, the pipeline already has a transform, or
+        ``run_in="submit"``
     """
     return task_decorator_factory(
         python_callable=python_callable,

@@ -1,1 +1,1 @@
-"""What Airflow keeps, as values: connections, pipelines of tasks, what an error does to a task."""
+"""Access to Airflow's state: connections, configuration, run keys, pipelines of tasks, and how errors end a task."""

@@ -1,4 +1,4 @@
-"""How an error of this package ends a task: the one place where that is decided."""
+"""How an error of this package ends a task. This is the only module that maps errors to Airflow exceptions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from airflow_provider_streamsem.errors import StreamsemError
 
 @contextmanager
 def mapped() -> Iterator[None]:
-    """Errors that a retry cannot heal fail the task at once; the others are raised as they are, and Airflow's retries apply."""
+    """
+    Raise errors that are not retryable as ``AirflowFailException``, which fails the task without a retry. Other errors pass unchanged, and Airflow's retries
+    apply.
+    """
     try:
         yield
     except StreamsemError as error:
@@ -20,10 +23,10 @@ def mapped() -> Iterator[None]:
 
 
 def airflow_exception(name: str) -> type[Exception]:
-    """One of Airflow's exceptions, from where this release of it keeps them."""
+    """Return one of Airflow's exception classes, from the module in which this Airflow release defines it."""
     from importlib import import_module
 
     sdk = import_module("airflow.sdk.exceptions")
-    # Airflow 3.1 has them in the core.
+    # Airflow 3.1 defines them in the core.
     found: type[Exception] = getattr(sdk if hasattr(sdk, name) else import_module("airflow.exceptions"), name)
     return found

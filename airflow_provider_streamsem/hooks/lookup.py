@@ -1,4 +1,4 @@
-"""Airflow's connections as values: the one place where they are looked up."""
+"""Lookup of Airflow connections. This is the only module that looks them up."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _WAITS_S = (0.5, 1.5)
 
 def airflow_connection(conn_id: str) -> Connection:
     """
-    The connection of an id, from wherever Airflow keeps it.
+    Return the connection with an id, from any backend that Airflow is configured with.
 
-    :raises InvalidError: Airflow has none
+    :raises InvalidError: Airflow has no such connection after three lookups, or its extra is nested too deep
     """
     for wait_s in (*_WAITS_S, None):
         try:
@@ -26,7 +26,7 @@ def airflow_connection(conn_id: str) -> Connection:
                 raise
             if wait_s is None:
                 raise InvalidError("Airflow has no such connection", conn_id=conn_id) from error
-            # An API server that does not answer looks the same to a task as one that knows no such connection.
+            # A task cannot distinguish an API server that does not respond from one that has no such connection.
             SYSTEM_CLOCK.sleep(wait_s)
     try:
         extra = found.extra_dejson
@@ -52,7 +52,7 @@ def _found(conn_id: str) -> Any:
     except ImportError as error:
         if error.name != "airflow.sdk.execution_time.task_runner":
             raise
-        # Airflow 3.1.0 asks a task's supervisor, and where there is none, as in the API server, its SDK finds no connection of the metadata database.
+        # Airflow 3.1.0 asks the task's supervisor. In a process without one, such as the API server, its SDK finds no connection of the metadata database.
         from airflow.models.connection import Connection as Kept
 
         return Kept.get_connection_from_secrets(conn_id)

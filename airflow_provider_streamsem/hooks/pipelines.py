@@ -1,4 +1,4 @@
-"""The pipeline of a task: checked when the DAG is parsed, rendered and on its log when the task runs."""
+"""The pipeline argument of a task: validated while Airflow parses the DAG, rendered and located when the task runs."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from contextlib import contextmanager
 from typing import Any
 
 from airflow_provider_streamsem.arguments import text
-from airflow_provider_streamsem.batch.location import located
-from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
-from airflow_provider_streamsem.batch.templates import refuse_secrets, rendered
 from airflow_provider_streamsem.connections import looked_up_by
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.failures import mapped
 from airflow_provider_streamsem.hooks.lookup import airflow_connection
+from airflow_provider_streamsem.pipeline.location import located
+from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
+from airflow_provider_streamsem.pipeline.templates import refuse_secrets, rendered
 
 
 def text_templates(task: Any) -> Any:
-    """The Jinja environment of a task, without native objects: text such as "0x10" would become a number."""
+    """Return a task's Jinja environment without native objects, which would convert text such as "0x10" to a number."""
     dag = task.get_dag()
     return task.get_template_env() if dag is None else dag.get_template_env(force_sandboxed=True)
 
 
 class HasPipeline:
     """
-    What an operator or sensor with an argument ``pipeline`` is, too.
+    Mixin for operators and sensors with an argument ``pipeline``.
 
     :ivar pipeline: the Pipeline that was given, or ``None``
-    :ivar pipeline_file: the path of a TOML file that was given, or ``None``; a template field
+    :ivar pipeline_file: the path of the TOML file that was given, or ``None``; a template field
     """
 
     pipeline: Pipeline | None
@@ -39,9 +39,12 @@ class HasPipeline:
 
     def take_pipeline(self, pipeline: Pipeline | str) -> None:
         """
-        Keep the argument. A file that is there while the DAG is parsed is checked then, ``require`` included; it is read again when the task runs.
+        Validate and store the argument.
 
-        :raises InvalidError: neither a Pipeline nor a path, the file's pipeline is not acceptable, or a template reads a connection or a variable
+        If a file exists while Airflow parses the DAG, it is validated then, including ``require``. The file is read again when the task runs.
+
+        :raises InvalidError: the argument is neither a Pipeline nor a path, the pipeline in the file is not valid, or a template reads a connection or a
+            variable
         """
         if not isinstance(pipeline, (Pipeline, str)):
             raise InvalidError(
@@ -59,9 +62,9 @@ class HasPipeline:
 
     def rendered_pipeline(self, context: Any) -> Pipeline:
         """
-        The pipeline with its templates rendered.
+        Return the pipeline with its templates rendered.
 
-        :raises InvalidError: the file, or what a template gave, is not acceptable
+        :raises InvalidError: the file, or the result of a template, is not valid
         """
         pipeline = load_pipeline(self.pipeline_file) if self.pipeline_file else self.pipeline
         assert pipeline is not None
@@ -69,6 +72,6 @@ class HasPipeline:
 
     @contextmanager
     def pipeline_on_its_log(self, context: Any) -> Iterator[Pipeline]:
-        """The rendered pipeline on its log, with Airflow's connections; errors that no retry heals fail the task at once."""
+        """Yield the rendered, located pipeline with Airflow's connections available. Errors that are not retryable fail the task without a retry."""
         with mapped(), looked_up_by(airflow_connection), located(self.rendered_pipeline(context)) as pipeline:
             yield pipeline

@@ -1,4 +1,4 @@
-"""The section ``[streamsem]`` of Airflow's configuration."""
+"""Options of the ``[streamsem]`` section of Airflow's configuration, and ``[operators] default_deferrable``."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ SECTION = "streamsem"
 
 
 def spark_conn_id() -> str | None:
-    """The Spark connection of tasks that name none."""
+    """The Spark connection of tasks that name neither a master nor a connection, or ``None``."""
     return _get("spark_conn_id") or None
 
 
 def poll_interval_s() -> float:
-    """Seconds between two looks of a task that waits for a driver elsewhere."""
+    """Seconds between two polls of a task that waits for a driver in another process. Default: 30."""
     return float(_get("poll_interval") or 30)
 
 
 def batch_url() -> str:
-    """The pattern by which a batch's page is found; ``""``: there is none."""
+    """The URL pattern of a batch's page, or ``""`` if none is set."""
     return _get("batch_url")
 
 
 def spark_history_url() -> str:
-    """The Spark history server; ``""``: there is none."""
+    """The URL of the Spark history server, or ``""`` if none is set."""
     return _get("spark_history_url")
 
 
 def default_deferrable() -> bool:
-    """Whether tasks that can wait in the triggerer do so where they do not say: ``[operators] default_deferrable``."""
+    """Whether deferrable tasks wait in the triggerer by default: ``[operators] default_deferrable``."""
     found: bool = _configuration().getboolean("operators", "default_deferrable", fallback=False)
     return found
 

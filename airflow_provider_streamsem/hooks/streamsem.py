@@ -6,23 +6,24 @@ from typing import Any
 
 from airflow.sdk.bases.hook import BaseHook
 
-from airflow_provider_streamsem.batch import location
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import looked_up_by
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.hooks.lookup import airflow_connection
+from airflow_provider_streamsem.pipeline import location
 from airflow_provider_streamsem.stores import s3
 
 
 class StreamsemHook(BaseHook):  # type: ignore[misc]
     """
-    Where the logs of a deployment lie.
+    Hook for the location and the S3 access of a deployment's logs.
 
-    Host: the root, ``s3://bucket/prefix`` or an absolute path; the log of pipeline ``orders`` lies at ``<root>/orders``. Extra: ``endpoint_url``,
-    ``region_name``, and ``aws_conn_id``, an AWS connection as Airflow's Amazon provider has it. What is left open is left to boto3's default chain.
+    Host: the root, ``s3://bucket/prefix`` or an absolute path. The log of pipeline ``orders`` is stored at ``<root>/orders``. Extra: ``endpoint_url``,
+    ``region_name``, and ``aws_conn_id``, an AWS connection as defined by Airflow's Amazon provider. boto3's default chain supplies everything that the
+    connection does not set.
 
-    :param log_conn_id: the connection's id
+    :param log_conn_id: id of the connection
     """
 
     conn_name_attr = "log_conn_id"
@@ -36,10 +37,10 @@ class StreamsemHook(BaseHook):  # type: ignore[misc]
 
     def examine(self) -> doctor.Report:
         """
-        Probe below the root, at ``<root>/_connection_test``, whether the store keeps what a log rests on.
+        Check whether the store has the properties that a log requires, with probe objects under ``<root>/_connection_test``.
 
-        :raises InvalidError: the connection is not acceptable
-        :raises StoreRefusedError: the store lets this process not write, read or list there
+        :raises InvalidError: the connection is not valid
+        :raises StoreRefusedError: the store does not allow this process to write, read or list there
         """
         with looked_up_by(airflow_connection):
             found = airflow_connection(self.log_conn_id)
@@ -47,7 +48,7 @@ class StreamsemHook(BaseHook):  # type: ignore[misc]
                 return doctor.examine(open_commit_log(f"{location.root(found)}/_connection_test"))
 
     def test_connection(self) -> tuple[bool, str]:
-        """Airflow's *Test connection*: the doctor's verdict."""
+        """Run :meth:`examine` for Airflow's *Test connection* button. Returns whether all probes passed, and a message."""
         try:
             report = self.examine()
         except StreamsemError as error:
@@ -55,4 +56,4 @@ class StreamsemHook(BaseHook):  # type: ignore[misc]
         failed = [f"{check.name}: {check.seen}" for check in report.checks if not check.passed]
         if failed:
             return False, f"the store does not keep create-if-absent: {'; '.join(failed)}"
-        return True, f"{report.place} keeps create-if-absent; {len(report.checks)} probes passed"
+        return True, f"{report.location} keeps create-if-absent; {len(report.checks)} probes passed"

@@ -1,1 +1,1 @@
-"""What Airflow's own tools are told of a task: statistics, spans, log fields, lineage, links."""
+"""Reports a task to Airflow's tools: metrics, spans, log fields, lineage and links."""

@@ -1,30 +1,41 @@
-"""What one try of a task did, kept for what asks after it when it has ended: lineage and links."""
+"""Record of one try of a task, for lineage and links, which are requested after the try has ended."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from importlib.util import find_spec
 
-from airflow_provider_streamsem.batch.pipeline import Pipeline
-from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.errors import StreamsemError
+from airflow_provider_streamsem.pipeline.result import RunResult
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.offsets import Ranges
-from airflow_provider_streamsem.telemetry import Adopted, Began, Decided, Ended, Event, Output, Planned, SparkFound
+from airflow_provider_streamsem.telemetry import (
+    Adopted,
+    Event,
+    Output,
+    PhaseEnded,
+    PhaseStarted,
+    Planned,
+    SparkStarted,
+    VersionClosed,
+)
 
 KEPT = 100
-"""of how many batches the account keeps more than sums: a drain may have thousands"""
+"""The number of batches for which the account keeps details and not only sums. A drain may have thousands of batches."""
 
 
 class Account:
     """
-    A listener.
+    A listener that records the events of one try.
 
-    :attr result: the run's answer; ``None`` where it failed. Set by whoever started the run
-    :attr inputs: ``(namespace, name)`` of what was read, where the lineage provider is installed
-    :attr batches: version → its plan, or its decision; the newest :data:`KEPT`
-    :attr adopted: versions whose attempt somebody else had staged
-    :attr outputs: sink → what this try made visible; nothing where another process decided
-    :attr schemas: sink → schema JSON in Spark's form
+    :attr result: the result of the run, set by the caller of the run; ``None`` if the run failed
+    :attr run_key: key of the run
+    :attr inputs: ``(namespace, name)`` of the datasets that the try read, if the OpenLineage provider is installed
+    :attr batches: version → its plan, or its outcome once it is closed; only the newest :data:`KEPT`
+    :attr adopted: versions for which the run adopted an attempt of another process
+    :attr outputs: sink → the output that this try made visible; without versions that another process committed
+    :attr schemas: sink → schema as Spark JSON
+    :attr spark: the Spark application; ``None`` if the try started none
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -32,41 +43,41 @@ class Account:
         self.result: RunResult | None = None
         self.run_key = ""
         self.inputs: list[tuple[str, str]] = []
-        self.batches: dict[int, Planned | Decided] = {}
+        self.batches: dict[int, Planned | VersionClosed] = {}
         self.adopted: set[int] = set()
         self.outputs: dict[str, Output] = {}
         self.schemas: dict[str, str] = {}
-        self.spark: SparkFound | None = None
+        self.spark: SparkStarted | None = None
 
     def __call__(self, event: Event) -> None:
-        """Keep what the event tells."""
-        if isinstance(event, Began) and event.phase == "run":
+        """Record one event."""
+        if isinstance(event, PhaseStarted) and event.phase == "run":
             self.run_key = self.run_key or str(event.facts["run_key"])
-        elif isinstance(event, Ended) and event.phase == "run":
+        elif isinstance(event, PhaseEnded) and event.phase == "run":
             self._name_inputs()
-        elif isinstance(event, (Planned, Decided)):
+        elif isinstance(event, (Planned, VersionClosed)):
             self._keep(event)
         elif isinstance(event, Adopted):
             self.adopted.add(event.version)
-        elif isinstance(event, SparkFound):
+        elif isinstance(event, SparkStarted):
             self.spark = event
 
-    def _keep(self, event: Planned | Decided) -> None:
+    def _keep(self, event: Planned | VersionClosed) -> None:
         self.batches.pop(event.version, None)
         self.batches[event.version] = event
         if len(self.batches) > KEPT:
             del self.batches[next(iter(self.batches))]
-        if isinstance(event, Decided):
+        if isinstance(event, VersionClosed):
             self.schemas = dict(event.schemas)
             if event.mine:
                 self.outputs = {name: _sum(self.outputs.get(name), new) for name, new in event.outputs.items()}
 
     def _name_inputs(self) -> None:
-        """Now, while connections can be looked up: the lineage provider asks in a process of its own, which cannot."""
+        """Resolve the inputs now, while connections can be looked up. The lineage provider runs in a separate process, which cannot look them up."""
         if find_spec("airflow.providers.openlineage") is None:
             return
         ranges: Ranges = {name: pair for batch in self.batches.values() for name, pair in batch.ranges.items()}
-        with suppress(StreamsemError):  # the connection that is missing has failed the run already
+        with suppress(StreamsemError):  # a missing connection has already failed the run
             self.inputs = self.pipeline.source.lineage(ranges)
 
 

@@ -1,9 +1,8 @@
 """
-OpenLineage events' contents. Imported only where the OpenLineage provider is installed.
+Contents of OpenLineage events. Imported only if the OpenLineage provider is installed.
 
-Datasets are named by OpenLineage's conventions. Output statistics are of what *this try* made visible: a try that only gave a committed result has none, so
-that whoever adds them up counts no row twice. Which offsets and attempts these were stands in the facet ``streamsem_batches``
-(``docs/facets/StreamsemBatchesRunFacet.json``).
+Datasets are named by the OpenLineage conventions. Output statistics cover what *this try* made visible. A try that only returned a committed result has none,
+so a sum over all tries counts every row once. The facet ``streamsem_batches`` (``docs/facets/StreamsemBatchesRunFacet.json``) records offsets and attempts.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from airflow.providers.common.compat.openlineage.facet import (
 from airflow.providers.openlineage.extractors import OperatorLineage
 
 from airflow_provider_streamsem import __version__
-from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.observability.account import Account
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.stores.contract import lineage_name
-from airflow_provider_streamsem.telemetry import Decided, Planned
+from airflow_provider_streamsem.telemetry import Planned, VersionClosed
 
 PRODUCER = f"https://pypi.org/project/airflow-provider-streamsem/{__version__}"
 SCHEMA = "urn:streamsem:facets:1-0-0:StreamsemBatchesRunFacet#/$defs/StreamsemBatchesRunFacet"
@@ -35,7 +34,7 @@ SCHEMA = "urn:streamsem:facets:1-0-0:StreamsemBatchesRunFacet#/$defs/StreamsemBa
 
 @attr.define
 class StreamsemBatchesRunFacet(RunFacet):  # type: ignore[misc]
-    """The versions of a pipeline's log that a run closed or left open; see its schema."""
+    """The versions of a pipeline's log that a run closed or left open, as described by the facet's schema."""
 
     pipeline: str
     log: str
@@ -49,12 +48,12 @@ class StreamsemBatchesRunFacet(RunFacet):  # type: ignore[misc]
 
 
 def of_spec(pipeline: Pipeline) -> OperatorLineage:
-    """What a spec alone tells; places that are templates, or known by a connection only, are left out."""
+    """Return the lineage that the spec alone defines. Locations that contain templates, or that only a connection defines, are omitted."""
     try:
         inputs = pipeline.source.lineage({})
     except StreamsemError:
         inputs = []
-    outputs = [lineage_name(sink.place) for sink in pipeline.sinks.values()]
+    outputs = [lineage_name(sink.location) for sink in pipeline.sinks.values()]
     return OperatorLineage(inputs=_datasets(inputs), outputs=_datasets(outputs))
 
 
@@ -67,9 +66,9 @@ def _datasets(names: list[tuple[str, str]]) -> list[Any]:
 
 
 def of_account(account: Account) -> OperatorLineage:
-    """What a try did."""
+    """Return the lineage of a try."""
     result = account.result
-    facet = StreamsemBatchesRunFacet(  # type: ignore[call-arg]  # its base takes the producer
+    facet = StreamsemBatchesRunFacet(  # type: ignore[call-arg]  # the producer is an argument of the base class
         pipeline=account.pipeline.name,
         log=account.pipeline.log,
         runKey=account.run_key,
@@ -79,12 +78,12 @@ def of_account(account: Account) -> OperatorLineage:
     )
     return OperatorLineage(
         inputs=_datasets(account.inputs),
-        outputs=[_output(account, name, sink.place) for name, sink in account.pipeline.sinks.items()],
+        outputs=[_output(account, name, sink.location) for name, sink in account.pipeline.sinks.items()],
         run_facets={"streamsem_batches": facet},
     )
 
 
-def _batch(account: Account, batch: Planned | Decided) -> dict[str, Any]:
+def _batch(account: Account, batch: Planned | VersionClosed) -> dict[str, Any]:
     told: dict[str, Any] = {"version": batch.version, "ranges": {p: list(pair) for p, pair in batch.ranges.items()}}
     if isinstance(batch, Planned):
         return {**told, "result": "open"}
@@ -98,8 +97,8 @@ def _batch(account: Account, batch: Planned | Decided) -> dict[str, Any]:
     }
 
 
-def _output(account: Account, sink: str, place: str) -> Any:
-    namespace, name = lineage_name(place)
+def _output(account: Account, sink: str, location: str) -> Any:
+    namespace, name = lineage_name(location)
     facets, statistics = {}, {}
     if sink in account.schemas:
         facets["schema"] = SchemaDatasetFacet(fields=_fields(account.schemas[sink]), producer=PRODUCER)
@@ -112,7 +111,7 @@ def _output(account: Account, sink: str, place: str) -> Any:
 
 
 def _fields(schema: str) -> list[Any]:
-    """Columns of a schema in Spark's JSON form, their types in Spark's words."""
+    """Return the columns of a Spark JSON schema, with the type names of Spark SQL."""
     return [SchemaDatasetFacetFields(name=f["name"], type=_type(f["type"])) for f in json.loads(schema)["fields"]]
 
 

@@ -1,8 +1,10 @@
 """
-Links of a task instance: to its batch, and to Spark's pages.
+Links of a task instance to its batch and to the Spark UI.
 
-Neither is guessed. The log has no pages of its own, so the batch's link is a pattern that the deployment sets, and without one there is no link. Spark's own
-pages live as long as the driver, which is the task: their address is shown while the task runs, and afterwards the history server's, where one is set.
+No link is guessed. The log has no web pages, so the deployment sets a URL pattern for batches. Without the pattern there is no batch link.
+
+The Spark UI exists only while the driver runs, and the driver is the task. While the task runs, the link leads to the Spark UI. Afterwards it leads to the
+Spark history server, if one is set.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from airflow.sdk import BaseOperatorLink
 from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.stores.contract import split_url
-from airflow_provider_streamsem.telemetry import Event, SparkFound
+from airflow_provider_streamsem.telemetry import Event, SparkStarted
 
 
 def _account(operator: Any) -> Account | None:
@@ -23,12 +25,12 @@ def _account(operator: Any) -> Account | None:
 
 
 class BatchLink(BaseOperatorLink):  # type: ignore[misc]
-    """Where the deployment shows a batch: ``[streamsem] batch_url`` filled with the run's last version."""
+    """Link to the deployment's page of a batch: ``[streamsem] batch_url`` with the fields of the run's last version."""
 
     name = "Batch"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """The address, ``""`` where none is set or the run has no version."""
+        """Return the URL, or ``""`` if no pattern is set or the run has no version."""
         account, pattern = _account(operator), settings.batch_url()
         if account is None or account.result is None or account.result.version < 0 or not pattern:
             return ""
@@ -41,12 +43,15 @@ class BatchLink(BaseOperatorLink):  # type: ignore[misc]
 
 
 class SparkUiLink(BaseOperatorLink):  # type: ignore[misc]
-    """Spark's pages of the task's application. Pushed by :class:`SparkUiListener` while the task runs, and replaced when it ends."""
+    """
+    Link to the Spark UI of the task's application. :class:`SparkUiListener` pushes it while the task runs. The history server's page replaces it when the
+    task ends.
+    """
 
     name = "Spark UI"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """The history server's page, ``""`` where ``[streamsem] spark_history_url`` is not set or no Spark was used."""
+        """Return the history server's page, or ``""`` if ``[streamsem] spark_history_url`` is not set or the task started no Spark application."""
         account, history = _account(operator), settings.spark_history_url()
         if account is None or account.spark is None or not history:
             return ""
@@ -54,14 +59,14 @@ class SparkUiLink(BaseOperatorLink):  # type: ignore[misc]
 
 
 class SparkUiListener:
-    """Shows the address of Spark's own pages as soon as it is known."""
+    """Pushes the URL of the Spark UI as soon as it is known."""
 
     def __init__(self, ti: Any) -> None:
         self._ti = ti
         self._shown = ""
 
     def __call__(self, event: Event) -> None:
-        """Push the link once."""
-        if isinstance(event, SparkFound) and event.ui and event.ui != self._shown:
+        """Push the link, once per URL."""
+        if isinstance(event, SparkStarted) and event.ui and event.ui != self._shown:
             self._ti.xcom_push(key=SparkUiLink().xcom_key, value=event.ui)
             self._shown = event.ui

@@ -1,4 +1,4 @@
-"""Operators that are observed."""
+"""Mixin that reports the runs of an operator to Airflow's tools."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLink, SparkUiListener
 from airflow_provider_streamsem.observability.logs import LogFieldsListener
 from airflow_provider_streamsem.observability.spans import SpansListener
 from airflow_provider_streamsem.observability.stats import StatsListener
-from airflow_provider_streamsem.telemetry import heard_by
+from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
+from airflow_provider_streamsem.telemetry import listening
 
 
 class Observed:
     """
-    For an operator that runs a pipeline: links, lineage, and :meth:`observed` around the run.
+    Mixin for operators that run a pipeline: links, lineage, and :meth:`observed` for the run.
 
-    :attr pipeline: as the operator was given it, or ``None`` with a ``pipeline_file``
-    :attr account: what this try did; ``None`` before it ran
+    :attr pipeline: the pipeline that was given to the operator, or ``None`` with a ``pipeline_file``
+    :attr account: the record of this try; ``None`` before it runs
     """
 
     operator_extra_links: ClassVar[tuple[Any, ...]] = (BatchLink(), SparkUiLink())
@@ -30,7 +30,7 @@ class Observed:
 
     @contextmanager
     def observed(self, ti: Any, pipeline: Pipeline) -> Iterator[Account]:
-        """Tell Airflow's tools what the block does on ``pipeline``; the account stays with the operator."""
+        """Report the run of ``pipeline`` inside the block to metrics, spans, log fields and links. The operator keeps the account for lineage."""
         account = self.account = Account(pipeline)
         tags = {"dag_id": ti.dag_id, "task_id": ti.task_id, **getattr(ti, "stats_tags", {}), "pipeline": pipeline.name}
         listeners = (
@@ -40,11 +40,11 @@ class Observed:
             StatsListener(tags, pipeline.source.unit),
             SparkUiListener(ti),
         )
-        with heard_by(*listeners):
+        with listening(*listeners):
             yield account
 
     def get_openlineage_facets_on_start(self) -> Any:
-        """What is read and written, as far as that is known before the task runs; ``None`` without the OpenLineage provider."""
+        """Return the inputs and outputs that are known before the task runs; ``None`` without the OpenLineage provider."""
         try:
             from airflow_provider_streamsem.observability import lineage
         except ImportError:
@@ -52,7 +52,7 @@ class Observed:
         return lineage.of_spec(self.pipeline or load_pipeline(self.pipeline_file or ""))
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """What this try read and made visible; ``None`` without the OpenLineage provider."""
+        """Return what this try read and made visible; ``None`` without the OpenLineage provider."""
         try:
             from airflow_provider_streamsem.observability import lineage
         except ImportError:
@@ -60,5 +60,5 @@ class Observed:
         return self.get_openlineage_facets_on_start() if self.account is None else lineage.of_account(self.account)
 
     def get_openlineage_facets_on_failure(self, task_instance: Any) -> Any:
-        """What this try had made visible before it failed, and the version that it left open."""
+        """Return what this try made visible before it failed, and the version that it left open."""
         return self.get_openlineage_facets_on_complete(task_instance)

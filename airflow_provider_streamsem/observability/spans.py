@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of a run, one a phase. Where nobody has set up a tracer provider they are no-ops."""
+"""OpenTelemetry spans of a run, one per phase. Without a tracer provider they are no-ops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import __version__
-from airflow_provider_streamsem.telemetry import Adopted, Began, Decided, Ended, Event, SparkFound, Staged
+from airflow_provider_streamsem.telemetry import (
+    Adopted,
+    Event,
+    PhaseEnded,
+    PhaseStarted,
+    SparkStarted,
+    Staged,
+    VersionClosed,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -14,9 +22,10 @@ if TYPE_CHECKING:
 
 class SpansListener:
     """
-    Spans ``streamsem.run`` and in it ``streamsem.plan``, ``.stage`` (with ``.collect``), ``.decide``, with the phase's facts as attributes ``streamsem.*``.
+    Creates a span ``streamsem.run`` with child spans ``streamsem.plan``, ``.stage`` (with child ``.collect``), ``.decide`` and ``.publish``.
 
-    An error is recorded by its class, and one of this package by its fixed sentence too; never with values or another's text.
+    The facts of a phase become attributes ``streamsem.*``. An error is recorded by its class name. For an error of this package, the span also has its fixed
+    summary. A span never contains values or the messages of other exceptions.
     """
 
     def __init__(self) -> None:
@@ -29,15 +38,15 @@ class SpansListener:
         return trace.get_tracer("streamsem", __version__)
 
     def __call__(self, event: Event) -> None:
-        """Begin, describe or end a span."""
-        if isinstance(event, Began):
+        """Start, annotate or end a span."""
+        if isinstance(event, PhaseStarted):
             self._begin(event)
-        elif isinstance(event, Ended):
+        elif isinstance(event, PhaseEnded):
             self._end(event)
         elif self._open:
             self._describe(self._open[-1][0], event)
 
-    def _begin(self, event: Began) -> None:
+    def _begin(self, event: PhaseStarted) -> None:
         from opentelemetry import context, trace
 
         span = self._tracer.start_span(
@@ -45,13 +54,13 @@ class SpansListener:
         )
         self._open.append((span, context.attach(trace.set_span_in_context(span))))
 
-    def _end(self, event: Ended) -> None:
+    def _end(self, event: PhaseEnded) -> None:
         from opentelemetry import context
         from opentelemetry.trace import Status, StatusCode
 
         span, token = self._open.pop()
         if event.error:
-            said = {"exception.message": event.truth} if event.truth else {}
+            said = {"exception.message": event.summary} if event.summary else {}
             span.set_attribute("error.type", event.error)
             span.add_event("exception", {"exception.type": event.error, **said})
             span.set_status(Status(StatusCode.ERROR, event.error))
@@ -63,7 +72,7 @@ class SpansListener:
             span.add_event("adopted", {"streamsem.version": event.version, "streamsem.attempt_id": event.attempt_id})
         elif isinstance(event, Staged):
             span.set_attributes({f"streamsem.rows.{name}": rows for name, rows in event.counts.items()})
-        elif isinstance(event, Decided):
+        elif isinstance(event, VersionClosed):
             span.set_attributes({"streamsem.result": event.result, "streamsem.lost": event.lost})
-        elif isinstance(event, SparkFound):
+        elif isinstance(event, SparkStarted):
             span.set_attribute("spark.application_id", event.application_id)

@@ -1,4 +1,4 @@
-"""Airflow's statistics of a run: names, kinds and tags in one list, which ``docs/observability.md`` shows."""
+"""Airflow metrics of a run. :data:`STATS` lists names, kinds and tags, as in ``docs/reference/observability.md``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from functools import cached_property
 from time import perf_counter
 from typing import Any, Literal
 
-from airflow_provider_streamsem.telemetry import Adopted, Began, Decided, Ended, Event, Looked, Requested
+from airflow_provider_streamsem.telemetry import (
+    Adopted,
+    Event,
+    LogRequest,
+    PhaseEnded,
+    PhaseStarted,
+    SourcePolled,
+    VersionClosed,
+)
 
 COMMON_TAGS = ("dag_id", "task_id", "pipeline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stat:
-    """One statistic. ``tags`` are those beside :data:`COMMON_TAGS`."""
+    """One metric. ``tags`` lists its tags in addition to :data:`COMMON_TAGS`."""
 
     name: str
     kind: Literal["counter", "gauge", "timer"]
@@ -56,17 +64,17 @@ STATS = {
 
 class StatsListener:
     """
-    Emits :data:`STATS`.
+    Emits the metrics of :data:`STATS`.
 
-    :param tags: of every statistic
-    :param unit: what the source's offsets count
+    :param tags: tags of every metric
+    :param unit: unit of the source's offsets
     """
 
     def __init__(self, tags: Mapping[str, str], unit: str) -> None:
         self._tags = dict(tags)
         self._unit = unit
         self._began: list[float] = []
-        self._looked: Looked | None = None
+        self._looked: SourcePolled | None = None
         self._requests: Counter[tuple[str, bool]] = Counter()
 
     @cached_property
@@ -78,26 +86,26 @@ class StatsListener:
         return Stats
 
     def __call__(self, event: Event) -> None:
-        """Count, and emit what is complete."""
-        if isinstance(event, Requested):
+        """Count requests, and emit each metric when its value is complete."""
+        if isinstance(event, LogRequest):
             self._requests[event.request, event.unknown] += 1
-        elif isinstance(event, Began):
+        elif isinstance(event, PhaseStarted):
             self._began.append(perf_counter())
             if event.phase == "stage":
                 self._emit("streamsem.attempts.staged", 1)
-        elif isinstance(event, Ended):
+        elif isinstance(event, PhaseEnded):
             self._emit("streamsem.phases.duration", (perf_counter() - self._began.pop()) * 1000, phase=event.phase)
             if event.phase == "run":
                 self._emit_requests()
-        elif isinstance(event, Looked):
+        elif isinstance(event, SourcePolled):
             self._looked = event
             self._emit("streamsem.lag", event.behind(event.committed), unit=self._unit)
         elif isinstance(event, Adopted):
             self._emit("streamsem.attempts.adopted", 1)
-        elif isinstance(event, Decided):
+        elif isinstance(event, VersionClosed):
             self._emit_decision(event)
 
-    def _emit_decision(self, event: Decided) -> None:
+    def _emit_decision(self, event: VersionClosed) -> None:
         self._emit("streamsem.attempts.lost", int(event.lost))
         if self._looked is not None:
             self._emit("streamsem.lag", self._looked.behind(event.next), unit=self._unit)

@@ -1,4 +1,4 @@
-"""Where a task's batches are computed, and how that is ended when the task is."""
+"""Selects the Spark engine of a task and cancels its jobs when Airflow kills the task."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from threading import Thread
 from typing import Any
 
 from airflow_provider_streamsem.arguments import choice, text
-from airflow_provider_streamsem.batch.pipeline import Pipeline, load_spark_conf
-from airflow_provider_streamsem.engines import packages
-from airflow_provider_streamsem.engines.contract import Engine
+from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.hooks.lookup import airflow_connection
+from airflow_provider_streamsem.pipeline.spec import Pipeline, load_spark_conf
+from airflow_provider_streamsem.spark import packages
 
 _PATIENCE_S = 2.0
 
 
 class HasEngine:
     """
-    What an operator that runs Spark is, too.
+    Mixin for operators that run Spark.
 
-    :ivar spark_master: Spark master where no session is active in the task's process
-    :ivar spark_conn_id: instead of a master: a connection of type ``spark`` or ``spark_connect``
-    :ivar spark_conf: settings of a session that is started for the task; they override those of the table ``[spark_conf]`` of a pipeline file
-    :ivar spark_packages: ``"auto"``: that session loads the packages that the pipeline needs
+    :ivar spark_master: Spark master URL, used if no session is active in the task's process
+    :ivar spark_conn_id: a connection of type ``spark`` or ``spark_connect``, as an alternative to a master
+    :ivar spark_conf: Spark settings of a session that the task starts. They override the ``[spark_conf]`` table of a pipeline file
+    :ivar spark_packages: ``"auto"``: that session loads the Spark packages that the pipeline needs
     """
 
     task_id: str
@@ -38,9 +38,9 @@ class HasEngine:
         spark_packages: str | None,
     ) -> None:
         """
-        Keep the arguments.
+        Validate and store the arguments.
 
-        :raises InvalidError: both a master and a connection
+        :raises InvalidError: both a master and a connection are given
         """
         if spark_conn_id is not None and spark_master is not None:
             raise InvalidError("spark_conn_id and spark_master exclude each other", task=self.task_id)
@@ -50,9 +50,9 @@ class HasEngine:
         self.spark_packages = None if spark_packages is None else choice("spark_packages", spark_packages, ("auto",))
 
     def engine(self) -> Engine:
-        """The engine of this task: the connection or master that it names, else ``[streamsem] spark_conn_id``, else ``local[*]``."""
+        """Return the engine of this task: its own connection or master, otherwise the ``[streamsem] spark_conn_id`` option, otherwise ``local[*]``."""
         conf = self._conf()
-        from airflow_provider_streamsem.engines import spark
+        from airflow_provider_streamsem.spark import engine as spark
 
         given: dict[str, Any] = {"packages": self.spark_packages, "logs_to_stdout": True}
         conn_id = self.spark_conn_id or (None if self.spark_master else settings.spark_conn_id())
@@ -64,20 +64,21 @@ class HasEngine:
         return self._engine
 
     def conf_for(self, pipeline: Pipeline) -> dict[str, str]:
-        """``spark_conf``, with the packages that the pipeline needs where ``spark_packages`` asks for them: for an application that is submitted."""
+        """Return the Spark settings for ``spark-submit``, including the packages that the pipeline needs if ``spark_packages`` is ``"auto"``."""
         conf = self._conf()
         return conf if self.spark_packages is None else packages.added(conf, pipeline.spark_packages)
 
     def _conf(self) -> dict[str, str]:
-        """The settings of the pipeline file, and over them those of the task."""
+        """The settings of the pipeline file, overridden by those of the task."""
         from_file = load_spark_conf(self.pipeline_file) if self.pipeline_file else {}
         return {**from_file, **(self.spark_conf or {})}
 
     def on_kill(self) -> None:
         """
-        Cancel the Spark jobs of the attempt; nothing is decided. The version stays open for the retry, or for any other run.
+        Cancel the Spark jobs of the running attempt. The version stays open, and the retry or any other run closes it.
 
-        Airflow calls this inside a signal handler and lets the task go on afterwards: the cancelled attempt then fails by itself.
+        Airflow calls this method in a signal handler, and the task then continues. The cancelled attempt fails by itself. This method waits at most two
+        seconds for the cancellation.
         """
         engine = self._engine
         if engine is None:

@@ -1,4 +1,4 @@
-"""The operators that look after a pipeline's log and datasets. They start no Spark."""
+"""Operators that maintain the log and the datasets of a pipeline. They start no Spark session."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from airflow.sdk import BaseOperator
 
 from airflow_provider_streamsem.arguments import flag
-from airflow_provider_streamsem.batch.maintenance import vacuum
-from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
+from airflow_provider_streamsem.pipeline.maintenance import vacuum
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers.verify import verify
 
@@ -20,14 +20,19 @@ _SHOWN = 5
 
 class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     """
-    Delete what losing attempts of closed versions left: files, quarantined records, manifests. Nothing that a reader sees, and nothing of an open version.
+    Delete the files, quarantined records and manifests that losing attempts of closed versions left behind.
 
-    Safe beside running batches. Versions that were closed more than a day before a vacuum are not looked at again. The result is ``{"attempts": n,
-    "keys": n, "bytes": n, "dry_run": bool}``.
+    The operator also deletes rows that were staged for sinks outside the log, once their receipts exist. It deletes no file that a reader sees, and no file
+    of an open version. It is safe beside running batches.
 
-    :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated); only its own datasets are touched
-    :param dry_run: only say what would be deleted
-    :param everything: look at all versions, for what an attempt wrote that ran longer than a day after its version was closed
+    A vacuum does not inspect versions again that were closed more than a day before an earlier vacuum.
+
+    XCom ``return_value``: ``{"attempts": n, "keys": n, "bytes": n, "dry_run": bool}``. ``attempts`` counts the attempts whose files were deleted, ``keys``
+    the objects deleted from the log.
+
+    :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). The operator deletes only in the datasets and the log of this pipeline
+    :param dry_run: delete nothing, and report what would be deleted
+    :param everything: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
     """
 
     template_fields: Sequence[str] = ("pipeline_file",)
@@ -39,10 +44,10 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         super().__init__(**kwargs)
         self.take_pipeline(pipeline)
         self.everything = flag("everything", everything)
-        self.only_say = flag("dry_run", dry_run)  # dry_run is a method of every operator
+        self.only_say = flag("dry_run", dry_run)  # BaseOperator has a method named dry_run
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Delete, and answer how much it was."""
+        """Run the vacuum and return the counts."""
         with self.pipeline_on_its_log(context) as pipeline:
             done = vacuum(pipeline, dry_run=self.only_say, everything=self.everything)
         return {
@@ -55,13 +60,16 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
 
 class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     """
-    Check a log from its first version to its head against the protocol's invariants, and every visible file: size, checksum, rows counted anew.
+    Check a log against the protocol's invariants, from its first version to its head, and check every visible file.
 
-    A task that finds a fault fails without a retry, naming it. The result is the verdict as JSON: ``versions``, ``commits``, ``counts``, ``files``, ``rows``,
-    ``orphans``.
+    The operator compares the size, the checksum and the recounted rows of each file with the log. An open version is not a fault.
+
+    If the operator finds a fault, the task fails without a retry. The error names the first five faults. Run ``streamsem verify`` for the complete report.
+
+    XCom ``return_value``: the verdict as JSON, with ``log``, ``versions``, ``commits``, ``counts``, ``files``, ``rows``, ``orphans`` and ``unchecked``.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
-    :param files: ``False`` looks at the log only
+    :param files: ``False`` checks only the log
     """
 
     template_fields: Sequence[str] = ("pipeline_file",)
@@ -73,7 +81,7 @@ class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         self.files = flag("files", files)
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Verify; fail where anything is wrong."""
+        """Verify the log and fail the task if there is any finding."""
         with self.pipeline_on_its_log(context) as pipeline:
             verdict = verify(pipeline, files=self.files)
         if not verdict.clean:

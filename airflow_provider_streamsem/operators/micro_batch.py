@@ -1,4 +1,4 @@
-"""The operator that runs a pipeline's batches."""
+"""The operator that runs micro-batches of a pipeline."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from typing import Any
 from airflow.sdk import BaseOperator
 
 from airflow_provider_streamsem.arguments import choice, flag, seconds
-from airflow_provider_streamsem.batch.pipeline import Pipeline
-from airflow_provider_streamsem.batch.redo import redo_run
-from airflow_provider_streamsem.batch.result import RunResult
-from airflow_provider_streamsem.batch.run import plan_run, run_batch
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connections import looked_up_by
 from airflow_provider_streamsem.errors import InvalidError, StageError
@@ -23,40 +19,50 @@ from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key, times_cleared
 from airflow_provider_streamsem.observability.observed import Observed
 from airflow_provider_streamsem.operators.engines import HasEngine
-from airflow_provider_streamsem.operators.outlets import checked_partition_key, tell_outlets
+from airflow_provider_streamsem.operators.outlets import checked_partition_key, emit_outlet_events
 from airflow_provider_streamsem.operators.submission import Recorded, Submission, refuse_unnamed_transform
+from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
+from airflow_provider_streamsem.pipeline.result import RunResult
+from airflow_provider_streamsem.pipeline.run import plan_run, run_batch
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.readers.conditions import RunNeedsItsTask, to_text
 from airflow_provider_streamsem.triggers.condition import ConditionTrigger, answer_of
 
 
 class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: ignore[misc]
     """
-    Run one micro-batch of a pipeline, or with ``drain`` batches until the end that the source has when the run starts.
+    Run one micro-batch of a pipeline, or, with ``drain``, batches up to the end that the source has when the run starts.
 
-    A retry resumes the run; a clear returns the committed result and starts no Spark. A run that found nothing new wrote nothing, so clearing it later may
-    process what came since. Which records were read stands in the pipeline's log, nowhere in Airflow: XCom and asset events only tell of it.
+    A retry resumes the run. Clearing a completed task returns the committed result and starts no Spark session. A run that found nothing new wrote nothing,
+    so clearing it later may process newer records.
 
-    The result (XCom ``return_value``) is small JSON: ``status``, ``version``, ``ranges``, ``counts``, ``batches``, ``outcome`` (key under the log),
-    ``run_key``. The ``extra`` of each outlet asset's event holds the same, and ``rows`` (written, over all sinks) and ``manifest`` (which is ``outcome``).
+    The pipeline's log records which offsets each version read. Airflow stores no offsets: XCom and asset events only report them.
 
-    :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). Text inside a ``Pipeline`` that holds ``{{ … }}`` is rendered too
-    :param drain: several batches towards a frozen target, instead of one batch
-    :param rerun: what a task does that was cleared: ``"resume"`` returns what is committed; ``"redo"`` makes the rows of its versions anew from the same
-        ranges, and readers switch to them version by version. A retry always goes on where the run stopped
-    :param spark_master: Spark master where no session is active in the task's process (templated)
-    :param spark_conn_id: instead of a master: a connection of type ``spark`` (local, standalone, YARN or Kubernetes, in client mode) or ``spark_connect``
-        (templated). Default: ``[streamsem] spark_conn_id`` of Airflow's configuration; where that is empty, too, ``local[*]``
-    :param spark_conf: settings of a session that is started for the task, or of ``spark-submit`` (templated)
-    :param spark_packages: ``"auto"``: that session, or the application, loads the Spark packages that the pipeline needs, in the versions of the installed
-        pyspark, from Maven Central or ``spark.jars.repositories``. Default: they are there, or ``spark_conf`` names them
-    :param run_in: ``"task"``: the driver is the task's process. ``"submit"``: the task plans, submits the application through the Spark provider's hook, and
-        waits for the outcome in the log; needs ``spark_conn_id`` of type ``spark``, and a transform that the driver can import by name. A driver that is
-        submitted twice does nothing twice
-    :param deferrable: with ``run_in="submit"``: wait in the triggerer, which holds no worker's slot; default: Airflow's ``[operators] default_deferrable``
-    :param patience: with ``run_in="submit"``: after so long without a step in the log the driver is taken for lost, and the task's next try submits another;
-        whole seconds or a ``timedelta``. More than one batch takes
-    :param partition_key: Airflow 3.3: partition key of the outlets' events, a template that is rendered after the run with the names of its result, such as
-        ``"{{ version }}"``. Then partitioned DAGs get one run for each, and plain ``schedule=[asset]`` none; a run that committed nothing gives no key
+    XCom ``return_value``: the run's result as small JSON, with ``status``, ``version``, ``ranges``, ``counts``, ``batches``, ``outcome`` (key under the log's
+    root), ``versions``, ``completed``, ``run_key``, ``pipeline`` and ``log``. The ``extra`` of each outlet asset's event contains the same fields, plus
+    ``rows`` (rows written, summed over all sinks) and ``manifest`` (equal to ``outcome``).
+
+    :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). Text fields of a ``Pipeline`` that contain ``{{ … }}`` are rendered too
+    :param drain: run several batches up to a frozen target instead of one batch
+    :param rerun: what a cleared task does. ``"resume"`` returns the committed result. ``"reprocess"`` reprocesses the versions of the run from the same
+        ranges and atomically replaces the output of each version in turn. If the run is incomplete, the cleared task completes it instead. A retry always
+        resumes the run where it stopped
+    :param spark_master: Spark master URL, used if no session is active in the task's process (templated)
+    :param spark_conn_id: as an alternative to a master, a connection of type ``spark`` (local, standalone, YARN or Kubernetes, in client mode) or
+        ``spark_connect`` (templated). Default: the ``[streamsem] spark_conn_id`` option, and ``local[*]`` if that is empty
+    :param spark_conf: settings of a Spark session that the task starts, or of ``spark-submit`` (templated)
+    :param spark_packages: ``"auto"``: that session or application loads the Spark packages that the pipeline needs, in the versions of the installed pyspark,
+        from Maven Central or ``spark.jars.repositories``. Default: load none, because the packages are installed or ``spark_conf`` names them
+    :param run_in: ``"task"``: the driver is the task's process. ``"submit"``: the task plans the batch, submits the application through the Spark provider's
+        hook, and waits for the outcome in the log. ``"submit"`` requires a ``spark_conn_id`` of type ``spark`` and a transform that the driver can import by
+        name. It excludes ``spark_master`` and ``rerun="reprocess"``. If a second driver is submitted for the run, no version is committed twice
+    :param deferrable: with ``run_in="submit"``: wait in the triggerer and release the worker slot. Default: Airflow's ``[operators] default_deferrable``
+    :param patience: with ``run_in="submit"``: how long the log may show no progress before the driver counts as lost. The task then fails, and its next try
+        submits a new driver. Integer seconds or a ``timedelta``; must exceed the duration of one batch
+    :param partition_key: template of the partition key of outlet events (Airflow 3.3 or newer). It is rendered after the run with the fields of the result,
+        for example ``"{{ version }}"``. It is rendered once for the run's own version, and once for each version in ``completed``. Partitioned DAGs then get
+        one run per key, and plain ``schedule=[asset]`` gets none. If nothing was committed, no key is added
+    :raises InvalidError: an argument is not valid, or arguments exclude each other
     """
 
     template_fields: Sequence[str] = ("pipeline_file", "spark_master", "spark_conn_id", "spark_conf")
@@ -83,7 +89,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         self.take_pipeline(pipeline)
         self.take_engine(spark_master, spark_conn_id, spark_conf, spark_packages)
         self.drain = flag("drain", drain)
-        self.rerun = choice("rerun", rerun, ("resume", "redo"))
+        self.rerun = choice("rerun", rerun, ("resume", "reprocess"))
         self.partition_key = checked_partition_key(partition_key, self.outlets)
         self.run_in = choice("run_in", run_in, ("task", "submit"))
         self.deferrable = settings.default_deferrable() if deferrable is None else flag("deferrable", deferrable)
@@ -92,7 +98,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
             self._check_submission()
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Run, tell the outlet assets, answer."""
+        """Run the pipeline, emit the outlet events and return the result."""
         if self.run_in == "submit":
             result = self._submit(context)
         else:
@@ -104,11 +110,15 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 result = run(pipeline, run_key=run_key(context["ti"]), drain=self.drain, engine=self.engine())
                 account.result = result
         answer: dict[str, Any] = result.to_json()
-        tell_outlets(self, context, answer)
+        emit_outlet_events(self, context, answer)
         return answer
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
-        """Go on when the triggerer saw that the run is done, or needs its task."""
+        """
+        Resume after the trigger fired: continue the run, or fail if its driver is lost.
+
+        :raises StageError: the log showed no progress for ``patience``. The version stays open
+        """
         with mapped():
             seen = answer_of(event)
             if seen["stalled"]:
@@ -121,21 +131,21 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         return self.execute(context)
 
     def on_kill(self) -> None:
-        """Also end ``spark-submit`` where the task waits for it, and with it a driver in client mode."""
+        """Cancel the Spark jobs. With ``run_in="submit"``, also terminate ``spark-submit`` while the task waits for it, and with it a driver in client mode."""
         if self._submission is not None:
             self._submission.end()
         super().on_kill()
 
     def _check_submission(self) -> None:
-        if self.rerun == "redo" or self.spark_master is not None or self.spark_conn_id is None:
+        if self.rerun == "reprocess" or self.spark_master is not None or self.spark_conn_id is None:
             raise InvalidError(
-                'run_in="submit" needs spark_conn_id, and neither spark_master nor rerun="redo"', task=self.task_id
+                'run_in="submit" needs spark_conn_id, and neither spark_master nor rerun="reprocess"', task=self.task_id
             )
         if self.pipeline is not None:
             refuse_unnamed_transform(self.pipeline, self.task_id)
 
     def _submit(self, context: Any) -> RunResult:
-        """Plan; where a driver is needed, submit one, and wait until the run is done or needs its task again."""
+        """Plan the run. If a driver is needed, submit one and wait until the run completes or needs its task again."""
         key, connections = run_key(context["ti"]), Recorded()
         with mapped(), looked_up_by(connections):
             pipeline = self.rendered_pipeline(context)
@@ -166,7 +176,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         raise AssertionError  # defer does not return
 
     def _awaited(self, pipeline: Pipeline, condition: RunNeedsItsTask) -> RunResult:
-        """What ``spark-submit`` left; in cluster mode the driver may still be at work."""
+        """Wait for the outcome after ``spark-submit`` ended. In cluster mode the driver may still be running."""
         while True:
             finding = condition.check()
             if finding.met:
@@ -178,6 +188,9 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         return answer
 
     def _run(self, context: Any) -> Callable[..., RunResult]:
-        """A run, or where the task was cleared and asks for it a redo of the run; retries after one clear are one redo."""
-        cleared = times_cleared(context["ti"], self.retries) if self.rerun == "redo" else 0
-        return partial(redo_run, request=f"clear-{cleared}") if cleared else run_batch
+        """
+        Return :func:`run_batch`, or :func:`reprocess_run` if the task was cleared and ``rerun="reprocess"``. All retries after one clear are the same
+        request.
+        """
+        cleared = times_cleared(context["ti"], self.retries) if self.rerun == "reprocess" else 0
+        return partial(reprocess_run, request=f"clear-{cleared}") if cleared else run_batch

@@ -1,4 +1,4 @@
-"""What a task tells the assets among its outlets. Nobody needs these events to be right: whoever reads the data looks into the log."""
+"""Events of a task's outlet assets. Best effort: correctness does not depend on them, because readers of the data read the log."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _DO = "correct partition_key, then run again; what was committed stays."
 
 def checked_partition_key(template: str | None, outlets: Sequence[Any]) -> str | None:
     """
-    A template of partition keys, if this Airflow has them.
+    Validate a template for partition keys.
 
-    :raises InvalidError: it has not, or an outlet is an alias, whose events have no partitions
+    :returns: the template, or ``None`` if none was given
+    :raises InvalidError: this Airflow is older than 3.3, or an outlet is an asset alias, whose events have no partition keys
     """
     if template is None:
         return None
@@ -33,16 +34,20 @@ def checked_partition_key(template: str | None, outlets: Sequence[Any]) -> str |
 
 
 @mapped()
-def tell_outlets(task: Any, context: Any, answer: dict[str, Any]) -> None:
+def emit_outlet_events(task: Any, context: Any, answer: dict[str, Any]) -> None:
     """
-    Put a run's result into the ``extra`` of each outlet's event, with ``rows`` and ``manifest`` (key of the last outcome).
+    Set the ``extra`` of each outlet's event to the run's result, plus ``rows`` and ``manifest``.
 
-    ``rows`` are those written over all sinks, of the run itself and of the versions of other runs in ``completed``.
+    ``rows`` is the number of rows written, summed over all sinks. It includes the versions of other runs in ``completed``. ``manifest`` is the key of the
+    last outcome.
 
-    ``task.partition_key`` is rendered with the names of the result, and once for each version in ``completed`` with that version's values in their place.
-    Each gives the event a partition key. Outlets that are neither asset nor alias, such as files for lineage, have no events.
+    This function renders ``task.partition_key`` with the fields of the result if the run itself committed rows. It also renders it once for each version in
+    ``completed``, with the fields of that version in place of the run's own. Each rendered key becomes a partition key of the event.
 
-    A key that is empty or too long fails the task without a retry; what was committed stays.
+    Outlets that are neither assets nor aliases, such as files for lineage, have no events and are skipped.
+
+    :raises InvalidError: a key cannot be rendered, is empty or has more than 250 characters. The task fails without a retry, and committed versions stay
+        committed
     """
     counted = [answer, *answer["completed"]]
     rows = sum(n for one in counted for name, n in one["counts"].items() if name.startswith("written."))
@@ -51,7 +56,7 @@ def tell_outlets(task: Any, context: Any, answer: dict[str, Any]) -> None:
     for outlet in task.outlets:
         try:
             event = context["outlet_events"][outlet]
-        except TypeError:  # Airflow's own word for what has no events
+        except TypeError:  # Airflow raises TypeError for outlets that have no events
             continue
         event.extra = {**answer, "rows": rows, "manifest": answer["outcome"]}
         if task.partition_key is not None:

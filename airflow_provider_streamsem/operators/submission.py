@@ -1,4 +1,4 @@
-"""A run whose driver is not the task: planned here, submitted through Airflow's Spark provider, awaited by the log."""
+"""Submits the driver of a run through Airflow's Spark provider. The task plans the run and waits for the outcome in the log."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from threading import Thread
 from typing import Any
 
 from airflow_provider_streamsem.arguments import secret_settings
-from airflow_provider_streamsem.batch import submit_app
-from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.connections import Connection, to_environment
 from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.hooks.lookup import airflow_connection
+from airflow_provider_streamsem.pipeline import submit_app
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 
 GRACE_S = 5.0
 _SUBMITTED_WITHIN_S = 600.0
@@ -24,22 +24,22 @@ _NAMES_OF_DRIVERS = ("_driver_id", "_yarn_application_id", "_kubernetes_driver_p
 
 @dataclass(slots=True)
 class Recorded:
-    """Looks connections up and remembers them: those that planning needed, the driver needs, too."""
+    """A connection resolver that records every connection it returns. The driver needs the connections that planning needed."""
 
     seen: dict[str, Connection] = field(default_factory=dict)
 
     def __call__(self, conn_id: str) -> Connection:
-        """The connection of an id."""
+        """Look up and record a connection."""
         self.seen[conn_id] = airflow_connection(conn_id)
         return self.seen[conn_id]
 
     def need(self, pipeline: Pipeline) -> None:
-        """Look up what the spec names: planning asks for a connection only where there is something to plan."""
+        """Look up every connection that the spec names. Planning alone does not look up all of them, for example if there is nothing to plan."""
         for conn_id in sorted(set(_conn_ids(pipeline.to_json()))):
             self(conn_id)
 
     def environment(self) -> dict[str, str]:
-        """``AIRFLOW_CONN_<ID>`` of each, for a driver on this machine. Not for a command line: every user of the machine sees those."""
+        """Return ``AIRFLOW_CONN_<ID>`` variables for a driver on this machine. Not for a command line, which every user of the machine can read."""
         return dict(to_environment(found) for found in self.seen.values())
 
 
@@ -55,10 +55,10 @@ class Submission:
     """
     One ``spark-submit`` of a run.
 
-    :param conn_id: Spark connection; its ``deploy-mode`` says where the driver lives. In client mode it lives on the worker's machine, in a session of its own,
-        and may outlive the task
-    :param conf: settings for ``spark-submit``: visible in process lists
-    :raises InvalidError: the connection is none of a cluster, or a setting holds a secret
+    :param conn_id: Spark connection. Its ``deploy-mode`` determines where the driver runs. In client mode the driver runs on the worker's machine, in a
+        separate process session, and may outlive the task
+    :param conf: settings for ``spark-submit``, visible in process lists
+    :raises InvalidError: the connection is not of type ``spark`` or has no host, or a setting contains a secret
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Submission:
         from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
         found = airflow_connection(conn_id)
-        if found.conn_type != "spark" or not found.host:  # the hook would submit to YARN
+        if found.conn_type != "spark" or not found.host:  # without a host, the hook would submit to YARN
             raise InvalidError(
                 'run_in="submit" needs a connection of type spark with a host',
                 conn_id=conn_id,
@@ -91,9 +91,12 @@ class Submission:
 
     def start(self, connections: Recorded) -> None:
         """
-        Submit, and return while the driver works: in client mode after a few seconds, in cluster mode when the cluster has given it a name.
+        Submit the driver and return while it runs.
 
-        :raises StageError: ``spark-submit`` failed meanwhile; the version stays open
+        In client mode this method returns after about five seconds. In cluster mode it returns when the cluster has assigned an id to the driver, after at
+        most ten minutes.
+
+        :raises StageError: ``spark-submit`` failed before this method returned. The version stays open
         """
         thread: Any = Thread(target=self._submit, args=(connections.environment(),), name="spark-submit", daemon=True)
         thread.start()
@@ -106,7 +109,7 @@ class Submission:
         self._refuse_failed()
 
     def end(self) -> None:
-        """End ``spark-submit``, and with it a driver in client mode. What the driver has decided stays."""
+        """Terminate ``spark-submit``, and with it a driver in client mode. Versions that the driver has committed stay committed."""
         process = getattr(self._hook, "_submit_sp", None)
         if process is not None and process.poll() is None:
             with suppress(ProcessLookupError):
@@ -114,16 +117,16 @@ class Submission:
 
     def wait(self, connections: Recorded) -> None:
         """
-        Submit, and return when ``spark-submit`` has ended: in client mode that is when the driver has.
+        Submit the driver and return when ``spark-submit`` has ended. In client mode the driver has then ended too.
 
-        :raises StageError: it failed; the version stays open
+        :raises StageError: ``spark-submit`` failed. The version stays open
         """
         self._submit(connections.environment())
         self._refuse_failed()
 
     def _submit(self, environment: dict[str, str]) -> None:
         try:
-            # A session of its own: what ends the task's process group does not end the driver.
+            # A new process session, so that a signal to the task's process group does not terminate the driver.
             self._hook.submit(self._application, start_new_session=True, env={**os.environ, **environment})
         except Exception as error:
             self._failed.append(error)
@@ -135,9 +138,9 @@ class Submission:
 
 def refuse_unnamed_transform(pipeline: Pipeline, task_id: str) -> None:
     """
-    A driver elsewhere imports its transform by name.
+    Raise unless the driver can import the pipeline's transform by name.
 
-    :raises InvalidError: it has none that can be imported
+    :raises InvalidError: the transform has no importable name
     """
     name = pipeline.transform_name
     if "<" in name or getattr(pipeline.transform, "__module__", "").startswith("unusual_prefix"):

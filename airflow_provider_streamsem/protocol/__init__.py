@@ -1,1 +1,1 @@
-"""The law of the commit log, sans-IO: no clock, no randomness, no network, no threads. Mirrors ``docs/PROTOCOL.md``."""
+"""The commit log protocol without I/O: no clock, no randomness, no network and no threads. Implements ``docs/PROTOCOL.md``."""

@@ -1,4 +1,8 @@
-"""Announcements as procedures (PROTOCOL.md, 4.8): what a run's result announces, and which versions other runs planned between its own."""
+"""
+Procedures for announcements (PROTOCOL.md, 4.8).
+
+An announcement records which versions the result of a run announces.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from airflow_provider_streamsem.protocol.procedures import create_entry, read_en
 
 
 def newest_announced() -> Procedure[int]:
-    """Up to which version the newest announcement reaches; -1 where there is none. A hint: it may be too low (W8)."""
+    """Return the ``upto`` of the newest listed announcement, or -1 if there is none. The value is a hint: it may be too low (W8)."""
     listed = yield from list_keys(keys.ANNOUNCED, 1)
     newest = max((n for n in map(keys.parse_newest_first, listed) if n is not None), default=None)
     found = None if newest is None else (yield from read_entry(Announcement, keys.announced(newest)))
@@ -18,16 +22,21 @@ def newest_announced() -> Procedure[int]:
 
 
 def put_announcement(key: str, announcement: Announcement) -> Procedure[Announcement]:
-    """Create an announcement; returns what is stored, ours or that of another process of the run."""
+    """Create an announcement and return the stored one. The stored announcement may come from another process of the same run."""
     written = yield from create_entry(key, announcement)
     return announcement if written.mine else (yield from read_parts(Announcement, key, written.data))[0]
 
 
 def others_between(run_key: str, first: tuple[int, int], last: tuple[int, int]) -> Procedure[list[int]]:
     """
-    The versions between two of a run that other runs planned, in order. Reads about log2(n) pointers for each place where another run came between.
+    Return the versions that other runs planned between two versions of a run, in ascending order.
 
-    :param first: number and version of one of the run's pointers; ``last``: of a later one
+    Bisects the run's pointers. Reads about log2(n) pointers for each position at which another run planned a version.
+
+    :param run_key: run key of the run
+    :param first: ``(j, version)`` of one of the run's pointers, exclusive
+    :param last: ``(j, version)`` of a later pointer of the same run, exclusive
+    :raises LogDamagedError: a pointer between the two is missing
     """
     (low, low_version), (high, high_version) = first, last
     if high_version - low_version == high - low:

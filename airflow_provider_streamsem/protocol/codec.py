@@ -1,8 +1,8 @@
 """
-Entries to canonical JSON and back (PROTOCOL.md, W2-W4, R2, R3).
+Encodes log entries as canonical JSON and decodes them (PROTOCOL.md, W2-W4, R2, R3).
 
-Canonical: UTF-8, keys sorted, no white space, no floats. ``checksum`` is the sha256 of the canonical JSON of the other fields. A decoder refuses a newer
-format, ignores unknown fields of its own, and names the field that is wrong.
+Canonical JSON is UTF-8 with sorted keys, without white space and without floats. ``checksum`` is the sha256 of the canonical JSON of the other fields. A
+decoder rejects a newer format, ignores unknown fields, and names the invalid field in its error.
 """
 
 from __future__ import annotations
@@ -21,35 +21,40 @@ from airflow_provider_streamsem.protocol.entries import FORMAT, Entry, Json
 
 SPILL_BYTES = 65_536
 MOST_LEVELS = 64
-"""how deep JSON in storage may be nested; what this package writes is nested far less"""
+"""Maximum nesting depth of stored JSON. JSON that this package writes is nested far less."""
 _SPILL = "$spill"
 E = TypeVar("E", bound=Entry)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """An entry's bytes, and the parts that must be created under ``spill/`` before it is sent: key → bytes."""
+    """
+    An encoded entry.
+
+    :param data: bytes of the entry
+    :param spills: key → bytes of each spilled field. The writer creates these objects under ``spill/`` before it creates the entry
+    """
 
     data: bytes
     spills: Mapping[str, bytes]
 
     @property
     def sha256(self) -> str:
-        """By which the next entry of the chain names this one."""
+        """The sha256 by which the next entry of the chain references this entry."""
         return sha256(self.data)
 
 
 def sha256(data: bytes) -> str:
-    """Hexadecimal sha256."""
+    """Return the sha256 of the bytes as hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def canonical(value: Json) -> bytes:
     """
-    Canonical JSON of a value.
+    Encode a value as canonical JSON.
 
-    :raises TypeError: a float or another type that JSON cannot hold exactly. Do: store exact numbers as integers or text.
-    :raises ValueError: nested deeper than :data:`MOST_LEVELS`
+    :raises TypeError: the value contains a float or another type that JSON cannot represent exactly. Do: store exact numbers as integers or text.
+    :raises ValueError: the value is nested deeper than :data:`MOST_LEVELS`
     """
     _check_values(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
@@ -74,15 +79,17 @@ def _check_depth(value: Json, levels: int) -> None:
 
 def read_json(data: bytes | str, key: str) -> Json:
     """
-    JSON as storage has it. Every reader of stored JSON uses this: what is stored may be damaged, or forged.
+    Parse stored JSON.
 
-    :param key: names the object in an error
-    :raises LogDamagedError: not JSON, or nested deeper than :data:`MOST_LEVELS`
+    Every reader of stored JSON calls this function, because stored bytes may be damaged or forged.
+
+    :param key: key of the object, for the error
+    :raises LogDamagedError: the bytes are not JSON, or the value is nested deeper than :data:`MOST_LEVELS`
     """
     try:
         value = json.loads(data)
         _check_levels(value, MOST_LEVELS)
-    except (ValueError, RecursionError):  # the cause would quote what is stored
+    except (ValueError, RecursionError):  # The cause would quote stored bytes.
         raise LogDamagedError("an object is not JSON, or is nested too deep", invariant="I1", key=key) from None
     return value
 
@@ -97,9 +104,9 @@ def _check_levels(value: Json, levels: int) -> None:
 
 def plain(value: object, *, sparse: bool = False) -> Json:
     """
-    Dataclasses, mappings and tuples as the dicts and lists that JSON holds.
+    Convert dataclasses, mappings and tuples to the dicts and lists of JSON.
 
-    :param sparse: leave out fields that are marked so and have their default (W2)
+    :param sparse: omit each field that is marked with :data:`SPARSE` and equals its default (W2)
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         told = {
@@ -120,9 +127,9 @@ def _is_left_out(value: object, field: dataclasses.Field[Any]) -> bool:
 
 def encode(entry: Entry) -> Encoded:
     """
-    Bytes of an entry, parts above 64 KiB spilled (W4).
+    Encode an entry. Each spillable field whose canonical JSON exceeds 64 KiB is replaced with a reference (W4).
 
-    The spilled bytes are canonical JSON too and are named by their sha256, so a part that two entries share is stored once.
+    The spilled bytes are canonical JSON and are named by their sha256. Entries with equal fields therefore share one spilled object.
     """
     body: dict[str, Json] = {"entry": entry.entry, "format": FORMAT, **plain(entry, sparse=True)}
     spills: dict[str, bytes] = {}
@@ -136,7 +143,11 @@ def encode(entry: Entry) -> Encoded:
 
 
 def spilled(cls: type[Any], body: Mapping[str, Json]) -> dict[str, str]:
-    """Field → sha256 of each spilled part of a parsed entry."""
+    """
+    Return the sha256 of each spilled field of a parsed entry, by field name.
+
+    :raises LogDamagedError: a reference is not a sha256
+    """
     found = {}
     for name in cls.spillable:
         value = body.get(name)
@@ -149,10 +160,11 @@ def spilled(cls: type[Any], body: Mapping[str, Json]) -> dict[str, str]:
 
 def parse(cls: type[Any], key: str, data: bytes) -> dict[str, Json]:
     """
-    The JSON object of an entry, format, kind and checksum checked; spilled parts still absent.
+    Parse the JSON object of an entry and check its format, kind and checksum.
 
-    :raises NewerFormatError: the format is above this release's
-    :raises LogDamagedError: not JSON, not this entry, or its checksum differs
+    :returns: the fields without ``checksum``. Spilled fields still hold their ``$spill`` reference
+    :raises NewerFormatError: the format is newer than this release supports
+    :raises LogDamagedError: the bytes are not JSON or not an entry of this kind, or the checksum differs
     """
     body = read_json(data, key)
     if not isinstance(body, dict) or not isinstance(body.get("format"), int):
@@ -174,7 +186,7 @@ def parse(cls: type[Any], key: str, data: bytes) -> dict[str, Json]:
 
 
 def _canonical_or_damaged(key: str, body: Json) -> bytes:
-    """Canonical bytes of what was read; a number that no writer could have written is damage."""
+    """Encode a parsed entry as canonical JSON. A number that no writer can have written counts as damage."""
     try:
         return canonical(body)
     except (TypeError, ValueError) as error:
@@ -183,8 +195,9 @@ def _canonical_or_damaged(key: str, body: Json) -> bytes:
 
 def lines(key: str, data: bytes) -> list[dict[str, Json]]:
     """
-    The records of an object of JSON lines.
+    Parse the records of a JSON Lines object.
 
+    :param key: key of the object, for the error
     :raises LogDamagedError: a line is not a JSON object
     """
     try:
@@ -198,10 +211,11 @@ def lines(key: str, data: bytes) -> list[dict[str, Json]]:
 
 def decode(cls: type[E], key: str, data: bytes, parts: Mapping[str, bytes] | None = None) -> E:
     """
-    An entry from its bytes.
+    Decode an entry from its bytes.
 
-    :param parts: spilled field → bytes, as :func:`spilled` asked for
-    :raises LogDamagedError: a field is missing or of another type, or a part's sha256 differs
+    :param parts: bytes of each spilled field that :func:`spilled` returned, by field name
+    :raises NewerFormatError: the entry has a newer format, or a value that this release does not know
+    :raises LogDamagedError: a field is missing or has another type, or a spilled field is missing or has another sha256
     """
     body = parse(cls, key, data)
     for name, digest in spilled(cls, body).items():
@@ -222,24 +236,25 @@ def decode(cls: type[E], key: str, data: bytes, parts: Mapping[str, bytes] | Non
 
 
 def _check_texts(body: Mapping[str, Json], key: str) -> None:
-    """Schemas, and bounds of files, are JSON in text, which readers parse again."""
+    """Check the nesting depth of JSON that is stored as text: schemas and file statistics. Readers parse these texts again."""
     schemas, sinks = body.get("schemas"), body.get("sinks")
     texts = [*schemas.values()] if isinstance(schemas, dict) else []
     for sink in sinks.values() if isinstance(sinks, dict) else ():
         files = sink.get("files") if isinstance(sink, dict) else None
         texts += [file.get("stats") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     for text in texts:
-        # Text with so few brackets cannot be nested deeper; most need no second parse.
+        # Text with so few brackets cannot be nested deeper. The count avoids a second parse of most texts.
         if isinstance(text, str) and text.count("{") + text.count("[") > MOST_LEVELS:
             read_json(text, key)
 
 
 def build(cls: type[Any], body: Json, where: str) -> Any:
     """
-    A record of the protocol from parsed JSON.
+    Build a protocol dataclass from parsed JSON.
 
-    :param where: names the record in errors
-    :raises LogDamagedError: a field is missing, is of another type, or holds a key that leads out of its place
+    :param where: name of the record in errors
+    :raises NewerFormatError: an enumerated field has a value that this release does not know
+    :raises LogDamagedError: a field is missing or has another type, or a key points outside its root
     """
     if not isinstance(body, dict):
         raise LogDamagedError("a field has another type than the protocol gives it", invariant="I1", where=where)

@@ -1,7 +1,8 @@
 """
-Which files of a listing are new, and the discovery that gives them ordinals (PROTOCOL.md, 9).
+Finds the new files of a listing and builds the discovery that assigns their ordinals (PROTOCOL.md, 9).
 
-The newest discovery is the root of everything that is known: recent files by name, older ones in pages by ordinal and in the tree of known files by path.
+The newest discovery is the root of all known files. It stores recent files inline. It references older files twice: by ordinal in pages, and by path in the
+tree of known files.
 """
 
 from __future__ import annotations
@@ -16,20 +17,23 @@ from airflow_provider_streamsem.protocol.machine import Procedure, create
 from airflow_provider_streamsem.protocol.procedures import read_entry
 
 RECENT_FILES = 256
-"""files that a discovery names itself, at most; with one more, all of them go to the pages and the tree"""
+"""Maximum number of files that a discovery stores inline. With one more file, all of them move to the pages and the tree."""
 PAGE_FILES = 1_000
 PAGE_REFS = 32
 OUTDATED_NODES = 8
-"""nodes whose ranges may be outdated before a discovery records what was listed: a moving window changes one range at each poll, not worth a discovery"""
+"""
+Maximum number of outdated nodes that does not yet cause a discovery without new files (D8). A moving window changes one range at each poll, which does not
+justify a discovery.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """
-    A listing held against what is known.
+    Result of comparing a listing with the newest discovery.
 
-    :param new: files without an ordinal, in the order in which they get theirs
-    :param root: the recent files, and the ranges of the tree; those that had to be read are in memory
+    :param new: files without an ordinal, in the order in which they will get one: by mtime, then by path
+    :param root: the recent files, and the ranges of the tree. Ranges whose node was read are opened nodes
     """
 
     new: tuple[FoundFile, ...]
@@ -37,7 +41,11 @@ class Comparison:
 
 
 def compare(newest: Discovery | None, listed: Iterable[FoundFile]) -> Procedure[Comparison]:
-    """Which files of a listing are new (D3, D4, D7). Writes nothing."""
+    """
+    Find the files of a listing that have no ordinal yet (D3, D4, D7). Writes nothing.
+
+    :param newest: the newest discovery; ``None`` before the first
+    """
     root = known.Opened({})
     if newest is not None:
         root = known.Opened({known.key(file): True for file in newest.recent}, list(newest.known))
@@ -48,9 +56,10 @@ def compare(newest: Discovery | None, listed: Iterable[FoundFile]) -> Procedure[
 
 def extend(newest: Discovery | None, compared: Comparison, nonce: str) -> Procedure[Discovery | None]:
     """
-    The next discovery, ready to be created: all that it names is stored. ``None`` where there is nothing to record.
+    Build the next discovery, or return ``None`` if there is nothing to record.
 
-    Only the discovery itself gives ordinals: what was stored for one that is never created, or loses, is named by nothing (D2).
+    Stores every page and node that the discovery references. The caller creates the discovery itself (D2). Only a created discovery assigns ordinals. If it is
+    never created, or loses its create, no discovery references its pages and nodes, and they have no effect.
     """
     if not compared.new and known.outdated(compared.root) <= OUTDATED_NODES:
         return None
@@ -79,7 +88,7 @@ def extend(newest: Discovery | None, compared: Comparison, nonce: str) -> Proced
 
 
 def _paged(pages: Sequence[PageRef], files: Sequence[FoundFile]) -> Procedure[tuple[PageRef, ...]]:
-    """The pages with more files after the last; whole runs of one level become a page of the next."""
+    """Append files to the pages. Each run of :data:`PAGE_REFS` pages of one level becomes one page of the next level."""
     refs = list(pages)
     for at in range(0, len(files), PAGE_FILES):
         part = tuple(files[at : at + PAGE_FILES])
@@ -99,7 +108,7 @@ def _store(page: FilePage, *, level: int, files: int) -> Procedure[PageRef]:
 
 
 def files(pages: Sequence[PageRef], start: int, end: int) -> Procedure[list[FoundFile]]:
-    """The files ``[start, end)`` of the pages, counted from the first file of the first page; reads only the pages that hold them."""
+    """Return the files ``[start, end)`` of the pages, counted from the first file of the first page. Reads only pages that overlap this range."""
     found: list[FoundFile] = []
     first = 0
     for ref in pages:
@@ -114,9 +123,9 @@ def files(pages: Sequence[PageRef], start: int, end: int) -> Procedure[list[Foun
 
 def read(ref: PageRef) -> Procedure[FilePage]:
     """
-    A page.
+    Read a page.
 
-    :raises LogDamagedError: it is missing, differs from its name, or does not hold the files that the page above it says
+    :raises LogDamagedError: the page is missing, its bytes do not match its sha256, or its number of files differs from the reference
     """
     found = yield from read_entry(FilePage, keys.page(ref.sha256))
     if found is None or found[1] != ref.sha256:

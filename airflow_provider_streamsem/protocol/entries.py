@@ -1,8 +1,7 @@
 """
-The entries of the log: frozen records, fields as in PROTOCOL.md section 2.
+Entries of the log: frozen dataclasses with the fields of PROTOCOL.md, section 2.
 
-They hold no behaviour beyond naming themselves, and refuse keys that lead out of their place (R6).
-Times are milliseconds UTC, sizes bytes, ranges ``[start, end)``.
+Times are milliseconds UTC, sizes are bytes, and ranges are ``[start, end)``. The constructors reject keys that point outside their root (R6).
 """
 
 from __future__ import annotations
@@ -18,19 +17,23 @@ from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 FORMAT = 1
 READER_FEATURES: frozenset[str] = frozenset()
 PUBLISH = "publish"
-"""the writer feature of a log with sinks outside it: who does not know it would plan before the receipts are there"""
+"""Writer feature of a log with sinks outside the log. A writer without this feature would create the next plan before the receipts exist."""
 WRITER_FEATURES: frozenset[str] = frozenset({PUBLISH})
 
 SPARSE = {"sparse": True}
-"""marks a field that is left out of the bytes where it has its default (W2)"""
+"""Field metadata: the encoder omits the field if it equals its default (W2)."""
 
 Json: TypeAlias = Any
-"""a value that JSON can hold: dict, list, str, int, bool, None"""
+"""Any JSON value without floats: dict, list, str, int, bool or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRecord:
-    """``pipeline.json``: what never changes about a pipeline. ``spec`` is that of the run that created the log; only Plan(0) makes a spec count."""
+    """
+    ``pipeline.json``: the immutable properties of a pipeline.
+
+    ``spec`` is the spec of the run that created the log. It does not bind the log: Plan(0) does, with its own spec (W13a).
+    """
 
     entry: ClassVar[str] = "pipeline"
     spillable: ClassVar[tuple[str, ...]] = ()
@@ -46,9 +49,9 @@ class PipelineRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
     """
-    Says that the pipeline's log was at ``moved_from`` and is here now, complete: marks of datasets that name that place count for this log.
+    Record that the pipeline's log was moved here from ``moved_from`` and is complete.
 
-    ``sources`` is the prefix below which the sources' discoveries were copied.
+    Dataset marks that name ``moved_from`` are valid for this log. ``sources`` is the prefix under which the mover copied the discoveries of the sources.
     """
 
     entry: ClassVar[str] = "moved"
@@ -64,9 +67,8 @@ class DataFile:
     """
     One staged file.
 
-    ``key`` is relative to the dataset; ``partition`` maps column → text, or ``None`` for null; ``checksum`` names its own method.
-
-    ``stats``: the bounds of its columns, as text in the form of the sink that publishes it; ``""`` where that sink needs none.
+    ``key`` is relative to the dataset. ``partition`` maps each partition column to its value as text, or to ``None`` for null. ``checksum`` includes the name
+    of its algorithm. ``stats`` holds the column bounds as text, in the format of the sink that publishes the file. It is ``""`` if that sink needs no bounds.
     """
 
     key: str
@@ -83,7 +85,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committable:
-    """What staging one sink returns: the files that become visible with the outcome, or that a sink outside the log is to publish."""
+    """Staged output of one sink. For a file sink, the files become visible with the outcome. For a sink outside the log, the publisher publishes their rows."""
 
     format: str
     rows: int
@@ -92,7 +94,7 @@ class Committable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
-    """Records that could not be parsed: JSON lines under ``keys``, relative to the log's root."""
+    """Records that could not be parsed. ``keys`` are JSON Lines objects, relative to the log's root."""
 
     rows: int = 0
     keys: tuple[str, ...] = ()
@@ -106,7 +108,7 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replaced:
-    """The visible commit whose files a redo replaces, and that commit's counts, so that totals stay net."""
+    """The visible commit whose files a reprocessing run replaces. ``counts`` are the counts of that commit, which keep the totals net."""
 
     version: int
     counts: Mapping[str, int]
@@ -115,22 +117,23 @@ class Replaced:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
-    Plan(n): what version n will do. Written before the first row is read.
+    Plan(n): the work of version n. The planner creates it before any executor reads a row.
 
-    The kind ``move`` ends the log: it goes on at ``moved_to``, and nothing follows here.
+    A plan of kind ``move`` ends the log. The log continues at ``moved_to``, and no entry follows here.
     """
 
     entry: ClassVar[str] = "plan"
-    spillable: ClassVar[tuple[str, ...]] = ("pins", "ranges", "genesis")
+    spillable: ClassVar[tuple[str, ...]] = ("pins", "ranges", "initial_offsets", "hint")
     version: int
-    kind: Literal["batch", "redo", "move"] = "batch"
+    kind: Literal["batch", "reprocess", "move"] = "batch"
     previous: str
-    genesis: Offsets | None = field(default=None, metadata=SPARSE)
+    initial_offsets: Offsets | None = field(default=None, metadata=SPARSE)
     ranges: Ranges
     gaps: Gaps = field(default_factory=dict)
     replaces: Replaced | None = field(default=None, metadata=SPARSE)
     moved_to: str = field(default="", metadata=SPARSE)
     pins: Json = None
+    hint: Json = field(default=None, metadata=SPARSE)
     run_key: str
     j: int
     target: Offsets | None = None
@@ -146,10 +149,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedManifest:
-    """Everything that one attempt produced: complete, so that anyone can decide it."""
+    """The complete output of one attempt. Any writer can commit the version from it."""
 
     entry: ClassVar[str] = "manifest"
-    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "source", "state")
+    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "state")
     version: int
     attempt_id: str
     plan: str
@@ -159,7 +162,6 @@ class StagedManifest:
     schemas: Mapping[str, str]
     quarantine: Quarantine
     counts: Mapping[str, int]
-    source: Json = None
     publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
     state: Json = field(default=None, metadata=SPARSE)
     staged_ms: int
@@ -168,7 +170,7 @@ class StagedManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """Which commit set a transactional sink's marker: its version, and the sha256 of the bytes of its outcome."""
+    """The commit that set the marker of a transactional sink: its version, and the sha256 of the bytes of its outcome."""
 
     version: int
     outcome: str
@@ -176,10 +178,10 @@ class Marker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome(n): what became of version n. The one object that decides."""
+    """Outcome(n): whether version n was committed or aborted. This single object decides the version."""
 
     entry: ClassVar[str] = "outcome"
-    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "source", "state")
+    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state")
     version: int
     result: Literal["commit", "abort"]
     plan: str
@@ -191,10 +193,10 @@ class Outcome:
     replaces: Replaced | None = field(default=None, metadata=SPARSE)
     counts: Mapping[str, int] = field(default_factory=dict)
     next: Offsets
-    source: Json = None
+    hint: Json = None
     publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
     markers: Mapping[str, Marker] = field(default_factory=dict, metadata=SPARSE)
-    """transactional sink → the newest *earlier* commit that set its marker, by that version's receipts"""
+    """Transactional sink → the newest *earlier* commit that set the sink's marker, according to the receipts of that commit."""
     spec: str
     transform: str
     state: Json = None
@@ -208,30 +210,32 @@ class Outcome:
     def __post_init__(self) -> None:
         if not {*self.publish} <= {*self.sinks}:
             raise LogDamagedError(
-                "an outcome owes receipts of sinks without output", invariant="I18", version=self.version
+                "an outcome has pending publishes of sinks without output", invariant="I18", version=self.version
             )
-        # Chains of redos are followed back: one that led forward would never end.
+        # Readers follow chains of reprocessing runs backwards. A reference to a later version would make them loop forever.
         if self.replaces is not None and self.replaces.version >= self.version:
             raise LogDamagedError("an outcome replaces no earlier version", invariant="I20", version=self.version)
 
     @property
     def committed(self) -> bool:
-        """Whether the version's output is decided to become visible."""
+        """Whether the outcome makes the output of the version visible."""
         return self.result == "commit"
 
     @property
-    def owes(self) -> bool:
-        """Whether receipts must follow: the commit names sinks outside the log."""
+    def has_pending_publishes(self) -> bool:
+        """Whether the outcome requires receipts, because it is a commit with sinks outside the log."""
         return self.committed and bool(self.publish)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """
-    What a sink outside the log answered for one version.
+    Result of publishing one version to one sink outside the log.
 
-    ``applied``: the rows are there. ``skipped``: a person gave them up, none is there by this version. ``unknown``: at-most-once effects of which nobody
-    knows whether all were performed. ``rows``: how many were applied, as far as it is known; ``detail`` is the sink's own, for people.
+    :param result: ``applied``: the sink has the rows. ``skipped``: an operator gave them up, and the sink has no row of this version. ``unknown``: nobody knows
+        whether all at-most-once effects were performed
+    :param rows: number of rows known to be applied
+    :param detail: details from the sink, for operators
     """
 
     result: Literal["applied", "skipped", "unknown"]
@@ -242,9 +246,9 @@ class Receipt:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipts:
     """
-    Receipts(n): what the sinks outside the log answered for the commit whose bytes have the sha256 ``outcome``.
+    Receipts(n): the results of all sinks outside the log for one commit. ``outcome`` is the sha256 of the bytes of that commit's outcome.
 
-    ``markers``: transactional sink → the newest commit up to this one that set its marker.
+    ``markers``: transactional sink → the newest commit up to and including this one that set the sink's marker.
     """
 
     entry: ClassVar[str] = "receipts"
@@ -262,16 +266,16 @@ class Receipts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """
-    Who alone may perform one round of a part of a version's at-most-once effects: the entry to publishing that minted ``nonce``.
+    Exclusive claim on one round of a chunk of a version's at-most-once effects. Only the publisher instance that minted ``nonce`` may perform them.
 
-    ``round`` 0 begins with the part's first record, each later one with the first record that the round before it left.
+    Round 0 starts with the first record of the chunk. Each later round starts with the first record that the previous round left.
     """
 
     entry: ClassVar[str] = "claim"
     spillable: ClassVar[tuple[str, ...]] = ()
     version: int
     sink: str
-    part: int
+    chunk: int
     round: int = field(default=0, metadata=SPARSE)
     nonce: str
 
@@ -279,17 +283,17 @@ class Claim:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
     """
-    What became of the effects of one round of a part, written after the last of them; in records.
+    Result of one round of a chunk. The publisher creates it after the last effect of the round. All counts are records.
 
-    ``done`` were acknowledged, ``refused`` never will be, ``unknown`` may have been performed, ``skipped`` were given up by an operator.
-    ``left``: the last records of the part, which the next round performs. A part is over with the round that leaves none.
+    ``done`` effects were acknowledged. ``refused`` effects will never be performed. ``unknown`` effects may have been performed. An operator gave up the
+    ``skipped`` effects. ``left`` counts the records at the end of the chunk that the next round performs. A round with ``left=0`` completes the chunk.
     """
 
     entry: ClassVar[str] = "effects"
     spillable: ClassVar[tuple[str, ...]] = ()
     version: int
     sink: str
-    part: int
+    chunk: int
     done: int
     refused: int = 0
     unknown: int = 0
@@ -301,7 +305,7 @@ class Effects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPointer:
-    """Says that the j-th version planned under a run key is ``version``; the bytes are a function of Plan(version)."""
+    """Names ``version`` as the j-th version planned under a run key. Its bytes are a function of Plan(version)."""
 
     entry: ClassVar[str] = "pointer"
     spillable: ClassVar[tuple[str, ...]] = ()
@@ -312,10 +316,10 @@ class RunPointer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Genesis:
-    """Where version 0 starts with a source, fixed by the first run with these arguments of the source. Plan(0) names the offsets that count."""
+class InitialOffsets:
+    """Initial offsets of a source. The first run with these source arguments creates the entry. Plan(0) names the offsets that take effect."""
 
-    entry: ClassVar[str] = "genesis"
+    entry: ClassVar[str] = "initial_offsets"
     spillable: ClassVar[tuple[str, ...]] = ("offsets",)
     offsets: Offsets
     nonce: str
@@ -324,11 +328,10 @@ class Genesis:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
     """
-    Says which versions the result of a run announces: those above ``since``, up to and including ``upto``.
+    The versions that the result of a run announces: those above ``since``, up to and including ``upto``.
 
-    ``version`` is the run's last version, or the newest closed one where the run planned none.
-
-    Created before the run returns its result, so that the next run announces what a dead run has not, and a retry announces the same again.
+    ``version`` is the last version of the run, or the newest closed version if the run planned none. A run creates the announcement before it returns its
+    result. Therefore the next run announces what a dead run did not, and a retry announces the same versions again.
     """
 
     entry: ClassVar[str] = "announcement"
@@ -342,7 +345,7 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFile:
-    """A visible file with the version that made it visible."""
+    """A visible file and the version that made it visible."""
 
     version: int
     sink: str
@@ -352,11 +355,16 @@ class SegmentFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """
-    A fold of outcomes. Level 1: versions ``[100·index, 100·(index+1))`` with their files. Level k > 1: totals of 100 segments of level k-1.
+    A fold of outcomes.
 
-    Net of redos: ``files`` are those that are still visible after the last of the versions, ``replaced`` the versions *before* the first whose files are not,
-    ``counts`` those of the commits less those of the commits that were replaced.
-    ``last`` is the sha256 of the newest outcome folded, ``next`` its offsets, ``children`` the sha256 of each child's bytes (empty at level 1).
+    Level 1 holds versions ``[100·index, 100·(index+1))`` with their files. Level k > 1 holds the totals of 100 segments of level k-1. All values are net of
+    reprocessing:
+
+    * ``files`` are the files that are still visible after the last of these versions.
+    * ``replaced`` are the versions *before* the first of these versions whose files are no longer visible.
+    * ``counts`` are the counts of the commits minus the counts of the commits that they replaced.
+    * ``last`` is the sha256 of the newest folded outcome, and ``next`` its offsets.
+    * ``children`` holds the sha256 of each child's bytes. It is empty at level 1.
     """
 
     entry: ClassVar[str] = "segment"
@@ -376,9 +384,9 @@ class Segment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFile:
     """
-    A file as a listing showed it.
+    A file of a listing.
 
-    ``path`` is relative to the source's place, ``identity`` is ``etag:<etag>`` or ``mtime:<ns>``; ``mtime_ns`` only orders.
+    ``path`` is relative to the source's root. ``identity`` is ``etag:<etag>`` or ``mtime:<ns>``. ``mtime_ns`` determines only the order.
     """
 
     path: str
@@ -392,12 +400,14 @@ class FoundFile:
 
 
 FileKey: TypeAlias = tuple[str, str]
-"""path and fingerprint of a file; their order is that of a listing"""
+"""Path and fingerprint of a file. Keys sort in the order of a listing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRef:
-    """Names a page: ``files`` files with consecutive ordinals; at level 0 the page holds them, above it names pages of the level below."""
+    """
+    Reference to a page of ``files`` files with consecutive ordinals. A page of level 0 holds the files. A page above it references pages of the level below.
+    """
 
     sha256: str
     level: int
@@ -406,7 +416,7 @@ class PageRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePage:
-    """``files/<sha256>``: discovered files in the order of their ordinals, or the pages that hold them."""
+    """``files/<sha256>``: discovered files in the order of their ordinals, or references to the pages that hold them."""
 
     entry: ClassVar[str] = "page"
     spillable: ClassVar[tuple[str, ...]] = ()
@@ -417,10 +427,10 @@ class FilePage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRange:
     """
-    Names a node of the tree of known files, and summarises the files in and below it.
+    Reference to a node of the tree of known files, with a summary of the files in and below the node.
 
-    ``first`` and ``last`` are the smallest and the largest key, both inclusive. ``files`` counts the files. ``listed`` of them were listed when the node was
-    last compared with a listing, and ``digest`` is the digest of these. Bit i of ``absent`` is set where the i-th of the node's own files was not listed.
+    ``first`` and ``last`` are the smallest and the largest key, both inclusive. ``files`` counts the files. ``listed`` counts those that were listed when a
+    writer last compared the node with a listing, and ``digest`` is their digest. Bit i of ``absent`` is set if the i-th of the node's own files was not listed.
     """
 
     sha256: str
@@ -434,7 +444,7 @@ class KnownRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownNode:
-    """``known/<sha256>``: files by key, ascending, and ranges that do not overlap, ascending. A leaf has no ranges."""
+    """``known/<sha256>``: files in ascending order of key, and non-overlapping ranges in ascending order. A leaf has no ranges."""
 
     entry: ClassVar[str] = "known"
     spillable: ClassVar[tuple[str, ...]] = ()
@@ -445,10 +455,10 @@ class KnownNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
     """
-    ``discovered/<i>``: every file that was discovered so far (PROTOCOL.md, 9). The newest discovery is the root of both trees.
+    ``discovered/<i>``: all files discovered so far (PROTOCOL.md, 9). The newest discovery is the root of both trees.
 
-    The files with the ordinals ``[0, paged)`` are in ``pages``, in the order of their ordinals, and in ``known``, by key. Those with the ordinals
-    ``[paged, end)`` are ``recent``. This discovery gave the ordinals ``[first, end)``. Every file of ``known`` has ``mtime_ns < settled_ns``.
+    The files with ordinals ``[0, paged)`` are in ``pages``, ordered by ordinal, and in ``known``, ordered by key. The files with ordinals ``[paged, end)`` are
+    in ``recent``. This discovery assigned the ordinals ``[first, end)``. Every file in ``known`` has ``mtime_ns < settled_ns``.
     """
 
     entry: ClassVar[str] = "discovery"
@@ -468,7 +478,7 @@ class Discovery:
 
     @property
     def end(self) -> int:
-        """The next ordinal to give."""
+        """The next ordinal to assign."""
         return self.paged + len(self.recent)
 
 
@@ -482,7 +492,7 @@ Entry: TypeAlias = (
     | Claim
     | Effects
     | RunPointer
-    | Genesis
+    | InitialOffsets
     | Announcement
     | Segment
     | FilePage

@@ -1,8 +1,9 @@
 """
-The invariants of PROTOCOL.md section 8, one predicate each, run at every write and every read of what they speak about.
+The invariants of PROTOCOL.md, section 8. Each has its own check, which runs at every write and every read of the entries that it covers.
 
-Each raises :class:`LogDamagedError` with the id of the invariant, or returns nothing. I1 is checked by the codec (checksums) and by a create that meets
-other bytes than its own where the bytes are a function of what they describe; I7, I8, I10 to I13 are properties of the whole machine, held by its tests.
+Each check returns ``None`` or raises :class:`LogDamagedError` with the id of the invariant. The codec also checks I1 through checksums. A create checks I1 if
+its bytes are a function of their content and the key already holds other bytes. I7, I8 and I10 to I13 are properties of the whole state machine. Its tests
+check them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
 
 
 def check_i1(key: str, stored: bytes, expected: bytes) -> None:
-    """An object whose bytes are a function of what it describes holds exactly those bytes."""
+    """Check that an object whose bytes are a function of its content holds exactly these bytes."""
     if stored != expected:
         raise LogDamagedError(
             "an object holds other bytes than every writer of it would write", invariant="I1", key=key
@@ -33,21 +34,21 @@ def check_i1(key: str, stored: bytes, expected: bytes) -> None:
 
 
 def check_i2(plan: Plan | None, outcome: Outcome) -> None:
-    """An outcome stands on a plan of the same version."""
+    """Check that an outcome has a plan of the same version."""
     if plan is None or plan.version != outcome.version:
         raise LogDamagedError("an outcome stands without its plan", invariant="I2", version=outcome.version)
 
 
-def check_i2_receipts(plan: Plan, *, owes: bool) -> None:
-    """No plan follows a commit that owes receipts before they are there."""
-    if owes:
+def check_i2_receipts(plan: Plan, *, has_pending_publishes: bool) -> None:
+    """Check that no plan follows a commit with pending publishes."""
+    if has_pending_publishes:
         raise LogDamagedError(
             "a plan follows a commit whose receipts are not there", invariant="I2", version=plan.version
         )
 
 
 def check_i3_plan(plan: Plan, *, after: str) -> None:
-    """A plan names the sha256 of the outcome before it."""
+    """Check that a plan names the sha256 of the previous outcome."""
     if plan.previous != after:
         raise LogDamagedError(
             "a plan does not follow the outcome before it",
@@ -59,7 +60,7 @@ def check_i3_plan(plan: Plan, *, after: str) -> None:
 
 
 def check_i3_outcome(outcome: Outcome, *, plan_sha: str) -> None:
-    """An outcome names the sha256 of its plan."""
+    """Check that an outcome names the sha256 of its plan."""
     if outcome.plan != plan_sha:
         raise LogDamagedError(
             "an outcome was decided for another plan",
@@ -71,16 +72,18 @@ def check_i3_outcome(outcome: Outcome, *, plan_sha: str) -> None:
 
 
 def check_i4(plan: Plan, *, closed: int, next: Offsets) -> None:
-    """A plan is for the version after the closed one, and a batch's ranges start where the last outcome ended."""
+    """Check that a plan follows the newest closed version. The ranges of a batch must start at the ``next`` offsets of the last outcome (I4, I20)."""
     if plan.version != closed + 1:
         raise LogDamagedError(
-            "a plan is for another version than its place", invariant="I4", version=plan.version, expected=closed + 1
+            "a plan is for another version than its location", invariant="I4", version=plan.version, expected=closed + 1
         )
-    if (plan.kind == "redo") != (plan.replaces is not None) or (plan.replaces and plan.replaces.version > closed):
+    if (plan.kind == "reprocess") != (plan.replaces is not None) or (plan.replaces and plan.replaces.version > closed):
         raise LogDamagedError(
-            "a redo, and only a redo, replaces an earlier version", invariant="I20", version=plan.version
+            "a reprocessing run, and only a reprocessing run, replaces an earlier version",
+            invariant="I20",
+            version=plan.version,
         )
-    if plan.kind == "redo":
+    if plan.kind == "reprocess":
         return
     for partition, (start, end) in plan.ranges.items():
         if start != offsets.position(next, partition) or end <= start:
@@ -95,7 +98,7 @@ def check_i4(plan: Plan, *, closed: int, next: Offsets) -> None:
 
 
 def check_carried(plan: Plan, outcome: Outcome) -> None:
-    """The gaps of a commit, and what it replaces, are its plan's, the gaps in order and inside its ranges; an abort has neither (I5, I20)."""
+    """Check that a commit carries the ``gaps`` and ``replaces`` of its plan, and an abort neither. Gaps must be in order and inside the ranges (I5, I20)."""
     if outcome.replaces != (plan.replaces if outcome.committed else None):
         raise LogDamagedError(
             "an outcome replaces another version than its plan", invariant="I20", version=plan.version
@@ -114,14 +117,19 @@ def check_carried(plan: Plan, outcome: Outcome) -> None:
 
 
 def next_after(plan: Plan, *, before: Offsets, committed: bool) -> dict[str, int]:
-    """Where the offsets stand after a plan's outcome: the rule that writers follow and :func:`check_next` holds them to."""
-    if plan.kind == "redo":
+    """Return the ``next`` offsets of a plan's outcome. Writers use this rule, and :func:`check_next` enforces it."""
+    if plan.kind == "reprocess":
         return offsets.advance(before, {})
     return offsets.advance(before, offsets.ends(plan.ranges) if committed else offsets.starts(plan.ranges))
 
 
 def check_next(plan: Plan, outcome: Outcome, *, before: Offsets) -> None:
-    """After a commit of a batch the offsets stand at the plan's ends, after all else where they stood; other partitions are carried (I4, I5)."""
+    """
+    Check the ``next`` offsets of an outcome (I4, I5).
+
+    After a committed batch they are the ends of the plan's ranges. After an aborted batch they are the starts of these ranges. A reprocessing run does not
+    change them. Partitions outside the plan are carried over.
+    """
     expected = next_after(plan, before=before, committed=outcome.committed)
     if dict(outcome.next) != expected:
         raise LogDamagedError(
@@ -133,9 +141,13 @@ def check_next(plan: Plan, outcome: Outcome, *, before: Offsets) -> None:
         )
 
 
-def check_i5(ranges: Iterable[Ranges], *, genesis: Offsets, next: Offsets) -> None:
-    """Committed ranges tile ``[genesis, next)`` without hole or overlap; ``ranges`` in order of versions."""
-    reached = dict(genesis)
+def check_i5(ranges: Iterable[Ranges], *, initial_offsets: Offsets, next: Offsets) -> None:
+    """
+    Check that committed ranges cover ``[initial_offsets, next)`` without gap or overlap.
+
+    :param ranges: ranges of the commits, in order of versions
+    """
+    reached = dict(initial_offsets)
     for item in ranges:
         for partition, (start, end) in item.items():
             if start != offsets.position(reached, partition):
@@ -154,7 +166,12 @@ def check_i5(ranges: Iterable[Ranges], *, genesis: Offsets, next: Offsets) -> No
 
 
 def check_i6(file: DataFile, *, version: int, found_bytes: int | None, found_checksum: str | None) -> None:
-    """A visible file exists with the recorded size and checksum. ``None`` means absent, or not looked at for the checksum."""
+    """
+    Check that a visible file exists with the recorded size and checksum.
+
+    :param found_bytes: size of the file; ``None`` if it does not exist
+    :param found_checksum: checksum of the file; ``None`` if the caller did not compute it
+    """
     if found_bytes is None:
         raise LogDamagedError("a visible file is missing", invariant="I6", version=version, key=file.key)
     if found_bytes != file.bytes:
@@ -178,7 +195,7 @@ def check_i6(file: DataFile, *, version: int, found_bytes: int | None, found_che
 
 
 def check_i9(segment: Segment, expected: Segment) -> None:
-    """A segment equals the fold of its outcomes."""
+    """Check that a segment equals the fold of its outcomes."""
     if segment != expected:
         raise LogDamagedError(
             "a segment is not the fold of its versions", invariant="I9", level=segment.level, index=segment.index
@@ -186,7 +203,7 @@ def check_i9(segment: Segment, expected: Segment) -> None:
 
 
 def check_i14(outcome: Outcome) -> None:
-    """Committed counts add up, and rows of a manifest are those of its files."""
+    """Check that the counts of a commit add up, and that the row counts of its sinks match those of their files."""
     counts = outcome.counts
     if outcome.committed and counts.get("read", 0) != counts.get("parsed", 0) + counts.get("quarantined", 0):
         raise LogDamagedError(
@@ -209,15 +226,16 @@ def check_i14_staged(
     counts: Mapping[str, int], sinks: Mapping[str, Committable], *, handed: Mapping[str, int | None], rows: str
 ) -> None:
     """
-    The reconciliation of an attempt, before its manifest is sent.
+    Reconcile the row counts of an attempt before the writer creates its manifest.
 
-    :param handed: sink → rows that the engine handed to the writer, as the engine counted them; ``None`` where it counted nothing
-    :param rows: the pipeline's declaration; ``"filter"`` binds the counts across the transform
-    :raises StageError: rows handed over and rows in the files differ: the attempt is void, another may fare better (a lost executor repeats tasks)
-    :raises DataError: the transform breaks its declaration: the attempt is void
+    :param handed: sink → rows that the engine passed to the writer, as counted by the engine; ``None`` if it counted none
+    :param rows: the pipeline's ``rows`` declaration; ``"filter"`` requires the counts before and after the transform to add up
+    :raises StageError: the rows passed to a writer differ from the rows in its files. The attempt was discarded. Do: retry. A lost executor repeats tasks, so
+        another attempt may succeed.
+    :raises DataError: the transform violates its declaration. The attempt was discarded.
     """
     for name, committable in sinks.items():
-        # What the engine did not count may only be nothing: a plan without rows may lose its counter.
+        # A missing count is valid only for 0 rows: Spark may drop the counter of a query plan without rows.
         if (handed.get(name) or 0) != committable.rows:
             raise StageError(
                 "a writer was handed another number of rows than its files hold; nothing became visible",
@@ -239,9 +257,9 @@ def check_i14_staged(
 
 def check_i15(outcome: Outcome, *, before: Mapping[str, Marker]) -> None:
     """
-    An outcome carries the markers of the receipts before it.
+    Check that an outcome carries the markers of the receipts before it.
 
-    :param before: those of the newest earlier receipts
+    :param before: markers of the newest earlier receipts
     """
     if dict(outcome.markers) != dict(before):
         raise LogDamagedError(
@@ -254,7 +272,7 @@ def check_i15(outcome: Outcome, *, before: Mapping[str, Marker]) -> None:
 
 
 def check_i15_receipts(receipts: Receipts, outcome: Outcome) -> None:
-    """Receipts carry the markers of their outcome, and their own commit for sinks that set theirs for it."""
+    """Check that receipts carry the markers of their outcome. A sink that set its marker for this commit names this commit instead."""
     own = Marker(version=receipts.version, outcome=receipts.outcome)
     for name in {*receipts.markers, *outcome.markers}:
         now, before = receipts.markers.get(name), outcome.markers.get(name)
@@ -274,7 +292,7 @@ def _versions(markers: Mapping[str, Marker]) -> dict[str, int]:
 
 
 def check_i16(pointer: RunPointer, plan: Plan) -> None:
-    """The run pointer of a decided plan names that plan's version."""
+    """Check that a run pointer and its plan have the same run key, ``j`` and version."""
     if (pointer.run_key, pointer.j, pointer.version) != (plan.run_key, plan.j, plan.version):
         raise LogDamagedError(
             "a run's pointer names another version than its plan",
@@ -285,8 +303,8 @@ def check_i16(pointer: RunPointer, plan: Plan) -> None:
 
 
 def check_i18(receipts: Receipts, outcome: Outcome, *, outcome_sha: str) -> None:
-    """Receipts are of the commit that is stored, and answer for each of the sinks that it names."""
-    if (receipts.version, receipts.outcome) != (outcome.version, outcome_sha) or not outcome.owes:
+    """Check that receipts belong to the stored commit and contain a result for exactly the sinks that it names."""
+    if (receipts.version, receipts.outcome) != (outcome.version, outcome_sha) or not outcome.has_pending_publishes:
         raise LogDamagedError("receipts are of another outcome", invariant="I18", version=outcome.version)
     if set(receipts.sinks) != set(outcome.publish):
         raise LogDamagedError(
@@ -299,11 +317,11 @@ def check_i18(receipts: Receipts, outcome: Outcome, *, outcome_sha: str) -> None
 
 
 def check_i20(plan: Plan, replaced: Plan, outcome: Outcome) -> None:
-    """A redo has ranges and gaps of the commit that it replaces, and knows its counts."""
+    """Check that a reprocessing run has the ranges and gaps of the commit that it replaces, and records the counts of that commit."""
     same = plan.ranges == replaced.ranges and plan.gaps == replaced.gaps
     if plan.replaces is None or not (same and outcome.committed and plan.replaces.counts == outcome.counts):
         raise LogDamagedError(
-            "a redo is not of the commit that it replaces",
+            "a reprocessing run is not of the commit that it replaces",
             invariant="I20",
             version=plan.version,
             replaces=replaced.version,
@@ -311,7 +329,7 @@ def check_i20(plan: Plan, replaced: Plan, outcome: Outcome) -> None:
 
 
 def check_i19(plan: Plan) -> None:
-    """A drain plans nothing beyond its target; a single batch is the first committed plan of its run."""
+    """Check that a drain plans nothing beyond its target, and that the run of a single batch has no earlier commit."""
     if plan.target is not None and not offsets.within(plan.ranges, plan.target):
         raise LogDamagedError(
             "a drain's plan reads beyond its target", invariant="I19", version=plan.version, target=dict(plan.target)
@@ -321,6 +339,6 @@ def check_i19(plan: Plan) -> None:
 
 
 def check_follows(version: int, last: int) -> None:
-    """Versions come one after the other (R1)."""
+    """Check that versions are consecutive (R1)."""
     if version != last + 1:
         raise LogDamagedError("a version is missing or doubled", invariant="I5", expected=last + 1, found=version)

@@ -1,4 +1,4 @@
-"""Object keys under the log's root (PROTOCOL.md, 2). The newest version sorts first, so that a listing of four keys finds the head."""
+"""Object keys under the log's root (PROTOCOL.md, 2). The newest version sorts first, so a listing of four keys finds the head."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _NEVER_WRITTEN = re.compile(r"[\\\x00-\x1f\x7f]")
 
 
 def is_relative(key: str) -> bool:
-    """Whether a key names an object below its root: no part is empty, ``.`` or ``..``, and no character is NUL (R6)."""
+    """Whether a key names an object below its root: no path segment is empty, ``.`` or ``..``, and the key contains no NUL (R6)."""
     return "\0" not in key and not any(part in ("", ".", "..") for part in key.split("/"))
 
 
 def is_written(key: str) -> bool:
-    """Whether a writer of this format can have made a relative key: without backslashes and control characters, too (R6)."""
+    """Whether a writer of this format can have created the key: it is relative and contains neither backslashes nor control characters (R6)."""
     return is_relative(key) and _NEVER_WRITTEN.search(key) is None
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text is a sha256 in hexadecimal digits, by which specs and spills are named."""
+    """Whether a text is a sha256 in lower-case hexadecimal digits, which names a spec or a spilled field."""
     return _DIGEST.fullmatch(text) is not None
 
 
 def position(text: str) -> int | None:
-    """The position that a part of a key names, or ``None`` where it names none."""
+    """Parse a version or another position from a path segment of a key; return ``None`` if the segment is not one."""
     return int(text) if _POSITION.fullmatch(text) else None
 
 
@@ -59,19 +59,19 @@ def plan(version: int) -> str:
 
 
 def outcome(version: int) -> str:
-    """Key of Outcome(version); sorts just before its plan."""
+    """Key of Outcome(version). It sorts just before the key of the plan."""
     inv = _inv(version)
     return f"{LOG}{inv[:8]}/{inv}-{version}.c.json"
 
 
 def receipts(version: int) -> str:
-    """Key of Receipts(version); sorts between its outcome and its plan."""
+    """Key of Receipts(version). It sorts between the keys of the outcome and the plan."""
     inv = _inv(version)
     return f"{LOG}{inv[:8]}/{inv}-{version}.d.json"
 
 
 def parse_entry(key: str) -> tuple[int, str] | None:
-    """``(version, "p" | "c" | "d")`` of a key under ``log/``, or ``None`` where the key is not one of ours."""
+    """Return ``(version, "p" | "c" | "d")`` of a key under ``log/``, or ``None`` if no writer of this format created the key."""
     match = _ENTRY.fullmatch(key)
     if match is None:
         return None
@@ -87,7 +87,7 @@ def attempts(version: int) -> str:
 
 
 def attempt(version: int, attempt_id: str) -> str:
-    """Key of the staged manifest of one attempt."""
+    """Key of the staged manifest of an attempt."""
     return f"{attempts(version)}{attempt_id}.json"
 
 
@@ -101,18 +101,23 @@ def pointer(run_key: str, j: int) -> str:
     return f"{run(run_key)}{_inv(j)}-{j}.json"
 
 
-def genesis(source: str) -> str:
-    """Key of where version 0 starts with a source, by the sha256 of its arguments."""
-    return f"genesis/{source}.json"
+def initial_offsets(source: str) -> str:
+    """Key of the initial offsets of a source. ``source`` is the sha256 of the source's arguments."""
+    return f"initial_offsets/{source}.json"
 
 
-def source(guarded: str, root: str = SOURCES) -> str:
-    """Prefix of what planning stores about a source (discoveries), by the sha256 of its guarded fields; ``root`` differs in a log that was moved."""
-    return f"{root}{guarded[:16]}/"
+def source(immutable_config: str, root: str = SOURCES) -> str:
+    """
+    Prefix of the discoveries of a source.
+
+    :param immutable_config: sha256 of the source's immutable fields
+    :param root: prefix of all sources; a moved log has its own
+    """
+    return f"{root}{immutable_config[:16]}/"
 
 
 def moved(url: str) -> str:
-    """Key of the record that a log which was at ``url`` is here now."""
+    """Key of the record that the log was moved here from a URL."""
     return f"moved/{hashlib.sha256(url.encode()).hexdigest()}.json"
 
 
@@ -122,7 +127,7 @@ def announced(version: int) -> str:
 
 
 def announced_by(run_key: str) -> str:
-    """Key of the announcement of a run that planned no version. Sorts after the run's pointers."""
+    """Key of the announcement of a run that planned no version. It sorts after the run's pointers."""
     return f"{run(run_key)}announced.json"
 
 
@@ -142,38 +147,38 @@ def known(sha256: str) -> str:
 
 
 def parse_newest_first(key: str) -> int | None:
-    """The number in the key of a run pointer, an announcement, a discovery or a note of vacuum, or ``None`` where the key is not one of ours."""
+    """Return the number in the key of a run pointer, announcement, discovery or vacuum note; ``None`` if no writer of this format created the key."""
     match = _NEWEST_FIRST.fullmatch(key)
     return int(match[2]) if match is not None and match[1] == _inv(int(match[2])) else None
 
 
 def quarantine(version: int, attempt_id: str, part: int) -> str:
-    """Key of one part of the records of an attempt that could not be parsed."""
+    """Key of one file of an attempt's records that could not be parsed."""
     return f"{quarantined(version)}{attempt_id}/{part:05d}.jsonl"
 
 
 def quarantined(version: int) -> str:
-    """Prefix of the records of a version's attempts that could not be parsed."""
+    """Prefix of the records that could not be parsed, over all attempts of a version."""
     return f"{QUARANTINE}{version}/"
 
 
 def vacuumed(version: int) -> str:
-    """Key of the note that vacuum has looked at the versions below this one."""
+    """Key of the note that vacuum has inspected all versions below this one."""
     return f"{VACUUMED}{_inv(version)}-{version}.json"
 
 
-def claim(version: int, sink: str, part: int, round: int = 0) -> str:
-    """Key of the claim on one round of a part of a version's effects."""
-    return f"claims/{version}/{sink}/{_part(part, round)}.json"
+def claim(version: int, sink: str, chunk: int, round: int = 0) -> str:
+    """Key of the claim on one round of a chunk of a version's effects."""
+    return f"claims/{version}/{sink}/{_chunk(chunk, round)}.json"
 
 
-def effects(version: int, sink: str, part: int, round: int = 0) -> str:
-    """Key of what became of one round of a part of a version's effects."""
-    return f"effects/{version}/{sink}/{_part(part, round)}.json"
+def effects(version: int, sink: str, chunk: int, round: int = 0) -> str:
+    """Key of the result of one round of a chunk of a version's effects."""
+    return f"effects/{version}/{sink}/{_chunk(chunk, round)}.json"
 
 
-def _part(part: int, round: int) -> str:
-    return f"{part:08d}-{round}" if round else f"{part:08d}"
+def _chunk(chunk: int, round: int) -> str:
+    return f"{chunk:08d}-{round}" if round else f"{chunk:08d}"
 
 
 def segment(level: int, index: int) -> str:
@@ -182,7 +187,7 @@ def segment(level: int, index: int) -> str:
 
 
 def spill(sha256: str) -> str:
-    """Key of a part that was too large for its entry."""
+    """Key of a spilled field, which was too large for its entry."""
     return f"spill/{sha256}.json"
 
 
@@ -197,15 +202,15 @@ def doctor(report_id: str) -> str:
 
 
 def data_prefix(version: int, attempt_id: str = "") -> str:
-    """Prefix, under a dataset, of what a version's attempts (or one attempt) wrote."""
+    """Prefix, within a dataset, of the files that a version's attempts or one of them wrote."""
     return f"data/{version}/{attempt_id}/" if attempt_id else f"data/{version}/"
 
 
 def attempt_of_data(key: str) -> tuple[int, str] | None:
     """
-    Whose a key under a dataset is, ``data/<version>/<attempt id>/…``; ``None`` of a key that no attempt wrote.
+    Return the version and attempt id in a key ``data/<version>/<attempt id>/…`` of a dataset; ``None`` if no attempt wrote the key.
 
-    Writers of Iceberg spread a table's files over directories of binary digits, ``data/1101/0001/…``: an attempt's id is a uuid, and never a short number.
+    Iceberg writers spread a table's files over directories of binary digits, such as ``data/1101/0001/…``. An attempt id is a UUID and never a short number.
     """
     parts = key.split("/", 3)
     version = position(parts[1]) if len(parts) == 4 and parts[0] == "data" else None

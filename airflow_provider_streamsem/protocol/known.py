@@ -1,9 +1,12 @@
 """
-The tree of known files: tells which files of a listing are new, and reads only the nodes whose listed files changed (PROTOCOL.md, D3, D4, D7, D8).
+The tree of known files, which finds the new files of a listing (PROTOCOL.md, D3, D4, D7, D8). A comparison reads only the nodes whose listed files changed.
 
-A search tree by path and fingerprint. Every node may hold files of its own: new files wait near the root, and are pushed down in bulk. A range of the
-tree stores the digest of those of its files that were listed when it was last compared. Where the same files are listed again, all of them are known,
-and the nodes of the range are not read. Nodes are content-addressed and never change: a new tree shares all other nodes with the one before it.
+The tree is a search tree by path and fingerprint. Every node may hold its own files. New files are buffered near the root and pushed down in bulk.
+
+Each range stores the digest of its files that were listed in the last comparison. If the same files are listed again, all of them are known, and the nodes of
+the range are not read.
+
+Nodes are content-addressed and immutable. A new tree shares all unchanged nodes with the previous one.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ from airflow_provider_streamsem.protocol.procedures import read_entry
 T = TypeVar("T")
 
 NODE_FILES = 512
-"""files that one node holds itself, at most"""
+"""Maximum number of files in one node."""
 NODE_RANGES = 32
-"""ranges that one node names, at most"""
+"""Maximum number of ranges in one node."""
 _MODULUS = 2**256
 
 
 class Listed(NamedTuple):
-    """A listed file, its key, and the number by which it counts in a digest."""
+    """A listed file, its key, and the number that it adds to a digest."""
 
     key: FileKey
     number: int
@@ -41,11 +44,11 @@ class Listed(NamedTuple):
 @dataclass(slots=True)
 class Opened:
     """
-    A node in memory: read, or about to be stored.
+    A node in memory that was read, or that is not stored yet.
 
-    :param files: the node's own files → whether each was listed when the node was last compared
-    :param stored: sha256 of the stored node that it was read from, ``""`` where there is none
-    :param outdated: the next listing, if nothing changes, differs from the stored range too, so that the node would be read again
+    :param files: the node's own files → whether each was listed in the last comparison
+    :param stored: sha256 of the stored node from which it was read; ``""`` if there is none
+    :param outdated: whether the stored range does not match the current listing. If so, every comparison with an unchanged listing reads the node again
     """
 
     files: dict[FileKey, bool]
@@ -63,39 +66,40 @@ Child: TypeAlias = KnownRange | Opened
 
 
 def fingerprint(file: FoundFile) -> str:
-    """Identity of a file: path, size, and ETag or mtime (D1). 32 hexadecimal digits."""
+    """Return the identity of a file as 32 hexadecimal digits: a hash of path, size, and ETag or mtime (D1)."""
     return hashlib.sha256(f"{file.path}\0{file.bytes}\0{file.identity}".encode()).hexdigest()[:32]
 
 
 def key(file: FoundFile) -> FileKey:
-    """A file's place in the tree."""
+    """Return the key of a file in the tree."""
     return file.path, fingerprint(file)
 
 
 def number(mark: str) -> int:
-    """What a fingerprint adds to a digest: its sha256."""
+    """Return the number that a fingerprint adds to a digest: its sha256 as an integer."""
     return int.from_bytes(hashlib.sha256(mark.encode()).digest(), "big")
 
 
 def digest(numbers: Iterable[int]) -> int:
-    """Order-independent digest of files: the sum of their numbers modulo 2^256 (D4)."""
+    """Return the order-independent digest of files: the sum of their numbers modulo 2^256 (D4)."""
     return sum(numbers) % _MODULUS
 
 
 def listing(files: Iterable[FoundFile]) -> list[Listed]:
-    """The files of a listing by key, each identity once."""
+    """Return the files of a listing sorted by key, without duplicates."""
     marked = {key(file): file for file in files}
     return [Listed(at, number(at[1]), marked[at]) for at in sorted(marked)]
 
 
 def compare(node: Opened, listed: Sequence[Listed], settled_ns: int) -> Procedure[list[Listed]]:
     """
-    The listed files that the node and the ranges below it do not hold.
+    Return the listed files that neither the node nor the ranges below it contain.
 
-    Notes in ``node`` which of its files were listed, and replaces each range that it had to read by the node read, so noted in turn.
+    Updates ``node`` in place. Records which of its own files were listed. Replaces each range whose node had to be read with the opened node, updated in the
+    same way.
 
-    :param listed: by key
-    :param settled_ns: every file of the ranges has a smaller ``mtime_ns``
+    :param listed: listed files, sorted by key
+    :param settled_ns: exclusive upper bound of ``mtime_ns`` of the files in the ranges
     """
     named = {item.key for item in listed if item.key in node.files}
     node.files = {known: known in named for known in node.files}
@@ -119,13 +123,13 @@ def compare(node: Opened, listed: Sequence[Listed], settled_ns: int) -> Procedur
 
 
 def _without_reading(known: KnownRange, inside: Sequence[Listed], settled_ns: int) -> Sequence[Listed] | None:
-    """Which of the files listed inside a range are new; ``None`` where only its node shows it."""
+    """Return the new files among those listed inside a range, or ``None`` if the node must be read to find them."""
     if not inside or _is_as_expected(known, inside):
         return []
     fresh = [item for item in inside if item.file.mtime_ns >= settled_ns]
     settled = [item for item in inside if item.file.mtime_ns < settled_ns]
     same = _is_as_expected(known, settled)
-    # A file that vanished may come back with a later time, unless the time is part of its identity (D7).
+    # A file that disappeared may reappear with a later mtime, unless the mtime is part of its identity (D7).
     never_known = (same and known.listed == known.files) or all(_has_its_time(item.file) for item in fresh)
     return fresh if never_known and (same or not settled) else None
 
@@ -144,13 +148,17 @@ def _minus(listed: Sequence[Listed], new: Iterable[Listed]) -> list[Listed]:
 
 
 def outdated(node: Opened) -> int:
-    """How many nodes below this one every poll would read, until a discovery records what they are now."""
+    """Return the number of nodes below this one that every poll reads until a discovery records their current ranges."""
     below = [child for child in node.children if isinstance(child, Opened)]
     return sum(child.outdated + outdated(child) for child in below)
 
 
 def insert(root: Opened, added: Mapping[FileKey, bool]) -> Procedure[list[Child]]:
-    """The children of the root of a tree that holds the added files, too. Nothing is stored yet."""
+    """
+    Return the children of the tree's root after inserting the added files. Stores nothing.
+
+    :param added: key of each file → whether it was listed
+    """
     children: list[Child] = (yield from _push(root.children, added)) if root.children else _leaves(added)
     while len(children) > NODE_RANGES:
         children = [Opened({}, part) for part in _even(children, NODE_RANGES)]
@@ -158,7 +166,7 @@ def insert(root: Opened, added: Mapping[FileKey, bool]) -> Procedure[list[Child]
 
 
 def _push(children: Sequence[Child], added: Mapping[FileKey, bool]) -> Procedure[list[Child]]:
-    """Give each file to the child in whose range it is, or to the one before the gap in which it is."""
+    """Insert each file into the child whose range contains its key, or into the child before it. Keys before the first range go to the first child."""
     firsts = [child.first for child in children]
     shares: dict[int, dict[FileKey, bool]] = {}
     for known, was_listed in added.items():
@@ -173,7 +181,7 @@ def _push(children: Sequence[Child], added: Mapping[FileKey, bool]) -> Procedure
 
 
 def _insert(node: Opened, added: Mapping[FileKey, bool]) -> Procedure[list[Child]]:
-    """A node with more files; several where they are too many for one."""
+    """Insert files into a node. Returns several nodes if the files do not fit into one."""
     node.files |= added
     if len(node.files) <= NODE_FILES:
         return [node]
@@ -187,7 +195,7 @@ def _leaves(files: Mapping[FileKey, bool]) -> list[Child]:
 
 
 def _even(items: Sequence[T], most: int) -> list[list[T]]:
-    """Consecutive parts of nearly the same length, as few as possible, none longer than ``most``."""
+    """Split into the smallest number of consecutive chunks of nearly equal length, with at most ``most`` items each."""
     parts = -(-len(items) // most)
     return [list(items[len(items) * n // parts : len(items) * (n + 1) // parts]) for n in range(parts)]
 
@@ -202,9 +210,9 @@ def _open(child: Child) -> Procedure[Opened]:
 
 def read(known: KnownRange) -> Procedure[KnownNode]:
     """
-    The node of a range.
+    Read the node of a range.
 
-    :raises LogDamagedError: it is missing, differs from its name, is not in order, or is not what the range says of it
+    :raises LogDamagedError: the node is missing, has another sha256, is not in order, or does not match the summary in the range
     """
     at = keys.known(known.sha256)
     found = yield from read_entry(KnownNode, at)
@@ -223,13 +231,13 @@ def read(known: KnownRange) -> Procedure[KnownNode]:
 
 
 def in_order(node: KnownNode) -> bool:
-    """Whether a node holds its files in order, each once, and its ranges in order, none overlapping another."""
+    """Whether the files of a node are sorted and unique, and its ranges are sorted and do not overlap."""
     files_in_order = all(one < other for one, other in pairwise(node.files))
     return files_in_order and all(one.last < other.first for one, other in pairwise(node.ranges))
 
 
 def store(child: Child) -> Procedure[KnownRange]:
-    """Store a node, those below it first; what is stored already is named as it is."""
+    """Store a node after the nodes below it, and return its range. A child that is already a stored range is returned unchanged."""
     if isinstance(child, KnownRange):
         return child
     ranges = []
@@ -244,7 +252,7 @@ def store(child: Child) -> Procedure[KnownRange]:
 
 
 def summary(node: KnownNode, sha256: str, *, absent: int) -> KnownRange:
-    """The range that a node stands for: a function of the node, and of which of its own files were not listed."""
+    """Return the range that summarises a node. It is a function of the node and of ``absent``, the bit set of its own files that were not listed."""
     own = [number(mark) for n, (_, mark) in enumerate(node.files) if not absent >> n & 1]
     return KnownRange(
         sha256=sha256,

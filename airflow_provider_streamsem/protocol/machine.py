@@ -1,10 +1,10 @@
 """
-Every state and transition of the protocol (PROTOCOL.md, 3), and the procedures that ask for requests.
+States and transitions of the protocol (PROTOCOL.md, 3), and the procedures that request I/O.
 
-Rule 1: every transition stands in a table of this file. A pair that is not in its table cannot happen in an undamaged log.
-Rule 2: nothing here does anything. A procedure is a generator: it yields a :data:`Request`, is sent an :data:`Event`, and returns its result. Only
-``commitlog/log.py`` performs requests, so a test can stop, repeat or interleave any procedure at any request.
-Rule 3: ``Unknown`` is an event like the others. It is never turned into success or failure; only a read of the key decides (W6).
+1. Every transition is in a table of this module. A pair that is not in its table cannot occur in an undamaged log.
+2. Nothing in this module performs I/O. A procedure is a generator that yields a :data:`Request`, receives an :data:`Event`, and returns its result. Only
+   ``commitlog/log.py`` performs requests. A test can therefore stop, repeat or interleave procedures at any request.
+3. ``Unknown`` is an ordinary event. No code converts it to success or failure. Only a read of the key shows the result (W6).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Create ``key`` if it is absent."""
+    """Request: create ``key`` if it is absent."""
 
     key: str
     data: bytes
@@ -27,14 +27,14 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read ``key``."""
+    """Request: read ``key``."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """The first ``limit`` keys under ``prefix``, in order; all of them where ``limit`` is ``None``."""
+    """Request: list the first ``limit`` keys under ``prefix`` in order; all keys if ``limit`` is ``None``."""
 
     prefix: str
     limit: int | None
@@ -47,7 +47,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """The key was there already: perhaps by an earlier sending of the same bytes."""
+    """The key already exists, possibly because an earlier send of the same bytes was applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,21 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """No such key at the moment of the read."""
+    """The key did not exist at the time of the read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Keys that exist. What is not among them proves nothing (W8)."""
+    """Keys that exist. A key that is not listed may exist too (W8)."""
 
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """409, 5xx, time-out, lost connection: the request may have been applied, may be applied later, or never."""
+    """
+    The store did not report a result (409, 5xx, timeout, lost connection). The request may have been applied, may be applied later, or may never be applied.
+    """
 
 
 Request: TypeAlias = Put | Get | List
@@ -80,7 +82,7 @@ Procedure: TypeAlias = Generator[Request, Event, T]
 
 
 class VersionState(Enum):
-    """What is stored of a version."""
+    """State of a version, which follows from the objects that are stored for it."""
 
     VOID = "void"
     PLANNED = "planned"
@@ -95,11 +97,11 @@ VERSION: dict[tuple[VersionState, str], VersionState] = {
     (VersionState.PLANNED, "abort"): VersionState.ABORTED,
     (VersionState.COMMITTED, "receipts"): VersionState.PUBLISHED,
 }
-"""(state, object created) → state. Only a commit that owes receipts gets them; to all others COMMITTED is the end"""
+"""(state, created object) → state. Receipts follow only a commit with pending publishes. For all other commits COMMITTED is the final state."""
 
 
 class CreateState(Enum):
-    """Where one create-if-absent stands."""
+    """State of one create-if-absent."""
 
     SENT = "sent"
     READING = "reading"
@@ -116,11 +118,11 @@ CREATE: dict[tuple[CreateState, str], CreateState] = {
     (CreateState.READING, "missing"): CreateState.SENT,
     (CreateState.READING, "unknown"): CreateState.READING,
 }
-"""(state, answer) → state"""
+"""(state, event) → state."""
 
 
 class Step(Enum):
-    """What a run does next, once the head is known and closed."""
+    """Next step of a run whose head is known and closed."""
 
     PLAN = "plan"
     CLOSE = "close"
@@ -138,18 +140,20 @@ RECOVERY: dict[tuple[VersionState, str], Step] = {
     (VersionState.ABORTED, "below target"): Step.PLAN,
     (VersionState.ABORTED, "target reached"): Step.ANSWER,
 }
-"""(state of the run's newest version, where the head stands to the run's target) → step (W11). A single batch has no target.
-A commit that owes receipts is not closed: it is rolled forward before anything else (P1)"""
+"""
+(state of the run's newest version, position of the head relative to the run's target) → step (W11). A single batch has no target. A commit with pending
+publishes is not closed. It is rolled forward before anything else (P1).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Creation:
     """
-    How a create ended.
+    Result of a create.
 
     :param data: the bytes that are stored now
-    :param mine: they are the bytes that were sent
-    :param first: the store answered *created* to this very procedure, so nobody can have seen the key before it
+    :param mine: whether they equal the bytes that were sent
+    :param first: whether the store answered *created* to this procedure. If so, no other process can have read the key before
     """
 
     data: bytes
@@ -158,7 +162,7 @@ class Creation:
 
 
 def create(key: str, data: bytes) -> Procedure[Creation]:
-    """Create ``key`` with ``data`` if it is absent, and say what is stored (W6, table :data:`CREATE`)."""
+    """Create ``key`` with ``data`` if it is absent, and return the stored bytes (W6, table :data:`CREATE`)."""
     state = CreateState.SENT
     while True:
         event = yield (Put(key, data) if state is CreateState.SENT else Get(key))
@@ -177,7 +181,7 @@ def _answer(event: Event, data: bytes) -> str:
 
 
 def get(key: str) -> Procedure[bytes | None]:
-    """The bytes under ``key``, or ``None`` where the read found nothing."""
+    """Return the bytes under ``key``, or ``None`` if the key is missing."""
     while True:
         event = yield Get(key)
         if isinstance(event, Found):
@@ -187,7 +191,7 @@ def get(key: str) -> Procedure[bytes | None]:
 
 
 def list_keys(prefix: str, limit: int | None = None) -> Procedure[tuple[str, ...]]:
-    """The first keys under ``prefix``: a hint (W8)."""
+    """Return the first keys under ``prefix``. The result is a hint: keys may be missing from it (W8)."""
     while True:
         event = yield List(prefix, limit)
         if isinstance(event, Listed):

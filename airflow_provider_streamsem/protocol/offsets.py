@@ -1,7 +1,7 @@
 """
-Offsets and ranges, and their algebra.
+Offsets, offset ranges and operations on them.
 
-Every range is ``[start, end)``; ``end`` is the next offset to read. A partition that is absent from :data:`Offsets` stands at 0.
+Every range is ``[start, end)``. ``end`` is the next offset to read. A partition that is absent from :data:`Offsets` is at offset 0.
 """
 
 from __future__ import annotations
@@ -10,59 +10,59 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 Offsets: TypeAlias = Mapping[str, int]
-"""partition → offset of the next record to read"""
+"""Partition → next offset to read."""
 
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
-"""partition → ``[start, end)``"""
+"""Partition → ``[start, end)``."""
 
 Gaps: TypeAlias = Mapping[str, tuple[tuple[int, int], ...]]
-"""partition → ``[start, end)`` of offsets that are inside a range and will not be read"""
+"""Partition → ranges ``[start, end)`` of offsets inside a planned range that will not be read."""
 
 
 def position(offsets: Offsets, partition: str) -> int:
-    """The next offset to read of one partition; 0 where the partition is not named."""
+    """Return the next offset to read of a partition; 0 if the partition is absent."""
     return offsets.get(partition, 0)
 
 
 def starts(ranges: Ranges) -> dict[str, int]:
-    """The first offset of each range, inclusive."""
+    """Return the start offset of each range, inclusive."""
     return {partition: start for partition, (start, _) in sorted(ranges.items())}
 
 
 def ends(ranges: Ranges) -> dict[str, int]:
-    """The end of each range, exclusive: where the next plan starts."""
+    """Return the end offset of each range, exclusive. The next plan starts there."""
     return {partition: end for partition, (_, end) in sorted(ranges.items())}
 
 
 def advance(offsets: Offsets, to: Offsets) -> dict[str, int]:
-    """``offsets`` with the partitions named in ``to`` set to it; the others are carried."""
+    """Return ``offsets`` with the partitions of ``to`` set to their values in ``to``. Other partitions keep their offsets."""
     return dict(sorted({**offsets, **to}.items()))
 
 
 def between(start: Offsets, end: Offsets) -> dict[str, tuple[int, int]]:
     """
-    The ranges from ``start`` to ``end``; a partition with nothing in between is absent.
+    Return the ranges from ``start`` to ``end``. Partitions without offsets in between are absent.
 
-    An ``end`` below its ``start`` gives no range: offsets that went back are the source's to report.
+    If ``end`` is below ``start``, the partition has no range. The source reports offsets that moved back.
     """
     return {p: (position(start, p), end[p]) for p in sorted(end) if end[p] > position(start, p)}
 
 
 def length(ranges: Ranges) -> int:
-    """How many offsets the ranges span, over all partitions."""
+    """Return the number of offsets in the ranges, summed over all partitions."""
     return sum(end - start for start, end in ranges.values())
 
 
 def reached(offsets: Offsets, target: Offsets) -> bool:
-    """Whether every partition of ``target`` stands at its target or beyond."""
+    """Whether every partition of ``target`` is at or above its target offset."""
     return all(position(offsets, partition) >= end for partition, end in target.items())
 
 
 def within(ranges: Ranges, target: Offsets) -> bool:
-    """Whether no range reads beyond ``target``; a partition that the target does not name may not be read at all."""
+    """Whether no range exceeds ``target``. A partition that is absent from the target must not have a range."""
     return all(partition in target and end <= target[partition] for partition, (_, end) in ranges.items())
 
 
 def gap_length(gaps: Gaps) -> int:
-    """How many offsets the gaps span, over all partitions."""
+    """Return the number of offsets in the gaps, summed over all partitions."""
     return sum(end - start for pieces in gaps.values() for start, end in pieces)

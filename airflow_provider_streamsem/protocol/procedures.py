@@ -1,7 +1,7 @@
 """
-What a writer and a reader do, as procedures (PROTOCOL.md 4 and 5): each yields requests and is sent events; none performs anything.
+Procedures of writers and readers (PROTOCOL.md, 4 and 5). Each yields requests and receives events. None performs I/O.
 
-A procedure may be stopped for ever at any ``yield`` and run again from its start by anyone: that is a crash, and nothing is lost by it.
+A crash stops a procedure at any ``yield``. Any process can then run the procedure again from its start without losing data.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ HEAD_KEYS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """The run is done: ``plan`` and ``outcome`` are those of its last version; an abort where other runs committed its range (W11)."""
+class RunComplete:
+    """
+    Position of a run that is complete. ``plan`` and ``outcome`` belong to its last version. The outcome is an abort if other runs committed its range (W11).
+    """
 
     head: Head
     plan: Plan
@@ -51,14 +53,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """``head.plan`` has no outcome: close it first, whoever planned it (W9)."""
+    """``head.plan`` has no outcome. The run must close this version first, even if another run planned it (W9)."""
 
     head: Head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owing:
-    """``head.outcome`` is a commit without the receipts that it owes: publish it first, whoever decided it (P1)."""
+class PendingPublish:
+    """``head.outcome`` is a commit with pending publishes. The run must publish it first, even if another run committed it (P1)."""
 
     head: Head
 
@@ -66,9 +68,10 @@ class Owing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """
-    All is closed: plan the version after the head, as number ``j`` of this run.
+    Every version is closed. The run plans the version after the head as its ``j``-th version.
 
-    ``target`` is the run's frozen end, ``None`` before its first plan; ``before`` the plan and outcome of j - 1.
+    ``target`` is the frozen end of a drain; ``None`` before the run's first plan and for a single batch. ``before`` holds the plan and outcome of version ``j -
+    1`` of the run.
     """
 
     head: Head
@@ -77,11 +80,11 @@ class Ready:
     before: tuple[Plan, Outcome] | None = None
 
 
-Position = Answered | Open | Owing | Ready
+Position = RunComplete | Open | PendingPublish | Ready
 
 
 def read_entry(cls: type[E], key: str) -> Procedure[tuple[E, str] | None]:
-    """An entry and the sha256 of its bytes, spilled parts included; ``None`` where the key is missing."""
+    """Read an entry with its spilled fields. Returns the entry and the sha256 of its bytes, or ``None`` if the key is missing."""
     data = yield from get(key)
     if data is None:
         return None
@@ -89,7 +92,7 @@ def read_entry(cls: type[E], key: str) -> Procedure[tuple[E, str] | None]:
 
 
 def read_parts(cls: type[E], key: str, data: bytes) -> Procedure[tuple[E, str]]:
-    """Complete an entry whose bytes are at hand with its spilled parts."""
+    """Decode an entry whose bytes were read already, after reading its spilled fields."""
     parts = {}
     for name, digest in codec.spilled(cls, codec.parse(cls, key, data)).items():
         part = yield from get(keys.spill(digest))
@@ -99,7 +102,7 @@ def read_parts(cls: type[E], key: str, data: bytes) -> Procedure[tuple[E, str]]:
 
 
 def create_entry(key: str, entry: Entry) -> Procedure[Creation]:
-    """Create an entry, its spilled parts before it (W4)."""
+    """Create an entry, after the objects of its spilled fields (W4)."""
     encoded = codec.encode(entry)
     for spill, part in encoded.spills.items():
         written = yield from create(spill, part)
@@ -108,7 +111,7 @@ def create_entry(key: str, entry: Entry) -> Procedure[Creation]:
 
 
 def find_head() -> Procedure[Head]:
-    """The newest version that a listing hints at (W8, W9), and whether it owes receipts (P1)."""
+    """Return the newest version that a listing shows (W8, W9), and whether it has pending publishes (P1)."""
     listed = yield from list_keys(keys.LOG, HEAD_KEYS)
     versions = [parsed[0] for parsed in map(keys.parse_entry, listed) if parsed is not None]
     if not versions:
@@ -120,7 +123,9 @@ def find_head() -> Procedure[Head]:
 
 
 def read_head(version: int) -> Procedure[Head | None]:
-    """The head, if ``version`` is the newest: by computed keys. ``None`` where nothing of ``version`` is stored."""
+    """
+    Return the head under the assumption that ``version`` is the newest version. Reads computed keys only. ``None`` if the version has no plan and no outcome.
+    """
     outcome = yield from read_entry(Outcome, keys.outcome(version))
     if outcome is not None:
         return (yield from _closed_head(*outcome))
@@ -137,14 +142,21 @@ def read_head(version: int) -> Procedure[Head | None]:
 
 
 def _closed_head(outcome: Outcome, outcome_sha: str) -> Procedure[Head]:
-    """The head at a closed version, with the receipts that it owes, where they are there (P1)."""
-    head = Head(outcome=outcome, outcome_sha=outcome_sha, owes=outcome.owes, markers=outcome.markers)
-    receipts = (yield from read_entry(Receipts, keys.receipts(outcome.version))) if outcome.owes else None
+    """Return the head at a closed version, with its receipts if it requires them and they exist (P1)."""
+    head = Head(
+        outcome=outcome,
+        outcome_sha=outcome_sha,
+        has_pending_publishes=outcome.has_pending_publishes,
+        markers=outcome.markers,
+    )
+    receipts = (
+        (yield from read_entry(Receipts, keys.receipts(outcome.version))) if outcome.has_pending_publishes else None
+    )
     return head if receipts is None else head.published(receipts[0])
 
 
 def confirm_head(head: Head) -> Procedure[Head]:
-    """The newest version by computed keys, from one that a listing hinted at: what a listing does not show proves nothing (W8)."""
+    """Follow computed keys from a listed head to the newest version. A listing alone does not prove that no newer version exists (W8)."""
     while (later := (yield from read_head(head.closed + 1))) is not None:
         head = later
         if head.plan is not None:
@@ -154,14 +166,14 @@ def confirm_head(head: Head) -> Procedure[Head]:
 
 def locate(run_key: str, head: Head) -> Procedure[Position]:
     """
-    Where a run stands, the head being known (W9-W11, P1).
+    Return the position of a run, given the head (W9-W11, P1).
 
-    The pointers are read after the head, never before it: a pointer that is missing now cannot belong to a version closed before the head was read.
+    Reads the run's pointers only after the head. A pointer that is missing at that time cannot belong to a version that was closed before the head was read.
     """
     if head.plan is not None:
         return Open(head=head)
-    if head.owes:
-        return Owing(head=head)
+    if head.has_pending_publishes:
+        return PendingPublish(head=head)
     pointer = yield from _newest_pointer(run_key)
     if pointer is None:
         return Ready(head=head)
@@ -173,8 +185,8 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
             )
         if later.plan is not None:
             return Open(head=later)
-        if later.owes:
-            return Owing(head=later)
+        if later.has_pending_publishes:
+            return PendingPublish(head=later)
         head = later
     plan = yield from read_entry(Plan, keys.plan(pointer.version))
     if plan is None:
@@ -187,17 +199,17 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
     return settled(head, plan[0], outcome)
 
 
-def settled(head: Head, plan: Plan, outcome: Outcome) -> Answered | Ready:
+def settled(head: Head, plan: Plan, outcome: Outcome) -> RunComplete | Ready:
     """
-    Where a run stands after its newest plan was closed by ``outcome`` (W11).
+    Return the position of a run after ``outcome`` closed its newest plan (W11).
 
-    A drain's target is reached when the *head* is there: other runs may have committed part of the way.
+    A drain reaches its target when the *head* does. Other runs may have committed some of its offsets.
     """
     reached = plan.target is not None and offsets.reached(head.next, plan.target)
     where = "target reached" if reached else "below target" if plan.target is not None else "no target"
     state = VersionState.COMMITTED if outcome.committed else VersionState.ABORTED
     if RECOVERY[state, where] is Step.ANSWER:
-        return Answered(head=head, plan=plan, outcome=outcome)
+        return RunComplete(head=head, plan=plan, outcome=outcome)
     return Ready(head=head, j=plan.j + 1, target=plan.target, before=(plan, outcome))
 
 
@@ -211,7 +223,10 @@ def _outcome_of(head: Head, version: int) -> Procedure[Outcome]:
 
 
 def _newest_pointer(run_key: str) -> Procedure[RunPointer | None]:
-    """Pointer 0 first, since most runs have none; then a listing hints and a missing j + 1 confirms (W10)."""
+    """
+    Return the newest pointer of a run (W10). Reads pointer 0 first, because most runs have no pointer. A listing then hints at j, and a missing j + 1 confirms
+    it.
+    """
     found = yield from read_entry(RunPointer, keys.pointer(run_key, 0))
     if found is None:
         return None
@@ -225,7 +240,10 @@ def _newest_pointer(run_key: str) -> Procedure[RunPointer | None]:
 
 
 def run_versions(run_key: str) -> Procedure[list[int]]:
-    """The versions that were planned under a run key and closed, by its pointers, oldest first."""
+    """
+    Return the versions that have a pointer of this run, oldest first. All of them are closed, except the last one if a writer died before it created the
+    outcome.
+    """
     versions: list[int] = []
     while (pointer := (yield from read_entry(RunPointer, keys.pointer(run_key, len(versions))))) is not None:
         versions.append(pointer[0].version)
@@ -234,9 +252,11 @@ def run_versions(run_key: str) -> Procedure[list[int]]:
 
 def put_plan(head: Head, plan: Plan) -> Procedure[tuple[Head, bool]]:
     """
-    Create Plan(head.closed + 1); returns the head that is then true, and whether the store answered *created* to us (W13, W17).
+    Create Plan(head.closed + 1).
 
-    A lost create returns the winner's plan, or what became of it meanwhile.
+    :returns: the resulting head, and whether the store answered *created* to this process (W13, W17). If another plan won, the head is at that plan, or at its
+        outcome if that exists by now
+    :raises LogMovedError: the winning plan moved the log
     """
     invariants.check_i19(plan)
     head.planned(plan, "")
@@ -253,7 +273,11 @@ def put_plan(head: Head, plan: Plan) -> Procedure[tuple[Head, bool]]:
 
 
 def find_current(version: int, head: Head) -> Procedure[int]:
-    """The commit that holds the rows of ``version`` at the head: itself, or the newest redo in the chain that began with it (W25)."""
+    """
+    Return the commit that holds the rows of ``version`` at the head (W25).
+
+    This is the version itself, or the newest reprocessing run in the chain that starts with it.
+    """
     current, at = version, version + 1
     while at <= head.closed:
         if at % segments.WIDTH == 0 and at + segments.WIDTH <= head.closed + 1:
@@ -269,18 +293,20 @@ def find_current(version: int, head: Head) -> Procedure[int]:
 
 
 def find_root(version: int) -> Procedure[int]:
-    """The commit with which the chain of a redo began; a batch is its own root (W25)."""
+    """Return the first commit in the chain of a reprocessing run. A batch is its own root (W25)."""
     while True:
         outcome = yield from read_entry(Outcome, keys.outcome(version))
         if outcome is None:
-            raise LogDamagedError("a redo replaces a version without outcome", invariant="I20", version=version)
+            raise LogDamagedError(
+                "a reprocessing run replaces a version without outcome", invariant="I20", version=version
+            )
         if outcome[0].replaces is None:
             return version
         version = outcome[0].replaces.version
 
 
 def find_staged(head: Head) -> Procedure[list[StagedManifest]]:
-    """The staged manifests of the open version that were made for its very plan (W17). Whether their files are there, the sinks say."""
+    """Return the staged manifests that were made for the open plan (W17). The sinks check whether the files of a manifest exist."""
     assert head.plan is not None
     found = []
     for key in (yield from list_keys(keys.attempts(head.plan.version))):
@@ -291,7 +317,11 @@ def find_staged(head: Head) -> Procedure[list[StagedManifest]]:
 
 
 def decide(head: Head, outcome: Outcome) -> Procedure[Head]:
-    """Create the pointer of the open plan, then its outcome; returns the head with the outcome that is stored, mine or another's (W20-W22)."""
+    """
+    Create the run pointer of the open plan, then its outcome (W20-W22).
+
+    :returns: the head at the stored outcome, which may be that of another writer
+    """
     assert head.plan is not None
     plan = head.plan
     head.decided(outcome, "")
@@ -308,7 +338,11 @@ def decide(head: Head, outcome: Outcome) -> Procedure[Head]:
 
 
 def put_receipts(head: Head, receipts: Receipts) -> Procedure[tuple[Head, Receipts]]:
-    """Create the receipts of the head's commit; returns the head that owes nothing, and the receipts that are stored, mine or another's (P6)."""
+    """
+    Create the receipts of the head's commit (P6).
+
+    :returns: the head without pending publishes, and the stored receipts, which may be those of another publisher
+    """
     head.published(receipts)
     key = keys.receipts(receipts.version)
     written = yield from create_entry(key, receipts)
@@ -317,20 +351,24 @@ def put_receipts(head: Head, receipts: Receipts) -> Procedure[tuple[Head, Receip
 
 
 def claim(wanted: Claim) -> Procedure[bool]:
-    """Claim one round of a part of a version's effects; whether the stored claim shows this very entry's nonce (P4)."""
-    key = keys.claim(wanted.version, wanted.sink, wanted.part, wanted.round)
+    """Claim one round of a chunk of a version's effects. Returns whether the stored claim has the nonce of ``wanted`` (P4)."""
+    key = keys.claim(wanted.version, wanted.sink, wanted.chunk, wanted.round)
     return (yield from create_entry(key, wanted)).mine
 
 
 def put_effects(effects: Effects) -> Procedure[Effects]:
-    """Record what became of one round of a part's effects; returns what is stored, mine or another's."""
-    key = keys.effects(effects.version, effects.sink, effects.part, effects.round)
+    """Record the result of one round of a chunk. Returns the stored record, which may be that of another publisher."""
+    key = keys.effects(effects.version, effects.sink, effects.chunk, effects.round)
     written = yield from create_entry(key, effects)
     return effects if written.mine else (yield from read_parts(Effects, key, written.data))[0]
 
 
 def write_segments(version: int, known: Sequence[tuple[Outcome, str]] = ()) -> Procedure[None]:
-    """Create the segments that are full since ``version`` was closed (W23). ``known``: outcomes at hand, with the sha256 of their bytes."""
+    """
+    Create the segments that became full when ``version`` was closed (W23).
+
+    :param known: outcomes that were read already, with the sha256 of their bytes
+    """
     at_hand = {outcome.version: (outcome, sha) for outcome, sha in known}
     behind = segments.behind(version)
     if behind is not None:
@@ -368,7 +406,7 @@ def _create_segment(segment: Segment) -> Procedure[Segment]:
 
 
 def read_or_write_segment(level: int, index: int) -> Procedure[Segment]:
-    """A segment that is full; made now where nobody made it (W23)."""
+    """Return a full segment. Creates it if it is missing (W23)."""
     found = yield from read_entry(Segment, keys.segment(level, index))
     if found is not None:
         return found[0]
@@ -376,7 +414,7 @@ def read_or_write_segment(level: int, index: int) -> Procedure[Segment]:
 
 
 def read_parts_to(version: int) -> Procedure[list[Segment | Outcome]]:
-    """What folds to the log at ``version``: segments for full hundreds, outcomes for the rest (R1, R4, R5). Reads only, writes nothing."""
+    """Return the segments and outcomes that fold to the log at ``version`` (R1, R4, R5). Full hundreds are segments if these exist. Writes nothing."""
     parts: list[Segment | Outcome] = []
     full = (version + 1) // segments.WIDTH
     for index in range(full):

@@ -1,8 +1,8 @@
 """
-Deterministic folds that let a reader skip history (W23, R5, I9).
+Segments: deterministic folds that let a reader skip history (W23, R5, I9).
 
-Level 1 folds 100 versions with their files. Level k > 1 folds 100 segments of the level below: totals and the children's sha256, never file lists, so
-its size does not grow with the data. Equal inputs give equal bytes, so writers may race.
+Level 1 folds 100 versions with their files. Level k > 1 folds 100 segments of the level below to totals and the sha256 of each child. It contains no file
+lists, so its size does not grow with the data. Equal inputs produce equal bytes, so writers may race.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
     """
     Fold the outcomes of versions ``[100·index, 100·(index+1))``, in order.
 
-    :param last: sha256 of the bytes of the newest of them
+    :param last: sha256 of the bytes of the newest of these outcomes
+    :raises ValueError: ``outcomes`` are not exactly these versions
     """
     if [o.version for o in outcomes] != list(range(index * WIDTH, (index + 1) * WIDTH)):
         raise ValueError(f"segment {index} folds exactly its own {WIDTH} versions")
@@ -47,7 +48,11 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
 
 
 def parent(level: int, index: int, children: Sequence[Segment]) -> Segment:
-    """Fold 100 segments of ``level - 1``, in order."""
+    """
+    Fold 100 segments of ``level - 1``, in order.
+
+    :raises ValueError: ``children`` are not exactly the segments below this one
+    """
     if [(c.level, c.index) for c in children] != [(level - 1, i) for i in range(index * WIDTH, (index + 1) * WIDTH)]:
         raise ValueError(f"segment {level}/{index} folds exactly its own {WIDTH} children")
     counts: dict[str, int] = {}
@@ -68,7 +73,7 @@ def parent(level: int, index: int, children: Sequence[Segment]) -> Segment:
 
 
 def due(version: int) -> list[tuple[int, int]]:
-    """``(level, index)`` of every segment that becomes full when ``version`` is closed, lowest level first."""
+    """Return ``(level, index)`` of every segment that becomes full when ``version`` is closed, lowest level first."""
     found, level, width = [], 1, WIDTH
     while (version + 1) % width == 0:
         found.append((level, (version + 1) // width - 1))
@@ -77,5 +82,9 @@ def due(version: int) -> list[tuple[int, int]]:
 
 
 def behind(version: int) -> int | None:
-    """The level-1 segment to look after when ``version`` is closed: half a hundred later, in case whoever closed its last version died before it."""
+    """
+    Return the level-1 segment to check when ``version`` is closed, or ``None``.
+
+    Writers check a segment 50 versions after its last version, because the writer that closed that version may have died before it created the segment.
+    """
     return version // WIDTH - 1 if version % WIDTH == WIDTH // 2 and version > WIDTH else None

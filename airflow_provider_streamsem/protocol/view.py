@@ -1,4 +1,4 @@
-"""What the log says: the head of a log for its writers, and a pure fold of it for its readers (R1, R4)."""
+"""The state of a log: its head for writers, and a fold of its entries for readers (R1, R4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from airflow_provider_streamsem.errors import LogMovedError
 from airflow_provider_streamsem.protocol import invariants, offsets
-from airflow_provider_streamsem.protocol.entries import Marker, Outcome, Plan, Receipts, Segment, SegmentFile
+from airflow_provider_streamsem.protocol.entries import Json, Marker, Outcome, Plan, Receipts, Segment, SegmentFile
 from airflow_provider_streamsem.protocol.machine import VERSION, VersionState
 from airflow_provider_streamsem.protocol.offsets import Offsets
 
@@ -15,20 +15,21 @@ from airflow_provider_streamsem.protocol.offsets import Offsets
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """
-    The newest version that is known, and what the next plan needs of it.
+    The newest known version, and the state that the next plan depends on.
 
-    ``genesis`` is where version 0 starts: of its plan where that is stored, else of the caller's own source; empty where the caller has none.
-    ``outcome`` and ``outcome_sha`` are those of the newest *closed* version (``None`` and ``""`` before the first); ``plan`` and ``plan_sha`` those
-    of the open version after it, where there is one. ``owes``: the closed version is a commit whose receipts are not there yet.
-    ``markers``: sink → the newest commit that set its marker, as far as receipts say: what the next outcome carries.
+    * ``initial_offsets``: start of version 0. Taken from Plan(0) if that exists, else from the caller's source. Empty if the caller has no source.
+    * ``outcome`` and ``outcome_sha``: the newest *closed* version; ``None`` and ``""`` before the first.
+    * ``plan`` and ``plan_sha``: the open version after it, if there is one.
+    * ``has_pending_publishes``: whether the closed version is a commit whose receipts do not exist yet.
+    * ``markers``: sink → the newest commit that set its marker according to the receipts. The next outcome carries these markers.
     """
 
-    genesis: Offsets = field(default_factory=dict)
+    initial_offsets: Offsets = field(default_factory=dict)
     outcome: Outcome | None = None
     outcome_sha: str = ""
     plan: Plan | None = None
     plan_sha: str = ""
-    owes: bool = False
+    has_pending_publishes: bool = False
     markers: Mapping[str, Marker] = field(default_factory=dict)
 
     @property
@@ -38,12 +39,19 @@ class Head:
 
     @property
     def next(self) -> Offsets:
-        """Where the next plan starts."""
-        return self.genesis if self.outcome is None else offsets.advance(self.genesis, self.outcome.next)
+        """The offsets at which the next plan starts."""
+        return (
+            self.initial_offsets if self.outcome is None else offsets.advance(self.initial_offsets, self.outcome.next)
+        )
+
+    @property
+    def hint(self) -> Json:
+        """The source hint of the newest outcome; ``None`` before the first."""
+        return None if self.outcome is None else self.outcome.hint
 
     @property
     def state(self) -> VersionState:
-        """The state of the newest version that has anything stored."""
+        """State of the newest version that has a stored object."""
         state = VersionState.VOID
         for step in self._steps():
             state = VERSION[state, step]
@@ -54,25 +62,29 @@ class Head:
             return ("plan",)
         if self.outcome is None:
             return ()
-        return ("plan", self.outcome.result, *(["receipts"] if self.outcome.owes and not self.owes else []))
+        return (
+            "plan",
+            self.outcome.result,
+            *(["receipts"] if self.outcome.has_pending_publishes and not self.has_pending_publishes else []),
+        )
 
     def planned(self, plan: Plan, sha256: str) -> Head:
         """
-        The head after Plan(closed + 1) was stored. Checks I2, I3 and I4.
+        Return the head after Plan(closed + 1) was stored. Checks I2, I3, I4 and I20.
 
-        :raises LogMovedError: the plan is of the kind ``move``
+        :raises LogMovedError: the plan is of kind ``move``
         """
         if plan.kind == "move":
-            what = "the log was moved to another place"
+            what = "the log was moved to another location"
             raise LogMovedError(what, moved_to=plan.moved_to, version=plan.version)
-        genesis = self.genesis if plan.genesis is None else plan.genesis
-        invariants.check_i2_receipts(plan, owes=self.owes)
+        initial_offsets = self.initial_offsets if plan.initial_offsets is None else plan.initial_offsets
+        invariants.check_i2_receipts(plan, has_pending_publishes=self.has_pending_publishes)
         invariants.check_i3_plan(plan, after=self.outcome_sha)
-        invariants.check_i4(plan, closed=self.closed, next=self.next if self.outcome is not None else genesis)
-        return replace(self, genesis=genesis, plan=plan, plan_sha=sha256)
+        invariants.check_i4(plan, closed=self.closed, next=self.next if self.outcome is not None else initial_offsets)
+        return replace(self, initial_offsets=initial_offsets, plan=plan, plan_sha=sha256)
 
     def decided(self, outcome: Outcome, sha256: str) -> Head:
-        """The head after the outcome of its open plan was stored. Checks I2, I3, I4, I14 and I15."""
+        """Return the head after the outcome of its open plan was stored. Checks I2, I3, I4, I5, I14, I15 and I20."""
         invariants.check_i2(self.plan, outcome)
         assert self.plan is not None
         invariants.check_i3_outcome(outcome, plan_sha=self.plan_sha)
@@ -81,23 +93,27 @@ class Head:
         invariants.check_i14(outcome)
         invariants.check_i15(outcome, before=self.markers)
         return Head(
-            genesis=self.genesis, outcome=outcome, outcome_sha=sha256, owes=outcome.owes, markers=outcome.markers
+            initial_offsets=self.initial_offsets,
+            outcome=outcome,
+            outcome_sha=sha256,
+            has_pending_publishes=outcome.has_pending_publishes,
+            markers=outcome.markers,
         )
 
     def published(self, receipts: Receipts) -> Head:
-        """The head after the receipts of its newest commit were stored. Checks I15 and I18."""
+        """Return the head after the receipts of its newest commit were stored. Checks I15 and I18."""
         assert self.outcome is not None
         invariants.check_i18(receipts, self.outcome, outcome_sha=self.outcome_sha)
         invariants.check_i15_receipts(receipts, self.outcome)
-        return replace(self, plan=None, plan_sha="", owes=False, markers=receipts.markers)
+        return replace(self, plan=None, plan_sha="", has_pending_publishes=False, markers=receipts.markers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogView:
     """
-    The log folded up to one version: which files are visible, and the totals.
+    The log folded up to one version: the visible files and the totals.
 
-    ``version`` is -1 for an empty log. ``files`` is in order of versions. ``counts`` are net of what redos replaced.
+    ``version`` is -1 for an empty log. ``files`` is in order of versions. ``counts`` exclude commits that reprocessing runs replaced.
     """
 
     version: int = -1
@@ -108,12 +124,12 @@ class LogView:
     files: tuple[SegmentFile, ...] = ()
 
     def sink(self, name: str) -> tuple[SegmentFile, ...]:
-        """The visible files of one sink."""
+        """Return the visible files of one sink."""
         return tuple(f for f in self.files if f.sink == name)
 
 
 def visible(outcome: Outcome) -> list[SegmentFile]:
-    """The files that one outcome makes visible: none for an abort."""
+    """Return the files that an outcome makes visible. An abort makes none visible."""
     if not outcome.committed:
         return []
     return [
@@ -124,7 +140,7 @@ def visible(outcome: Outcome) -> list[SegmentFile]:
 
 
 def net_counts(outcome: Outcome) -> dict[str, int]:
-    """What one outcome adds to the totals: its counts, less those of the commit that it replaces."""
+    """Return the counts that an outcome adds to the totals: its own counts minus those of the commit that it replaces."""
     if not outcome.committed:
         return {}
     return add_counts(
@@ -133,20 +149,20 @@ def net_counts(outcome: Outcome) -> dict[str, int]:
 
 
 def add_counts(total: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    """Counts added name by name."""
+    """Add two mappings of counts by name."""
     return {name: total.get(name, 0) + more.get(name, 0) for name in sorted({*total, *more})}
 
 
-def fold(parts: Iterable[Segment | Outcome], *, genesis: Offsets, since: int = -1) -> LogView:
+def fold(parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since: int = -1) -> LogView:
     """
-    Fold level-1 segments and outcomes, in order of versions and without a hole, into a view.
+    Fold level-1 segments and outcomes into a view. They must be in order of versions and without a hole.
 
-    :param since: only files of versions above this one are kept; totals are of the whole log
-    :raises LogDamagedError: a version is missing or doubled between the parts (R1)
+    :param since: keep only files of versions above this one; the totals always cover the whole log
+    :raises LogDamagedError: a version is missing or duplicated (R1)
     """
     version, commits, aborts = -1, 0, 0
     counts: dict[str, int] = {}
-    next_offsets: Offsets = dict(genesis)
+    next_offsets: Offsets = dict(initial_offsets)
     files: dict[int, list[SegmentFile]] = {}
     for part in parts:
         if isinstance(part, Segment):

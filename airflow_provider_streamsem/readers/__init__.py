@@ -1,1 +1,1 @@
-"""Readers: what a log makes visible, for Spark, for other engines, and for whoever wants to check it."""
+"""Readers of the committed data of a log: for Spark, for other engines, and for verification."""

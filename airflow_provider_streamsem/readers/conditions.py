@@ -1,7 +1,8 @@
 """
-What sensors wait for: each condition is one question to the source and the log, asked without writing anything.
+Conditions that sensors wait for. Checking a condition reads the source and the log, and writes nothing.
 
-A condition travels to the triggerer as JSON text. Its names there are for ever: a task that was deferred before an upgrade is resumed after it.
+A deferred sensor passes its condition to the triggerer as JSON text. The names in that JSON must never change, because a task that was deferred before an
+upgrade resumes after it.
 """
 
 from __future__ import annotations
@@ -12,45 +13,50 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from airflow_provider_streamsem.batch.location import located
-from airflow_provider_streamsem.batch.pipeline import Pipeline, from_json
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.connectors.contract import Expiring
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.location import located
+from airflow_provider_streamsem.pipeline.spec import Pipeline, from_json
 from airflow_provider_streamsem.protocol import keys, offsets
 from airflow_provider_streamsem.protocol.codec import canonical, plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
 from airflow_provider_streamsem.protocol.offsets import Offsets
-from airflow_provider_streamsem.protocol.procedures import Answered, Ready
+from airflow_provider_streamsem.protocol.procedures import Ready, RunComplete
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.readers.waiting import dry_run, waiting
-from airflow_provider_streamsem.sources.contract import Expiring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Whether a condition is met, and what was seen: small JSON, which becomes the sensor's XCom."""
+    """
+    The result of one check.
+
+    :param met: whether the condition is met
+    :param seen: the observed values as small JSON, which becomes the sensor's XCom
+    """
 
     met: bool
     seen: Json
 
 
 class Condition(Protocol):
-    """Something to wait for. Fields are JSON, or a :class:`Pipeline`."""
+    """The interface of a condition. All fields are JSON values or a :class:`Pipeline`."""
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
-        """Ask once. Blocks while store and source answer; writes nothing."""
+        """Check the condition once. Blocks until the store and the source respond. Writes nothing."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetsAvailable:
-    """A run of ``pipeline`` that starts now would find work; its limits say when few rows are left to wait."""
+    """Met if a run of ``pipeline`` that starts now would find work. The limits of the pipeline determine when few rows are left for a later run."""
 
     pipeline: Pipeline
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
-        """Plan the next batch, dry."""
+        """Plan the next batch without writing."""
         found = waiting(self.pipeline, clock=clock)
         return Finding(met=found.is_due, seen=found.to_json())
 
@@ -58,10 +64,10 @@ class OffsetsAvailable:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCommitted:
     """
-    One of: ``version`` is committed; the run ``run_key`` is done; all offsets below ``offsets`` are committed.
-    Looked for in the log at ``log``, or in that of ``pipeline``.
+    Met if ``version`` is committed, the run ``run_key`` is complete, or all offsets below ``offsets`` are committed.
 
-    A partition of ``offsets`` may be named without the id that stands after its ``@``.
+    Exactly one of the three is set. The condition reads the log at ``log``, or the log of ``pipeline``. ``offsets`` may name a partition without the topic id
+    that follows ``@``.
     """
 
     log: str = ""
@@ -72,9 +78,10 @@ class BatchCommitted:
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
         """
-        Look into the log. Where there is none yet, nothing is committed yet.
+        Read the log. While the log does not exist, the condition is not met.
 
-        :raises InvalidError: the version was aborted, so waiting for it would never end
+        :raises InvalidError: the version was aborted, so it can never be committed; or ``offsets`` names a topic that was deleted and recreated, without its
+            id
         """
         if self.pipeline is None:
             return self._look(self.log, clock)
@@ -106,10 +113,10 @@ class BatchCommitted:
 
     @staticmethod
     def _of_run(log: CommitLog, head: Head, run_key: str) -> Finding:
-        # An open version of another run says nothing of this one; if it is this one's, its pointer leads there.
-        closed = replace(head, plan=None, plan_sha="", owes=False)
+        # An open version of another run is irrelevant here. If the open version belongs to this run, the run pointer leads to it.
+        closed = replace(head, plan=None, plan_sha="", has_pending_publishes=False)
         position = log.locate(run_key, closed)
-        if not isinstance(position, Answered):
+        if not isinstance(position, RunComplete):
             return Finding(met=False, seen={"run_key": run_key, "version": head.closed})
         return Finding(met=True, seen={"run_key": run_key, **_told(position.outcome)})
 
@@ -130,21 +137,23 @@ def _told(outcome: Outcome) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
-    """At most ``max_lag`` items of the source wait, and none that came more than ``max_age_s`` seconds ago; an absent bound is not asked for."""
+    """
+    Met if at most ``max_lag`` items of the source are uncommitted and none of them is older than ``max_age_s`` seconds. A bound of ``None`` is not checked.
+    """
 
     pipeline: Pipeline
     max_lag: int | None = None
     max_age_s: int | None = None
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
-        """Ask the source what lies behind the committed offsets."""
+        """Compare the end of the source with the committed offsets."""
         with located(self.pipeline) as pipeline:
             return self._look(pipeline, clock)
 
     def _look(self, pipeline: Pipeline, clock: Clock) -> Finding:
         dry = dry_run(pipeline, clock=clock)
         start, now_ms = dry.head.next, clock.now_ms()
-        lag = dry.planner.lag(start)
+        lag = dry.planner.lag(start, dry.head.hint)
         too_old = 0 if self.max_age_s is None else dry.planner.unread_before(start, now_ms - self.max_age_s * 1000)
         last = dry.head.outcome
         is_within = self.max_lag is None or lag <= self.max_lag
@@ -165,9 +174,11 @@ class Freshness:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """
-    The source has lost unread items, or will within ``within_s`` seconds, or fewer than ``records`` items that were read lie before the first unread one.
+    Met if the source has lost unread items, will lose some within ``within_s`` seconds, or holds fewer than ``records`` items before the first unread one.
 
-    :raises InvalidError: the source loses nothing by itself
+    ``None`` disables the second or third check. The third check covers only partitions that have already lost items.
+
+    :raises InvalidError: the items of the source do not expire
     """
 
     pipeline: Pipeline
@@ -180,7 +191,7 @@ class Retention:
             raise InvalidError(what, pipeline=self.pipeline.name, source=type(self.pipeline.source).__name__)
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
-        """Ask the source how near retention is to the committed offsets."""
+        """Compare the retention of the source with the committed offsets."""
         with located(self.pipeline) as pipeline:
             return self._look(pipeline, clock)
 
@@ -201,10 +212,12 @@ class Retention:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNeedsItsTask:
     """
-    A run that a driver elsewhere works on is done, or cannot go on without its task: nothing is planned for it, or no step of its version was seen for
-    ``patience_s`` seconds, so that the driver is taken for lost. ``seen["stalled"]`` tells the last.
+    Met if a run whose driver is another process is complete, or cannot continue without its task.
 
-    :param since_ms: when the driver was submitted: the version may have been open for long before
+    The run needs its task if it has planned nothing, or if the log has shown no progress for ``patience_s`` seconds. In the second case the driver counts as
+    lost, and ``seen["stalled"]`` is true.
+
+    :param since_ms: when the task submitted the driver, in milliseconds. The version may have been open for a long time before that
     """
 
     pipeline: Pipeline
@@ -213,7 +226,7 @@ class RunNeedsItsTask:
     since_ms: int = 0
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
-        """Look into the log."""
+        """Read the log."""
         with located(self.pipeline) as pipeline:
             log = open_commit_log(pipeline.log, clock=clock)
             record = log.read_pipeline()
@@ -222,7 +235,7 @@ class RunNeedsItsTask:
             head = log.find_head()
             position = log.locate(self.run_key, head)
         told = {"run_key": self.run_key, "version": head.closed}
-        if isinstance(position, Answered) or (isinstance(position, Ready) and position.j == 0):
+        if isinstance(position, RunComplete) or (isinstance(position, Ready) and position.j == 0):
             return Finding(met=True, seen={**told, "stalled": False})
         moments = [self.since_ms, 0 if head.plan is None else head.plan.planned_at_ms]
         moments.append(0 if head.outcome is None else head.outcome.decided_at_ms)
@@ -240,17 +253,17 @@ _NAMES: Mapping[str, Any] = {
 
 
 def spec_text(pipeline: Pipeline) -> str:
-    """A pipeline's spec as canonical JSON text, without its transform: nothing that only looks needs it."""
+    """Return the spec of a pipeline as canonical JSON text, without the transform, which readers do not need."""
     return canonical(pipeline.without_transform()).decode()
 
 
 def of_spec_text(text: str) -> Pipeline:
-    """The pipeline of :func:`spec_text`."""
+    """Return the pipeline of a text that :func:`spec_text` produced."""
     return from_json(json.loads(text), where="a pipeline on its way to the triggerer")
 
 
 def to_text(condition: Condition) -> str:
-    """A condition as JSON text, the same for equal conditions in every process."""
+    """Return a condition as JSON text. Equal conditions give equal text in every process."""
     name = next(name for name, cls in _NAMES.items() if type(condition) is cls)
     fields = {f.name: getattr(condition, f.name) for f in dataclasses.fields(condition)}  # type: ignore[arg-type]
     if fields.get("pipeline") is not None:
@@ -259,7 +272,7 @@ def to_text(condition: Condition) -> str:
 
 
 def of_text(text: str) -> Condition:
-    """The condition of :func:`to_text`."""
+    """Return the condition of a text that :func:`to_text` produced."""
     given = json.loads(text)
     if given.get("pipeline") is not None:
         given["pipeline"] = of_spec_text(given["pipeline"])

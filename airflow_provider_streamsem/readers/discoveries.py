@@ -1,4 +1,4 @@
-"""What verification checks of discoveries: ordinals, pages, and the tree of known files (PROTOCOL.md, 9)."""
+"""Verification of discoveries: ordinals, pages and the search tree of known files (PROTOCOL.md, 9)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_streamsem.protocol.entries import Discovery, FileKey, Foun
 
 
 class Report(Protocol):
-    """Takes one finding: the rule that is broken, what is wrong, and the key of the object."""
+    """Callback that records one finding: the broken rule, a description, and the key of the object."""
 
     def __call__(self, invariant: str, what: str, *, key: str) -> None: ...  # noqa: D102
 
@@ -23,9 +23,10 @@ class DiscoveryCheck:
     """
     Checks the discoveries of one source.
 
-    :param log: the part of the log that belongs to the source
-    :param prefix: of its keys, for findings; ends with ``/``
-    :param attempt: returns what a read returns, or reports why it failed and returns ``None``
+    :param log: the section of the log that belongs to the source
+    :param prefix: prefix of the source's keys in findings, with a trailing ``/``
+    :param attempt: calls a read and returns its result; reports an error as a finding and returns ``None``
+    :param report: records a finding
     """
 
     log: CommitLog
@@ -35,7 +36,10 @@ class DiscoveryCheck:
 
     def run(self, newest: int) -> None:
         """
-        Check that ordinals follow one another, that no file has two (D1), and that both trees hold exactly the discovered files (D4, D6).
+        Check all discoveries of the source.
+
+        Ordinals must be consecutive (D6), and no file may have two ordinals (D1). The pages and the search tree must hold exactly the discovered files (D4,
+        D6).
 
         :param newest: number of the newest discovery
         """
@@ -75,7 +79,7 @@ class DiscoveryCheck:
         return found[0] if found else None
 
     def _pages(self, refs: Sequence[PageRef], key: str) -> tuple[list[FoundFile], set[PageRef]]:
-        """The files of pages, in order, and all the pages that hold them."""
+        """Return the files of pages and of their subpages in order, and references to all these pages."""
         files: list[FoundFile] = []
         pages = set(refs)
         for ref in refs:
@@ -89,7 +93,7 @@ class DiscoveryCheck:
         return files, pages
 
     def _known(self, node: KnownNode) -> list[FileKey]:
-        """The keys of all files in and below a node of the tree, sorted."""
+        """Return the sorted keys of all files in a node of the search tree and in its descendants."""
         found = [*node.files]
         for below in node.ranges:
             read = self.attempt(partial(self.log.perform, known.read(below)))

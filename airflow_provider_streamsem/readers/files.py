@@ -1,4 +1,4 @@
-"""The visible files of a log, by name, for any engine that reads files. Never a listing of the data directory."""
+"""The visible files of a log, for any engine that reads files. The log names the files. Readers never list the data directory."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_streamsem import registry
-from airflow_provider_streamsem.arguments import whole
-from airflow_provider_streamsem.batch.opening import claim_dataset
-from airflow_provider_streamsem.batch.pipeline import Pipeline, stored_spec
+from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.connectors.contract import Sink
+from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.pipeline.opening import claim_dataset
+from airflow_provider_streamsem.pipeline.spec import Pipeline, stored_spec
 from airflow_provider_streamsem.protocol.codec import lines
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan, Receipts
 from airflow_provider_streamsem.protocol.keys import N
 from airflow_provider_streamsem.protocol.view import LogView
-from airflow_provider_streamsem.sinks.contract import Sink
-from airflow_provider_streamsem.sinks.files import FilesSink
 from airflow_provider_streamsem.stores.contract import split_url
 
 
@@ -27,8 +27,8 @@ class CommittedFile:
     """
     A visible file.
 
-    :param path: absolute, or a URL where the dataset is one
-    :param partition: column → value as text, ``None`` for null; the columns are in the file too
+    :param path: absolute path, or a URL if the dataset's location is a URL
+    :param partition: partition column → value as text, ``None`` for null. The file contains the partition columns too
     """
 
     version: int
@@ -43,7 +43,7 @@ class CommittedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """From one version to a later one: files that became visible, and files that redos replaced. ``version`` is the later one."""
+    """The difference between two versions: files that became visible, and files that reprocessing runs replaced. ``version`` is the later version."""
 
     version: int
     added: tuple[CommittedFile, ...]
@@ -52,7 +52,12 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A version as the log has it; ``outcome`` is ``None`` while it is open, ``receipts`` where it owes none or they are not there yet."""
+    """
+    A version as stored in the log.
+
+    :param outcome: ``None`` while the version is open
+    :param receipts: ``None`` if the version has no pending publishes or its receipts are not stored yet
+    """
 
     version: int
     plan: Plan
@@ -63,11 +68,11 @@ class Version:
 @dataclass(slots=True)
 class CommittedLog:
     """
-    A log to read. What it answers for a version is the same for ever (I7).
+    A log opened for reading. Its results for a version never change (I7).
 
     :param log: the commit log
-    :param record: its ``pipeline.json``
-    :param pipeline: the user's own, if it was given: then its sinks are read, else the datasets of files that the stored spec names
+    :param record: the log's ``pipeline.json``
+    :param pipeline: the user's own pipeline, or ``None``. With a pipeline, the reader uses its sinks, otherwise the files datasets that the stored spec names
     """
 
     log: CommitLog
@@ -78,16 +83,18 @@ class CommittedLog:
 
     @property
     def head(self) -> int:
-        """The newest closed version; -1 where there is none."""
+        """The newest closed version, -1 if there is none."""
         return self.log.closed_head()
 
     @property
     def sinks(self) -> Mapping[str, Sink | str]:
         """
-        The sinks by their names. Without the user's pipeline a sink of another kind than files is only its ``type``: a stored spec builds nothing that
-        connects, and loads no code.
+        The sinks by name.
 
-        :raises LogDamagedError: the stored spec is not one
+        Without the user's own pipeline, a sink of any other type than ``files`` is only its ``type``. A stored spec never opens connections and never loads
+        code.
+
+        :raises LogDamagedError: the stored spec is not valid
         """
         if self._sinks is None:
             self._sinks = self._stored_sinks() if self.pipeline is None else self.pipeline.sinks
@@ -112,9 +119,11 @@ class CommittedLog:
 
     def dataset(self, name: str) -> Sink:
         """
-        A sink whose rows become visible by the log, after its dataset's mark was found to name this very log: a stored spec leads nowhere else.
+        Return a sink whose rows become visible through the log.
 
-        :raises InvalidError: no such sink, or one that publishes outside the log
+        The method first checks that the dataset's mark names this log, so that a stored spec cannot lead readers to another location.
+
+        :raises InvalidError: there is no such sink, it publishes outside the log, or another package provides its type and no pipeline was given
         :raises ConflictError: the dataset belongs to another log
         :raises LogDamagedError: the dataset has no mark
         """
@@ -137,30 +146,33 @@ class CommittedLog:
         return registry.is_built_in("sinks", sink) if isinstance(sink, str) else sink is not None and sink.publishes
 
     def view(self, *, version: int | None = None, since: int | None = None) -> LogView:
-        """The log folded at ``version``: files of versions above ``since``, totals of the whole."""
+        """Return the log folded at ``version``: the files of versions above ``since``, and totals over all versions up to ``version``."""
         for name, value in (("version", version), ("since", since)):
             if value is not None:
-                whole(name, value, least=-1, most=N - 1)
+                integer(name, value, least=-1, most=N - 1)
         return self.log.view(version=version, since=-1 if since is None else since)
 
     def files(
         self, *, version: int | None = None, since: int | None = None, sink: str | None = None
     ) -> list[CommittedFile]:
         """
-        The visible files, in order of versions.
+        Return the visible files in the order of versions.
 
         :param version: as of this version, inclusive; default: the newest closed one
-        :param since: only files that became visible by versions *above* this one; of files that a redo replaced, see :meth:`changes`
-        :param sink: of one sink; default: of all whose rows become visible by the log
-        :raises InvalidError: a version that is not closed, no such sink, or one that publishes outside the log
+        :param since: only files that became visible in versions *above* this one. For files that a reprocessing run replaced, see :meth:`changes`
+        :param sink: only files of this sink; default: of all sinks whose rows become visible through the log
+        :raises InvalidError: a version is not closed, there is no such sink, or the sink publishes outside the log
         """
         return self._named(self.view(version=version, since=since), sink)
 
     def changes(self, *, since: int, version: int | None = None, sink: str | None = None) -> Changes:
         """
-        What a copy of the dataset as of ``since`` must add and remove to be as of ``version`` (default: the newest closed one).
+        Return the files that a copy of the dataset as of ``since`` must add and remove to match ``version``.
 
-        :raises InvalidError: a version that is not closed, or no such sink
+        :param since: the version of the copy
+        :param version: the target version, inclusive; default: the newest closed one
+        :param sink: only files of this sink; default: of all sinks whose rows become visible through the log
+        :raises InvalidError: a version is not closed, or there is no such sink
         """
         now = self.view(version=version)
         kept = {f.version for f in now.files}
@@ -182,7 +194,7 @@ class CommittedLog:
             CommittedFile(
                 version=f.version,
                 sink=f.sink,
-                path=_joined(self.dataset(f.sink).place, f.file.key),
+                path=_joined(self.dataset(f.sink).location, f.file.key),
                 format=self.dataset(f.sink).format,
                 bytes=f.file.bytes,
                 rows=f.file.rows,
@@ -193,20 +205,22 @@ class CommittedLog:
         ]
 
     def schema(self, sink: str, *, version: int | None = None) -> str | None:
-        """A sink's columns as Spark schema JSON at ``version``; ``None`` where nothing was committed yet."""
+        """Return the columns of a sink at ``version`` as Spark schema JSON, or ``None`` if the log has recorded no schema for the sink."""
         found = self.log.outcome(self.head if version is None else version) if self.head >= 0 else None
         return None if found is None else found[0].schemas.get(sink)
 
     def quarantined(self, *, version: int | None = None, since: int | None = None) -> Iterator[dict[str, Any]]:
         """
-        The records that could not be parsed, in order of versions: ``raw``, ``encoding``, ``error``, and where each is (files: ``path``; Kafka: ``topic``,
-        ``partition``, ``offset``), with the ``version`` that quarantined it. ``encoding`` is ``utf-8``, or ``base64`` where the bytes are not UTF-8. Of a
-        version that was redone, those of the redo.
+        Yield the records that could not be parsed, in the order of versions.
+
+        Each record has ``raw``, ``encoding``, ``error``, its location in the source (files: ``path``; Kafka: ``topic``, ``partition``, ``offset``) and the
+        ``version`` that quarantined it. ``encoding`` is ``utf-8``, or ``base64`` if the bytes are not UTF-8. For a reprocessed version, the records are those
+        of the reprocessing run.
 
         :param version: as of this version, inclusive; default: the newest closed one
-        :param since: only of versions *above* this one. Reads the outcome of each
-        :raises InvalidError: a version that is not closed
-        :raises LogDamagedError: an object of quarantined records is missing
+        :param since: only versions *above* this one. The method reads the outcome of each of these versions
+        :raises InvalidError: a version is not closed
+        :raises LogDamagedError: an object with quarantined records is missing
         """
         at = self.view(version=version, since=since).version
         stored = [self.log.outcome(number) for number in range(0 if since is None else since + 1, at + 1)]
@@ -220,36 +234,36 @@ class CommittedLog:
                 yield from ({**record, "version": outcome.version} for record in lines(key, data))
 
     def versions(self, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Version]:
-        """The versions with what is stored of them, an open one included."""
+        """Yield the versions with their stored plans and outcomes, including an open version."""
         head = self.log.find_head()
         newest = head.closed if head.plan is None else head.plan.version
         numbers = range(newest, -1, -1) if newest_first else range(newest + 1)
         for number in list(numbers)[:limit]:
             plan, outcome = self.log.plan(number), self.log.outcome(number)
-            receipts = self.log.receipts(number) if outcome is not None and outcome[0].owes else None
+            receipts = self.log.receipts(number) if outcome is not None and outcome[0].has_pending_publishes else None
             if plan is not None:
                 found = None if outcome is None else outcome[0]
                 yield Version(version=number, plan=plan[0], outcome=found, receipts=receipts)
 
 
-def _joined(place: str, key: str) -> str:
-    scheme, rest = split_url(place)
-    return os.path.join(rest, key) if scheme == "file" else f"{place.rstrip('/')}/{key}"
+def _joined(location: str, key: str) -> str:
+    scheme, rest = split_url(location)
+    return os.path.join(rest, key) if scheme == "file" else f"{location.rstrip('/')}/{key}"
 
 
 def open_log(log: str | CommitLog, *, pipeline: Pipeline | None = None) -> CommittedLog:
     """
     Open a log for reading.
 
-    :param log: its URL
-    :param pipeline: the user's own, whose sinks are then read; needed for sinks of types that other packages bring
-    :raises InvalidError: there is no log
+    :param log: URL of the log, or an open commit log
+    :param pipeline: the user's own pipeline, whose sinks the reader then uses. Required for sink types that other packages provide
+    :raises InvalidError: the location holds no log
     """
     opened = log if isinstance(log, CommitLog) else open_commit_log(log)
     record = opened.read_pipeline()
     if record is None:
         raise InvalidError(
-            "there is no log at this place: no pipeline has run on it yet, or the place is another",
+            "there is no log at this location: no pipeline has run on it yet, or the location is another",
             log=opened.store.url,
         )
     return CommittedLog(opened, record, pipeline)

@@ -1,24 +1,25 @@
-"""How far a pipeline is behind its source."""
+"""The lag of a pipeline behind its source."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_provider_streamsem.batch.location import on_its_log
-from airflow_provider_streamsem.batch.opening import read_head
-from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.pipeline.location import on_its_log
+from airflow_provider_streamsem.pipeline.opening import read_head
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.readers.files import open_log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
     """
-    Latest minus committed.
+    The lag of a pipeline: latest offsets minus committed offsets.
 
-    :param lag: items in the source that no committed version covers
-    :param unit: what an item is: the source's partition of offsets (``files``)
-    :param last_commit_age_ms: since the newest outcome was decided, ``None`` before the first
+    :param lag: number of items in the source that no committed version covers
+    :param unit: unit of ``lag``, for example ``files`` or ``offsets``
+    :param version: the newest closed version, -1 before the first
+    :param last_commit_age_ms: milliseconds since the newest outcome, ``None`` before the first outcome
     """
 
     pipeline: str
@@ -31,14 +32,15 @@ class Lag:
 @on_its_log
 def lag(pipeline: Pipeline) -> Lag:
     """
-    Ask the source and the log; writes nothing.
+    Compute the lag from the source and the log. Writes nothing.
 
     :raises InvalidError: there is no log yet
     """
     opened = open_log(open_commit_log(pipeline.log))
     head = read_head(pipeline, opened.log)
     age = None if head.outcome is None else max(0, opened.log.clock.now_ms() - head.outcome.decided_at_ms)
-    items = pipeline.source.open(opened.log.of_source(pipeline.source.guarded()), head.outcome).lag(head.next)
+    planner = pipeline.source.open(opened.log.of_source(pipeline.source.immutable_config()), head.hint)
+    items = planner.lag(head.next, head.hint)
     return Lag(
         pipeline=pipeline.name,
         lag=items,

@@ -1,26 +1,26 @@
-"""A dataset as of a version, as a Spark DataFrame."""
+"""Reads a dataset as of a version into a Spark DataFrame."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_streamsem.engines.schema import fields
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
+from airflow_provider_streamsem.spark.schema import fields
 from airflow_provider_streamsem.stores.contract import spark_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _READ_OPTIONS = {
-    # A session may have other defaults; what is committed is there, or reading it fails.
+    # The session may have other defaults. A missing or corrupt committed file must raise an error.
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
-    # Else Spark fills a column of its default name, _corrupt_record, with the text of lines.
+    # Without this option, Spark fills a column with its default name, _corrupt_record, with the text of lines.
     "columnNameOfCorruptRecord": "__streamsem_corrupt_record",
 }
 _STRICT = {"json": {"mode": "FAILFAST", "maxStringLen": str(2**31 - 1)}}
-"""a line that cannot be read is an error, never a row of nulls; the default of the longest text is 20 MB"""
+"""A line that cannot be read raises an error, and never becomes a row of nulls. Spark's default limit for a JSON string is 20 MB."""
 
 
 def read_committed(
@@ -32,19 +32,20 @@ def read_committed(
     sink: str | None = None,
 ) -> DataFrame:
     """
-    The visible rows of one sink.
+    Return the visible rows of one sink as a DataFrame.
 
-    Shape: the columns of the sink's newest schema at ``version``; a column that a file lacks is null.
+    The columns are those of the sink's newest schema at ``version``. A column that a file lacks is null.
 
-    :param log: URL of the log, or an opened one
+    :param log: URL of the log, or an open log
     :param version: as of this version, inclusive; default: the newest closed one
-    :param since: only rows that became visible by versions *above* this one; rows made anew by a redo are among them
-    :param sink: needed where the pipeline has several
-    :raises InvalidError: no log, no such version or sink, or nothing was committed yet, so that the columns are not known
+    :param since: only rows that became visible in versions *above* this one, including rows of reprocessing runs
+    :param sink: name of the sink; required if the pipeline has several
+    :raises InvalidError: there is no such log, version or sink, the sink publishes outside the log, or nothing was committed yet, so the columns are unknown
+    :raises LogDamagedError: this Spark cannot parse the recorded schema
     """
     from pyspark.sql.types import StructType
 
-    from airflow_provider_streamsem.sinks.write import TEXT_OPTIONS
+    from airflow_provider_streamsem.connectors.data_files.write import TEXT_OPTIONS
 
     opened = open_log(log) if isinstance(log, str) else log
     sinks = opened.sinks

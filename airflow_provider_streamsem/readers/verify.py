@@ -1,4 +1,4 @@
-"""Whether a log and its datasets are what the protocol says: every invariant that can be read, every visible file."""
+"""Verification of a log and its datasets against the protocol: every invariant that can be read, and every visible file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from airflow_provider_streamsem.batch.location import on_its_log
-from airflow_provider_streamsem.batch.opening import claim_dataset, find_record
-from airflow_provider_streamsem.batch.pipeline import Pipeline
-from airflow_provider_streamsem.batch.publish import publishing
+from airflow_provider_streamsem import dedup
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.engines import dedup
+from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.errors import (
     ConflictError,
     LogDamagedError,
@@ -21,6 +18,10 @@ from airflow_provider_streamsem.errors import (
     NewerFormatError,
     StreamsemError,
 )
+from airflow_provider_streamsem.pipeline.location import on_its_log
+from airflow_provider_streamsem.pipeline.opening import claim_dataset, find_record
+from airflow_provider_streamsem.pipeline.publish import publishing
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
 from airflow_provider_streamsem.protocol.entries import (
     DataFile,
@@ -35,7 +36,6 @@ from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import Head, add_counts, net_counts
 from airflow_provider_streamsem.readers.discoveries import DiscoveryCheck
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
-from airflow_provider_streamsem.sinks.contract import Sink
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ E = TypeVar("E", bound=Entry)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One contradiction: the invariant it breaks, where, and what is true now."""
+    """One contradiction: the broken invariant, a description, the version and the key of the object."""
 
     invariant: str
     what: str
@@ -59,13 +59,16 @@ class Finding:
 @dataclass(slots=True, kw_only=True)
 class Verdict:
     """
-    What a verification found.
+    The result of a verification.
 
-    :param versions: closed versions
-    :param counts: rows over all commits, as the outcomes have them
-    :param files: visible files; ``rows`` by sink as counted in the files themselves. Files that redos replaced are checked too, and not counted
-    :param orphans: files of attempts that lost or died: invisible, removed by vacuum
-    :param unchecked: sinks whose files and markers were not looked at: only the pipeline's own file says how they are reached
+    :param versions: number of closed versions
+    :param commits: number of committed versions
+    :param counts: row counts over all commits, as the outcomes record them
+    :param files: number of visible files. Files that reprocessing runs replaced are checked too, but not counted
+    :param rows: sink → rows of its visible files, recounted from the files
+    :param orphans: number of files of attempts that lost or died. They are invisible, and vacuum deletes them
+    :param unchecked: sinks whose files and markers were not checked, because only the user's own pipeline defines how to access them
+    :param findings: the contradictions
     """
 
     log: str
@@ -80,18 +83,18 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there are no findings."""
         return not self.findings
 
 
 def verify(log: str | CommitLog | CommittedLog | Pipeline, *, files: bool = True) -> Verdict:
     """
-    Check a log from its first version to its head, and every visible file: size, checksum, rows counted anew.
+    Check a log from its first version to its head, and every visible file: size, checksum and recounted rows.
 
-    Reads everything once; writes nothing. An open version is not a fault.
+    The verification reads every object once and writes nothing. An open version is not a fault.
 
-    :param log: URL of a log, an opened one, or the user's own pipeline. Only the pipeline says how sinks outside the log are reached, whose markers are then
-        checked, too; and its datasets are looked at even where there is no log
+    :param log: URL of a log, an open log, or the user's own pipeline. Only the pipeline defines how to access sinks outside the log, so their markers are
+        checked only if a pipeline is given. With a pipeline, its datasets are checked even if there is no log
     :param files: ``False`` checks only the log
     """
     if isinstance(log, Pipeline):
@@ -142,7 +145,7 @@ class _Verification:
             self._files(outcomes)
 
     def _try(self, check: Callable[[], T], *, version: int | None = None) -> T | None:
-        """What a check returns; a contradiction becomes a finding, and the verification goes on."""
+        """Return the result of a check. An error becomes a finding, and the verification continues."""
         try:
             return check()
         except StreamsemError as error:
@@ -159,12 +162,12 @@ class _Verification:
         return self._try(partial(self.opened.log.perform, procedures.read_entry(cls, key)), version=version)
 
     def _versions(self) -> list[tuple[Outcome, str]]:
-        """Every version in order, each held against the one before it."""
+        """Check every version in order against the head before it, and return the outcomes."""
         log = self.opened.log
         listed = [parsed for parsed in map(keys.parse_entry, log.list_keys(keys.LOG)) if parsed is not None]
         newest = max((version for version, _ in listed), default=-1)
         outcomes: list[tuple[Outcome, str]] = []
-        head, genesis = Head(), dict[str, int]()
+        head, initial_offsets = Head(), dict[str, int]()
         ranges: list[Ranges] = []
         visible: set[int] = set()
         for version in range(newest + 1):
@@ -172,10 +175,10 @@ class _Verification:
                 logger.info("reading the log: version %d of %d", version, newest)
             plan = self._entry(Plan, keys.plan(version), version)
             if version == 0 and plan is not None:
-                genesis = dict(plan[0].genesis or {})
-                head = Head(genesis=genesis)
+                initial_offsets = dict(plan[0].initial_offsets or {})
+                head = Head(initial_offsets=initial_offsets)
             if plan is not None and plan[0].kind == "move":
-                head.planned(*plan)  # raises: the log was moved
+                head.planned(*plan)  # raises if the log was moved
             outcome = self._entry(Outcome, keys.outcome(version), version)
             if plan is None:
                 self._found("I2", "a version has no plan that can be read", version=version)
@@ -187,20 +190,20 @@ class _Verification:
                 if plan[0].replaces is None:
                     ranges.append(plan[0].ranges)
                 else:
-                    self._redo(plan[0], visible)
+                    self._reprocess(plan[0], visible)
                     visible.discard(plan[0].replaces.version)
                 visible.add(version)
             if outcome is not None:
                 head = Head(outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers)
                 outcomes.append(outcome)
-                if outcome[0].owes:
+                if outcome[0].has_pending_publishes:
                     head = self._receipts(head, newest)
-        self._try(partial(invariants.check_i5, ranges, genesis=genesis, next=head.next))
+        self._try(partial(invariants.check_i5, ranges, initial_offsets=initial_offsets, next=head.next))
         self.verdict.versions = len(outcomes)
         return outcomes
 
     def _receipts(self, head: Head, newest: int) -> Head:
-        """The receipts of a commit that owes some: there below the newest version, and of this very commit."""
+        """Check the receipts of a commit with pending publishes: below the newest version they must exist, and they must belong to this commit."""
         receipts = self._entry(Receipts, keys.receipts(head.closed), head.closed)
         if receipts is not None:
             self._try(partial(head.published, receipts[0]), version=head.closed)
@@ -211,18 +214,20 @@ class _Verification:
         return head
 
     def _markers(self, pipeline: Pipeline, found_outcomes: list[tuple[Outcome, str]]) -> None:
-        """Each transactional sink's marker is of the newest commit that it got (I15, I18)."""
+        """Check that each transactional sink's marker names the newest commit published to it (I15, I18)."""
         outcomes = [outcome for outcome, _ in found_outcomes]
         shas = {outcome.version: sha for outcome, sha in found_outcomes}
         by_version = {outcome.version: outcome for outcome in outcomes}
         for name in pipeline.publishes:
             sink = publishing(pipeline, name)
-            owed = [o.version for o in outcomes if name in o.publish and self._needs_marker(by_version, o, name)]
-            got = [version for version in owed if version in self._published]
+            pending_publishes = [
+                o.version for o in outcomes if name in o.publish and self._needs_marker(by_version, o, name)
+            ]
+            got = [version for version in pending_publishes if version in self._published]
             try:
                 found = sink.marker(self.opened.record.pipeline_uuid, name)
             except MarkerLostError as error:
-                self._found("I15", f"sink {name}: {error.truth}", version=max(got, default=None))
+                self._found("I15", f"sink {name}: {error.summary}", version=max(got, default=None))
                 continue
             except StreamsemError as error:
                 self._found("I15", f"the marker of sink {name} cannot be read: {str(error).split('. Do:')[0]}")
@@ -231,7 +236,7 @@ class _Verification:
             if found is not None and at in shas and not found.is_of(at, shas[at]):
                 what = f"the marker of sink {name} was set by another commit of version {at}: the log was restored from an older copy, or has two copies"
                 self._found("I18", what, version=at)
-            if at > max(owed, default=-1):
+            if at > max(pending_publishes, default=-1):
                 self._found("I18", f"the marker of sink {name} is above every version that it is owed", version=at)
             if sink.delivery == "exactly_once" and at < max(got, default=-1):
                 lost = (
@@ -243,7 +248,7 @@ class _Verification:
                 self._found("I15", what, version=max(got))
 
     def _needs_marker(self, by_version: Mapping[int, Outcome], outcome: Outcome, name: str) -> bool:
-        """Whether a version brings rows to a sink, or takes out what stands there of its chain (P2, P3)."""
+        """Whether a version adds rows to a sink, or replaces rows of its chain that are in the sink (P2, P3)."""
         if outcome.sinks[name].files:
             return True
         while outcome.replaces is not None and outcome.replaces.version in by_version:
@@ -253,26 +258,26 @@ class _Verification:
                 return name in outcome.sinks and bool(outcome.sinks[name].files)
         return False
 
-    def _redo(self, redone: Plan, visible: set[int]) -> None:
-        """A redo against the commit that it replaces (I20)."""
-        assert redone.replaces is not None
-        replaced = redone.replaces.version
+    def _reprocess(self, reprocessed: Plan, visible: set[int]) -> None:
+        """Check a reprocessing run against the commit that it replaces (I20)."""
+        assert reprocessed.replaces is not None
+        replaced = reprocessed.replaces.version
         plan = self._entry(Plan, keys.plan(replaced), replaced)
         outcome = self._entry(Outcome, keys.outcome(replaced), replaced)
         if replaced not in visible:
-            self._found("I20", "a redo replaces a version that is not visible", version=redone.version)
+            self._found("I20", "a reprocessing run replaces a version that is not visible", version=reprocessed.version)
         elif plan is not None and outcome is not None:
-            self._try(partial(invariants.check_i20, redone, plan[0], outcome[0]), version=redone.version)
+            self._try(partial(invariants.check_i20, reprocessed, plan[0], outcome[0]), version=reprocessed.version)
 
     def _version(self, head: Head, plan: tuple[Plan, str], outcome: tuple[Outcome, str] | None) -> None:
-        """A version against the head before it."""
+        """Check a version against the head before it."""
         version = plan[0].version
         self._try(partial(invariants.check_i19, plan[0]), version=version)
         self._try(partial(head.planned, *plan), version=version)
         if outcome is None:
             return
-        if head.outcome is not None and head.outcome.owes and head.closed not in self._published:
-            head = replace(head, markers=outcome[0].markers)  # receipts that cannot be read are a finding of their own
+        if head.outcome is not None and head.outcome.has_pending_publishes and head.closed not in self._published:
+            head = replace(head, markers=outcome[0].markers)  # receipts that cannot be read are a separate finding
         opened = replace(head, plan=plan[0], plan_sha=plan[1])
         self._try(partial(opened.decided, *outcome), version=version)
         pointer = self._entry(RunPointer, keys.pointer(plan[0].run_key, plan[0].j), version)
@@ -282,7 +287,7 @@ class _Verification:
             self._try(partial(invariants.check_i16, pointer[0], plan[0]), version=version)
 
     def _segments(self, outcomes: list[tuple[Outcome, str]]) -> None:
-        """Every segment that is stored equals its fold; one that is missing is no fault (R5)."""
+        """Check that every stored segment equals its fold. A missing segment is not a fault (R5)."""
         children: dict[int, Segment] = {}
         for index in range(len(outcomes) // segments.WIDTH):
             part = outcomes[index * segments.WIDTH : (index + 1) * segments.WIDTH]
@@ -304,7 +309,7 @@ class _Verification:
             }
 
     def _discoveries(self) -> None:
-        """Check what each source has discovered."""
+        """Check the discoveries of each source."""
         found = [key.partition(keys.DISCOVERED) for key in self.opened.log.list_keys(keys.SOURCES)]
         for prefix in sorted({before for before, sep, _ in found if sep}):
             numbers = [keys.parse_newest_first(sep + name) for before, sep, name in found if before == prefix and sep]
@@ -325,13 +330,13 @@ class _Verification:
             self._found("I14", "quarantined records are more or fewer than recorded", version=outcome.version)
 
     def _files(self, found_outcomes: list[tuple[Outcome, str]]) -> None:
-        """Every visible file: there, unchanged, counted anew, and named once."""
+        """Check that every visible file exists, is unchanged, has the recorded number of rows, and is named once."""
         if self.opened.pipeline is not None:
             self._try(partial(self._markers, self.opened.pipeline, found_outcomes))
         outcomes = [outcome for outcome, _ in found_outcomes]
-        place = self.opened.log.store.url
+        location = self.opened.log.store.url
         state = None if not outcomes else outcomes[-1].state
-        if self._try(partial(dedup.is_complete, place, state)) is False:
+        if self._try(partial(dedup.is_complete, location, state)) is False:
             self._found("I6", "a file of what is remembered is missing or was changed", version=outcomes[-1].version)
         named: set[tuple[str, str]] = set()
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
@@ -344,11 +349,11 @@ class _Verification:
                     self._found("I8", "an outcome names a sink that the spec does not have", version=outcome.version)
                 for file in committable.files if name in sinks else ():
                     if (name, file.key) in named or f"/{outcome.attempt_id}/" not in file.key:
-                        what = "a file is named twice, or lies outside its attempt's own place"
+                        what = "a file is named twice, or lies outside its attempt's own location"
                         self._found("I8", what, version=outcome.version, key=file.key)
                     named.add((name, file.key))
                     if sinks[name].publishes and outcome.version in self._published:
-                        continue  # they are the table's own now, or vacuum's
+                        continue  # published files belong to the table, or to vacuum
                     check = partial(_file, sinks[name], file, committable.format, outcome.version)
                     rows = self._try(check, version=outcome.version) or 0
                     if outcome.version not in replaced:
@@ -361,9 +366,9 @@ class _Verification:
 
     def _own_sinks(self, *, is_marked: bool) -> dict[str, Sink]:
         """
-        The sinks whose places this log owns: no other place is looked into, whatever a stored spec names.
+        Return the sinks whose locations this log owns. The verification reads no other location, whatever a stored spec names.
 
-        :param is_marked: a first run that died before its first version may have left its datasets unmarked
+        :param is_marked: whether the datasets must have a mark. A first run that died before its first outcome may have left them without one
         """
         found: dict[str, Sink] = {}
         for name, sink in (self._try(lambda: self.opened.sinks) or {}).items():
@@ -382,8 +387,12 @@ class _Verification:
 
 
 def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:
-    """Rows of one visible file, counted in the file."""
-    size, checksum = sink.identify(file.key, format) or (None, None)
+    """
+    Check one visible file and return its recounted rows.
+
+    :raises LogDamagedError: the size, the checksum or the number of rows differs from the log
+    """
+    size, checksum = sink.file_identity(file.key, format) or (None, None)
     invariants.check_i6(file, version=version, found_bytes=size, found_checksum=checksum)
     rows = sink.count(file.key, format)
     if rows != file.rows:
@@ -393,6 +402,6 @@ def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:
 
 
 def _data_keys(sink: Sink) -> Iterator[str]:
-    """What attempts wrote: other writers of a table may put files there, too."""
-    stats = open_dataset(sink.place).list("data/")
+    """Yield the keys that attempts wrote. Other writers of a table may store files below ``data/`` too."""
+    stats = open_dataset(sink.location).list("data/")
     return (stat.key for stat in stats if keys.attempt_of_data(stat.key) and not stat.key.endswith("/"))

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_streamsem.arguments import known_keys, number, text
-from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.readers.conditions import BatchCommitted
 from airflow_provider_streamsem.sensors.condition import ConditionSensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """The parts of a task instance that name a run."""
+    """The fields of a task instance that identify a run."""
 
     dag_id: str
     task_id: str
@@ -27,19 +27,26 @@ class _Run:
 
 class BatchCommittedSensor(HasPipeline, ConditionSensor):
     """
-    Waits until something stands in a pipeline's log. It never looks at a task's state: a task that was marked as success has committed nothing.
+    Wait until a version, a run or a range of offsets is committed in a pipeline's log.
 
-    Exactly one of ``version``, ``run`` and ``offsets``. A run that found nothing new wrote nothing and is never done by the log; wait for offsets instead.
-    A version that was aborted fails the sensor at once. Where there is no log yet, it waits.
+    The sensor reads the log and never the state of a task. A task that a user marked as success has committed nothing.
 
-    XCom: ``pipeline``, ``log``, ``version``, and ``counts`` and ``outcome`` (key under the log), or for offsets ``next``: where the partitions stand.
+    Exactly one of ``version``, ``run`` and ``offsets`` must be given. While the log does not exist, the sensor waits. If the version was aborted, the sensor
+    fails without a retry, because the version can never be committed.
 
-    :param log: URL of the log (templated); either this or ``pipeline``
+    A run that found nothing new wrote nothing, so a sensor for such a run is never met. Wait for ``offsets`` instead.
+
+    XCom ``return_value``: ``pipeline``, ``log`` and ``version``. For ``version`` and ``run`` also ``counts`` and ``outcome`` (key under the log's root). For
+    ``run`` also ``run_key``. For ``offsets`` also ``next``, the next offset to read of each partition.
+
+    :param log: URL of the log (templated). Either ``log`` or ``pipeline`` must be given
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
-    :param version: this version (templated)
-    :param run: this run: a run key, or ``{"dag_id", "task_id", "run_id", "map_index"}`` of the task that ran it, ``map_index`` only where it is mapped
-        (templated)
-    :param offsets: partition → offset, exclusive: all below it, such as ``{"files": 40}`` or ``{"orders-0": 1200}`` (templated)
+    :param version: wait for this version (templated)
+    :param run: wait for this run (templated): a run key, or ``{"dag_id", "task_id", "run_id", "map_index"}`` of the task that ran it. ``map_index`` is needed
+        only for a mapped task
+    :param offsets: partition → offset, exclusive (templated). The sensor waits until all lower offsets are committed. Examples: ``{"files": 40}``,
+        ``{"orders-0": 1200}``
+    :raises InvalidError: the arguments exclude each other or are incomplete
     """
 
     template_fields: Sequence[str] = ("log_url", "pipeline_file", "version", "run_of", "offsets")
@@ -68,7 +75,7 @@ class BatchCommittedSensor(HasPipeline, ConditionSensor):
         self.offsets = offsets
 
     def condition(self, context: Any) -> BatchCommitted:
-        """What to wait for, checked after its templates are rendered."""
+        """Return the condition with its templates rendered and its values validated."""
         return BatchCommitted(
             log="" if self.log_url is None else text("log", self.log_url),
             pipeline=self.rendered_pipeline(context) if self.log_url is None else None,

@@ -1,4 +1,4 @@
-"""What all sensors of this package share: poke, reschedule, defer, and how an error ends the task."""
+"""Base classes of the sensors: poke, reschedule and defer modes, and the mapping of errors to task failures."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from airflow_provider_streamsem.arguments import flag
-from airflow_provider_streamsem.batch.pipeline import Pipeline
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.hooks.failures import airflow_exception, mapped
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.readers.conditions import Condition, to_text
 from airflow_provider_streamsem.triggers.condition import ConditionTrigger, answer_of, asked
 
 
 class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
     """
-    Waits for a :class:`Condition`; what the sensors have in common, not used itself.
+    Abstract base of sensors that wait for a :class:`Condition`.
 
-    Its XCom ``return_value`` is what was seen when the condition was met: small JSON. Nothing is ever written to the log or the source.
+    XCom ``return_value``: small JSON, the values that the sensor observed when the condition was met. A sensor never writes to the log or the source.
 
-    :param deferrable: wait in the triggerer, which holds no worker's slot; default: Airflow's ``[operators] default_deferrable``. The worker asks the first
-        question. ``poke_interval``, ``timeout``, ``soft_fail``, ``never_fail`` and ``silent_fail`` mean what they mean for every sensor;
-        ``exponential_backoff`` is for poking only
+    :param deferrable: wait in the triggerer and release the worker slot. Default: Airflow's ``[operators] default_deferrable``. The worker always checks the
+        condition once before it defers. ``poke_interval``, ``timeout``, ``soft_fail``, ``never_fail`` and ``silent_fail`` work as in every Airflow sensor.
+        ``exponential_backoff`` applies only without ``deferrable``
     """
 
     ui_color = "#d7e3ed"
@@ -37,11 +37,11 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
         self.deferrable = settings.default_deferrable() if deferrable is None else flag("deferrable", deferrable)
 
     def condition(self, context: Any) -> Condition:
-        """What to wait for, with its templates rendered."""
+        """Return the condition with its templates rendered."""
         raise NotImplementedError
 
     def poke(self, context: Any) -> PokeReturnValue:
-        """Ask once; a deferrable sensor leaves the rest to the triggerer."""
+        """Check the condition once. A deferrable sensor then defers to the triggerer if the condition is not met."""
         with self._mapped():
             condition = self.condition(context)
             finding = asked(condition.check)
@@ -54,7 +54,7 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
         return PokeReturnValue(is_done=finding.met, xcom_value=finding.seen)
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
-        """Answer what the trigger saw, or fail as poking would have."""
+        """Return the trigger's result, or raise the error that poking would have raised."""
         try:
             with self._mapped():
                 return answer_of(event)
@@ -64,15 +64,16 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
             raise
 
     def _mapped(self) -> AbstractContextManager[None]:
-        # Airflow skips a soft_fail sensor that must not be tried again: an alarm that cannot look would seem to be all well.
+        # Airflow skips a soft_fail sensor that raises AirflowFailException. A skipped alarm would look as if there were no danger, so the error is raised
+        # unmapped.
         return nullcontext() if self.soft_fail else mapped()
 
 
 class PipelineSensor(HasPipeline, ConditionSensor):
     """
-    Waits for a condition of a pipeline's source and log; what such sensors have in common, not used itself.
+    Abstract base of sensors that wait for a condition of a pipeline's source and log.
 
-    :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). Text inside a ``Pipeline`` that holds ``{{ … }}`` is rendered too
+    :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). Text fields of a ``Pipeline`` that contain ``{{ … }}`` are rendered too
     """
 
     template_fields: Sequence[str] = ("pipeline_file",)
@@ -83,17 +84,17 @@ class PipelineSensor(HasPipeline, ConditionSensor):
 
     def condition_of(self, pipeline: Pipeline) -> Condition:
         """
-        The condition of a pipeline.
+        Return the condition for a pipeline.
 
-        :raises InvalidError: nobody could wait for it with this pipeline
+        :raises InvalidError: the condition is not possible for this pipeline
         """
         raise NotImplementedError
 
     def condition(self, context: Any) -> Condition:
-        """The condition of the pipeline as it is rendered for this task."""
+        """Return the condition for the pipeline as rendered for this task."""
         return self.condition_of(self.rendered_pipeline(context))
 
     def _refuse_early(self) -> None:
-        """Find out while the DAG is parsed what is wrong with a pipeline that is at hand then."""
+        """Validate the pipeline while Airflow parses the DAG, if the pipeline was given as an object."""
         if self.pipeline is not None:
             self.condition_of(self.pipeline)

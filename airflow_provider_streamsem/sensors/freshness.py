@@ -1,29 +1,31 @@
-"""The sensor that waits for a dataset to be fresh."""
+"""The sensor that waits until a dataset is fresh."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
 
-from airflow_provider_streamsem.arguments import seconds, whole
-from airflow_provider_streamsem.batch.pipeline import Pipeline
+from airflow_provider_streamsem.arguments import integer, seconds
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.readers.conditions import Freshness
 from airflow_provider_streamsem.sensors.condition import PipelineSensor
 
 
 class FreshnessSensor(PipelineSensor):
     """
-    Waits until the committed data is near enough to the source: before a report is made, or to watch an objective.
+    Wait until the committed data is close enough to the end of the source, for example before a report or to monitor a service level objective.
 
-    What the source never gave cannot be late: with nothing left to read, the data is fresh however long ago the last commit was.
+    Freshness is measured against the source, not against the clock. If all records are committed, the data is fresh, however long ago the last commit was.
+    While the pipeline has no log, the sensor is not met.
 
-    XCom: ``pipeline``, ``log``, ``version``, ``lag``, ``too_old``, ``unit``, ``last_commit_age_ms``.
+    XCom ``return_value``: ``pipeline``, ``log``, ``version``, ``lag``, ``too_old``, ``unit``, ``last_commit_age_ms``.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
-    :param max_lag: at most so many items of the source (Kafka: offsets; files: files) are not committed
-    :param max_age: none that is not committed is older: by Kafka's timestamps, or the files' times of modification; whole seconds or a ``timedelta``.
-        At least one of the two; with both, both hold
+    :param max_lag: maximum number of uncommitted items, inclusive. Items are offsets in Kafka and files in a files source
+    :param max_age: maximum age of an uncommitted item, by the Kafka timestamp or the modification time of the file. Integer seconds or a ``timedelta``. At
+        least one of ``max_lag`` and ``max_age`` must be given. If both are given, both must hold
+    :raises InvalidError: neither ``max_lag`` nor ``max_age`` is given
     """
 
     def __init__(
@@ -37,10 +39,10 @@ class FreshnessSensor(PipelineSensor):
         super().__init__(pipeline=pipeline, **kwargs)
         if max_lag is None and max_age is None:
             raise InvalidError("max_lag or max_age must be given", task=self.task_id)
-        self.max_lag = None if max_lag is None else whole("max_lag", max_lag, least=0)
+        self.max_lag = None if max_lag is None else integer("max_lag", max_lag, least=0)
         self.max_age_s = None if max_age is None else seconds("max_age", max_age)
         self._refuse_early()
 
     def condition_of(self, pipeline: Pipeline) -> Freshness:
-        """The bounds, on a pipeline."""
+        """Return the condition for a pipeline, with this sensor's bounds."""
         return Freshness(pipeline=pipeline, max_lag=self.max_lag, max_age_s=self.max_age_s)

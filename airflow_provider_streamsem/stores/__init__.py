@@ -1,1 +1,1 @@
-"""Stores: bytes under keys with create-if-absent. One file each; :mod:`contract` says what a store must keep."""
+"""Stores: bytes under keys with atomic create-if-absent. Each module implements one store. :mod:`contract` defines the guarantees of a store."""

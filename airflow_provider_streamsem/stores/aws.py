@@ -1,4 +1,4 @@
-"""How AWS is reached where an Airflow connection of type ``aws`` says it, read as Airflow's Amazon provider writes it."""
+"""Reads AWS credentials and endpoints from an Airflow connection of type ``aws``, in the format of Airflow's Amazon provider."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ _NEEDS_A_PROVIDER = ("role_arn", "assume_role_method", "credential_source", "con
 
 def access_of(conn_id: str, *, service: str) -> S3Access:
     """
-    Login and password, or ``aws_session_token``, ``profile_name``, ``region_name``, ``endpoint_url`` in the extra. What is left open is ``None``.
+    Read S3 or SQS access from an Airflow connection.
 
-    :param service: whose ``endpoint_url`` in ``service_config`` goes before the one of all: ``s3``, ``sqs``
-    :raises InvalidError: no such connection, not of type ``aws``, or credentials of a kind that cannot be used
+    Uses login and password, and ``aws_access_key_id``, ``aws_secret_access_key``, ``aws_session_token``, ``profile_name``, ``region_name`` and ``endpoint_url``
+    of the extra. Values that the connection does not set are ``None``.
+
+    :param service: name of the service, such as ``s3`` or ``sqs``. Its ``endpoint_url`` in ``service_config`` takes precedence over the general one
+    :raises InvalidError: the connection does not exist, is not of type ``aws``, or uses an unsupported kind of credentials
     """
     aws = connection(conn_id)
     if aws.conn_type != "aws":
@@ -43,5 +46,5 @@ def access_of(conn_id: str, *, service: str) -> S3Access:
 
 
 def word(extra: Mapping[str, object], name: str) -> str | None:
-    """A setting as text, or ``None`` where it is absent or empty."""
+    """Return a setting as text, or ``None`` if it is absent or empty."""
     return str(extra[name]) if extra.get(name) else None

@@ -1,4 +1,4 @@
-"""Where data files lie: a store that engines write to by paths of their own, and whose objects are looked into without reading them whole."""
+"""Datasets: stores for data files. Spark writes to them by path, and readers can read an object in ranges."""
 
 from __future__ import annotations
 
@@ -21,48 +21,49 @@ _BLOCK_BYTES = 8 << 20
 
 
 class Dataset(Store, Protocol):
-    """A store with what data files need."""
+    """A store with the additional operations that data files require."""
 
     def engine_path(self, key: str) -> str:
-        """The place of a key as Spark's writer takes it."""
+        """Return the path of a key for Spark's writer."""
         ...
 
     def open(self, stat: ObjectStat) -> BinaryIO:
-        """The object for reading at any position; it must not change meanwhile."""
+        """Open an object for random access. The object must not change while it is open."""
         ...
 
     def directories(self, prefix: str) -> list[str]:
-        """The names right below ``prefix`` (which ends with ``/``) that have anything below them, half-written objects included."""
+        """Return the names directly below ``prefix`` (which ends with ``/``) that contain objects. Unfinished uploads count as objects."""
         ...
 
     def make_durable(self, keys: Iterable[str], prefix: str) -> None:
         """
-        Return when the objects under ``prefix`` survive a power cut.
+        Return when the objects under ``prefix`` survive a power failure.
 
-        :raises StoreRefusedError: they may not
+        :param keys: keys of the objects
+        :raises StoreRefusedError: an object may not survive
         """
         ...
 
     def remove_tree(self, prefix: str) -> None:
-        """Remove all below ``prefix``, half-written objects included. Only vacuum calls this."""
+        """Delete everything below ``prefix``, including unfinished uploads. Only vacuum calls this method."""
         ...
 
 
 class LocalDataset(LocalStore):
-    """Data files in a directory. Other users may read them where the umask lets them."""
+    """Data files in a directory. Unlike in the log, other users can read them if the umask allows it."""
 
     _other_users = 0o007
 
     def engine_path(self, key: str) -> str:
-        """An absolute path."""
+        """Return the absolute path of a key."""
         return os.path.join(self.root, key.rstrip("/"))
 
     def open(self, stat: ObjectStat) -> BinaryIO:
-        """The file."""
+        """Open the file."""
         return open(self._path(stat.key), "rb", opener=self._opener)
 
     def directories(self, prefix: str) -> list[str]:
-        """Directories below a directory; not links to directories."""
+        """Return the subdirectories of a directory, without symbolic links to directories."""
         try:
             with os.scandir(self._directory(prefix)) as entries:
                 return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -70,7 +71,7 @@ class LocalDataset(LocalStore):
             return []
 
     def make_durable(self, keys: Iterable[str], prefix: str) -> None:
-        """The outcome is durable, so what it names must be: a file that Spark wrote may still be in the page cache."""
+        """Sync the files and their directories. The outcome is durable, but files that Spark wrote may still be in the page cache."""
         directories = {os.path.join(self.root, prefix.rstrip("/"))}
         for key in keys:
             _sync(os.path.join(self.root, key))
@@ -84,7 +85,7 @@ class LocalDataset(LocalStore):
             _sync(directory)
 
     def remove_tree(self, prefix: str) -> None:
-        """Remove a directory. A zombie may still write there; the next vacuum finds what is left."""
+        """Delete a directory. A zombie may still write there. The next vacuum deletes those files."""
         shutil.rmtree(self._directory(prefix), ignore_errors=True)
 
 
@@ -101,43 +102,43 @@ def _sync(path: str) -> None:
 
 
 class S3Dataset(S3Store):
-    """Data files in a bucket. Reading and deleting may be repeated, so boto3's own retries are on."""
+    """Data files in a bucket. Reads and deletes are idempotent, so this class enables boto3's own retries."""
 
     @cached_property
     def _client(self) -> Any:
         return self._given or client(self._access, attempts=_ATTEMPTS)
 
     def engine_path(self, key: str) -> str:
-        """A path of Hadoop's S3A file system."""
+        """Return a path for Hadoop's S3A file system."""
         return f"s3a://{self.bucket}/{self.prefix}{key.rstrip('/')}"
 
     def open(self, stat: ObjectStat) -> BinaryIO:
-        """By ranged reads, the end first: footers lie there."""
+        """Open an object for ranged reads. The first read near the end caches the tail, which contains the footer."""
         return cast(BinaryIO, io.BufferedReader(_S3File(self, stat), _BLOCK_BYTES))
 
     def directories(self, prefix: str) -> list[str]:
-        """Common prefixes, those of unfinished uploads included."""
-        place = self.prefix + prefix
+        """Return common prefixes, including those of unfinished multipart uploads."""
+        location = self.prefix + prefix
         found: set[str] = set()
         for method in ("list_objects_v2", "list_multipart_uploads"):
-            for page in self._pages(method, Prefix=place, Delimiter="/"):
-                found |= {item["Prefix"][len(place) :].rstrip("/") for item in page.get("CommonPrefixes", [])}
+            for page in self._pages(method, Prefix=location, Delimiter="/"):
+                found |= {item["Prefix"][len(location) :].rstrip("/") for item in page.get("CommonPrefixes", [])}
         return sorted(found)
 
     def make_durable(self, keys: Iterable[str], prefix: str) -> None:
-        """S3 answers only what is durable."""
+        """Do nothing: S3 acknowledges a write only when it is durable."""
 
     def remove_tree(self, prefix: str) -> None:
-        """Delete objects, and end the uploads that nobody will finish: they cost money and no listing of objects shows them."""
+        """Delete objects, and abort unfinished multipart uploads. These cost money and do not appear in listings of objects."""
         for page in self._pages("list_multipart_uploads", Prefix=self._name(prefix)):
             for upload in page.get("Uploads", []):
                 self._end(upload["Key"], upload["UploadId"])
         for stat in list(self.list(prefix)):
-            if keys.is_relative(stat.key.removesuffix("/")):  # what no writer made is not ours to delete
+            if keys.is_relative(stat.key.removesuffix("/")):  # No writer created any other key.
                 self.delete(stat.key)
 
     def read_range(self, key: str, start: int, end: int) -> bytes:
-        """Bytes ``[start, end)`` of an object that is there."""
+        """Return the bytes ``[start, end)`` of an existing object."""
         answer = self._ask("get_object", Key=self._name(key), Range=f"bytes={start}-{end - 1}")
         try:
             data: bytes = answer["Body"].read()
@@ -149,7 +150,7 @@ class S3Dataset(S3Store):
         try:
             self._client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload_id)
         except Exception as error:
-            if not is_missing(error):  # somebody else ended it
+            if not is_missing(error):  # Another process aborted it.
                 raise self._translated(error, key) from error
 
     def _pages(self, method: str, **request: Any) -> Iterable[Any]:
@@ -166,7 +167,7 @@ class S3Dataset(S3Store):
 
 
 class _S3File(io.RawIOBase):
-    """An object as a file. Its last bytes are read once and kept."""
+    """An object as a raw file. It caches the last bytes of the object."""
 
     def __init__(self, dataset: S3Dataset, stat: ObjectStat) -> None:
         self._dataset = dataset
@@ -206,10 +207,10 @@ class _S3File(io.RawIOBase):
 
 def open_dataset(url: str) -> Dataset:
     """
-    The dataset at a place. No request is sent.
+    Open the dataset at a location. Sends no request.
 
     :param url: ``s3://bucket/prefix``, ``file:///path`` or an absolute path
-    :raises InvalidError: a place of another kind
+    :raises InvalidError: data files cannot be stored at this kind of location
     """
     scheme, rest = split_url(url)
     if scheme == "file":
@@ -218,7 +219,7 @@ def open_dataset(url: str) -> Dataset:
         bucket, _, prefix = rest.partition("/")
         return S3Dataset(bucket, prefix)
     raise InvalidError(
-        "data files cannot lie at a place of this kind",
+        "data files cannot lie at a location of this kind",
         given=url,
         accepted=["/path", "file:///path", "s3://bucket/prefix"],
     )

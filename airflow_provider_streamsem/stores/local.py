@@ -1,14 +1,14 @@
 """
 A store in a directory of a local or mounted POSIX file system.
 
-An object is written to a name of its own, synced, and linked to its key: a link either makes the whole object visible or fails because the key is there,
-so no torn entry is ever visible and at most one creator wins. The directory is synced after it.
+The store writes an object to a temporary file, syncs it, and hard-links it to its key. The link either makes the complete object visible or fails because the
+key exists. A torn entry is therefore never visible, and at most one create succeeds. The store then syncs the directory.
 
-Symbolic links below the root are neither listed, read nor deleted through: whoever may write below the root would reach any file of the machine by them.
-A process that replaces a directory by a link between the check and the use can still lead one request out of the root.
+The store does not list, read or delete through symbolic links below the root. Otherwise, any user with write access below the root could reach every file of
+the machine. One race remains. A process that replaces a directory with a link between the check and the use can redirect one request out of the root.
 
-Known limitation: the file system must have hard links and an atomic ``link`` (most have; some network mounts and FUSE mounts of object stores do not):
-``streamsem doctor`` finds out.
+Known limitation: the file system must support hard links with an atomic ``link``. Most do. Some network mounts and FUSE mounts of object stores do not.
+``streamsem doctor`` detects them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class LocalStore:
     """
     Objects as files below ``root``.
 
-    Files and directories get the modes of the process's umask, and none for other users than the owner and the group: a log holds quarantined records.
+    Files and directories get the modes of the process's umask, but never grant access to other users than owner and group. A log contains quarantined records.
 
-    :param root: an absolute path; made on the first create. It may be a symbolic link itself
-    :param follows_links: whether a link to a file counts as that file: for files that others put there
+    :param root: an absolute path, which may itself be a symbolic link. The first create makes the directory
+    :param follows_links: whether a symbolic link to a file counts as that file. Enable it for files that other programs create
     """
 
     _other_users = 0o000
@@ -56,11 +56,11 @@ class LocalStore:
         self.follows_links = follows_links
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write to a name of its own, sync, link, sync the directory."""
+        """Write a temporary file, sync it, link it to the key, and sync the directory."""
         path = self._path(key)
         directory = os.path.dirname(path)
         if os.path.lexists(path):
-            self._sync_directory(directory)  # its creator may have died before its own sync
+            self._sync_directory(directory)  # Its creator may have died before this sync.
             return False
         partial = os.path.join(directory, _PARTIAL + SYSTEM_CLOCK.new_id())
         try:
@@ -87,7 +87,7 @@ class LocalStore:
         return os.open(path, flags, 0o660 | (self._other_users & 0o006))
 
     def read(self, key: str) -> bytes | None:
-        """The file's bytes, or ``None``."""
+        """Return the bytes of the file, or ``None``."""
         try:
             with open(self._path(key), "rb", opener=self._opener) as file:
                 return file.read()
@@ -97,7 +97,7 @@ class LocalStore:
             raise self._translated(error, key) from error
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Files in the order of their keys, as a walk that opens one directory at a time."""
+        """List files in the order of their keys. The walk opens one directory at a time."""
         directory = prefix.rpartition("/")[0]
         found = self._walk(directory + "/" if directory else "", prefix, start_after)
         for count, stat in enumerate(found):
@@ -106,7 +106,7 @@ class LocalStore:
             yield stat
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Size and mtime, or ``None``."""
+        """Return size and mtime, or ``None``."""
         try:
             status = os.stat(self._path(key), follow_symlinks=self.follows_links)
         except (FileNotFoundError, NotADirectoryError):
@@ -118,7 +118,7 @@ class LocalStore:
         return ObjectStat(key=key, bytes=status.st_size, etag="", mtime_ns=status.st_mtime_ns)
 
     def delete(self, key: str) -> None:
-        """Remove the file, and its directory where that leaves it empty."""
+        """Delete the file, and its parent directories that become empty."""
         path = self._path(key)
         try:
             os.unlink(path)
@@ -133,7 +133,7 @@ class LocalStore:
     def _walk(self, directory: str, prefix: str, start_after: str) -> Iterator[ObjectStat]:
         try:
             with os.scandir(self._directory(directory)) as entries:
-                # A directory sorts as its name with "/": "a-b" before "a/b", as in an object store.
+                # A directory sorts by its name with a trailing "/", as in an object store: "a-b" before "a/b".
                 found = {
                     directory + name: entry
                     for entry in entries
@@ -162,26 +162,26 @@ class LocalStore:
         return ObjectStat(key=key, bytes=status.st_size, etag="", mtime_ns=status.st_mtime_ns)
 
     def _path(self, key: str) -> str:
-        """The file of a key, in a directory that no link leads to."""
+        """Return the path of a key whose directory is not reached through a symbolic link."""
         directory, _, name = checked_key(key).rpartition("/")
         return os.path.join(self._directory(directory), name)
 
     def _directory(self, prefix: str) -> str:
         """
-        The directory of a prefix.
+        Return the directory of a prefix.
 
-        :raises StoreRefusedError: a part of it below the root is a symbolic link
+        :raises StoreRefusedError: a path segment below the root is a symbolic link
         """
         path = self.root
         for part in filter(None, prefix.split("/")):
             path = os.path.join(path, checked_key(part))
             if os.path.islink(path):
                 what = "a symbolic link below the root is not followed; nothing was read, written or deleted through it"
-                raise StoreRefusedError(what, place=self.root, link=path)
+                raise StoreRefusedError(what, location=self.root, link=path)
         return path
 
     def _opener(self, path: str, flags: int) -> int:
-        # A pipe in an object's place would wait for its writer for ever.
+        # Without O_NONBLOCK, opening a named pipe at the path of an object would block until a writer opens it.
         return os.open(path, flags | os.O_NONBLOCK | (0 if self.follows_links else os.O_NOFOLLOW))
 
     def _make_directories(self, directory: str) -> None:
@@ -198,7 +198,7 @@ class LocalStore:
             self._sync_directory(os.path.dirname(path))
 
     def _sync_directory(self, directory: str) -> None:
-        # A failed sync means that the link may not survive a power cut: applied, but not known to be durable. Sending again finds it.
+        # If the sync fails, the link exists but may not survive a power failure. A retry finds the object and syncs the directory again.
         try:
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -227,7 +227,7 @@ class LocalStore:
         if error.errno in _REFUSED:
             return StoreRefusedError(
                 "the file system refused a request; the object was not written",
-                place=self.root,
+                location=self.root,
                 key=key,
                 errno=errno.errorcode[error.errno],
             )
@@ -236,9 +236,10 @@ class LocalStore:
 
 def _listed_name(entry: os.DirEntry[str], *, follows_links: bool) -> str:
     """
-    An entry's name, with "/" for a directory; "" for what is no object: half-written files, sockets, pipes, and links.
+    Return the name of a directory entry, with a trailing "/" for a directory. Returns "" for entries that are not objects: temporary files, sockets, pipes,
+    links.
 
-    A link to a directory is never followed: beside its target it would show each file twice, and upwards for ever.
+    The store never follows a link to a directory. A link to a sibling directory would list each file twice, and a link to a parent directory would never end.
     """
     if entry.is_dir(follow_symlinks=False):
         return entry.name + "/"
@@ -247,7 +248,7 @@ def _listed_name(entry: os.DirEntry[str], *, follows_links: bool) -> str:
 
 
 def process_umask() -> int:
-    """The umask of this process. Linux tells it; elsewhere it can only be read by setting it."""
+    """Return the umask of this process. Linux reports it in ``/proc``. On other systems a process can read its umask only by setting it."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
             return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
@@ -258,7 +259,11 @@ def process_umask() -> int:
 
 
 def open_local_store(path: str) -> LocalStore:
-    """The store below an absolute path."""
+    """
+    Open the store below an absolute path.
+
+    :raises InvalidError: the path is ``/``
+    """
     if path == "/":
         raise InvalidError("the root of the file system cannot be a store", given=path)
     return LocalStore(path)

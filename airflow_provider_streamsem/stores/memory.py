@@ -1,4 +1,4 @@
-"""A store in this process's memory, for tests. ``memory://name`` opens the same store everywhere in the process."""
+"""A store in the memory of this process, for tests. ``memory://name`` opens the same store everywhere in the process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from airflow_provider_streamsem.stores.contract import ObjectStat
 
 class MemoryStore:
     """
-    Sorted keys in memory; each call is atomic.
+    Sorted keys in memory. Each call is atomic.
 
-    :param objects: what it holds from the start
+    :param objects: initial objects
     """
 
     def __init__(self, url: str = "memory://", objects: Mapping[str, bytes] | None = None) -> None:
@@ -24,7 +24,7 @@ class MemoryStore:
         self._lock = Lock()
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write if absent."""
+        """Write the object if the key is absent."""
         with self._lock:
             if key in self._objects:
                 return False
@@ -32,11 +32,11 @@ class MemoryStore:
             return True
 
     def read(self, key: str) -> bytes | None:
-        """The bytes, or ``None``."""
+        """Return the bytes, or ``None``."""
         return self._objects.get(key)
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Objects in order of their keys."""
+        """List objects in the order of their keys."""
         with self._lock:
             found: list[ObjectStat] = []
             for key in self._objects.irange(minimum=max(prefix, start_after)):
@@ -47,11 +47,11 @@ class MemoryStore:
         return iter(found)
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Size and identity, or ``None``."""
+        """Return size and identity, or ``None``."""
         return self._stat(key) if key in self._objects else None
 
     def delete(self, key: str) -> None:
-        """Remove."""
+        """Delete the object."""
         with self._lock:
             self._objects.pop(key, None)
 
@@ -66,5 +66,5 @@ _OPENED: dict[str, MemoryStore] = {}
 
 
 def open_memory_store(name: str) -> MemoryStore:
-    """The store of this name in this process; made where there is none."""
+    """Return the store of this name in this process. Creates it if it does not exist."""
     return _OPENED.setdefault(name, MemoryStore(f"memory://{name}"))

@@ -1,4 +1,4 @@
-"""A part of a store: all keys under one prefix."""
+"""A view of a store that contains all keys under one prefix."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from airflow_provider_streamsem.stores.contract import ObjectStat, Store
 
 class PrefixStore:
     """
-    Keys below ``prefix`` of another store, named without it.
+    Keys below ``prefix`` of another store, addressed without the prefix.
 
-    :param prefix: ends with ``/``
+    :param prefix: must end with ``/``
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -25,20 +25,20 @@ class PrefixStore:
         return self._store.create(self._prefix + key, data)
 
     def read(self, key: str) -> bytes | None:
-        """The bytes of an object, or ``None``."""
+        """Return the bytes of an object, or ``None``."""
         return self._store.read(self._prefix + key)
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """The objects under a prefix, in order of their keys."""
+        """List the objects under a prefix in the order of their keys."""
         after = self._prefix + start_after if start_after else ""
         for stat in self._store.list(self._prefix + prefix, limit, after):
             yield replace(stat, key=stat.key.removeprefix(self._prefix))
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Size and identity of an object, or ``None``."""
+        """Return size and identity of an object, or ``None``."""
         found = self._store.stat(self._prefix + key)
         return None if found is None else replace(found, key=key)
 
     def delete(self, key: str) -> None:
-        """Remove an object."""
+        """Delete an object."""
         self._store.delete(self._prefix + key)

@@ -1,9 +1,12 @@
 """
-A store in an S3 bucket, by conditional writes (``If-None-Match: *``).
+A store in an S3 bucket that uses conditional writes (``If-None-Match: *``).
 
-boto3's own retries are off: a retried create would come back as 412 and hide that the first sending was applied. Credentials, region and endpoint come from
-an :class:`S3Access` that is in force, and what it leaves open from boto3's default chain (``AWS_*`` variables, profile, instance role). AWS S3
-documentation, conditional writes: 412 means that the key exists, 409 that a conflicting request was under way and nothing is decided.
+boto3's own retries are disabled. A retried create would return 412 and hide that the first request was applied.
+
+Credentials, region and endpoint come from the active :class:`S3Access`. Values that it does not set come from boto3's default chain (``AWS_*`` variables,
+profile, instance role).
+
+AWS S3 documentation, conditional writes: 412 means that the key exists. 409 means that a conflicting request was in progress, and the result is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ _REFUSED_STATUS = {400, 401, 403, 404, 405, 411, 413, 501}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Access:
-    """How S3 is reached. What is ``None`` is left to boto3's default chain. Its ``repr`` shows no secret."""
+    """Credentials, region and endpoint for S3. boto3's default chain supplies the values that are ``None``. The ``repr`` contains no secret."""
 
     endpoint_url: str | None = None
     region_name: str | None = None
@@ -44,7 +47,7 @@ _ACCESS: ContextVar[S3Access] = ContextVar("streamsem_s3_access", default=_DEFAU
 
 @contextmanager
 def reached_by(access: S3Access) -> Iterator[None]:
-    """Reach S3 so while the block runs: logs, datasets, and the files that Spark reads and writes."""
+    """Make ``access`` the active access within the block, for logs, datasets, and the files that Spark reads and writes."""
     token = _ACCESS.set(access)
     try:
         yield
@@ -53,7 +56,7 @@ def reached_by(access: S3Access) -> Iterator[None]:
 
 
 def access() -> S3Access:
-    """What is in force."""
+    """Return the active access."""
     return _ACCESS.get()
 
 
@@ -61,9 +64,9 @@ class S3Store:
     """
     Objects below a prefix of a bucket.
 
-    :param bucket: its name
-    :param prefix: ``""`` or a path without a slash at its end
-    :param client: a boto3 S3 client, for tests; default: one of boto3's default chain, made at the first request
+    :param bucket: name of the bucket
+    :param prefix: ``""`` or a path without a trailing slash
+    :param client: a boto3 S3 client, for tests. By default, the first request creates a client for the access that was active at construction
     """
 
     def __init__(self, bucket: str, prefix: str, client: Any = None) -> None:
@@ -71,14 +74,14 @@ class S3Store:
         self.prefix = prefix + "/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self._given = client
-        self._access = access()  # requests may come from other threads, where another one is in force
+        self._access = access()  # Requests may run in other threads, whose active access differs.
 
     @cached_property
     def _client(self) -> Any:
         return self._given or client(self._access, attempts=1)
 
     def create(self, key: str, data: bytes) -> bool:
-        """PUT with ``If-None-Match: *``; 412 is ``False``."""
+        """Send PUT with ``If-None-Match: *``. Returns ``False`` on 412."""
         name = self._name(key)
         try:
             self._client.put_object(
@@ -91,7 +94,7 @@ class S3Store:
         return True
 
     def read(self, key: str) -> bytes | None:
-        """GET; 404 is ``None``."""
+        """Send GET. Returns ``None`` on 404."""
         name = self._name(key)
         try:
             data: bytes = self._client.get_object(Bucket=self.bucket, Key=name)["Body"].read()
@@ -102,7 +105,7 @@ class S3Store:
         return data
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """ListObjectsV2, page by page."""
+        """Send ListObjectsV2 for one page at a time."""
         request: dict[str, Any] = {"Bucket": self.bucket, "Prefix": self.prefix + prefix}
         if start_after:
             request["StartAfter"] = self.prefix + start_after
@@ -125,7 +128,7 @@ class S3Store:
             left = None if left is None else left - len(page.get("Contents", []))
 
     def stat(self, key: str) -> ObjectStat | None:
-        """HEAD; 404 is ``None``."""
+        """Send HEAD. Returns ``None`` on 404."""
         name = self._name(key)
         try:
             item = self._client.head_object(Bucket=self.bucket, Key=name)
@@ -141,7 +144,7 @@ class S3Store:
         )
 
     def delete(self, key: str) -> None:
-        """DELETE."""
+        """Send DELETE."""
         name = self._name(key)
         try:
             self._client.delete_object(Bucket=self.bucket, Key=name)
@@ -149,12 +152,12 @@ class S3Store:
             raise self._translated(error, key) from error
 
     def _name(self, key: str) -> str:
-        """The object's name in the bucket. What S3A leaves for a directory ends with a slash."""
+        """Return the object's name in the bucket. Directory markers of S3A end with a slash."""
         checked_key(key.removesuffix("/"))
         return self.prefix + key
 
     def _translated(self, error: Exception, key: str) -> Exception:
-        """What a failed request means to the caller. Anything but a clear refusal is unknown."""
+        """Return the exception to raise for a failed request. An error that is not a definite refusal becomes :class:`UnknownAnswerError`."""
         from botocore.exceptions import (
             ClientError,
             ConnectionError,
@@ -168,7 +171,7 @@ class S3Store:
         if isinstance(error, (NoCredentialsError, NoRegionError, PartialCredentialsError)):
             return StoreRefusedError(
                 "the process has no complete credentials or region for S3; nothing was sent",
-                place=self.url,
+                location=self.url,
                 problem=type(error).__name__,
             ).advising(
                 "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION for the process, or name a connection of type streamsem by "
@@ -177,33 +180,37 @@ class S3Store:
         if _code(error) == "NoSuchBucket":
             return StoreRefusedError(
                 "the S3 bucket does not exist; nothing was written",
-                place=self.url,
+                location=self.url,
                 endpoint=self._client.meta.endpoint_url,
                 code="NoSuchBucket",
-            ).advising("create the bucket, or correct the place and the endpoint; then run again.")
+            ).advising("create the bucket, or correct the location and the endpoint; then run again.")
         if isinstance(error, ClientError):
             if _status(error) in _REFUSED_STATUS and _code(error) not in _PASSING:
                 return StoreRefusedError(
                     "S3 refused a request; the object was not written",
-                    place=self.url,
+                    location=self.url,
                     key=key,
                     status=_status(error),
                     code=_code(error),
                 )
-            return UnknownAnswerError(key, place=self.url, status=_status(error), code=_code(error))
+            return UnknownAnswerError(key, location=self.url, status=_status(error), code=_code(error))
         if isinstance(error, (ConnectionError, HTTPClientError, ResponseStreamingError, OSError)):
             endpoint = self._client.meta.endpoint_url
-            return UnknownAnswerError(key, place=self.url, endpoint=endpoint, problem=type(error).__name__)
+            return UnknownAnswerError(key, location=self.url, endpoint=endpoint, problem=type(error).__name__)
         return error
 
 
 def client(given: S3Access, *, attempts: int) -> Any:
-    """A boto3 S3 client; one for each way of asking, since making one takes longer than many requests."""
+    """
+    Return a cached boto3 S3 client. Creating a client takes longer than many requests.
+
+    :param attempts: total attempts per request, including the first
+    """
     return _client(attempts, os.getpid(), _surroundings(), given)
 
 
 def session(given: S3Access) -> Any:
-    """A boto3 session of this access; the same one again while the process and its ``AWS_*`` variables stay."""
+    """Return a boto3 session for an access. The session is cached per process and per set of ``AWS_*`` variables."""
     return _session(os.getpid(), _surroundings(), given)
 
 
@@ -240,9 +247,9 @@ def _session(process: int, surroundings: tuple[tuple[str, str], ...], given: S3A
 
 def resolved() -> S3Access:
     """
-    The access that is in force with everything that boto3's default chain adds, as it is now: for libraries that reach S3 without boto3.
+    Return the active access, completed with the current values of boto3's default chain. For libraries that access S3 without boto3.
 
-    Temporary credentials are a copy: ask again for each use.
+    Temporary credentials are a copy and expire. Call this function again for each use.
     """
     given = access()
     reached = client(given, attempts=1)
@@ -259,7 +266,7 @@ def resolved() -> S3Access:
 
 
 def is_missing(error: Exception) -> bool:
-    """Whether S3 said that what was asked for is not there."""
+    """Whether S3 reported that the object or upload does not exist."""
     return _code(error) in _MISSING
 
 
@@ -272,7 +279,11 @@ def _code(error: Exception) -> str:
 
 
 def open_s3_store(rest: str) -> S3Store:
-    """The store of ``bucket/prefix``."""
+    """
+    Open the store of ``bucket/prefix``.
+
+    :raises InvalidError: the prefix contains an empty path segment
+    """
     bucket, _, prefix = rest.partition("/")
     if "//" in prefix:
         raise InvalidError("an S3 prefix must not hold an empty part", given=rest)

@@ -1,5 +1,8 @@
 """
-For tests of pipelines and DAGs: fixtures of pytest (:mod:`plugin`), a harness and a crash matrix for one's own (:mod:`harness`, :mod:`dag_harness`).
+Tools for tests.
 
-For tests of what lies below: stores that fail on demand, a clock by hand, an engine without Spark, an S3 server, conformance suites.
+For tests of pipelines and DAGs: pytest fixtures (:mod:`plugin`), and harnesses with a crash matrix for user pipelines and DAGs (:mod:`harness`,
+:mod:`dag_harness`).
+
+For tests of lower layers: stores that fail on demand, a manual clock, an engine without Spark, an S3 server and conformance suites.
 """

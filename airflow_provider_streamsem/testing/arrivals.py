@@ -1,4 +1,4 @@
-"""Rows that a test gives, as files of a source that stands in for the pipeline's own."""
+"""Writes the rows of a test as files, and provides a source that replaces the pipeline's own source and reads them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.connectors.contract import Source
+from airflow_provider_streamsem.connectors.files.source import FilesSource
+from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.sources.contract import Source
-from airflow_provider_streamsem.sources.files import FilesSource
-from airflow_provider_streamsem.sources.kafka import KafkaSource
 from airflow_provider_streamsem.testing import messages
 from airflow_provider_streamsem.testing.lines import csv_line, json_line
 
@@ -23,58 +23,60 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = Iterable[Any]
 """
-One batch: rows, or a DataFrame (of Spark, pandas, Polars or pyarrow). A mapping is a row as the transform gets it; ``str`` and ``bytes`` are a record as it
-lies in the source, before it is parsed.
+One batch: rows, or a DataFrame (of Spark, pandas, Polars or pyarrow). A mapping is a row as the transform receives it. ``str`` and ``bytes`` are a raw record
+as stored in the source, before parsing.
 """
 _FIRST_MTIME_NS = 1_767_225_600_000_000_000
 
 
 class Arrivals:
     """
-    A directory of files, one for each batch that a test gives, and the source that reads it instead of the pipeline's own.
+    A directory with one file per batch of a test, and the source that reads it in place of the pipeline's own source.
 
-    * Files of JSON lines, CSV or text are read by the pipeline's source itself, at another place: options, schema and quarantine are its own.
-    * Messages are decoded by the pipeline's Kafka source (:class:`messages.GivenMessages`).
-    * Of Parquet, ORC and sources of other kinds there are no raw records: rows are typed columns.
+    * For files of JSON lines, CSV or text, the pipeline's own source reads the directory. Only its location is replaced, so its options, schema and
+      quarantine apply.
+    * For Kafka, the pipeline's source decodes the messages (:class:`messages.GivenMessages`).
+    * Parquet, ORC and sources of other types have no raw records. Rows are typed columns.
 
-    :param source: the pipeline's own
-    :param place: a directory that is not there yet
-    :param spark: needed by all but JSON lines
-    :attr source: what stands in for it
-    :attr loads: what the engine loads the records by, where that is not :attr:`source`
+    :param source: the pipeline's own source
+    :param location: a directory that does not exist yet
+    :param spark: required for all formats except JSON lines
+    :attr source: the source that replaces the pipeline's own
+    :attr loads: the source from which the engine loads the records, if it is not :attr:`source`; otherwise ``None``
+    :raises InvalidError: the source requires Spark, and ``spark`` is ``None``
     """
 
-    def __init__(self, source: Source, place: Path, spark: SparkSession | None) -> None:
+    def __init__(self, source: Source, location: Path, spark: SparkSession | None) -> None:
         self._spark = spark
-        self._place = place
+        self._location = location
         self._files = 0
         self._line: Callable[[Any], str | bytes] | None = None
         self.loads: Any = None
         if isinstance(source, KafkaSource):
-            self.source = FilesSource(path=str(place), format="json", schema=messages.COLUMNS)
-            self.loads = messages.GivenMessages(source, str(place))
+            self.source = FilesSource(path=str(location), format="json", schema=messages.COLUMNS)
+            self.loads = messages.GivenMessages(source, str(location))
             self._line = messages.Messages(source).line
         elif isinstance(source, FilesSource):
-            self.source = dataclasses.replace(source, path=str(place), glob="*", start_after="", lookback_days=0)
+            self.source = dataclasses.replace(source, path=str(location), glob="*", start_after="", lookback_days=0)
             self._line = self._record if source.format in ("csv", "json", "text") else None
         else:
-            self.source = FilesSource(path=str(place), format="parquet")
+            self.source = FilesSource(path=str(location), format="parquet")
         if spark is None and (self.loads is not None or self.source.format != "json"):
             raise InvalidError(
                 "without Spark only files of JSON lines can be read", source=type(source).__name__, accepted="spark="
             )
-        place.mkdir(parents=True)
+        location.mkdir(parents=True)
 
     def add(self, rows: Rows) -> None:
         """
-        Put one batch there, as a file that is newer than all before.
+        Add one batch as a file with a later modification time than all earlier files.
 
-        :raises InvalidError: the source could not hold such a row; nothing was put there
+        :raises InvalidError: the source cannot contain such a row. No file was added
         """
         if isinstance(rows, (Mapping, str, bytes)):
             raise InvalidError("a batch must be a list of rows, or a DataFrame", given=type(rows).__name__)
-        path = self._place / f"{self._files:05d}.{self.source.format}"
-        unfinished = self._place / f"_{path.name}"
+        path = self._location / f"{self._files:05d}.{self.source.format}"
+        unfinished = self._location / f"_{path.name}"
         if self._line is None:
             self._write_columns(unfinished, rows)
         else:
@@ -92,7 +94,7 @@ class Arrivals:
         return [csv_line({name: name for name in self._columns}, self._columns, self.source.options).encode()]
 
     def _record(self, row: Any) -> str | bytes:
-        """A record of a text file."""
+        """Return the text of one record of a text format."""
         if isinstance(row, (str, bytes)):
             return row
         if not isinstance(row, Mapping):
@@ -106,7 +108,7 @@ class Arrivals:
         return csv_line(row, self._columns, self.source.options)
 
     def _write_columns(self, path: Path, rows: Rows) -> None:
-        """One file of Parquet or ORC, by Spark's own writer."""
+        """Write one Parquet or ORC file with Spark's own writer."""
         assert self._spark is not None
         frame: Any = rows
         if not hasattr(rows, "toArrow"):
@@ -118,7 +120,7 @@ class Arrivals:
                 if self.source.schema is not None:
                     arguments.known_keys("a row", row, self._columns)
             frame = self._spark.createDataFrame(given, self.source.schema)
-        elif self.source.schema is not None:  # a file lacks no column of the schema: the source would refuse it
+        elif self.source.schema is not None:  # the source refuses files that lack a column of the schema
             from pyspark.sql import functions as F
             from pyspark.sql.types import StructType
 
@@ -132,16 +134,16 @@ class Arrivals:
 
     @cached_property
     def _columns(self) -> list[str]:
-        """The names of the source's columns."""
+        """The column names of the source."""
         if self.source.format == "text":
             return ["value"]
-        from airflow_provider_streamsem.sources import parsing
+        from airflow_provider_streamsem.connectors.parsing import json_text as parsing
 
         return [f.name for f in parsing.struct(self.source.schema or "", "source files").fields]
 
 
 def _rows(rows: Rows) -> Iterator[Any]:
-    """Rows one by one; those of a DataFrame as mappings."""
+    """Iterate over rows. The rows of a DataFrame become mappings."""
     table: Any = rows
     if hasattr(rows, "toArrow"):
         table = rows.toArrow()

@@ -1,4 +1,4 @@
-"""A pipeline put on a log and datasets of a test's own, and what it committed there."""
+"""Runs a pipeline on a log and datasets of a test, and reads what it committed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_streamsem.batch.pipeline import Pipeline
-from airflow_provider_streamsem.batch.result import RunResult
-from airflow_provider_streamsem.batch.run import run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.engines.contract import Engine
-from airflow_provider_streamsem.engines.spark import SparkEngine
+from airflow_provider_streamsem.connectors.contract import Limits, Sink
+from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.result import RunResult
+from airflow_provider_streamsem.pipeline.run import run_batch
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.readers.spark import read_committed
 from airflow_provider_streamsem.readers.verify import verify
-from airflow_provider_streamsem.sinks.contract import Sink
-from airflow_provider_streamsem.sources.contract import Limits
+from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.testing.arrivals import Arrivals
 from airflow_provider_streamsem.testing.crash_matrix import Output, multiset
@@ -34,10 +33,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
     """
-    What versions above ``since`` made visible, as readers of the log see it.
+    The rows and records that versions above ``since`` made visible, as readers of the log see them.
 
-    :param log: the log, to read anything else of it
-    :param spark: the session to read with; ``None``: files of JSON lines are read without one
+    :param log: the log, for all other reads
+    :param since: exclusive lower bound of the versions
+    :param spark: the session for reading; with ``None``, files of JSON lines are read without Spark
     """
 
     log: CommittedLog
@@ -46,21 +46,24 @@ class Committed:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Rows by name: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``."""
+        """Row counts by name: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``."""
         now, before = self.log.view().counts, self.log.view(version=self.since).counts
         return {name: count - before.get(name, 0) for name, count in now.items()}
 
     @property
     def quarantined(self) -> list[dict[str, Any]]:
-        """The records that could not be parsed: ``raw``, ``error`` and where each lay (files: ``path``; Kafka: ``topic``, ``partition``, ``offset``)."""
+        """
+        The records that could not be parsed: ``raw``, ``error`` and the location of each in the source (files: ``path``; Kafka: ``topic``, ``partition``,
+        ``offset``).
+        """
         return [*self.log.quarantined(since=self.since)]
 
     def rows(self, sink: str | None = None) -> list[dict[str, Any]]:
         """
-        The rows of one sink, in no order. Times are in UTC.
+        Return the rows of one sink, in no particular order. Times are in UTC.
 
-        :param sink: needed where the pipeline has several
-        :raises InvalidError: no such sink, or none named
+        :param sink: name of the sink; required if the pipeline has several
+        :raises InvalidError: there is no such sink, or the pipeline has several and none was named
         """
         if self.spark is None:
             files = self.log.files(since=self.since, sink=sink)
@@ -70,9 +73,10 @@ class Committed:
 
     def frame(self, sink: str | None = None) -> DataFrame:
         """
-        The rows of one sink as a Spark DataFrame.
+        Return the rows of one sink as a Spark DataFrame.
 
-        :raises InvalidError: there is no Spark; or nothing was ever committed, so that the columns are not known
+        :param sink: name of the sink; required if the pipeline has several
+        :raises InvalidError: there is no Spark session, or nothing was committed yet, so the columns are unknown
         """
         if self.spark is None:
             raise InvalidError("this harness runs without Spark", accepted="rows()")
@@ -82,11 +86,11 @@ class Committed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """
-    A pipeline with its places replaced; all else is as it was given.
+    A pipeline with replaced locations and limits. See :func:`bench`.
 
-    :param pipeline: as it runs here
-    :param arrivals: what its source reads
-    :param spark: ``None``: :class:`RowsEngine`
+    :param pipeline: the pipeline as it runs in the test
+    :param arrivals: the input of its source
+    :param spark: the session to run in; with ``None``, :class:`RowsEngine` runs the pipeline
     """
 
     pipeline: Pipeline
@@ -94,26 +98,26 @@ class Bench:
     spark: SparkSession | None
 
     def engine(self, step: Callable[[str], object], spark_engine: Engine | None = None) -> Engine:
-        """The engine, whose steps are told; on Spark by ``spark_engine`` where one is given."""
+        """Return an engine that reports its steps to ``step``. With Spark, ``spark_engine`` stages the attempts if it is given."""
         if self.spark is None:
             return RowsEngine(step)
         return SteppedEngine(spark_engine or SparkEngine(), step, self.arrivals.loads)
 
     def run(self, run_key: str, step: Callable[[str], object]) -> RunResult:
-        """Run the pipeline on all that arrived, batch by batch."""
+        """Run the pipeline on all batches that were added, one version per batch."""
         log = CommitLog(SteppedStore(open_store(self.pipeline.log), step))
         return run_batch(self.pipeline, run_key=run_key, drain=True, engine=self.engine(step), log=log)
 
     def head(self) -> int:
-        """The newest closed version; -1 before the first."""
+        """Return the newest closed version; -1 before the first."""
         return -1 if open_commit_log(self.pipeline.log).read_pipeline() is None else open_log(self.pipeline.log).head
 
     def committed(self, since: int = -1) -> Committed:
-        """What became visible by versions above this one."""
+        """Return what the versions above ``since`` made visible."""
         return Committed(log=open_log(self.pipeline.log), since=since, spark=self.spark)
 
     def output(self, ignore: Collection[str] = ()) -> Output:
-        """All that is visible, to be compared; columns of rows that are named in ``ignore`` are left out."""
+        """Return all visible output for a comparison, without the row columns that ``ignore`` names."""
         committed = self.committed()
         rows = {
             f"rows of {name}": multiset(
@@ -131,25 +135,25 @@ class Bench:
         }
 
 
-def bench(original: Pipeline, arrivals: Arrivals, *, place: Path, log: str, spark: SparkSession | None) -> Bench:
+def bench(original: Pipeline, arrivals: Arrivals, *, location: Path, log: str, spark: SparkSession | None) -> Bench:
     """
-    Put a pipeline elsewhere: the source that stands in for its own, a log at ``log``, a dataset for each sink below ``place``.
+    Move a pipeline to locations of a test: the source of ``arrivals``, a log at ``log``, and a dataset below ``location`` for each sink.
 
-    Batches are cut as they arrived; of the limits only ``max_quarantined`` counts.
+    Each batch that was added becomes one batch of the run. Of the limits, only ``max_quarantined`` applies.
 
-    :raises InvalidError: a sink of a kind that cannot be put elsewhere
+    :raises InvalidError: the location of a sink cannot be replaced
     """
     pipeline = original.replace(
         log=log,
         log_conn_id=None,
         source=arrivals.source,
-        sinks={name: _moved(name, sink, str(place / name)) for name, sink in original.sinks.items()},
+        sinks={name: _moved(name, sink, str(location / name)) for name, sink in original.sinks.items()},
         limits=Limits(max_files=1, max_quarantined=original.limits.max_quarantined),
     )
     return Bench(pipeline=pipeline, arrivals=arrivals, spark=spark)
 
 
-def _moved(name: str, sink: Any, place: str) -> Sink:
+def _moved(name: str, sink: Any, location: str) -> Sink:
     arguments = {f.name for f in dataclasses.fields(sink)} if dataclasses.is_dataclass(sink) else set()
     if "path" not in arguments:
         raise InvalidError(
@@ -158,5 +162,5 @@ def _moved(name: str, sink: Any, place: str) -> Sink:
             given=type(sink).__name__,
             accepted="a copy of the pipeline with a files sink in its stead: pipeline.replace(sinks=...)",
         )
-    moved: Sink = dataclasses.replace(sink, path=place)
+    moved: Sink = dataclasses.replace(sink, path=location)
     return moved

@@ -1,4 +1,4 @@
-"""A clock by hand."""
+"""A manual clock."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from itertools import count
 
 class ManualClock:
     """
-    Time that moves only when it is told to, ids in a row, sleeps that take no time.
+    A clock that advances only through :meth:`sleep`, which returns immediately. Ids are consecutive.
 
-    :param now_ms: where it starts
-    :param name: begins every id, so that two clocks never give the same
+    :param now_ms: initial time in milliseconds
+    :param name: prefix of every id. Clocks with different names never return the same id
     """
 
     def __init__(self, now_ms: int = 1_700_000_000_000, name: str = "id") -> None:
@@ -19,13 +19,13 @@ class ManualClock:
         self._ids = count()
 
     def now_ms(self) -> int:
-        """Where it stands."""
+        """Return the current time in milliseconds."""
         return self._now_ms
 
     def new_id(self) -> str:
-        """The next id."""
+        """Return the next id."""
         return f"{self._name}-{next(self._ids):04d}"
 
     def sleep(self, seconds: float) -> None:
-        """Move on at once."""
+        """Advance the clock without waiting."""
         self._now_ms += int(seconds * 1000)

@@ -1,5 +1,5 @@
 """
-Conformance suites. A store is tested by subclassing a suite in a test module and giving one fixture:
+Conformance suites. To test a store, subclass a suite in a test module and define its fixtures:
 
 .. code-block:: python
 
@@ -8,7 +8,7 @@ Conformance suites. A store is tested by subclassing a suite in a test module an
         def store(self): return MyStore(...)      # empty
 
         @pytest.fixture
-        def fresh(self): return lambda: MyStore(...)   # empty, another at each call
+        def fresh(self): return lambda: MyStore(...)   # empty, a new one at each call
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEYS = st.lists(_PARTS, min_size=1, max_size=3).map("/".join)
 
 
 class StoreContract:
-    """What every store keeps (:class:`airflow_provider_streamsem.stores.contract.Store`)."""
+    """Tests of the contract of every store (:class:`airflow_provider_streamsem.stores.contract.Store`)."""
 
     def test_created_object_is_read_back_whole(self, store: Store) -> None:
         data = bytes(range(256)) * 1000
@@ -109,7 +109,7 @@ class StoreContract:
         assert report.passed, report
         assert [stat.key for stat in store.list("doctor/")] == [report.key]
 
-    # `fresh` makes a store of its own for each example, so a fixture that lives longer than one is what is meant.
+    # Hypothesis rejects function-scoped fixtures, which it does not reset between examples. Here `fresh` returns a new store for each example.
     @settings(
         max_examples=25,
         deadline=None,
@@ -127,7 +127,7 @@ class StoreContract:
         store: Store = fresh()  # type: ignore[operator]
         stored: set[str] = set()
         for key in made:
-            # A file system cannot hold "a" beside "a/b"; the log's keys never do.
+            # A file system cannot store both "a" and "a/b". The log never uses such keys.
             if not any(key.startswith(other + "/") or other.startswith(key + "/") for other in stored):
                 assert store.create(key, b"") == (key not in stored)
                 stored.add(key)

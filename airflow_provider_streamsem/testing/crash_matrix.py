@@ -1,7 +1,7 @@
 """
-A run with a kill at every step, and the retry after it: the output must be that of the run that was left alone.
+Kills a run at every step and retries it. The output must equal that of an undisturbed run.
 
-Steps are enumerated, never sampled: they are counted in the run that was left alone, and a run that does not reach its step is a failure, too.
+The steps are enumerated, never sampled. The undisturbed run determines them, and a run that does not reach its step is a failure too.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
 
 Output: TypeAlias = Mapping[str, object]
-"""What a run left, by name. Multisets (:class:`Counter`) are compared element by element, all else as a whole."""
+"""Output of a run by name. :class:`Counter` values are multisets and compared element by element, all other values as a whole."""
 _SHOWN = 5
 
 
 class Trial(Protocol):
-    """One run at a place of its own, where nobody ran before."""
+    """One run at a new, empty location."""
 
     def run(self, steps: Steps) -> None:
-        """Run, or go on after a death; raises what ``steps`` raises."""
+        """Run, or continue after a kill. Raises what ``steps`` raises."""
         ...
 
     def output(self) -> Output:
-        """What the run left. Asked for once, after the last :meth:`run`."""
+        """Return the output of the run. Called once, after the last :meth:`run`."""
         ...
 
 
 def crash_matrix(trial: Callable[[], Trial]) -> list[str]:
     """
-    Run left alone, twice; then once for each step with a kill there and a retry after it.
+    Run twice undisturbed, then once per step with a kill at that step and a retry.
 
-    :param trial: makes a trial that shares nothing with those before
+    :param trial: creates a trial that shares nothing with earlier trials
     :returns: the names of the steps, in order
-    :raises AssertionError: names each step after which the output differs, what was lost and what was doubled; or two runs differ that nobody disturbed, so
-        that nothing can be said of the others
+    :raises AssertionError: names each step after which the output differs, with lost and duplicated elements. Also raised if the two undisturbed runs differ,
+        because then no other difference is meaningful
     """
     steps, expected = _left_alone(trial())
     _, repeated = _left_alone(trial())
@@ -67,7 +67,7 @@ def _left_alone(trial: Trial) -> tuple[list[str], Output]:
 
 
 def _killed(trial: Trial, at: int, expected: Output) -> tuple[list[str], Exception | None]:
-    """How the output differs after a kill and the retry, in words; and the error that stopped one of them."""
+    """Return the differences of the output after a kill and the retry, as text, and the error that stopped one of the two runs."""
     kill = Steps(at)
     try:
         trial.run(kill)
@@ -86,7 +86,7 @@ def _killed(trial: Trial, at: int, expected: Output) -> tuple[list[str], Excepti
 
 
 def compare(expected: Output, found: Output) -> list[str]:
-    """In words, one entry for each name whose value differs."""
+    """Return one text for each name whose value differs."""
     differences = []
     for name in sorted({*expected, *found}):
         wanted, got = expected.get(name), found.get(name)
@@ -105,7 +105,7 @@ def compare(expected: Output, found: Output) -> list[str]:
 
 
 def multiset(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Rows as text that is equal where they are, and how often each is there."""
+    """Return a multiset of rows: a text that is equal for equal rows → the number of such rows."""
     return Counter(repr({name: row[name] for name in sorted(row)}) for row in rows)
 
 

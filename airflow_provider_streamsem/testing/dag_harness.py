@@ -1,4 +1,4 @@
-"""One's own DAG over rows that a test gives, run and killed in this process: its tasks as they are, its pipelines at places of the test's own."""
+"""Runs and kills a user's DAG in this process. Its tasks run unchanged; its pipelines use rows and locations of the test."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog import log as commit_log
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.engines.contract import Job, Produced
-from airflow_provider_streamsem.engines.spark import SparkEngine
+from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
+from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.stores.contract import Store, open_store
 from airflow_provider_streamsem.testing.arrivals import Arrivals, Rows
 from airflow_provider_streamsem.testing.bench import Bench, Committed, bench
@@ -31,22 +31,23 @@ if TYPE_CHECKING:
 
 class DagHarness:
     """
-    Runs a DAG as ``dag.test()`` does, in this process, its pipelines over rows that a test gives.
+    Runs a DAG in this process, as ``dag.test()`` does, with its pipelines over the rows of a test.
 
-    Each task that runs a pipeline gets a copy of it with its places replaced, as :class:`PipelineHarness` does it, and the test's Spark, whatever connection it
-    names. All other tasks run as they are, with whatever they write elsewhere. A log that is none of these pipelines' cannot be opened meanwhile.
+    Each task that runs a pipeline gets a copy of the pipeline with replaced locations, as in :class:`PipelineHarness`. It uses the test's Spark session
+    instead of its connection. All other tasks run unchanged, with their real side effects. During the run, only the logs of these pipelines can be opened.
 
-    :param dag: a DAG that lies in the dags folder, as Airflow needs it
-    :param place: a directory of the test's own
-    :param spark: the session to run in; ``None``: without Spark, by :class:`RowsEngine`
-    :raises InvalidError: no task runs a pipeline; two pipelines of one name differ; a mapped task, whose pipelines are known only when it runs
+    :param dag: a DAG in the DAGs folder, where Airflow requires it
+    :param location: a directory for the test
+    :param spark: the session to run in; with ``None``, :class:`RowsEngine` runs the pipelines without Spark
+    :raises InvalidError: no task runs a pipeline, two pipelines with the same name differ, or a task's pipeline is known only at run time, as in a mapped
+        task
     """
 
-    def __init__(self, dag: Any, place: Path, *, spark: SparkSession | None = None) -> None:
+    def __init__(self, dag: Any, location: Path, *, spark: SparkSession | None = None) -> None:
         self._dag = dag
         self._spark = spark
         self._name = f"{dag.dag_id}-{SYSTEM_CLOCK.new_id()[:12]}"
-        self._place = place / self._name
+        self._location = location / self._name
         self._tasks = {task: _pipeline(task) for task in dag.tasks if _runs_a_pipeline(task)}
         self._originals = {pipeline.name: pipeline for pipeline in self._tasks.values()}
         if not self._tasks:
@@ -61,8 +62,9 @@ class DagHarness:
         Run the DAG once, on new logs.
 
         :param batches: pipeline name → its batches, each a list of rows or a DataFrame
-        :returns: pipeline name → what was committed
+        :returns: pipeline name → what the run committed
         :raises AssertionError: the DAG run did not succeed
+        :raises InvalidError: ``batches`` does not name exactly the pipelines of the DAG
         """
         trial = self._trial(self._given(batches), (), lambda: None)
         trial.run(Steps())
@@ -77,20 +79,21 @@ class DagHarness:
         observe: Callable[[], object] = lambda: None,
     ) -> list[str]:
         """
-        Run the DAG on new logs with a kill at every step, then the same DAG run again, as the scheduler continues it: the output must be that of the run that
-        was left alone.
+        Kill the DAG run at every step and continue it, each time on new logs. The output must equal that of an undisturbed run.
 
-        The steps are each request to a log and each message of a task to Airflow, before and after it is applied, and each step of the engine. A task that was
-        killed gets another try, whatever its ``retries``. The output is that of :meth:`PipelineHarness.crash_matrix` for each pipeline, and what the tasks that
-        run one returned.
+        A killed DAG run continues as the scheduler would continue it. A killed task gets another try, whatever its ``retries``.
+
+        The steps are each request to a log and each message of a task to Airflow, before and after it is applied. Each step of the engine is a step too.
+
+        The output is that of :meth:`PipelineHarness.crash_matrix` for each pipeline, and the return values of the tasks that run a pipeline.
 
         :param batches: pipeline name → its batches
-        :param ignore: columns whose values differ from run to run
-        :param prepare: called before each DAG run that starts anew, to empty what is observed
-        :param observe: returns what else must be equal, such as what the other tasks wrote
+        :param ignore: columns whose values differ between runs
+        :param prepare: called before each new DAG run, to reset what ``observe`` reads
+        :param observe: returns additional output to compare, such as what the other tasks wrote
         :returns: the names of the steps, in order
         :raises AssertionError: see :meth:`PipelineHarness.crash_matrix`
-        :raises InvalidError: no batch for any pipeline, so that nothing could be lost
+        :raises InvalidError: no pipeline has a batch, so no record could be lost
         """
         if not any(batches.values()):
             raise InvalidError("a crash matrix needs a batch, or it could not fail", accepted="{name: [[row, …]]}")
@@ -109,9 +112,9 @@ class DagHarness:
                 given=sorted(batches),
                 accepted=sorted(self._originals),
             )
-        place = self._place / f"in-{next(self._places)}"
+        location = self._location / f"in-{next(self._places)}"
         arrivals = {
-            name: Arrivals(pipeline.source, place / name, self._spark) for name, pipeline in self._originals.items()
+            name: Arrivals(pipeline.source, location / name, self._spark) for name, pipeline in self._originals.items()
         }
         for name, given in batches.items():
             for rows in given:
@@ -126,7 +129,7 @@ class DagHarness:
             pipeline: bench(
                 original,
                 arrivals[pipeline],
-                place=self._place / name / pipeline,
+                location=self._location / name / pipeline,
                 log=f"memory://harness/{self._name}/{name}/{pipeline}",
                 spark=self._spark,
             )
@@ -136,7 +139,7 @@ class DagHarness:
 
 
 class _Trial:
-    """One DAG run on benches of its own."""
+    """One DAG run on separate benches."""
 
     def __init__(
         self,
@@ -165,19 +168,19 @@ class _Trial:
             for name, laid in self.benches.items()
             for what, value in laid.output(self._ignore).items()
         }
-        answers = {f"returned by {task}": _of_any_place(answer) for task, answer in self._returned.items()}
+        answers = {f"returned by {task}": _without_location(answer) for task, answer in self._returned.items()}
         return {**parts, **answers, "observed": self._observe()}
 
     @contextmanager
     def _laid(self, steps: Steps) -> Iterator[None]:
-        """While the block runs, tasks run the pipelines of the benches, and whatever engine they make stages as the bench's."""
-        by_place = {laid.arrivals.source.path: laid for laid in self.benches.values()}
+        """Inside the block, tasks run the pipelines of the benches, and every Spark engine that they create stages through the engine of the bench."""
+        by_location = {laid.arrivals.source.path: laid for laid in self.benches.values()}
         by_spark = SparkEngine.stage
 
         def stage(engine: SparkEngine, job: Job, log: CommitLog) -> Produced:
             source: Any = job.source
             unpatched: Any = SimpleNamespace(stage=partial(by_spark, engine))
-            return by_place[source.path].engine(steps, unpatched).stage(job, log)
+            return by_location[source.path].engine(steps, unpatched).stage(job, log)
 
         with ExitStack() as stack:
             stack.enter_context(patch.object(commit_log, "open_store", self._opener(steps)))
@@ -195,7 +198,7 @@ class _Trial:
             yield
 
     def _opener(self, steps: Steps) -> Callable[[str], Store]:
-        """Opens the logs of the benches, by the places that the pipelines name in production, too."""
+        """Return a function that opens the logs of the benches, also by the production locations of the pipelines."""
         known = {laid.pipeline.log: laid.pipeline.log for laid in self.benches.values()}
         known |= {pipeline.log: self.benches[pipeline.name].pipeline.log for pipeline in self._tasks.values()}
 
@@ -209,8 +212,8 @@ class _Trial:
         return opened
 
 
-def _of_any_place(answer: Any) -> Any:
-    """What a task returned, without what says where and by whom it was run."""
+def _without_location(answer: Any) -> Any:
+    """Return a task's return value without the log and the run key, which differ between trials."""
     if not isinstance(answer, Mapping):
         return answer
     return {name: part for name, part in answer.items() if name not in ("log", "run_key")}

@@ -1,4 +1,7 @@
-"""``dag.test()`` under a run id of one's choice, which can be continued after a kill, and cleared. The one module of testing that imports Airflow."""
+"""
+Runs a DAG like ``dag.test()`` under a given run id, so that a killed DAG run can be continued and tasks can be cleared. In this package's testing modules,
+only this one imports Airflow.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from airflow_provider_streamsem.testing.stores import Crash
 
 
 def initialise_airflow() -> None:
-    """Make Airflow's metadata database where it is not there yet, in the home that the environment names."""
+    """Create Airflow's metadata database if it does not exist, in the ``AIRFLOW_HOME`` of the environment."""
     import airflow.settings  # noqa: F401
     from airflow.utils.db import initdb
 
@@ -22,9 +25,9 @@ def initialise_airflow() -> None:
 
 def require_sqlite() -> None:
     """
-    Before a test writes DAG runs into the metadata database: only one that is a file.
+    Refuse a metadata database other than SQLite, before a test writes DAG runs into it.
 
-    :raises InvalidError: it may be a deployment's
+    :raises InvalidError: the database is not SQLite and may belong to a deployment
     """
     from airflow.configuration import conf
 
@@ -39,14 +42,15 @@ def require_sqlite() -> None:
 
 def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = (), conf: dict[str, Any] | None = None) -> Any:
     """
-    Run a DAG in this process as ``run_id``; returns the DagRun.
+    Run a DAG in this process under ``run_id`` and return the DagRun.
 
-    A run id that is new makes a new run. One that exists is continued: tasks that a killed process left unfinished get their next try, as the scheduler gives
-    it to them after a heartbeat time-out; finished tasks are left alone, unless ``clear`` names them.
+    A new run id creates a run. An existing one continues its run. Tasks that a killed process left unfinished get their next try, as the scheduler does after
+    a heartbeat timeout. Finished tasks do not run again, unless ``clear`` names them.
 
-    :param conf: of a new run: values for the DAG's params
+    ``dag.test()`` always creates a new run. Therefore this function patches the function by which ``dag.test()`` creates it.
 
-    ``dag.test()`` itself always makes a new run, so the one function by which it does that is replaced while it runs.
+    :param clear: ids of the tasks to clear in an existing run
+    :param conf: ``conf`` of a new run: values for the DAG's params
     """
     import airflow.settings
     from airflow.models import dagrun as dagrun_module
@@ -83,20 +87,20 @@ def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = (), conf: dict[st
         try:
             return dag.test(run_conf=conf)
         except Crash:
-            airflow.settings.Session.remove()  # with whatever the dead process had begun
+            airflow.settings.Session.remove()  # discard the uncommitted changes of the killed process
             raise
 
 
 @cache
 def _api_server() -> Any:
-    """Airflow's API in this process, kept: before Airflow 3.3 ``dag.test()`` makes one for each run of a task, which takes seconds."""
+    """Return one in-process API server for all runs. Before Airflow 3.3, ``dag.test()`` creates a server for each task try, which takes seconds."""
     from airflow.api_fastapi.execution_api.app import InProcessExecutionAPI
 
     return InProcessExecutionAPI()
 
 
 def returned(dag_run: Any, task_ids: Collection[str]) -> dict[str, Any]:
-    """What tasks of a DAG run returned: task id → XCom ``return_value``; a task that pushed none is absent."""
+    """Return task id → XCom ``return_value`` for tasks of a DAG run. A task that pushed none is absent."""
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
 
@@ -110,20 +114,20 @@ def returned(dag_run: Any, task_ids: Collection[str]) -> dict[str, Any]:
 @contextmanager
 def stepped_messages(step: Callable[[str], object]) -> Iterator[None]:
     """
-    While the block runs, what tasks say to Airflow is told: two steps a message, ``before Airflow gets SetXCom`` and ``after Airflow got SetXCom``.
+    Inside the block, report each message of a task to Airflow as two steps, such as ``before Airflow gets SetXCom`` and ``after Airflow got SetXCom``.
 
-    Airflow takes whatever a task raises for a failed try, and says so; where ``step`` raises :class:`Crash` from then on, nothing more is said, and the task
-    instance stays running, as after a kill.
+    Airflow treats every exception of a task as a failed try and sends a message about it. If ``step`` raises :class:`Crash` for that message and all later
+    ones, no more messages are sent. The task instance then stays in state running, as after a kill.
     """
     from airflow.sdk.execution_time.supervisor import InProcessSupervisorComms
 
     send = InProcessSupervisorComms.send
 
-    def stepped(comms: Any, msg: Any) -> Any:
+    def step_by_step(comms: Any, msg: Any) -> Any:
         step(f"before Airflow gets {type(msg).__name__}")
         answer = send(comms, msg)
         step(f"after Airflow got {type(msg).__name__}")
         return answer
 
-    with patch.object(InProcessSupervisorComms, "send", stepped):
+    with patch.object(InProcessSupervisorComms, "send", step_by_step):
         yield

@@ -1,4 +1,4 @@
-"""One's own pipeline over rows that a test gives: its transform, predicate and sinks as they are, at places of the test's own."""
+"""Runs a user's pipeline over the rows of a test. Its transform, predicate and sinks are unchanged; their locations are those of the test."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_streamsem.batch.pipeline import Pipeline
-from airflow_provider_streamsem.batch.result import RunResult
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.result import RunResult
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.testing.arrivals import Arrivals, Rows
 from airflow_provider_streamsem.testing.bench import Bench, Committed, bench
 from airflow_provider_streamsem.testing.crash_matrix import Output, crash_matrix
@@ -22,42 +22,45 @@ if TYPE_CHECKING:
 
 class PipelineHarness:
     """
-    Runs a pipeline as it is in production, over rows that a test gives.
+    Runs a production pipeline over the rows of a test.
 
-    Transform, predicate, declared ``rows``, the bound on bad records and the sinks' formats and partitions are the pipeline's own. Source, log and datasets
-    lie at other places: :class:`Arrivals` stands in for the source, the log is in memory, each sink below ``place``. Each batch that a test gives is one
-    batch of the run; limits of its size do not count.
+    The transform, the predicate, the declared ``rows``, the limit of quarantined records and the formats and partitions of the sinks are the pipeline's own.
+    The source, the log and the datasets are at other locations. :class:`Arrivals` replaces the source, the log is in memory, and the dataset of each sink is
+    below ``location``.
 
-    :param pipeline: as it is in production
-    :param place: a directory of the test's own
-    :param spark: the session to run in; ``None``: without Spark, by :class:`RowsEngine` (JSON lines in and out, a transform of lists of dicts)
-    :param log: a URL below which logs lie instead of in memory, such as ``s3://bucket/prefix``
-    :raises InvalidError: a source or a sink of a kind that nothing can stand in for
+    Each batch of a test is one batch of the run. Limits of the batch size do not apply.
+
+    :param pipeline: the production pipeline
+    :param location: a directory for the test
+    :param spark: the session to run in; with ``None``, :class:`RowsEngine` runs the pipeline without Spark (JSON lines as input and output, a transform of
+        lists of dicts)
+    :param log: a URL such as ``s3://bucket/prefix``, below which logs are stored instead of in memory
+    :raises InvalidError: the test cannot replace a source or a sink of this type
     """
 
     def __init__(
-        self, pipeline: Pipeline, place: Path, *, spark: SparkSession | None = None, log: str | None = None
+        self, pipeline: Pipeline, location: Path, *, spark: SparkSession | None = None, log: str | None = None
     ) -> None:
         self._original = pipeline
         self._spark = spark
         self._name = f"{pipeline.name}-{SYSTEM_CLOCK.new_id()[:12]}"
-        self._place = place / self._name
+        self._location = location / self._name
         self._logs = (log or "memory://harness").rstrip("/")
         self._matrices, self._runs = count(), count()
         self._bench = self._laid("main", self._arrivals("main"))
 
     @property
     def pipeline(self) -> Pipeline:
-        """The pipeline as it runs here, its places replaced."""
+        """The pipeline with replaced locations, as it runs in the test."""
         return self._bench.pipeline
 
     def run(self, *batches: Rows) -> Committed:
         """
-        Run on these batches, one after the other, as one run that drains its source.
+        Run the pipeline over batches, in order, as one run with ``drain``.
 
         :param batches: each a list of rows or a DataFrame: see :data:`airflow_provider_streamsem.testing.arrivals.Rows`
         :returns: what this run committed
-        :raises StreamsemError: what a run of the pipeline raises
+        :raises StreamsemError: the error that the run of the pipeline raised
         """
         for rows in batches:
             self._bench.arrivals.add(rows)
@@ -73,18 +76,19 @@ class PipelineHarness:
         observe: Callable[[], object] = lambda: None,
     ) -> list[str]:
         """
-        Run these batches on a new log with a kill at every step, then the retry: the output must be that of the run that was left alone.
+        Kill a run over these batches at every step and retry it, each time on a new log. The output must equal that of an undisturbed run.
 
-        The steps are each request to the log, before and after it is applied, and each step of the engine: all of them, one run each. The output is the rows
-        of every sink and the quarantined records, as multisets, the counts, the next offsets, what ``verify`` finds, whether the same run answers the same
-        when it is asked again, and what ``observe`` returns.
+        The steps are each request to the log, before and after it is applied, and each step of the engine. Every step is killed once.
 
-        :param ignore: columns whose values differ from run to run, such as the time of loading
-        :param prepare: called before each run that starts anew, to empty what is observed
-        :param observe: returns what else must be equal, such as what the transform wrote elsewhere
+        The output consists of the rows of every sink and the quarantined records (as multisets), the counts, the next offsets and the findings of ``verify``.
+        It also contains the return value of ``observe``, and whether a repeated run returns the same result.
+
+        :param ignore: columns whose values differ between runs, such as a load timestamp
+        :param prepare: called before each new run, to reset what ``observe`` reads
+        :param observe: returns additional output to compare, such as what the transform wrote elsewhere
         :returns: the names of the steps, in order
-        :raises AssertionError: names each step after which the output differs, what was lost and what was doubled; or two runs differ that nobody disturbed
-        :raises InvalidError: no batch, so that nothing could be lost
+        :raises AssertionError: names each step after which the output differs, with lost and duplicated elements. Also raised if two undisturbed runs differ
+        :raises InvalidError: there is no batch, so no record could be lost
         """
         if not batches:
             raise InvalidError("a crash matrix needs a batch, or it could not fail", accepted="crash_matrix([row, …])")
@@ -101,20 +105,20 @@ class PipelineHarness:
         return crash_matrix(trial)
 
     def _arrivals(self, name: str) -> Arrivals:
-        return Arrivals(self._original.source, self._place / name / "in", self._spark)
+        return Arrivals(self._original.source, self._location / name / "in", self._spark)
 
     def _laid(self, name: str, arrivals: Arrivals) -> Bench:
         return bench(
             self._original,
             arrivals,
-            place=self._place / name / "out",
+            location=self._location / name / "out",
             log=f"{self._logs}/{self._name}/{name}",
             spark=self._spark,
         )
 
 
 class _Trial:
-    """One run key on a bench of its own."""
+    """One run key on a separate bench."""
 
     def __init__(self, bench: Bench, ignore: Collection[str], observe: Callable[[], object]) -> None:
         self._bench, self._ignore, self._observe = bench, ignore, observe

@@ -1,4 +1,4 @@
-"""Rows as the lines of text that Spark reads them back from."""
+"""Writes rows as lines of text in the form that Spark's readers parse."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from airflow_provider_streamsem.errors import InvalidError
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    """A row as JSON: dates, times and decimals as their ISO text, binary in base64."""
+    """Return a row as JSON: dates and times in ISO format, decimals as text, binary values in base64."""
     return json.dumps(dict(row), default=_plain)
 
 
 def csv_line(row: Mapping[str, Any], columns: Sequence[str], options: Mapping[str, str]) -> str:
     """
-    A row as CSV.
+    Return a row as CSV.
 
-    :param columns: in the order of the file
-    :param options: of Spark's reader: ``sep``, ``quote``, ``escape``, ``nullValue``
+    :param columns: columns in the order of the file
+    :param options: options of Spark's reader: ``sep``, ``quote``, ``escape``, ``nullValue``
     """
     given = {name.lower(): value for name, value in options.items()}
     separator = given.get("sep", given.get("delimiter", ","))

@@ -1,4 +1,4 @@
-"""Messages that a test gives instead of a Kafka cluster: laid down as lines of a file, and loaded as :class:`KafkaSource` loads those of a topic."""
+"""Kafka messages of a test without a cluster: stored as lines of a file, and loaded as :class:`KafkaSource` loads the messages of a topic."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.connectors.files.pins import FilePin
+from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
+from airflow_provider_streamsem.connectors.parsing.decoders import Decoder, Json
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.protocol.entries import Json as JsonValue
-from airflow_provider_streamsem.sources.decoding import Decoder, Json
-from airflow_provider_streamsem.sources.kafka import KafkaSource
 from airflow_provider_streamsem.testing.lines import json_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_streamsem.sources.kafka_records import KafkaRecords
+    from airflow_provider_streamsem.connectors.kafka.records import KafkaRecords
 
 COLUMNS = (
     "topic string, partition int, offset long, timestamp timestamp, headers array<struct<key string, value binary>>, "
@@ -33,14 +33,15 @@ COLUMNS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaMessage:
     """
-    A message as it lies in a topic, before anything of it is decoded.
+    A message as stored in a topic, before decoding.
 
-    :param value: text is sent as UTF-8; ``None`` is a tombstone
-    :param key: the same
-    :param topic: default: the first that the source names
-    :param offset: default: the next one of its partition
-    :param timestamp: a time with a zone, or its ISO text
-    :param headers: ``(key, value)`` pairs, or as Spark has them ``{"key": …, "value": …}``
+    :param value: text is encoded as UTF-8; ``None`` is a tombstone
+    :param key: text is encoded as UTF-8
+    :param topic: default: the first topic that the source names
+    :param partition: partition number
+    :param offset: default: the next offset of the partition
+    :param timestamp: a datetime with a time zone, or its ISO text
+    :param headers: ``(key, value)`` pairs, or ``{"key": …, "value": …}`` as in Spark
     """
 
     value: bytes | str | None
@@ -57,12 +58,14 @@ _PARTS = tuple(f.name for f in fields(KafkaMessage))
 
 class Messages:
     """
-    Rows of a test as messages of a source's topics. Offsets go on from batch to batch.
+    Converts the rows of a test to messages of a source's topics. Offsets continue from batch to batch.
 
-    * :class:`KafkaMessage`: the message itself.
-    * ``bytes`` or ``str``: the value of one.
-    * a mapping: a row as the transform gets it. With a ``value`` decoder that is the value's fields, and ``kafka_key``, ``kafka_topic`` … where they matter;
-      without one it is Kafka's own columns.
+    A row is one of:
+
+    * :class:`KafkaMessage`: the complete message.
+    * ``bytes`` or ``str``: the value of a message.
+    * a mapping: a row as the transform receives it. With a ``value`` decoder, it has the fields of the value and optionally ``kafka_key``, ``kafka_topic``
+      and so on. Without a decoder, it has Kafka's own columns.
     """
 
     def __init__(self, source: KafkaSource) -> None:
@@ -71,15 +74,15 @@ class Messages:
 
     def line(self, row: object) -> str:
         """
-        One line of JSON: :data:`COLUMNS`, binary ones in base64.
+        Return a row as one line of JSON with :data:`COLUMNS`; binary columns are in base64.
 
-        :raises InvalidError: no message can be made of the row
+        :raises InvalidError: the row cannot be converted to a message
         """
         message = row if isinstance(row, KafkaMessage) else self._message(row)
         topic = self._topic(message)
-        place = (topic, message.partition)
-        offset = self._next[place] if message.offset is None else message.offset
-        self._next[place] = offset + 1
+        location = (topic, message.partition)
+        offset = self._next[location] if message.offset is None else message.offset
+        self._next[location] = offset + 1
         at = message.timestamp
         return json.dumps(
             {
@@ -130,31 +133,31 @@ class Messages:
 
 class GivenMessages:
     """
-    Loads messages that lie in files as a :class:`KafkaSource` loads those of a topic: the same columns, the same decoding, the same quarantine.
+    Loads messages from files as a :class:`KafkaSource` loads those of a topic: with the same columns, decoding and quarantine.
 
-    :param kafka: the source whose columns and decoders count
-    :param place: the directory of the files
+    :param kafka: the source that defines columns and decoders
+    :param location: the directory of the files
     """
 
-    def __init__(self, kafka: KafkaSource, place: str) -> None:
+    def __init__(self, kafka: KafkaSource, location: str) -> None:
         self._kafka = kafka
-        self._place = place
-        self.place = None
+        self._location = location
+        self.location = None
         self.spark_packages = tuple(name for name in kafka.spark_packages if name != "kafka")
 
-    def load(self, spark: SparkSession, pins: JsonValue) -> KafkaRecords:
-        """The messages of the pinned files on Spark."""
-        from airflow_provider_streamsem.sources.kafka_records import KafkaRecords
+    def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> KafkaRecords:
+        """Load the messages of the pinned files with Spark."""
+        from airflow_provider_streamsem.connectors.kafka.records import KafkaRecords
 
-        read = spark.read.schema(COLUMNS).json([f"{self._place}/{path}" for path, *_ in pins])
+        read = spark.read.schema(COLUMNS).json([f"{self._location}/{path}" for path in (pin.path for pin in pins)])
         return KafkaRecords(self._kafka, read, list(self._kafka.topics))
 
 
 def _encoded(part: str, decoder: Decoder | None, given: Mapping[str, Any]) -> str:
     """
-    A key or value by its fields.
+    Encode a key or value from its fields.
 
-    :raises InvalidError: it is not decoded from JSON, or has no such fields
+    :raises InvalidError: the source does not decode it from JSON, or it has no such fields
     """
     if not isinstance(decoder, Json):
         raise InvalidError(
@@ -168,7 +171,7 @@ def _encoded(part: str, decoder: Decoder | None, given: Mapping[str, Any]) -> st
 
 @lru_cache(maxsize=16)
 def _columns(schema: str) -> tuple[str, ...]:
-    from airflow_provider_streamsem.sources import parsing
+    from airflow_provider_streamsem.connectors.parsing import json_text as parsing
 
     return tuple(f.name for f in parsing.struct(schema, "json").fields)
 

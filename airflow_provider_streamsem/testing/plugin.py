@@ -1,7 +1,8 @@
 """
-Fixtures for tests of pipelines and DAGs: a pytest plugin that is there wherever this package is installed, and does nothing until a fixture is used.
+A pytest plugin with fixtures for tests of pipelines and DAGs. pytest loads it wherever this package is installed. It does nothing until a test uses a
+fixture.
 
-Imports nothing but pytest: every pytest of the environment loads this module.
+The module imports only pytest, because every pytest run in the environment loads it.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_streamsem.batch.pipeline import Pipeline
+    from airflow_provider_streamsem.pipeline.spec import Pipeline
     from airflow_provider_streamsem.testing.dag_harness import DagHarness
     from airflow_provider_streamsem.testing.harness import PipelineHarness
 
 _BUCKET = "streamsem"
-_PLACES = count()
+_LOCATIONS = count()
 
 
 @pytest.fixture(scope="session")
 def streamsem_s3_endpoint() -> Iterator[str]:
-    """The address of an S3 server in this process, moto's, with the bucket ``streamsem``. Needs the extra ``testing``."""
+    """Endpoint of a moto S3 server in this process, with the bucket ``streamsem``. Requires the extra ``testing``."""
     from airflow_provider_streamsem.testing.s3 import s3_server
 
     with ExitStack() as stack:
@@ -41,21 +42,21 @@ def streamsem_s3_endpoint() -> Iterator[str]:
 @pytest.fixture
 def streamsem_log(streamsem_s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """
-    The URL of an empty place for logs on that server: ``s3://streamsem/test-<n>``, another for each test.
+    URL of an empty location for logs on that server: ``s3://streamsem/test-<n>``, a different one for each test.
 
-    While the test runs, boto3 finds this server and no other: all ``AWS_*`` variables and configuration files are replaced.
+    During the test, boto3 finds only this server. The fixture replaces all ``AWS_*`` variables and configuration files.
     """
     from airflow_provider_streamsem.testing.s3 import environment, make_bucket
 
     _forget_aws(monkeypatch)
     for name, value in environment(streamsem_s3_endpoint).items():
         monkeypatch.setenv(name, value)
-    make_bucket(streamsem_s3_endpoint, _BUCKET)  # a test with mock_aws empties moto's servers, too
-    return f"s3://{_BUCKET}/test-{next(_PLACES)}"
+    make_bucket(streamsem_s3_endpoint, _BUCKET)  # a test with mock_aws also empties moto's servers
+    return f"s3://{_BUCKET}/test-{next(_LOCATIONS)}"
 
 
 def _forget_aws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables and files by which boto3 might find another server, or fail to find a profile."""
+    """Remove variables and files that could lead boto3 to another server or to a missing profile."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -64,7 +65,10 @@ def _forget_aws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def streamsem_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A Spark session for all tests: ``local[2]``, no UI, UTC. Needs the extra ``spark`` and Java; a session that is active already is used as it is."""
+    """
+    A Spark session for all tests: ``local[2]``, no UI, UTC. Requires the extra ``spark`` and Java. If a session is already active, the fixture returns it
+    unchanged.
+    """
     from airflow_provider_streamsem.testing.spark import local_session
 
     with local_session(str(tmp_path_factory.mktemp("spark"))) as session:
@@ -74,9 +78,10 @@ def streamsem_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkS
 @pytest.fixture
 def streamsem_harness(streamsem_spark: SparkSession, tmp_path: Path) -> Callable[..., PipelineHarness]:
     """
-    Call it with a pipeline as it is in production: a :class:`~airflow_provider_streamsem.testing.harness.PipelineHarness` on Spark, at places of this test.
+    Factory: call it with a production pipeline to get a :class:`~airflow_provider_streamsem.testing.harness.PipelineHarness` on Spark, at locations of this
+    test.
 
-    ``log=streamsem_log`` puts the harness's logs on S3 instead of into memory.
+    ``log=streamsem_log`` stores the harness's logs on S3 instead of in memory.
     """
     from airflow_provider_streamsem.testing.harness import PipelineHarness
 
@@ -88,7 +93,7 @@ def streamsem_harness(streamsem_spark: SparkSession, tmp_path: Path) -> Callable
 
 @pytest.fixture(scope="session")
 def streamsem_airflow() -> None:
-    """Airflow's metadata database, made where it is not there yet, in the ``AIRFLOW_HOME`` of the process. Only SQLite: tests write DAG runs into it."""
+    """Airflow's metadata database in the ``AIRFLOW_HOME`` of the process, created if it does not exist. Only SQLite, because tests write DAG runs into it."""
     from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, require_sqlite
 
     require_sqlite()
@@ -99,7 +104,10 @@ def streamsem_airflow() -> None:
 def streamsem_dag_harness(
     streamsem_airflow: None, streamsem_spark: SparkSession, tmp_path: Path
 ) -> Callable[[Any], DagHarness]:
-    """Call it with a DAG of the dags folder: a :class:`~airflow_provider_streamsem.testing.dag_harness.DagHarness` on Spark, at places of this test."""
+    """
+    Factory: call it with a DAG of the DAGs folder to get a :class:`~airflow_provider_streamsem.testing.dag_harness.DagHarness` on Spark, at locations of this
+    test.
+    """
     from airflow_provider_streamsem.testing.dag_harness import DagHarness
 
     def made(dag: Any) -> DagHarness:

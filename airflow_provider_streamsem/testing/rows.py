@@ -1,4 +1,4 @@
-"""An engine without Spark, for tests of everything around it: JSON lines in, JSON lines or staged Parquet out, in this process."""
+"""An in-process engine without Spark, for tests of all other components. It reads JSON lines, and writes JSON lines or staged Parquet."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem import dedup, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.engines import dedup
-from airflow_provider_streamsem.engines.contract import Job, Produced
+from airflow_provider_streamsem.connectors.columns import types as column_types
+from airflow_provider_streamsem.connectors.landing.messages import body_of
+from airflow_provider_streamsem.connectors.queue.source import QueueSource
+from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Json, Quarantine
-from airflow_provider_streamsem.sinks import column_types
-from airflow_provider_streamsem.sources.landing import body_of
-from airflow_provider_streamsem.sources.queue import QueueSource
 from airflow_provider_streamsem.stores.contract import open_store, split_url
 
 SCHEMA = json.dumps({"type": "struct", "fields": []})
@@ -27,14 +26,15 @@ _TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 
 class RowsEngine:
     """
-    Stages :class:`FilesSource` files of format ``json`` into :class:`FilesSink` datasets of format ``json`` on disk, and as Parquet for sinks that publish.
-    Of landed messages the rows are their bodies.
+    Stages :class:`FilesSource` files of format ``json`` into :class:`FilesSink` datasets of format ``json`` on a local disk. For sinks that publish, it
+    stages Parquet. For landed messages, the rows are the message bodies.
 
-    The transform is called with a list of dicts and returns one, or one for each sink. A line that is not a JSON object is quarantined. It keeps the contract
-    of an engine and nothing else: a pipeline with partitions, other formats or an SQL predicate is refused. Columns of a sink that publishes are those of the
-    first row, or without any those of earlier batches: whole numbers, numbers, text and truth values.
+    The transform receives a list of dicts and returns one list, or one per sink. A line that is not a JSON object is quarantined. The engine implements only
+    the engine contract. It refuses a pipeline with partitions, other formats or an SQL predicate.
 
-    :param step: called with the name of each step, before it, so that a test can stop there
+    The columns of a sink that publishes are those of the first row (integers, floats, strings and booleans). Without rows, they are those of earlier batches.
+
+    :param step: called with the name of each step before that step, so that a test can stop the engine there
     """
 
     def __init__(self, step: Callable[[str], object] | None = None) -> None:
@@ -42,7 +42,7 @@ class RowsEngine:
         self.staged = 0
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
-        """Read, transform, write one file a sink."""
+        """Read, transform, and write one file per sink."""
         self.staged += 1
         _refuse_what_needs_spark(job)
         self._step("read")
@@ -59,8 +59,8 @@ class RowsEngine:
         for name, sink in sorted(job.sinks.items()):
             self._step(f"write {name}")
             if sink.publishes:
-                _refuse_casts(name, _schema(out[name]), sink.accept(_schema(out[name])))
-            self._write(sink.attempt_place(job.plan.version, job.attempt_id), out[name], sink.format)
+                _refuse_casts(name, _schema(out[name]), sink.resolve_schema(_schema(out[name])))
+            self._write(sink.attempt_location(job.plan.version, job.attempt_id), out[name], sink.format)
             with telemetry.phase("collect"):
                 self._step(f"collect {name}")
                 sinks[name] = sink.collect(job.plan.version, job.attempt_id)
@@ -80,13 +80,13 @@ class RowsEngine:
         )
 
     def cancel(self) -> None:
-        """Nothing runs outside the thread that stages."""
+        """Do nothing: no work runs outside the thread that stages."""
 
     def _read(self, job: Job) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-        assert job.source.place is not None
-        store = open_store(job.source.place)
+        assert job.source.location is not None
+        store = open_store(job.source.location)
         rows, bad = [], []
-        for path, *_ in job.plan.pins:
+        for path in (pin.path for pin in job.pins):
             data = store.read(path)
             if data is None:
                 raise StageError("a planned file vanished before it was read; nothing became visible", file=path)
@@ -103,11 +103,11 @@ class RowsEngine:
         return rows, bad
 
     def _deduplicated(self, job: Job, log: CommitLog, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Json]:
-        """The rows whose id is new, and what is remembered after them, in layers as Spark writes them."""
+        """Return the rows with a new id, and the deduplication state after them, in the layers that Spark writes."""
         wanted = job.dedup
         if wanted is None:
             return rows, job.state
-        now_ms = job.seen_at_ms
+        now_ms = job.dedup_at_ms
         layers = dedup.layers_of(job.state, wanted, now_ms)
         seen = _read_layers(log, layers, wanted.cutoff_ms(now_ms))
         lacking = sorted({key for row in rows for key in wanted.keys if key not in row})
@@ -120,20 +120,20 @@ class RowsEngine:
                 passed.setdefault(_id(row, wanted.keys), row)
         fresh = {key: row for key, row in passed.items() if key not in seen}
         passing = [*fresh.values(), *nameless]
-        if not fresh or not wanted.remembers or job.plan.kind == "redo":
-            return passing, dedup.state_of(layers) if job.plan.kind != "redo" else job.state
+        if not fresh or not wanted.keeps_state or job.plan.kind == "reprocess":
+            return passing, dedup.state_of(layers) if job.plan.kind != "reprocess" else job.state
         self._step("remember")
         kept, older = dedup.split(layers, len(fresh))
         old = _read_layers(log, older, wanted.cutoff_ms(now_ms))
         ids = {**old, **dict.fromkeys(fresh, now_ms)}
-        place = dedup.state_files(log.store.url)
+        location = dedup.state_files(log.store.url)
         table = [{dedup.ID: key, dedup.AT: at} for key, at in ids.items()]
-        self._write(place.attempt_place(job.plan.version, job.attempt_id), table, "parquet")
-        written = place.collect(job.plan.version, job.attempt_id)
+        self._write(location.attempt_location(job.plan.version, job.attempt_id), table, "parquet")
+        written = location.collect(job.plan.version, job.attempt_id)
         return passing, dedup.state_after(kept, older, written, now_ms)
 
-    def _write(self, place: str, rows: list[dict[str, Any]], format: str) -> None:
-        directory = split_url(place)[1]
+    def _write(self, location: str, rows: list[dict[str, Any]], format: str) -> None:
+        directory = split_url(location)[1]
         os.makedirs(directory, exist_ok=False)
         if format == "parquet":
             import pyarrow.parquet
@@ -164,11 +164,11 @@ def _id(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
 
 
 def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) -> dict[bytes, int]:
-    """Ids that are remembered → when they passed."""
+    """Return the ids of the deduplication state → the time of the batch that added it, in milliseconds."""
     import pyarrow.parquet
 
     found: dict[bytes, int] = {}
-    store = open_store(dedup.state_files(log.store.url).place)
+    store = open_store(dedup.state_files(log.store.url).location)
     for key in [key for layer in layers for key in layer.files_of(None)]:
         data = store.read(key)
         if data is None:
@@ -200,7 +200,7 @@ def _refuse_casts(name: str, given: str, accepted: str) -> None:
 
 
 def _refuse_what_needs_spark(job: Job) -> None:
-    """What this engine would otherwise leave out without a word."""
+    """Refuse features that this engine would silently ignore."""
     sinks = {
         f"format of sink {name}": sink.format
         for name, sink in job.sinks.items()

@@ -1,8 +1,8 @@
 """
-An S3 server in this process: moto's, on loopback, with a lock before it.
+A moto S3 server in this process, on the loopback interface, behind a lock.
 
-moto looks for a key and then writes it without holding anything in between, so that two concurrent creates can both win. Real S3 does not do that; the
-lock makes each request atomic. It proves nothing about the concurrency of a real server: `streamsem doctor` does that, on the real one.
+moto checks for a key and then writes it without a lock in between, so two concurrent creates can both succeed. Real S3 does not allow that. The lock makes
+each request atomic. This server proves nothing about the concurrency of a real server. ``streamsem doctor`` tests that on the real one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from airflow_provider_streamsem.errors import InvalidError
 @contextmanager
 def s3_server(*, bucket: str, port: int = 0) -> Iterator[str]:
     """
-    Run an S3 server with one bucket while the block runs; yields its endpoint.
+    Run an S3 server with one bucket during the block, and yield its endpoint.
 
-    :param port: 0: any free one
+    :param port: TCP port; 0 selects a free one
     :raises InvalidError: moto is not installed
     """
     try:
@@ -51,19 +51,19 @@ def s3_server(*, bucket: str, port: int = 0) -> Iterator[str]:
 
 
 def make_bucket(endpoint: str, bucket: str) -> None:
-    """Make a bucket on this server; nothing happens where it is there (moto answers as S3 does in us-east-1)."""
+    """Create a bucket on this server. Does nothing if the bucket exists, because moto responds as S3 does in us-east-1."""
     import boto3
 
     boto3.client("s3", endpoint_url=endpoint, **credentials()).create_bucket(Bucket=bucket)
 
 
 def credentials() -> dict[str, str]:
-    """What this server accepts: anything."""
+    """Return credentials for this server, which accepts any."""
     return {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-east-1"}
 
 
 def environment(endpoint: str) -> dict[str, str]:
-    """Variables by which boto3 finds the server."""
+    """Return the environment variables by which boto3 finds the server."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "testing",
@@ -75,7 +75,7 @@ def environment(endpoint: str) -> dict[str, str]:
 
 
 def one_at_a_time(application: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
-    """A WSGI application that serves one request at a time, body included."""
+    """Wrap a WSGI application so that it serves one request at a time, including the response body."""
     lock = Lock()
 
     def locked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

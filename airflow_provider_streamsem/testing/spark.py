@@ -9,19 +9,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from airflow_provider_streamsem.engines.spark import SparkEngine
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.spark.engine import SparkEngine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 @contextmanager
-def local_session(place: str) -> Iterator[SparkSession]:
+def local_session(location: str) -> Iterator[SparkSession]:
     """
-    A session on two threads while the block runs: no UI, UTC, two shuffle partitions. A session that is active already is yielded as it is, and left alone.
+    Yield a session with two threads during the block: no UI, UTC, two shuffle partitions. A session that is already active is yielded unchanged and not
+    stopped.
 
-    :param place: a directory for Spark's warehouse
+    :param location: a directory for Spark's warehouse
     :raises InvalidError: neither ``JAVA_HOME`` nor the ``PATH`` has a Java runtime, or pyspark is not installed
     :raises StageError: Spark did not start
     """
@@ -30,10 +31,10 @@ def local_session(place: str) -> Iterator[SparkSession]:
         conf={
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # small batches: start fast
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # faster start for small batches
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.shuffle.partitions": "2",
-            "spark.sql.warehouse.dir": os.path.join(place, "warehouse"),
+            "spark.sql.warehouse.dir": os.path.join(location, "warehouse"),
         },
     )
     if not _has_java():
@@ -42,12 +43,12 @@ def local_session(place: str) -> Iterator[SparkSession]:
             JAVA_HOME=os.environ.get("JAVA_HOME"),
             accepted="Java 17 or 21, as java on the PATH or by JAVA_HOME",
         )
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the machine's own name may lead nowhere
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the host name may not resolve
     started = _active() is None
     session = engine.session()
     if started:
         session.sparkContext.setLogLevel("OFF")
-        # py4j speaks when the process ends, after pytest has closed its streams.
+        # py4j logs when the process ends, after pytest has closed its streams.
         logging.getLogger("py4j").setLevel(logging.ERROR)
     try:
         yield session

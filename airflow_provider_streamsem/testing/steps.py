@@ -1,4 +1,4 @@
-"""The steps of a run, one after the other: each request to the log before and after it is applied, each step of the engine. A run may die at any of them."""
+"""The steps of a run, in order: each request to the log before and after it is applied, and each step of the engine. A test can kill the run at any step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.engines.contract import Engine, Job, Produced
-from airflow_provider_streamsem.sinks.contract import Sink
-from airflow_provider_streamsem.sources.contract import Source
+from airflow_provider_streamsem.connectors.contract import Sink, Source
+from airflow_provider_streamsem.engine import Engine, Job, Produced
 from airflow_provider_streamsem.stores.contract import ObjectStat, Store
 from airflow_provider_streamsem.testing.stores import Crash
 
@@ -18,13 +17,14 @@ T = TypeVar("T")
 
 class Steps:
     """
-    Called with the name of each step that a run takes; at one of them the process dies.
+    Called with the name of each step of a run. At one step it kills the process.
 
-    A death is a :class:`Crash`, which nothing may catch: what is stored stays as it was at that step, and a dead process takes no further step. It differs
-    from ``kill -9`` in that ``finally`` blocks run and the memory of the process lives on.
+    A kill is a :class:`Crash`, which no code may catch. The stored state stays as it was at that step, and a killed process takes no further step. Unlike
+    with ``kill -9``, ``finally`` blocks run and the memory of the process remains.
 
-    :param at: number of the step at which the process dies, from 0; ``None``: at none
-    :attr taken: the names of the steps so far; of a process that died, the last is where it died
+    :param at: number of the step at which the process is killed, from 0; with ``None``, at no step
+    :attr taken: the names of the steps so far. In a killed process, the last one is the step at which it was killed
+    :attr died: whether the process was killed
     """
 
     def __init__(self, at: int | None = None) -> None:
@@ -33,7 +33,7 @@ class Steps:
         self.died = False
 
     def __call__(self, name: str) -> None:
-        """Take a step, or die at it."""
+        """Record a step, or raise :class:`Crash` at it."""
         if not self.died:
             self.taken.append(name)
             self.died = len(self.taken) - 1 == self._at
@@ -43,9 +43,9 @@ class Steps:
 
 class SteppedStore:
     """
-    Passes every request on; each is two steps, ``before create KEY`` and ``after create KEY``.
+    Forwards every request. Each request is two steps, ``before create KEY`` and ``after create KEY``.
 
-    :param unless: requests for keys that start with this are no steps; by default the doctor's, whose order is not fixed
+    :param unless: requests for keys with this prefix are not steps. Default: the doctor's requests, whose order varies
     """
 
     def __init__(self, store: Store, step: Callable[[str], object], unless: str = "doctor/") -> None:
@@ -55,23 +55,23 @@ class SteppedStore:
         self._unless = unless
 
     def create(self, key: str, data: bytes) -> bool:
-        """Two steps around the request."""
+        """Forward the request between two steps."""
         return self._stepped("create", key, lambda: self.store.create(key, data))
 
     def read(self, key: str) -> bytes | None:
-        """Two steps around the request."""
+        """Forward the request between two steps."""
         return self._stepped("read", key, lambda: self.store.read(key))
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Two steps around the whole listing."""
+        """Forward the complete listing between two steps."""
         return iter(self._stepped("list", prefix, lambda: [*self.store.list(prefix, limit, start_after)]))
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Two steps around the request."""
+        """Forward the request between two steps."""
         return self._stepped("stat", key, lambda: self.store.stat(key))
 
     def delete(self, key: str) -> None:
-        """Two steps around the request."""
+        """Forward the request between two steps."""
         self._stepped("delete", key, lambda: self.store.delete(key))
 
     def _stepped(self, method: str, key: str, request: Callable[[], T]) -> T:
@@ -85,11 +85,11 @@ class SteppedStore:
 
 class SteppedEngine:
     """
-    An engine whose attempts are steps: ``read``, ``transform``, for each sink ``write NAME`` and ``collect NAME``, and ``staged``.
+    An engine that reports the steps of an attempt: ``read``, ``transform``, ``write NAME`` and ``collect NAME`` for each sink, and ``staged``.
 
-    Each is taken before what it names, the last one after all. Inside a Spark job there are none.
+    Each step precedes the action that it names, except ``staged``, which follows all of them. There are no steps inside a Spark job.
 
-    :param source: loads the records instead of the pipeline's source, where it is given
+    :param source: if given, loads the records in place of the pipeline's source
     """
 
     def __init__(self, engine: Engine, step: Callable[[str], object], source: Source | None = None) -> None:
@@ -98,7 +98,7 @@ class SteppedEngine:
         self._source = source
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
-        """Stage with the engine, step by step."""
+        """Stage with the wrapped engine, and report its steps."""
 
         def transform(frame: Any) -> Any:
             self._step("transform")
@@ -106,18 +106,18 @@ class SteppedEngine:
 
         self._step("read")
         sinks: dict[str, Any] = {name: _SteppedSink(name, sink, self._step) for name, sink in job.sinks.items()}
-        stepped = dataclasses.replace(job, transform=transform, sinks=sinks, source=self._source or job.source)
-        produced = self._engine.stage(stepped, log)
+        step_by_step = dataclasses.replace(job, transform=transform, sinks=sinks, source=self._source or job.source)
+        produced = self._engine.stage(step_by_step, log)
         self._step("staged")
         return produced
 
     def cancel(self) -> None:
-        """Cancel the engine."""
+        """Cancel the wrapped engine."""
         self._engine.cancel()
 
 
 class _SteppedSink:
-    """A sink as an engine meets it, with a step before it writes and before it collects."""
+    """A sink that reports a step before it writes and before it collects."""
 
     def __init__(self, name: str, sink: Sink, step: Callable[[str], object]) -> None:
         self._name, self._sink, self._step = name, sink, step

@@ -1,4 +1,4 @@
-"""Stores around a store: one that counts, one that fails at a chosen request."""
+"""Stores that wrap a store: one counts requests, one fails at a selected request."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from airflow_provider_streamsem.stores.contract import ObjectStat, Store, Unknow
 
 class CountingStore:
     """
-    Passes every request on, and counts it.
+    Forwards every request and counts it.
 
-    :attr requests: ``create``, ``read``, ``list`` … → how often
+    :attr requests: ``create``, ``read``, ``list`` … → number of requests
     :attr keys: each request as ``(method, key or prefix)``, in order
-    :attr sent_bytes: of creates; ``read_bytes`` of reads
+    :attr sent_bytes: total bytes of creates
+    :attr read_bytes: total bytes of reads
     """
 
     def __init__(self, store: Store) -> None:
@@ -32,36 +33,36 @@ class CountingStore:
         self.keys.append((method, key))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Count and pass on."""
+        """Count and forward."""
         self._count("create", key)
         self.sent_bytes += len(data)
         return self.store.create(key, data)
 
     def read(self, key: str) -> bytes | None:
-        """Count and pass on."""
+        """Count and forward."""
         self._count("read", key)
         data = self.store.read(key)
         self.read_bytes += len(data or b"")
         return data
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Count and pass on."""
+        """Count and forward."""
         self._count("list", prefix)
         return self.store.list(prefix, limit, start_after)
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Count and pass on."""
+        """Count and forward."""
         self._count("stat", key)
         return self.store.stat(key)
 
     def delete(self, key: str) -> None:
-        """Count and pass on."""
+        """Count and forward."""
         self._count("delete", key)
         self.store.delete(key)
 
 
 class Fault(Enum):
-    """What happens at the chosen request."""
+    """The fault at the selected request."""
 
     CRASH_BEFORE = "the process dies; the request was not applied"
     CRASH_AFTER = "the request was applied; the process dies before it sees the answer"
@@ -74,16 +75,17 @@ class Fault(Enum):
 
 
 class Crash(BaseException):
-    """The process died here. Not an ``Exception``: nothing of it may catch this."""
+    """The process dies here. It is not an ``Exception``, so that ``except Exception`` does not catch it."""
 
 
 @dataclass
 class FaultyStore:
     """
-    Passes requests on, and does a fault at request number ``at`` (from 0).
+    Forwards requests, and injects a fault at request number ``at`` (from 0).
 
-    :param meanwhile: called once while the process is paused, or just before an unanswered request is sent again
-    :param unless: requests for keys that start with this are passed on and not numbered
+    :param fault: the fault
+    :param meanwhile: called once: while the process is paused, or before a request fails with :class:`UnknownAnswerError`
+    :param unless: requests for keys with this prefix are forwarded and not numbered
     """
 
     store: Store
@@ -100,11 +102,11 @@ class FaultyStore:
 
     @property
     def reached(self) -> bool:
-        """Whether the chosen request was sent at all."""
+        """Whether the selected request was sent."""
         return self.seen > self.at
 
     def create(self, key: str, data: bytes) -> bool:
-        """Pass on, or do the fault."""
+        """Forward the request, or inject the fault."""
         fault = self._next(key)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
             self._late = (key, data) if fault is Fault.APPLIED_LATE else None
@@ -117,7 +119,7 @@ class FaultyStore:
         return answer
 
     def read(self, key: str) -> bytes | None:
-        """Pass on, or do the fault."""
+        """Forward the request, or inject the fault."""
         fault = self._next(key)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
             raise UnknownAnswerError(key)
@@ -128,7 +130,7 @@ class FaultyStore:
         return answer
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Pass on, or do the fault."""
+        """Forward the request, or inject the fault."""
         fault = self._next(prefix)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
             raise UnknownAnswerError(prefix)
@@ -139,11 +141,11 @@ class FaultyStore:
         return iter(answer)
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Pass on."""
+        """Forward the request."""
         return self.store.stat(key)
 
     def delete(self, key: str) -> None:
-        """Pass on."""
+        """Forward the request."""
         self.store.delete(key)
 
     def _next(self, key: str) -> Fault | None:

@@ -1,4 +1,4 @@
-"""The trigger of deferred sensors, and how a trigger asks without stopping the triggerer's event loop."""
+"""The trigger of deferred sensors, and helpers that check a condition without blocking the triggerer's event loop."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 
 def asked(question: Callable[[], T]) -> T:
-    """The answer to a question, with Airflow's connections. Blocks."""
+    """Call a function with Airflow's connections available, and return its result. Blocks."""
     with looked_up_by(airflow_connection):
         return question()
 
 
 async def in_thread(question: Callable[[], T]) -> T:
     """
-    The same, while the event loop goes on.
+    Call :func:`asked` in a thread, without blocking the event loop.
 
-    asgiref's threads and not asyncio's: before Airflow 3.3 a connection can be looked up only from a thread that knows the triggerer's loop.
+    The thread is asgiref's, not asyncio's. Before Airflow 3.3, a connection can be looked up only from a thread that knows the triggerer's event loop.
     """
     from asgiref.sync import sync_to_async
 
@@ -39,13 +39,13 @@ async def in_thread(question: Callable[[], T]) -> T:
 
 class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
     """
-    Fires once, when a condition is met; or with the error, where asking fails.
+    Fires once: when the condition is met, or with the error if a check fails.
 
-    The class's path and the names of its arguments are stored with deferred tasks: they are for ever.
+    Airflow stores the path of this class and the names of its arguments with deferred tasks. They must never change.
 
-    :param condition: JSON text of :mod:`airflow_provider_streamsem.readers.conditions`
-    :param poll_interval_s: seconds between the end of one question and the next
-    :param is_patient: an error that asking again may heal is logged, and is no end
+    :param condition: JSON text from :mod:`airflow_provider_streamsem.readers.conditions`
+    :param poll_interval_s: seconds between the end of one check and the start of the next
+    :param is_patient: whether the trigger logs a retryable error and continues, instead of ending with it
     """
 
     def __init__(self, condition: str, poll_interval_s: float = 60.0, is_patient: bool = False) -> None:
@@ -55,13 +55,13 @@ class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
         self.is_patient = is_patient
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Path and arguments, as JSON."""
+        """Return the class path and the arguments as JSON values."""
         path = f"{ConditionTrigger.__module__}.{ConditionTrigger.__qualname__}"
         arguments = {"poll_interval_s": self.poll_interval_s, "is_patient": self.is_patient}
         return path, {"condition": self.condition, **arguments}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Ask, one question at a time."""
+        """Check the condition until it is met or a check fails, one check at a time."""
         while True:
             try:
                 finding = await in_thread(partial(_check, self.condition))
@@ -80,7 +80,7 @@ class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
 
 def answer_of(event: dict[str, Any]) -> dict[str, Any]:
     """
-    What a trigger saw.
+    Return the observed values of a trigger event.
 
     :raises StreamsemError: the trigger ended with this error
     """
@@ -91,14 +91,14 @@ def answer_of(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(condition: str) -> Finding:
-    # Imported in the thread: the triggerer imports this module on its loop.
+    # Imported in the thread, because the triggerer imports this module on its event loop.
     from airflow_provider_streamsem.readers.conditions import of_text
 
     return of_text(condition).check()
 
 
 def _error(error: StreamsemError) -> dict[str, Any]:
-    """What is needed to raise the error again. Its cause may hold secrets, and stays here."""
+    """Return the JSON from which :func:`answer_of` recreates the error. The cause may contain secrets and is left out."""
     known = next(cls for cls in type(error).__mro__ if cls.__module__ == StreamsemError.__module__)
     fields = {name: v if v is None or isinstance(v, (str, int)) else repr(v) for name, v in error.fields.items()}
-    return {"error": known.__name__, "truth": error.truth, "fields": fields}
+    return {"error": known.__name__, "truth": error.summary, "fields": fields}

@@ -1,9 +1,11 @@
 """
-The trigger of asset watchers: one event for each bounded range of offsets that waits to be read.
+The trigger of asset watchers: emits one event for each bounded range of offsets that waits to be read.
 
-Its cursor is the log. In memory it keeps only where the log stood when it spoke last, so that it does not say the same thing at every look. A triggerer that is
-started anew says again what still waits, and a run that finds its rows taken does nothing. An event that nobody acted on, because it was lost, its DAG was
-paused, or its run died, is repeated. So an event may come twice, and none is needed twice.
+The log is the trigger's cursor. In memory the trigger keeps only the offsets of its last event, so that it does not repeat the event at every poll. After a
+restart the trigger emits an event again for records that still wait. A run whose records another run has already claimed does nothing.
+
+The trigger repeats an event that no run acted on, because it was lost, its DAG was paused, or its run died. An event may therefore occur twice, and
+correctness depends on no single event.
 """
 
 from __future__ import annotations
@@ -22,31 +24,34 @@ from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.triggers.condition import in_thread
 
 if TYPE_CHECKING:
-    from airflow_provider_streamsem.batch.pipeline import Pipeline
+    from airflow_provider_streamsem.pipeline.spec import Pipeline
     from airflow_provider_streamsem.readers.waiting import Waiting
 
 UNSAID_WAIT_S = 300
-"""how long an event waits for a run to act on it, where neither trigger nor pipeline says it"""
+"""How long, in seconds, an event waits for a run before it is repeated, if neither the trigger nor the pipeline sets a delay."""
 
 
 class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
     """
-    Fires when a run of the pipeline would find work. For ``AssetWatcher``.
+    Fires when a run of the pipeline would find work. Use it in an ``AssetWatcher``.
 
-    One event is one bounded range: what the next batch would read. The next comes when a run has planned that range, or the drain that took it, and more
-    waits; or after ``max_wait``, while no run takes it. Give the DAG ``max_active_runs=1`` and its task ``drain=True``: one run takes all that came meanwhile.
+    Each event covers one bounded range: the next batch. The trigger emits the next event when a run has claimed that range, by its plan or by its drain, and
+    more records wait. If no run claims the range, the trigger repeats the event after ``max_wait``. Set ``max_active_runs=1`` on the DAG and ``drain=True``
+    on its task, so that one run reads all records that arrived in the meantime.
 
-    The payload (asset event, ``extra["payload"]``): ``pipeline``, ``log``, ``is_new``, ``version`` (newest closed), ``open_version``, ``ranges``, ``rows``,
-    ``lag``, ``unit``. It wakes the scheduler and tells people; the run itself looks into the log.
+    Payload (``extra["payload"]`` of the asset event): ``pipeline``, ``log``, ``is_new``, ``version`` (newest closed), ``open_version``, ``ranges``, ``rows``,
+    ``lag``, ``unit``. The payload is informational. The run itself reads the log.
 
-    A look that fails is logged, and taken again. An error that only a person can heal is said once, by an event with ``error`` in its payload: the run that it
-    starts then fails with that error, where somebody sees it.
+    The trigger logs a failed poll and polls again. For an error that is not retryable, it emits one event with ``error`` in its payload. The run that this
+    event starts fails with the same error, so that a user sees it.
 
-    :param pipeline: a :class:`Pipeline`, or the path of its TOML file, which is read when the DAG is parsed. Templates are refused: no run renders them here
-    :param min_rows: so many rows are worth an event; default: the pipeline's ``limits.min_rows``, or 1
-    :param max_wait: how long fewer rows wait after the newest outcome, and how long an event on which no run acted; whole seconds or a ``timedelta``;
-        default: the pipeline's ``limits.max_delay_s``, or five minutes
-    :param poll_interval_s: seconds between the end of one look and the next
+    :param pipeline: a :class:`Pipeline`, or the path of its TOML file, which is read while Airflow parses the DAG. A pipeline with templates is refused,
+        because no run renders them here
+    :param min_rows: minimum number of rows for an event. Default: the pipeline's ``limits.min_rows``, or 1
+    :param max_wait: how long fewer than ``min_rows`` rows wait after the newest outcome, and how long the trigger waits before it repeats an event. Integer
+        seconds or a ``timedelta``. Default: the pipeline's ``limits.max_delay_s``, or five minutes
+    :param poll_interval_s: seconds between the end of one poll and the start of the next
+    :raises InvalidError: the pipeline or a limit is not valid, or the pipeline contains templates
     """
 
     def __init__(
@@ -57,23 +62,23 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
         poll_interval_s: float = 30.0,
     ) -> None:
         super().__init__()
-        # What Airflow stored was checked when the DAG was parsed; the triggerer makes this object on its loop.
+        # A value that Airflow stored was validated when the DAG was parsed. The triggerer constructs this object on its event loop, so it must not block.
         is_stored = isinstance(pipeline, str) and pipeline.startswith("{")
         self.pipeline = str(pipeline) if is_stored else _spec(pipeline, min_rows, max_wait)
         self.poll_interval_s = poll_interval_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """
-        Path and arguments, for ever as they are: Airflow stores both.
+        Return the class path and the arguments. Airflow stores both, so they must never change.
 
-        Watchers whose path and arguments are equal are one trigger to Airflow. The spec holds the pipeline's name and log, so that only those of one
-        pipeline are; its text is canonical, so that the scheduler's parts agree on it.
+        Airflow treats watchers with equal path and arguments as one trigger. The spec contains the name and the log of the pipeline, so only watchers of the
+        same pipeline are equal. The text of the spec is canonical, so that all processes of the scheduler compute the same value.
         """
         path = f"{OffsetRangeTrigger.__module__}.{OffsetRangeTrigger.__qualname__}"
         return path, {"pipeline": self.pipeline, "poll_interval_s": self.poll_interval_s}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look, and speak where there is something new to say. Never ends: Airflow would start it anew at once."""
+        """Poll, and emit an event for each new range. Never returns, because Airflow would restart the trigger immediately."""
         clock = asyncio.get_running_loop().time
         spec = json.loads(self.pipeline)
         name, again_after_s = spec["name"], spec["limits"]["max_delay_s"]
@@ -100,12 +105,15 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
 
 
 def _state(found: Waiting) -> str:
-    """What a run changes when it takes offsets, and nothing else does. Before there is a log, a source may begin elsewhere at every look."""
+    """
+    Return the state that changes only when a run claims offsets. Before the log exists it is constant, because the source may start at other offsets at every
+    poll.
+    """
     return "new" if found.is_new else repr(sorted(found.taken.items()))
 
 
 def _look(pipeline: str) -> Waiting:
-    # Imported in the thread: the triggerer imports this module on its loop.
+    # Imported in the thread, because the triggerer imports this module on its event loop.
     from airflow_provider_streamsem.readers.conditions import of_spec_text
     from airflow_provider_streamsem.readers.waiting import waiting
 
@@ -113,9 +121,9 @@ def _look(pipeline: str) -> Waiting:
 
 
 def _spec(pipeline: object, min_rows: int | None, max_wait: timedelta | float | None) -> str:
-    """The spec that travels, with the limits that say what is worth an event."""
-    from airflow_provider_streamsem.batch.pipeline import Pipeline, load_pipeline
-    from airflow_provider_streamsem.batch.templates import holds_templates
+    """Return the spec for the triggerer as JSON text, with the limits that determine when an event is due."""
+    from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
+    from airflow_provider_streamsem.pipeline.templates import holds_templates
     from airflow_provider_streamsem.readers.conditions import spec_text
     from airflow_provider_streamsem.readers.waiting import limited
 

@@ -1,1 +1,1 @@
-"""Faults drawn by a seed under a real Airflow that runs a Kafka → S3 DAG without a pause; `python -m tests.airflow_chaos --help`."""
+"""Chaos trials: random faults by a seed, in a real Airflow that runs a Kafka → S3 DAG continuously. `python -m tests.airflow_chaos --help`."""

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.airflow_chaos import report, trial
-from tests.airflow_chaos.world import SCHEDULERS
+from tests.airflow_chaos.setup import SCHEDULERS
 from tests.integration.parts.server import stop_servers_on_sigterm
 
 

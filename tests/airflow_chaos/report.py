@@ -1,4 +1,4 @@
-"""The tables of trials on Airflow: for a terminal, and as Markdown."""
+"""The tables of trials on Airflow, for a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def in_one_row(trial: AirflowTrial) -> tuple[str, ...]:
     return (trial.subject, *map(str, numbers))
 
 
-def said(trial: AirflowTrial) -> list[str]:
-    """What the tables do not say."""
+def all_notes(trial: AirflowTrial) -> list[str]:
+    """Return the facts that the tables do not show."""
     found = notes(trial)
     if not trial.orphan_overlaps:
         found.append("no orphan ran beside its retry: this trial proves nothing of it")
@@ -36,7 +36,7 @@ def show(trial: AirflowTrial) -> None:
     console = Console(width=max(Console().width, 200))
     console.print(table(f"{trial.subject} (seed {trial.seed})", OF_FAULTS, list(by_fault(trial))))
     console.print(table("outcome", OF_TRIALS, [in_one_row(trial)]))
-    for note in said(trial):
+    for note in all_notes(trial):
         console.print(note, soft_wrap=True)
 
 
@@ -45,7 +45,7 @@ def markdown(trials: Sequence[AirflowTrial]) -> str:
     for trial in trials:
         lines += ["", f"`--database {trial.subject} --minutes {trial.minutes:g} --seed {trial.seed}`", ""]
         lines += markdown_table(OF_FAULTS, list(by_fault(trial)))
-        lines += ["", *(f"- {note}" for note in said(trial)), ""]
+        lines += ["", *(f"- {note}" for note in all_notes(trial)), ""]
         rows = [
             (str(n), i.kind, i.moment, i.done, str(i.duplicates), str(i.losses))
             for n, i in enumerate(trial.injections, 1)

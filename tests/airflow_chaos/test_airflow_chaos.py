@@ -1,4 +1,4 @@
-"""A short trial in each integration run; and that the harness counts an overlap only where there was one."""
+"""A short trial in each integration run, and tests that the harness counts only real overlaps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import pytest
 
 from tests.airflow_chaos import trial
 from tests.airflow_chaos.faults import FAULTS, ORPHAN
+from tests.airflow_chaos.setup import Overlap, PipelineFixture
 from tests.airflow_chaos.trial import AirflowTrial, rounds
-from tests.airflow_chaos.world import Overlap, World
 from tests.chaos.setting import Setting
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(1800)
-def test_orphan_beside_its_retry_and_other_faults_under_a_real_airflow_double_and_lose_nothing() -> None:
+def test_orphan_beside_its_retry_and_other_faults_on_a_real_airflow_duplicate_and_lose_nothing() -> None:
     found = trial.run("sqlite", 2, 11, print)
     assert (found.duplicates, found.losses, found.foreign, found.unreadable, found.findings) == (0, 0, 0, 0, []), found
     assert found.injections[0].kind == ORPHAN
@@ -33,7 +33,7 @@ def test_orphan_beside_its_retry_and_other_faults_under_a_real_airflow_double_an
     assert found.is_clean, found.evidence
 
 
-def test_every_trial_begins_with_an_orphan_and_draws_every_kind_before_any_again() -> None:
+def test_every_trial_starts_with_an_orphan_and_draws_every_kind_once_before_any_is_repeated() -> None:
     kinds = list(islice(rounds(random.Random(3)), 2 * len(FAULTS)))
     assert kinds[0] == ORPHAN
     assert sorted(kinds[: len(FAULTS)]) == sorted(kinds[len(FAULTS) :]) == sorted(FAULTS)
@@ -48,18 +48,18 @@ def test_trial_without_an_orphan_beside_its_retry_is_not_clean() -> None:
     assert not found.is_clean
 
 
-class Seen(World):
-    """The counting of a world whose log a test holds."""
+class OverlapCounter(PipelineFixture):
+    """Counts overlaps for a log whose newest version a test sets."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.subject: Any = SimpleNamespace(newest=lambda: (self.version, self.is_decided))
-        self.version, self.is_decided = 0, False
-        self.overlaps, self._in_version, self._heard = [], {}, 0
+        self.subject: Any = SimpleNamespace(newest=lambda: (self.version, self.is_committed))
+        self.version, self.is_committed = 0, False
+        self.overlaps, self._in_version, self._events_read = [], {}, 0
 
     def begins(self, pid: int, version: int) -> int:
-        """How many overlaps are known after this process began a batch."""
-        self.setting.say(event="started", pid=pid, version=version)
+        """Start a batch in this process, and return the number of known overlaps."""
+        self.setting.record_event(event="started", pid=pid, version=version)
         self.version = version
         self.tend()
         return len(self.overlaps)
@@ -67,7 +67,7 @@ class Seen(World):
 
 @pytest.fixture
 def tasks() -> Iterator[list[psutil.Process]]:
-    """Three processes that bear the title of a task; their parent is no supervisor."""
+    """Start three processes with the title of a task. Their parent is no supervisor."""
     code = "import setproctitle, time; setproctitle.setproctitle('airflow worker -- 01a2'); print(flush=True); time.sleep(60)"
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(3)]
     for process in started:
@@ -80,17 +80,17 @@ def tasks() -> Iterator[list[psutil.Process]]:
 
 
 def test_only_two_live_tasks_in_one_open_version_overlap(tmp_path: Path, tasks: list[psutil.Process]) -> None:
-    world = Seen(Setting(place=str(tmp_path), topic="t", bootstrap="", master=""))
+    fixture = OverlapCounter(Setting(location=str(tmp_path), topic="t", bootstrap="", master=""))
     one, two, three = (task.pid for task in tasks)
-    assert world.begins(one, 0) == 0
-    assert world.begins(one, 1) == 0
-    assert world.begins(two, 2) == 0
-    assert world.begins(one, 2) == 1
-    assert world.overlaps == [Overlap(2, two, one, orphaned=True)]
-    world.is_decided = True
-    assert world.begins(three, 2) == 1
-    world.is_decided = False
+    assert fixture.begins(one, 0) == 0
+    assert fixture.begins(one, 1) == 0
+    assert fixture.begins(two, 2) == 0
+    assert fixture.begins(one, 2) == 1
+    assert fixture.overlaps == [Overlap(2, two, one, orphaned=True)]
+    fixture.is_committed = True
+    assert fixture.begins(three, 2) == 1
+    fixture.is_committed = False
     for task in tasks[:2]:
         task.kill()
         task.wait(5)
-    assert world.begins(three, 2) == 1
+    assert fixture.begins(three, 2) == 1

@@ -1,4 +1,4 @@
-"""One trial on one database: faults for so many minutes, then the end of production, the rest drained, and the end held against the truth."""
+"""One trial on one database: faults for some minutes, end of production, drain of the rest, and comparison with the expected rows."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.airflow_chaos.faults import FAULTS, ORPHAN
-from tests.airflow_chaos.world import SCHEDULERS, Overlap, World
+from tests.airflow_chaos.setup import SCHEDULERS, Overlap, PipelineFixture
+from tests.chaos.expected import expected_rows
 from tests.chaos.faults import drawn
 from tests.chaos.trial import Trial, inject, judge, kept
-from tests.chaos.truth import truth
 
-_ORPHANS = 3  # the most that a trial begins with, until one of them lives
+_ORPHANS = 3  # how many orphan faults a trial starts with at most, until one orphan survives
 
 
 @dataclass
 class AirflowTrial(Trial):
     """
-    The outcome, and what of it two attempts at once had a part in.
+    The outcome, with the effects of two concurrent attempts.
 
-    :param overlaps: every meeting of two processes in one open version
-    :param both_wrote: versions of such a meeting for which more than one attempt wrote files
+    :param overlaps: every overlap of two processes in one open version
+    :param both_wrote: versions of such overlaps for which more than one attempt wrote files
     """
 
     minutes: float = 0
@@ -34,7 +34,7 @@ class AirflowTrial(Trial):
 
     @property
     def orphans(self) -> int:
-        """Supervisors that were killed, and whose tasks lived on."""
+        """Number of supervisors that were killed and whose tasks survived."""
         return sum(i.kind == ORPHAN and i.injected for i in self.injections)
 
     @property
@@ -43,42 +43,42 @@ class AirflowTrial(Trial):
 
     @property
     def is_clean(self) -> bool:
-        """A trial without an orphan beside its retry proves nothing."""
+        """Whether the trial is clean. A trial without an orphan beside its retry proves nothing."""
         return super().is_clean and self.orphan_overlaps > 0
 
 
 def run(database: str, minutes: float, seed: int, say: Callable[[str], None]) -> AirflowTrial:
-    """One trial in a directory of its own, which is kept where the outcome is not clean."""
+    """Run one trial in a new directory, which is kept if the outcome is not clean."""
     home = Path(tempfile.mkdtemp(prefix=f"chaos-airflow-{database}-"))
     home.chmod(0o755)  # the database runs as another user
     trial = AirflowTrial(database, "", seed, minutes=minutes, schedulers=SCHEDULERS[database])
     chance = random.Random(seed)
-    world = World(database, home, seed)
-    with world.running():
-        if not world.until(lambda: world.subject.commits() > 0, 240):
+    fixture = PipelineFixture(database, home, seed)
+    with fixture.running():
+        if not fixture.until(lambda: fixture.subject.commits() > 0, 240):
             raise RuntimeError(f"nothing was committed in four minutes without any fault; see {home}")
         deadline = time.monotonic() + 60 * minutes
         kinds = rounds(chance)
         kind = next(kinds)
         while True:
-            trial.injections.append(inject(world, kind, FAULTS[kind], chance))
+            trial.injections.append(inject(fixture, kind, FAULTS[kind], chance))
             say(f"{database} {len(trial.injections)} {trial.injections[-1].in_words}")
             if kind == ORPHAN and trial.orphans == 0 and len(trial.injections) < _ORPHANS:
-                continue  # a task in the midst of a request to its supervisor dies with it
+                continue  # a task that is sending a request to its supervisor dies with it
             if time.monotonic() > deadline:
                 break
             kind = next(kinds)
-        world.end_production()
-        trial.drained = world.drain_rest()
-        world.airflow.end()  # whatever an orphan would still have done is done or never will be
-        trial.overlaps = world.overlaps
-        trial.both_wrote = sum(world.attempts_of(v) > 1 for v in {o.version for o in world.overlaps})
-        judge(trial, world.subject.visible(), truth(world.setting), world)
+        fixture.end_production()
+        trial.drained = fixture.drain_rest()
+        fixture.airflow.end()  # kill orphans, so that nothing is written after the comparison
+        trial.overlaps = fixture.overlaps
+        trial.both_wrote = sum(fixture.attempts_of(v) > 1 for v in {o.version for o in fixture.overlaps})
+        judge(trial, fixture.subject.visible(), expected_rows(fixture.setting), fixture)
     return kept(trial, home)
 
 
 def rounds(chance: random.Random) -> Iterator[str]:
-    """The orphan first, so that the shortest trial has one; then every kind once in an order of chance, and again in another."""
+    """Yield an orphan first, so that the shortest trial has one. Then yield every kind once in a random order, and again in another."""
     yield ORPHAN
     yield from drawn([kind for kind in FAULTS if kind != ORPHAN], len(FAULTS) - 1, chance)
     while True:

@@ -1,1 +1,1 @@
-"""Faults drawn by a seed, injected into real parts while a subject drains a Kafka topic; `python -m tests.chaos --help`."""
+"""Chaos trials: random faults by a seed, injected into real servers while a subject drains a Kafka topic. `python -m tests.chaos --help`."""

@@ -1,4 +1,4 @@
-"""Runner processes: started, killed, frozen, and started again when they died or hang."""
+"""Runner processes: started, killed, frozen, and restarted when they die or hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HANGS_AFTER_S = 90.0
 
 
 class Driver:
-    """One runner in a session of its own, with the JVM that it starts."""
+    """One runner in its own session, with the JVM that it starts."""
 
     def __init__(self, subject: str, setting: Setting, environment: dict[str, str], *, once: bool = False) -> None:
         argv = [sys.executable, "-m", "tests.chaos.runner", subject, str(setting.root / "setting.json")]
@@ -43,7 +43,7 @@ class Driver:
         return self.process.poll() is None
 
     def jvm(self) -> psutil.Process | None:
-        """The JVM below the runner, as soon as it is one."""
+        """Return the JVM below the runner, as soon as it exists."""
         with suppress(psutil.Error):
             for child in psutil.Process(self.pid).children(recursive=True):
                 with suppress(psutil.Error):
@@ -61,14 +61,14 @@ class Driver:
         self.is_stopped = False
 
     def kill(self) -> bool:
-        """SIGKILL to all of the group; whether this is what ended it."""
+        """Send SIGKILL to the group. Return whether this ended the runner."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         return self.process.wait() == -signal.SIGKILL
 
 
 class Watch:
-    """Tells a driver that is slow from one that hangs: no event and no commit for a minute and a half in which it was not frozen."""
+    """Distinguishes a slow driver from one that hangs: no event and no commit for 90 seconds in which it was not frozen."""
 
     def __init__(self) -> None:
         self._last: object = None

@@ -1,8 +1,8 @@
 """
-Numbered records in transactions, some aborted on purpose. `python -m tests.chaos.producer SETTING.json SEED`, until SIGTERM.
+Produces numbered records in transactions, some of them aborted on purpose. `python -m tests.chaos.producer SETTING.json SEED` runs until SIGTERM.
 
-Its journal (`produced.jsonl`) holds what it knows of every transaction: `committed`, `aborted`, or `unknown` where the broker never answered the commit. A
-number is used once, whatever became of it.
+Its journal (`produced.jsonl`) has the state of every transaction: `committed`, `aborted`, or `unknown` if the broker never answered the commit. A number is
+used only once, whatever the state of its transaction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def stop(*_: Any) -> None:
 
 
 def connected(bootstrap: str, transactional_id: str) -> Producer:
-    """A producer whose predecessor's open transaction is ended."""
+    """Return a producer. Its predecessor's open transaction is aborted."""
     while True:
         made = Producer(
             {
@@ -48,15 +48,15 @@ def connected(bootstrap: str, transactional_id: str) -> Producer:
 
 
 def transaction(producer: Producer, setting: Setting, first: int, chance: random.Random) -> tuple[str, int]:
-    """What became of one transaction, and the first number after it."""
+    """Run one transaction. Return its state, and the first number after it."""
     end = first + chance.randint(5, 60)
-    state = "aborted"  # without a commit that was sent, nothing of it can become visible
+    state = "aborted"  # before a commit was sent, no record can become visible
     try:
         producer.begin_transaction()
         for number in range(first, end):
             producer.produce(setting.topic, str(number).encode(), partition=chance.randrange(PARTITIONS))
         if chance.random() < 0.2:
-            if producer.flush(PATIENCE_S):  # so that aborted records really lie in the topic
+            if producer.flush(PATIENCE_S):  # so that the aborted records are really in the topic
                 return "aborted, and the broker did not answer", end
             producer.abort_transaction(PATIENCE_S)
             return "aborted", end

@@ -1,4 +1,4 @@
-"""Tables of faults and outcomes: for a terminal, and as Markdown."""
+"""Tables of faults and outcomes, for a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def in_one_row(trial: Trial) -> tuple[str, ...]:
 
 
 def show(trials: Sequence[Trial]) -> None:
-    console = Console(width=max(Console().width, 150))  # a pipe has none: the widest table must fit
+    console = Console(width=max(Console().width, 150))  # a pipe has no width, and the widest table must fit
     for trial in trials:
         console.print(table(f"{trial.title} (seed {trial.seed})", OF_FAULTS, list(by_fault(trial))))
     console.print(table("outcome", OF_SUBJECTS, [(t.subject, *in_one_row(t)[1:]) for t in trials]))
@@ -60,7 +60,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def notes(trial: Trial) -> list[str]:
-    """What the tables do not say."""
+    """Return the facts that the tables do not show."""
     found = list(trial.findings)
     if trial.unknown:
         found.append(f"{trial.unknown} records in transactions whose commit was never answered; the topic decided")

@@ -1,7 +1,7 @@
 """
-A task of a scheduler that drains the topic with one subject, run key after run key. `python -m tests.chaos.runner SUBJECT SETTING.json [once]`.
+A task that drains the topic with one subject, run key after run key. `python -m tests.chaos.runner SUBJECT SETTING.json [once]`.
 
-Any error ends the process, as it ends the try of a task; who starts it again runs the same run key again.
+Any error ends the process, as it ends the try of a task. When the process is restarted, it retries the same run key.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ def main(name: str, setting: Setting, once: bool) -> None:
     under_test = subject(name, setting)
     while True:
         number = setting.run_number()
-        setting.say(event="started", run=number)
+        setting.record_event(event="started", run=number)
         try:
             empty = under_test.drain(f"run-{number}")
         except Exception as error:
             cause = error.__cause__
-            setting.say(
+            setting.record_event(
                 event="failed", run=number, error=type(error).__name__, text=str(error)[:300], cause=repr(cause)[:300]
             )
             raise
-        setting.say(event="done", run=number, empty=empty)
+        setting.record_event(event="done", run=number, empty=empty)
         setting.finished(number)
         if once:
             return

@@ -1,4 +1,4 @@
-"""What a runner process and the harness agree on: a file that both read."""
+"""The settings of a trial, in a file that the harness and the runner processes read."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 BUCKET = "lake"
-MAX_ROWS = 400  # of one batch of every subject: small, so that a run has many moments at which it can be hit
+MAX_ROWS = 400  # batch limit of every subject; small, so that faults can hit a run at many moments
 
 
 @dataclass(frozen=True)
 class Setting:
     """
-    Where one trial happens.
+    Addresses and paths of one trial.
 
-    :param place: a directory of the trial's own
-    :param master: of Spark
-    :param s3_endpoint: of the S3 server, ``""`` where the subject needs none
-    :param postgres: DSN, likewise
+    :param location: a directory of this trial
+    :param master: Spark master
+    :param s3_endpoint: endpoint of the S3 server, or ``""`` if the subject needs none
+    :param postgres: DSN of Postgres, or ``""``
     """
 
-    place: str
+    location: str
     topic: str
     bootstrap: str
     master: str
@@ -33,11 +33,11 @@ class Setting:
 
     @property
     def root(self) -> Path:
-        return Path(self.place)
+        return Path(self.location)
 
     @property
     def events(self) -> Path:
-        """What the runners say of themselves, a JSON line each; several processes append to it."""
+        """The event log of the runners, one JSON object per line. Several processes append to it."""
         return self.root / "events.jsonl"
 
     def write(self) -> Path:
@@ -49,7 +49,7 @@ class Setting:
     def read(cls, file: str) -> Setting:
         return cls(**json.loads(Path(file).read_text()))
 
-    def say(self, **event: Any) -> None:
+    def record_event(self, **event: Any) -> None:
         line = json.dumps({"pid": os.getpid(), **event}) + "\n"
         to = os.open(self.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -57,20 +57,20 @@ class Setting:
         finally:
             os.close(to)
 
-    def said(self) -> list[dict[str, Any]]:
+    def read_events(self) -> list[dict[str, Any]]:
         if not self.events.exists():
             return []
         return [json.loads(line) for line in self.events.read_text().splitlines()]
 
     def run_number(self) -> int:
-        """Of the run key that is to be run now: it moves on only when a runner has finished it."""
+        """Return the number of the current run key. It advances only when a runner has finished the run."""
         try:
             return int((self.root / "run").read_text())
         except FileNotFoundError:
             return 0
 
     def finished(self, number: int) -> None:
-        following = max(number + 1, self.run_number())  # a zombie that finishes late does not put the number back
+        following = max(number + 1, self.run_number())  # a zombie that finishes late must not set the number back
         part = self.root / f"run.{os.getpid()}.{random.random()}"
         part.write_text(str(following))
         os.replace(part, self.root / "run")

@@ -1,4 +1,4 @@
-"""Short trials in each integration run: every kind of fault of the local mode, and those of a cluster; nothing twice, nothing lost."""
+"""Short trials in each integration run, with every fault of local mode and those of a cluster. Nothing is duplicated, nothing is lost."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.timeout(900)
-def test_every_kind_of_fault_doubles_and_loses_nothing() -> None:
-    found = suffered("streamsem", kinds(subject_class("streamsem").needs))
+def test_every_kind_of_fault_duplicates_and_loses_nothing() -> None:
+    found = run_clean_trial("streamsem", kinds(subject_class("streamsem").needs))
     assert found.commits >= 10, "too few versions for the faults to have met anything"
 
 
 @pytest.mark.timeout(600)
-def test_killed_executors_workers_and_a_whole_cluster_double_and_lose_nothing() -> None:
-    found = suffered("streamsem_on_a_cluster", ["executor killed", "worker killed", "everything killed"])
+def test_killed_executors_workers_and_a_whole_cluster_duplicate_and_lose_nothing() -> None:
+    found = run_clean_trial("streamsem_on_a_cluster", ["executor killed", "worker killed", "everything killed"])
     assert found.commits >= 4, "too few versions for the faults to have met anything"
 
 
-def suffered(name: str, faults: Sequence[str]) -> trial.Trial:
-    """The trial, in which each fault struck once, and that ended clean."""
+def run_clean_trial(name: str, faults: Sequence[str]) -> trial.Trial:
+    """Run a trial. Check that each fault was injected once and that the trial ended clean."""
     found = trial.run(name, len(faults), 11, print, only=faults)
     assert (found.duplicates, found.losses, found.foreign, found.findings) == (0, 0, 0, []), found
     assert found.drained, found

@@ -1,4 +1,4 @@
-"""One subject, some faults: inject, let it recover, look at what is visible, and hold the end against the truth."""
+"""One trial of a subject: inject faults, let it recover, read the visible rows, and compare the end with the expected rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from tests.chaos.expected import Expected, expected_rows
 from tests.chaos.faults import FAULTS, NotInjectedError, drawn, kinds
+from tests.chaos.setup import PipelineFixture, Tended
 from tests.chaos.subjects import subject_class
-from tests.chaos.subjects.contract import Seen
-from tests.chaos.truth import Truth, truth
-from tests.chaos.world import Tended, World
+from tests.chaos.subjects.contract import VisibleRows
 
 W = TypeVar("W", bound=Tended)
 T = TypeVar("T", bound="Trial")
@@ -24,12 +24,12 @@ T = TypeVar("T", bound="Trial")
 @dataclass
 class Injection:
     """
-    One fault and what came of it until the next.
+    One fault and its effects until the next one.
 
-    :param moment: what the subject was about when it struck
-    :param attempts: runners' tries that began from this fault to the look after it
-    :param duplicates: visible once too often at the look after it, and not at the look before
-    :param losses: records that the dataset had passed at the look after it, and not before, and that are not in it at the end
+    :param moment: the state of the subject at the time of the fault
+    :param attempts: tries of runners that started between this fault and the next reading
+    :param duplicates: additional duplicates in the reading after the fault
+    :param losses: records that are missing at the end, and that the dataset had passed in the reading after the fault and not before
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Injection:
 
 @dataclass
 class Trial:
-    """The outcome. `losses` and `duplicates` are those of the end; `foreign` rows are visible and not in the truth."""
+    """The outcome. `losses` and `duplicates` are those at the end. `foreign` rows are visible and not expected."""
 
     subject: str
     title: str
@@ -78,30 +78,30 @@ class Trial:
 
 def run(name: str, faults: int, seed: int, say: Callable[[str], None], *, only: Sequence[str] = ()) -> Trial:
     """
-    One trial in a directory of its own, which is kept where the outcome is not clean.
+    Run one trial in a new directory, which is kept if the outcome is not clean.
 
-    :param only: kinds of faults; empty for all that can happen to the subject
+    :param only: kinds of faults; empty for all that are possible for the subject
     """
     home = Path(tempfile.mkdtemp(prefix=f"chaos-{name}-"))
     cls = subject_class(name)
     trial = Trial(name, cls.title, seed)
     chance = random.Random(seed)
-    world = World(name, home, seed)
-    with world.running():
-        if not world.until(lambda: world.subject.commits() > 0, 240):
+    fixture = PipelineFixture(name, home, seed)
+    with fixture.running():
+        if not fixture.until(lambda: fixture.subject.commits() > 0, 240):
             raise RuntimeError(f"{name} committed nothing in four minutes without any fault; see {home}")
         for kind in drawn(list(only) or kinds(cls.needs), faults, chance):
-            trial.injections.append(inject(world, kind, FAULTS[kind], chance))
+            trial.injections.append(inject(fixture, kind, FAULTS[kind], chance))
             say(f"{name} {len(trial.injections)}/{faults} {trial.injections[-1].in_words}")
-        world.until(lambda: False, 3)
-        world.end_production()
-        trial.drained = world.drain_rest()
-        judge(trial, world.subject.visible(), truth(world.setting), world)
+        fixture.until(lambda: False, 3)
+        fixture.end_production()
+        trial.drained = fixture.drain_rest()
+        judge(trial, fixture.subject.visible(), expected_rows(fixture.setting), fixture)
     return kept(trial, home)
 
 
 def kept(trial: T, home: Path) -> T:
-    """The trial, whose directory is kept where the outcome is not clean."""
+    """Delete the directory of a clean trial, and keep that of any other."""
     if trial.is_clean:
         shutil.rmtree(home, ignore_errors=True)
     else:
@@ -109,52 +109,52 @@ def kept(trial: T, home: Path) -> T:
     return trial
 
 
-def inject(world: W, kind: str, fault: Callable[[W, random.Random], str], chance: random.Random) -> Injection:
-    """Strike while the subject works, and look again when it has committed since."""
-    world.pass_time(chance.uniform(0, 3))
-    doubled = excess(world.subject.visible())
-    world.until(world.is_busy, 60)
+def inject(fixture: W, kind: str, fault: Callable[[W, random.Random], str], chance: random.Random) -> Injection:
+    """Inject a fault while the subject works. Read again after the next commit."""
+    fixture.pass_time(chance.uniform(0, 3))
+    doubled = excess(fixture.subject.visible())
+    fixture.until(fixture.is_busy, 60)
     if chance.random() < 0.5:
-        world.until(world.subject.exposed(), 20, every_s=0.01)
-    injection = Injection(kind, world.subject.moment())
-    began = started(world)
+        fixture.until(fixture.subject.exposed(), 20, every_s=0.01)
+    injection = Injection(kind, fixture.subject.moment())
+    began = started(fixture)
     try:
-        injection.done = fault(world, chance)
+        injection.done = fault(fixture, chance)
         injection.injected = True
     except NotInjectedError as error:
         injection.done = f"not injected: {error}"
-    commits = world.subject.commits()
-    world.until(lambda: world.subject.commits() > commits, 90)
-    seen = world.subject.visible()
-    injection.attempts = started(world) - began
+    commits = fixture.subject.commits()
+    fixture.until(lambda: fixture.subject.commits() > commits, 90)
+    seen = fixture.subject.visible()
+    injection.attempts = started(fixture) - began
     injection.duplicates = excess(seen) - doubled
     injection.reached = seen.reached
     return injection
 
 
-def started(world: Tended) -> int:
-    return sum(event["event"] == "started" for event in world.setting.said())
+def started(fixture: Tended) -> int:
+    return sum(event["event"] == "started" for event in fixture.setting.read_events())
 
 
-def excess(seen: Seen) -> int:
+def excess(seen: VisibleRows) -> int:
     return sum(count - 1 for count in seen.counts.values())
 
 
-def judge(trial: Trial, seen: Seen, known: Truth, world: Tended) -> None:
-    """Count against the truth; a loss belongs to the first fault after which the dataset had passed the record."""
-    lost = [n for n in known.places if n not in seen.counts]
-    trial.records, trial.aborted, trial.unknown = len(known.places), known.aborted, known.unknown
+def judge(trial: Trial, seen: VisibleRows, known: Expected, fixture: Tended) -> None:
+    """Compare with the expected rows. A loss is attributed to the first fault after which the dataset had passed the record."""
+    lost = [n for n in known.locations if n not in seen.counts]
+    trial.records, trial.aborted, trial.unknown = len(known.locations), known.aborted, known.unknown
     trial.findings = known.findings + seen.findings
     trial.duplicates, trial.losses = excess(seen), len(lost)
-    trial.foreign = sum(n not in known.places for n in seen.counts)
+    trial.foreign = sum(n not in known.locations for n in seen.counts)
     trial.unreadable = len(seen.unreadable)
     for number in lost:
-        ((partition, offset), *_) = known.places[number]
+        ((partition, offset), *_) = known.locations[number]
         for injection in trial.injections:
             if injection.reached.get(partition, -1) > offset:
                 injection.losses += 1
                 break
-    said = world.setting.said()
-    trial.commits, trial.hung, trial.tries = world.subject.commits(), world.hung, started(world)
-    trial.done = sum(e["event"] == "done" for e in said)
-    trial.failed = Counter(str(e["error"]) for e in said if e["event"] == "failed")
+    events = fixture.setting.read_events()
+    trial.commits, trial.hung, trial.tries = fixture.subject.commits(), fixture.hung, started(fixture)
+    trial.done = sum(e["event"] == "done" for e in events)
+    trial.failed = Counter(str(e["error"]) for e in events if e["event"] == "failed")

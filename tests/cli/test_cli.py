@@ -24,14 +24,14 @@ from airflow_provider_streamsem.cli.arguments import COMMANDS, Command, parser
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.cli.output import Answer, Table
 from airflow_provider_streamsem.stores.local import LocalStore
-from tests.worlds import World
+from tests.pipeline_fixture import PipelineFixture
 
 GOLDEN = Path(__file__).parent / "json_shapes.json"
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    made = World(tmp_path, store=LocalStore(str(tmp_path / "log")))
+def fixture(tmp_path: Path) -> PipelineFixture:
+    made = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
     made.arrive(3, bad_lines=1)
     made.run("a")
     (tmp_path / "p.toml").write_text(f"""
@@ -78,8 +78,8 @@ def shape(value: Any) -> Any:
     return type(value).__name__
 
 
-def commands(world: World) -> dict[str, list[str]]:
-    log, toml = str(world.root / "log"), str(world.root / "p.toml")
+def commands(fixture: PipelineFixture) -> dict[str, list[str]]:
+    log, toml = str(fixture.root / "log"), str(fixture.root / "p.toml")
     return {
         "log": ["log", log],
         "show": ["show", log, "0"],
@@ -92,9 +92,9 @@ def commands(world: World) -> dict[str, list[str]]:
     }
 
 
-def test_json_of_every_command_keeps_its_shape(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_every_command_keeps_its_shape(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
     shapes = {}
-    for name, argv in commands(world).items():
+    for name, argv in commands(fixture).items():
         code, out, _ = run(capsys, *argv, "--json")
         assert code == 0, name
         shapes[name] = shape(json.loads(out))
@@ -105,13 +105,13 @@ def test_json_of_every_command_keeps_its_shape(world: World, capsys: pytest.Capt
 
 
 def test_shapes_are_documented() -> None:
-    documented = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
     for name, expected in json.loads(GOLDEN.read_text()).items():
         assert f"### {name}\n\n```json\n{json.dumps(expected, indent=1, sort_keys=True)}\n```" in documented, name
 
 
 def test_failure_of_the_command_itself_is_no_finding(
-    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.cli import commands as commands_
 
@@ -119,71 +119,79 @@ def test_failure_of_the_command_itself_is_no_finding(
         raise ZeroDivisionError
 
     monkeypatch.setattr(commands_, "lag", fails)
-    code, _, err = run(capsys, "lag", str(world.root / "p.toml"))
+    code, _, err = run(capsys, "lag", str(fixture.root / "p.toml"))
     assert (code, "ZeroDivisionError" in err) == (5, True)
 
 
 @pytest.mark.parametrize("name", ["log", "show", "files", "verify", "doctor", "lag", "vacuum"])
-def test_every_command_speaks_to_people(world: World, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    code, out, err = run(capsys, *commands(world)[name])
+def test_every_command_speaks_to_people(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    code, out, err = run(capsys, *commands(fixture)[name])
     assert (code, err) == (0, "")
     assert out.strip()
 
 
-def test_explain_tells_label_reasons_and_what_each_sink_keeps(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "explain", str(world.root / "p.toml"))
+def test_explain_tells_label_reasons_and_what_each_sink_keeps(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "explain", str(fixture.root / "p.toml"))
     first, *rest = out.splitlines()
     assert (code, err, first, rest[-1]) == (0, "", "exactly-once", "sink out: exactly-once")
     assert any("plan before the first row is read" in line for line in rest)
     assert any(line.startswith("  - sink out: ") for line in rest)
-    (world.root / "weak.toml").write_text(
-        (world.root / "p.toml").read_text().replace("[limits]", '[dedup]\nkeys = ["id"]\nttl_s = 86400\n[limits]')
+    (fixture.root / "weak.toml").write_text(
+        (fixture.root / "p.toml").read_text().replace("[limits]", '[dedup]\nkeys = ["id"]\nttl_s = 86400\n[limits]')
     )
-    code, out, _ = run(capsys, "explain", str(world.root / "weak.toml"), "--json")
+    code, out, _ = run(capsys, "explain", str(fixture.root / "weak.toml"), "--json")
     assert json.loads(out)["warnings"] == []
     found = json.loads(out)
     assert (code, found["label"], found["terms"]) == (0, "effectively_once", "dedup 24 h")
     assert found["sinks"] == {"out": "effectively_once"}
 
 
-def test_files_prints_one_path_a_line_for_other_engines(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run(capsys, "files", str(world.root / "log"))
+def test_files_prints_one_path_a_line_for_other_engines(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = run(capsys, "files", str(fixture.root / "log"))
     assert [
         json.loads(line)["id"] for path in out.splitlines() for line in Path(path).read_text().splitlines()
     ] == list(range(6))
 
 
 def test_verify_of_a_damaged_dataset_ends_with_1_and_names_the_file(
-    world: World, capsys: pytest.CaptureFixture[str]
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    victim = Path(world.opened().files()[0].path)
+    victim = Path(fixture.opened().files()[0].path)
     victim.unlink()
-    code, out, _ = run(capsys, "verify", str(world.root / "log"))
+    code, out, _ = run(capsys, "verify", str(fixture.root / "log"))
     assert code == 1
     assert victim.name in out
-    code, out, _ = run(capsys, "verify", str(world.root / "log"), "--log-only")
+    code, out, _ = run(capsys, "verify", str(fixture.root / "log"), "--log-only")
     assert code == 0
 
 
-def test_abort_closes_the_open_version_and_says_so(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.dies("b")
-    toml = str(world.root / "p.toml")
+def test_abort_closes_the_open_version_and_says_so(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixture.dies("b")
+    toml = str(fixture.root / "p.toml")
     code, out, _ = run(capsys, "abort", toml, "1", "--reason", "poison")
     assert (code, "aborted" in out) == (0, True)
     code, _, err = run(capsys, "abort", toml, "1", "--reason", "again")
     assert (code, "only the open version" in err) == (2, True)
-    code, out, _ = run(capsys, "log", str(world.root / "log"), "--json")
+    code, out, _ = run(capsys, "log", str(fixture.root / "log"), "--json")
     assert [(v["version"], v["result"], v["reason"]) for v in json.loads(out)["versions"]] == [
         (1, "abort", "poison"),
         (0, "commit", ""),
     ]
 
 
-def test_vacuum_deletes_what_lost(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    lost = world.root / "out" / "data" / "0" / "lost" / "x.json"
+def test_vacuum_deletes_what_lost(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    lost = fixture.root / "out" / "data" / "0" / "lost" / "x.json"
     lost.parent.mkdir()
     lost.write_text("{}")
-    code, out, _ = run(capsys, "vacuum", str(world.root / "p.toml"), "--json")
+    code, out, _ = run(capsys, "vacuum", str(fixture.root / "p.toml"), "--json")
     assert (code, json.loads(out)["attempts"], lost.exists()) == (0, [["out", 0, "lost"]], False)
 
 
@@ -191,7 +199,7 @@ def test_vacuum_deletes_what_lost(world: World, capsys: pytest.CaptureFixture[st
     ("argv", "code", "message"),
     [
         (["log", "/no/such/log"], 2, "no log"),
-        (["log", "relative"], 2, "there is no log at this place"),
+        (["log", "relative"], 2, "there is no log at this location"),
         (["log", "ftp://x/y"], 2, "accepted"),
         (["run", "/some/log"], 2, "pipeline file"),
         (["run", "missing.toml"], 2, "cannot be read"),
@@ -204,9 +212,11 @@ def test_vacuum_deletes_what_lost(world: World, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_bad_arguments_end_with_2_and_are_named(
-    world: World, capsys: pytest.CaptureFixture[str], argv: list[str], code: int, message: str
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], argv: list[str], code: int, message: str
 ) -> None:
-    given = [a.replace("{log}", str(world.root / "log")).replace("{toml}", str(world.root / "p.toml")) for a in argv]
+    given = [
+        a.replace("{log}", str(fixture.root / "log")).replace("{toml}", str(fixture.root / "p.toml")) for a in argv
+    ]
     got, _, err = run(capsys, *given)
     assert got == code
     assert message in err
@@ -216,7 +226,7 @@ def test_bad_arguments_end_with_2_and_are_named(
 
 
 def test_exit_codes_tell_whether_to_try_again(
-    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.cli import commands as commands_
     from airflow_provider_streamsem.errors import LogDamagedError, UnavailableError
@@ -227,12 +237,14 @@ def test_exit_codes_tell_whether_to_try_again(
             raise error
 
         monkeypatch.setattr(commands_, "lag", fails)
-        assert run(capsys, "lag", str(world.root / "p.toml"))[0] == code
+        assert run(capsys, "lag", str(fixture.root / "p.toml"))[0] == code
 
 
 @pytest.mark.spark
-def test_run_from_a_toml_file_runs_and_repeats(world: World, spark: object, capsys: pytest.CaptureFixture[str]) -> None:
-    toml = str(world.root / "p.toml")
+def test_run_from_a_toml_file_runs_and_repeats(
+    fixture: PipelineFixture, spark: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toml = str(fixture.root / "p.toml")
     code, out, _ = run(capsys, "run", toml, "--drain", "--run-key", "k", "--json")
     first = json.loads(out)
     assert (code, first["status"], first["ranges"], first["guarantee"]["label"]) == (
@@ -243,33 +255,33 @@ def test_run_from_a_toml_file_runs_and_repeats(world: World, spark: object, caps
     )
     code, out, _ = run(capsys, "run", toml, "--drain", "--run-key", "k", "--json")
     assert json.loads(out) == first
-    code, out, _ = run(capsys, "redo", toml, "0", "--json")
+    code, out, _ = run(capsys, "reprocess", toml, "0", "--json")
     assert (code, json.loads(out)["ranges"], json.loads(out)["version"]) == (0, {"files": [0, 2]}, 2)
     code, out, _ = run(capsys, "run", toml)
     assert (code, "run key" in out, "empty" in out, "exactly-once" in out) == (0, True, True, True)
-    world.check()
+    fixture.check()
 
 
 @pytest.mark.spark
 def test_run_lists_the_version_of_another_run_that_it_closed(
-    world: World, spark: object, capsys: pytest.CaptureFixture[str]
+    fixture: PipelineFixture, spark: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.dies("b")
-    toml = str(world.root / "p.toml")
+    fixture.dies("b")
+    toml = str(fixture.root / "p.toml")
     code, out, _ = run(capsys, "run", toml, "--json")
     told = json.loads(out)
     assert (code, told["status"], told["version"]) == (0, "committed", 1)
     assert [(one["version"], one["run_key"], one["ranges"]) for one in told["completed"]] == [
         (1, "b", {"files": [2, 3]})
     ]
-    world.arrive(2)
-    world.dies("c")
+    fixture.arrive(2)
+    fixture.dies("c")
     code, out, _ = run(capsys, "run", toml)
     assert re.search(r"completed  version 2 of run c: \d+ rows read", out)
 
 
 def test_cause_of_a_failed_stage_is_shown(
-    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.errors import StageError
 
@@ -277,34 +289,34 @@ def test_cause_of_a_failed_stage_is_shown(
         raise StageError("the engine failed") from ValueError("what the transform says")
 
     monkeypatch.setattr(commands_, "lag", fails)
-    code, _, err = run(capsys, "lag", str(world.root / "p.toml"))
+    code, _, err = run(capsys, "lag", str(fixture.root / "p.toml"))
     assert code == 3
     assert err.index("ValueError: what the transform says") < err.index("StageError: the engine failed")
 
 
 def test_pipeline_of_a_dag_file_is_named_by_its_variable(
-    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = world.root / "dag_file.py"
-    (world.root / "beside_the_dag.py").write_text("NAME = 'world'\n")
+    file = fixture.root / "dag_file.py"
+    (fixture.root / "beside_the_dag.py").write_text("NAME = 'world'\n")
     file.write_text(f"""
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline
 from beside_the_dag import NAME
 
 ORDERS = Pipeline(
-    name=NAME, log="{world.root}/log", source=FilesSource(path="{world.root}/in", format="json", schema="id long"),
-    sinks={{"out": FilesSink("{world.root}/out", format="json")}}, where="id >= 0", limits=Limits(max_files=2),
+    name=NAME, log="{fixture.root}/log", source=FilesSource(path="{fixture.root}/in", format="json", schema="id long"),
+    sinks={{"out": FilesSink("{fixture.root}/out", format="json")}}, where="id >= 0", limits=Limits(max_files=2),
 )
 """)
-    monkeypatch.chdir(world.root)
+    monkeypatch.chdir(fixture.root)
     assert "exactly-once" in run(capsys, "explain", "dag_file.py:ORDERS")[1]
     assert json.loads(run(capsys, "lag", "dag_file.py:ORDERS", "--json")[1])["lag"] == 1
     assert run(capsys, "vacuum", "dag_file.py:ORDERS", "--dry-run")[0] == 0
     templated = file.read_text().replace("name=NAME", 'name=NAME, transform="pkg:f"').replace("/out", "/out/{{ ds }}")
-    (world.root / "templated.py").write_text(templated)
+    (fixture.root / "templated.py").write_text(templated)
     code, _, err = run(capsys, "run", "templated.py:ORDERS")
     assert (code, "holds templates" in err) == (2, True)
-    (world.root / "ends.py").write_text("import sys\nsys.exit(0)\n")
+    (fixture.root / "ends.py").write_text("import sys\nsys.exit(0)\n")
     assert run(capsys, "lag", "ends.py:ORDERS")[0] == 2
     for command, target in (("run", "dag_file.py:ORDERS"), ("lag", "dag_file.py:MISSING"), ("lag", "absent.py:ORDERS")):
         assert run(capsys, command, target)[0] == 2
@@ -328,28 +340,28 @@ def test_quarantined_records_become_rows_by_one_command_after_a_fix(
     write()
     assert run(capsys, "run", str(toml), "--drain")[0] == 0
     write('options = { allowNumericLeadingZeros = "true" }')
-    code, out, _ = run(capsys, "redo", str(toml), "--quarantined")
+    code, out, _ = run(capsys, "reprocess", str(toml), "--quarantined")
     assert (code, out.splitlines()) == (
         0,
-        ["version 0: redone as 3, 0 still quarantined", "version 2: redone as 4, 1 still quarantined"],
+        ["version 0: reprocessed as 3, 0 still quarantined", "version 2: reprocessed as 4, 1 still quarantined"],
     )
     found = "".join(Path(file.path).read_text() for file in open_log(str(tmp_path / "log")).files())
     assert sorted(json.loads(line)["id"] for line in found.splitlines()) == [1, 2, 3, 4]
-    code, out, _ = run(capsys, "redo", str(toml), "--quarantined", "--json")
-    assert [(r["replaces"], r["counts"]["quarantined"]) for r in json.loads(out)["redone"]] == [(4, 1)]
-    assert run(capsys, "redo", str(toml))[0] == run(capsys, "redo", str(toml), "0", "--quarantined")[0] == 2
+    code, out, _ = run(capsys, "reprocess", str(toml), "--quarantined", "--json")
+    assert [(r["replaces"], r["counts"]["quarantined"]) for r in json.loads(out)["reprocessed"]] == [(4, 1)]
+    assert run(capsys, "reprocess", str(toml))[0] == run(capsys, "reprocess", str(toml), "0", "--quarantined")[0] == 2
     write()
-    assert run(capsys, "redo", str(toml), "3")[0] == 0
-    (tmp_path / "in" / "a.json").unlink()  # of version 0: cannot be redone
+    assert run(capsys, "reprocess", str(toml), "3")[0] == 0
+    (tmp_path / "in" / "a.json").unlink()  # of version 0: cannot be reprocessed
     write('options = { allowNumericLeadingZeros = "true" }')
-    code, out, _ = run(capsys, "redo", str(toml), "--quarantined")
-    assert (code, "not redone: RecordsGoneError" in out, "redone as" in out) == (1, True, True)
+    code, out, _ = run(capsys, "reprocess", str(toml), "--quarantined")
+    assert (code, "not reprocessed: RecordsMissingError" in out, "reprocessed as" in out) == (1, True, True)
 
 
-def test_command_loads_neither_airflow_nor_pyspark_nor_boto3_nor_rich(world: World) -> None:
+def test_command_loads_neither_airflow_nor_pyspark_nor_boto3_nor_rich(fixture: PipelineFixture) -> None:
     code = "import sys; from airflow_provider_streamsem.cli.main import main; main(sys.argv[1:]); print(sorted(m for m in ('airflow', 'pyspark', 'boto3', 'rich', 'pyarrow') if m in sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", code, "files", str(world.root / "log")], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, "files", str(fixture.root / "log")], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -377,7 +389,7 @@ def test_shell_completes_commands_and_options(tmp_path: Path) -> None:
 
 def test_terminal_shows_the_newest_line_while_a_command_works_and_keeps_warnings() -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
-    logger = logging.getLogger("airflow_provider_streamsem.batch.run")
+    logger = logging.getLogger("airflow_provider_streamsem.pipeline.run")
     with output.progress("run", terminal):
         logger.info("version 3: staging")
         logger.warning("records were quarantined \x1b[2J")
@@ -411,9 +423,9 @@ def test_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
         assert word in out
 
 
-def test_move_log_moves_and_says_where_runs_go_on(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    old, new = str(world.root / "log"), str(world.root / "moved")
-    code, out, _ = run(capsys, "move-log", str(world.root / "p.toml"), new, "--json")
+def test_move_log_moves_and_says_where_runs_go_on(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = str(fixture.root / "log"), str(fixture.root / "moved")
+    code, out, _ = run(capsys, "move-log", str(fixture.root / "p.toml"), new, "--json")
     assert code == 0
     assert {**json.loads(out), "copied": 0} == {
         "pipeline": "world", "moved_from": old, "moved_to": new, "version": 0, "copied": 0,
@@ -424,15 +436,15 @@ def test_move_log_moves_and_says_where_runs_go_on(world: World, capsys: pytest.C
     assert (code, out.startswith("clean: 1 versions")) == (0, True)
 
 
-def test_log_lists_what_changed_in_the_spec(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.run("b", pipeline=world.pipeline(limits=Limits(max_files=7)))
-    _, out, _ = run(capsys, "log", str(world.root / "log"), "--json", "--limit", "2")
+def test_log_lists_what_changed_in_the_spec(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    fixture.run("b", pipeline=fixture.pipeline(limits=Limits(max_files=7)))
+    _, out, _ = run(capsys, "log", str(fixture.root / "log"), "--json", "--limit", "2")
     assert [row["changed"] for row in json.loads(out)["versions"]] == [["limits.max_files"], []]
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 110, 200])
 def test_log_never_cuts_a_number_and_says_which_columns_it_leaves_out(
-    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     ranges = {f"a.topic.with.a.long.name-{n}": [5_000_001, 10_000_000_002] for n in range(3)}
@@ -457,7 +469,7 @@ def test_log_never_cuts_a_number_and_says_which_columns_it_leaves_out(
             assert "1970-01-01 00:00:00" in out
 
 
-def test_log_shows_which_sink_waits(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_shows_which_sink_waits(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
     row = {
         "version": 0,
         "result": "publishing",
@@ -493,23 +505,23 @@ def test_what_a_terminal_would_execute_is_printed_as_an_escape(capsys: pytest.Ca
 
 
 def test_reason_from_the_log_reaches_the_terminal_as_text_and_json_exactly(
-    world: World, capsys: pytest.CaptureFixture[str]
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reason = HOSTILE.replace("\ud800", "")
-    world.dies("b")
-    code, _, _ = run(capsys, "abort", str(world.root / "p.toml"), "1", "--reason", reason)
+    fixture.dies("b")
+    code, _, _ = run(capsys, "abort", str(fixture.root / "p.toml"), "1", "--reason", reason)
     assert code == 0
-    code, out, err = run(capsys, "show", str(world.root / "log"), "1")
+    code, out, err = run(capsys, "show", str(fixture.root / "log"), "1")
     assert (code, err) == (0, "")
     assert "\x1b" not in out
     assert r"\u001b]0;owned" in out
-    _, out, _ = run(capsys, "show", str(world.root / "log"), "1", "--json")
+    _, out, _ = run(capsys, "show", str(fixture.root / "log"), "1", "--json")
     assert json.loads(out)["outcome"]["reason"] == reason
     assert "\x9b" not in out
 
 
 def test_log_lines_and_tracebacks_are_printed_as_text(
-    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.cli import commands as commands_
 
@@ -517,28 +529,30 @@ def test_log_lines_and_tracebacks_are_printed_as_text(
         raise ZeroDivisionError("\x1b[2J")
 
     monkeypatch.setattr(commands_, "lag", fails)
-    code, _, err = run(capsys, "lag", str(world.root / "p.toml"))
+    code, _, err = run(capsys, "lag", str(fixture.root / "p.toml"))
     assert (code, "\x1b" in err, r"\u001b[2J" in err) == (5, False, True)
     record = logging.LogRecord("n", logging.INFO, "f", 1, "read %s", ("\x1b[2J\n",), None)
     assert output.PrintableFormatter("%(message)s").format(record) == "read \\u001b[2J\n"
 
 
 def test_log_that_is_nested_too_deep_is_damage_and_no_traceback(
-    world: World, capsys: pytest.CaptureFixture[str]
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (entry,) = (world.root / "log").rglob("*-0.c.json")
+    (entry,) = (fixture.root / "log").rglob("*-0.c.json")
     for deep in (b"[" * 200_000, b'{"format":1,"a":' + b'{"a":' * 900 + b"1" + b"}" * 901):
         entry.unlink()
         entry.write_bytes(deep)
-        for argv in (["log", str(world.root / "log")], ["show", str(world.root / "log"), "0"]):
+        for argv in (["log", str(fixture.root / "log")], ["show", str(fixture.root / "log"), "0"]):
             code, out, err = run(capsys, *argv)
             assert (code, out) == (4, "")
             assert "LogDamagedError" in err
             assert "Traceback" not in err
 
 
-def test_quarantine_shows_records_reasons_and_places(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    log = str(world.root / "log")
+def test_quarantine_shows_records_reasons_and_places(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = str(fixture.root / "log")
     code, out, _ = run(capsys, "quarantine", log, "--json")
     told = json.loads(out)
     assert code == 0
@@ -548,13 +562,13 @@ def test_quarantine_shows_records_reasons_and_places(world: World, capsys: pytes
     _, out, _ = run(capsys, "quarantine", log, "--limit", "1")
     assert ("only the first 1 are shown" in out) == (len(told["records"]) > 1)
     assert told["records"][0]["raw"] in out
-    _, out, _ = run(capsys, "quarantine", log, "--since", str(world.opened().head))
+    _, out, _ = run(capsys, "quarantine", log, "--since", str(fixture.opened().head))
     assert out == "no record is in quarantine\n"
 
 
 def test_log_may_be_a_relative_path(
-    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(world.root)
+    monkeypatch.chdir(fixture.root)
     assert run(capsys, "verify", "log")[0] == 0
     assert run(capsys, "lag", "p.toml")[0] == 0

@@ -13,7 +13,7 @@ from airflow_provider_streamsem.errors import StoreRefusedError, UnsafeStoreErro
 from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
-from tests.worlds import World
+from tests.pipeline_fixture import PipelineFixture
 
 
 class Overwrites(MemoryStore):
@@ -88,11 +88,11 @@ def test_store_that_breaks_its_promise_is_refused_with_what_was_seen(store: type
     report = doctor.examine(log)
     assert not report.passed
     assert all(check.seen for check in report.checks)
-    world = World(tmp_path, store=store(f"memory://broken-{store.__name__}"))
-    world.arrive(1)
+    fixture = PipelineFixture(tmp_path, store=store(f"memory://broken-{store.__name__}"))
+    fixture.arrive(1)
     with pytest.raises(UnsafeStoreError, match="doctor"):
-        world.run("a")
-    assert MemoryStore.read(world.store, "pipeline.json") is None  # type: ignore[arg-type]
+        fixture.run("a")
+    assert MemoryStore.read(fixture.store, "pipeline.json") is None  # type: ignore[arg-type]
 
 
 def test_store_on_which_nothing_may_be_deleted_is_safe() -> None:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline
+from tests.pipeline_fixture import PipelineFixture
 from tests.small_nodes import small_nodes
-from tests.worlds import World
 
 KEPT = Path(__file__).parent / "tree_v1"
 PLACE = Path("/var/tmp/streamsem-golden-tree-v1")
@@ -46,21 +46,21 @@ def in_place() -> Iterator[Path]:
 
 def make() -> None:
     """Two versions of a drain, a redo of the first, an abort, and a version that is open; discovered files in small nodes, so that both trees exist."""
-    from airflow_provider_streamsem.batch.maintenance import abort
+    from airflow_provider_streamsem.pipeline.maintenance import abort
     from airflow_provider_streamsem.stores.local import LocalStore
 
     shutil.rmtree(KEPT, ignore_errors=True)
-    with in_place() as place, small_nodes():
-        world = World(place, store=LocalStore(str(place / "log")))
-        world.arrive(3)
-        world.run("first", drain=True, pipeline=pipeline())
-        world.run("again", redone=0, pipeline=pipeline())
-        world.arrive(2, bad_lines=1)
-        world.dies("second", at="staged", pipeline=pipeline())
-        opened = world.opened()
+    with in_place() as location, small_nodes():
+        fixture = PipelineFixture(location, store=LocalStore(str(location / "log")))
+        fixture.arrive(3)
+        fixture.run("first", drain=True, pipeline=pipeline())
+        fixture.run("again", reprocessed=0, pipeline=pipeline())
+        fixture.arrive(2, bad_lines=1)
+        fixture.dies("second", at="staged", pipeline=pipeline())
+        opened = fixture.opened()
         abort(opened.log, opened.record, opened.head + 1, reason="for the tree")
-        world.dies("third", at="read", pipeline=pipeline())
-        shutil.copytree(place, KEPT)
+        fixture.dies("third", at="read", pipeline=pipeline())
+        shutil.copytree(location, KEPT)
 
 
 if __name__ == "__main__":

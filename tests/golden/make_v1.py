@@ -27,7 +27,7 @@ Objects = dict[str, bytes]
 SPEC = canonical(
     {
         "format": 1,
-        "guarded": {
+        "immutable_config": {
             "sinks": {"out": {"format": "parquet", "path": "/data/out", "type": "files"}},
             "source": {"format": "json", "path": "/data/in", "type": "files"},
         },
@@ -81,9 +81,13 @@ def chained(*ranges: tuple[int, int]) -> list[tuple[Plan, Outcome]]:
     made: list[tuple[Plan, Outcome]] = []
     for version, (start, end) in enumerate(ranges):
         previous = encode(made[-1][1]).sha256 if made else ""
-        genesis = {"files": 0} if version == 0 else None
+        initial_offsets = {"files": 0} if version == 0 else None
         plan = samples.plan(
-            version, previous=previous, genesis=genesis, ranges={"files": (start, end)}, run_start={"files": start}
+            version,
+            previous=previous,
+            initial_offsets=initial_offsets,
+            ranges={"files": (start, end)},
+            run_start={"files": start},
         )
         made.append((plan, samples.outcome(plan, next={"files": end}, spec=sha256(SPEC))))
     return made
@@ -176,13 +180,13 @@ LOGS: dict[Callable[[], Objects], list[list[Any]]] = {
 def main() -> None:
     """Write every log that is not there yet."""
     for make, expected in LOGS.items():
-        place = ROOT / make.__name__
-        shutil.rmtree(place, ignore_errors=True)
+        location = ROOT / make.__name__
+        shutil.rmtree(location, ignore_errors=True)
         for key, data in make().items():
-            path = place / "log" / key
+            path = location / "log" / key
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        (place / "expect.json").write_text(json.dumps({"findings": expected}) + "\n")
+        (location / "expect.json").write_text(json.dumps({"findings": expected}) + "\n")
 
 
 if __name__ == "__main__":

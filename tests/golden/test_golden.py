@@ -11,25 +11,25 @@ from airflow_provider_streamsem import open_log, verify
 from airflow_provider_streamsem.errors import LogDamagedError, NewerFormatError, StreamsemError
 from tests.golden.make_v1 import LOGS, ROOT
 
-PLACES = sorted(path for path in ROOT.iterdir() if path.is_dir())
+LOCATIONS = sorted(path for path in ROOT.iterdir() if path.is_dir())
 
 
 def test_every_golden_log_is_committed() -> None:
-    assert [place.name for place in PLACES] == sorted(make.__name__ for make in LOGS)
+    assert [location.name for location in LOCATIONS] == sorted(make.__name__ for make in LOGS)
 
 
 @pytest.mark.parametrize("make", LOGS, ids=lambda make: make.__name__)
 def test_format_1_is_still_written_byte_for_byte(make: object) -> None:
-    place = ROOT / make.__name__ / "log"  # type: ignore[attr-defined]
-    stored = {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*.json")}
+    location = ROOT / make.__name__ / "log"  # type: ignore[attr-defined]
+    stored = {str(path.relative_to(location)): path.read_bytes() for path in location.rglob("*.json")}
     assert make() == stored  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
-def test_verify_finds_the_fault_and_names_it(place: Path) -> None:
-    verdict = verify(str(place / "log"), files=False)
+@pytest.mark.parametrize("location", LOCATIONS, ids=lambda location: location.name)
+def test_verify_finds_the_fault_and_names_it(location: Path) -> None:
+    verdict = verify(str(location / "log"), files=False)
     found = [[finding.invariant, finding.version] for finding in verdict.findings]
-    assert found == json.loads((place / "expect.json").read_text())["findings"]
+    assert found == json.loads((location / "expect.json").read_text())["findings"]
 
 
 @pytest.mark.parametrize("name", ["outcome_of_1_edited", "outcome_of_1_missing", "plan_of_3_torn"])

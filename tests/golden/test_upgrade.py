@@ -12,23 +12,23 @@ from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.golden.make_tree_v1 import in_place, pipeline
 
 
-def visible(place: Path) -> Counter[int]:
-    files = open_log(str(place / "log")).files()
+def visible(location: Path) -> Counter[int]:
+    files = open_log(str(location / "log")).files()
     return Counter(json.loads(line)["id"] for file in files for line in Path(file.path).read_text().splitlines())
 
 
 def test_pipeline_of_release_0_1_0_is_read_and_continued_without_loss_or_repetition() -> None:
-    with in_place() as place:
+    with in_place() as location:
         # The copy's times are not those of the arrivals; a file is known by its time, and git keeps none.
-        for n, path in enumerate(sorted((place / "in").iterdir())):
+        for n, path in enumerate(sorted((location / "in").iterdir())):
             stamp = 1_700_000_000_000_000_000 + n * 1_000_000
             os.utime(path, ns=(stamp, stamp))
         before = verify(pipeline())
-        assert (before.findings, before.versions, visible(place)) == ([], 4, Counter(range(9)))
-        (place / "in" / "00005.json").write_text('{"id": 15}\n')
+        assert (before.findings, before.versions, visible(location)) == ([], 4, Counter(range(9)))
+        (location / "in" / "00005.json").write_text('{"id": 15}\n')
         finished = run_batch(pipeline(), run_key="third", engine=RowsEngine())
         assert (finished.status, finished.version) == ("committed", 4)
         run_batch(pipeline(), run_key="fourth", drain=True, engine=RowsEngine())
         assert verify(pipeline()).findings == []
-        assert visible(place) == Counter(range(16))
-        assert open_log(str(place / "log")).view().counts["quarantined"] == 2
+        assert visible(location) == Counter(range(16))
+        assert open_log(str(location / "log")).view().counts["quarantined"] == 2

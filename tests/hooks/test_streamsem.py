@@ -1,4 +1,4 @@
-"""The connection type `streamsem`: where logs lie, how S3 is reached there, and nothing of its secrets anywhere else."""
+"""The connection type `streamsem`: where logs are stored, how S3 is reached, and that its secrets appear nowhere else."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import FilesSource, Pipeline, open_log, run_batch, verify
-from airflow_provider_streamsem.batch.location import access, located, root
-from airflow_provider_streamsem.batch.opening import open_pipeline
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import Connection, looked_up_by
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.location import access, located, root
+from airflow_provider_streamsem.pipeline.opening import open_pipeline
 from airflow_provider_streamsem.readers.conditions import Freshness
 from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.readers.waiting import waiting
@@ -25,8 +25,8 @@ from airflow_provider_streamsem.stores import s3
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.s3 import environment, s3_server
+from tests.pipeline_fixture import PipelineFixture
 from tests.releases import since
-from tests.worlds import World
 
 pytestmark = pytest.mark.airflow
 SECRET = "the-secret-of-the-aws-connection"
@@ -34,7 +34,7 @@ SECRET = "the-secret-of-the-aws-connection"
 
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """An S3 server that only the connections name; it keeps what it holds from test to test, so each has a root of its own."""
+    """Start an S3 server that only the connections name. Its objects survive from test to test, so each test uses a separate root."""
     with s3_server(bucket="lake") as address:
         monkeypatch.setenv("NO_PROXY", environment(address)["NO_PROXY"])
         aws = {"conn_type": "aws", "login": "testing", "password": SECRET, "extra": {"region_name": "us-east-1"}}
@@ -46,53 +46,59 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    made = World(tmp_path)
+def fixture(tmp_path: Path) -> PipelineFixture:
+    made = PipelineFixture(tmp_path)
     made.arrive(3)
     return made
 
 
-def on_connection(world: World, **changes: Any) -> Pipeline:
-    return world.pipeline(log="", log_conn_id="my_logs", **changes)
+def on_connection(fixture: PipelineFixture, **changes: Any) -> Pipeline:
+    return fixture.pipeline(log="", log_conn_id="my_logs", **changes)
 
 
-def test_log_lies_below_the_root_of_its_connection_and_stores_the_place_not_the_id(world: World, endpoint: str) -> None:
-    pipeline = on_connection(world)
+def test_log_is_stored_below_the_root_of_its_connection_and_records_the_location_and_not_the_id(
+    fixture: PipelineFixture, endpoint: str
+) -> None:
+    pipeline = on_connection(fixture)
     result = run_batch(pipeline, run_key="r", drain=True, engine=RowsEngine())
-    assert (result.log, result.counts["read"]) == (f"s3://lake/{world.root.name}/world", 9)
+    assert (result.log, result.counts["read"]) == (f"s3://lake/{fixture.root.name}/world", 9)
     assert run_batch(pipeline, run_key="r", drain=True, engine=RowsEngine()) == result
     assert verify(pipeline).clean
     assert lag(pipeline).lag == 0
     with located(pipeline):
-        opened = open_log(f"s3://lake/{world.root.name}/world")
+        opened = open_log(f"s3://lake/{fixture.root.name}/world")
         stored = json.loads(opened.log.read_spec(opened.record.spec))
-        assert stored["log"] == f"s3://lake/{world.root.name}/world"
+        assert stored["log"] == f"s3://lake/{fixture.root.name}/world"
         texts = [opened.log.store.read(stat.key) or b"" for stat in opened.log.store.list("")]
     assert "log_conn_id" not in stored
     assert all(SECRET.encode() not in text and b"my_logs" not in text for text in texts)
 
 
-def test_s3_is_reached_by_the_connection_only_while_the_pipeline_is_on_its_log(world: World, endpoint: str) -> None:
+def test_s3_is_reached_through_the_connection_only_while_the_pipeline_uses_its_log(
+    fixture: PipelineFixture, endpoint: str
+) -> None:
     before = s3.access()
-    with located(on_connection(world)) as there:
+    with located(on_connection(fixture)) as there:
         assert there.log_conn_id is None
         assert s3.access().endpoint_url == endpoint
         assert SECRET not in repr(s3.access())
     assert s3.access() == before
 
 
-def test_look_at_a_source_on_s3_reaches_it_as_the_connection_says_to_its_end(world: World, endpoint: str) -> None:
-    place = f"s3://lake/{world.root.name}-in"
-    pipeline = on_connection(world, source=FilesSource(path=place, format="json", schema="id long"))
+def test_inspection_of_a_source_on_s3_uses_the_connection_until_its_end(
+    fixture: PipelineFixture, endpoint: str
+) -> None:
+    location = f"s3://lake/{fixture.root.name}-in"
+    pipeline = on_connection(fixture, source=FilesSource(path=location, format="json", schema="id long"))
     with located(pipeline):
         for name in ("a.json", "b.json"):
-            assert open_store(place).create(name, b'{"id": 1}\n')
+            assert open_store(location).create(name, b'{"id": 1}\n')
     assert Freshness(pipeline=pipeline, max_lag=0, max_age_s=3600).check().seen["lag"] == 2
-    assert waiting(pipeline).lag == lag_of_its_log(pipeline) == 2
+    assert waiting(pipeline).lag == lag_of_new_log(pipeline) == 2
 
 
-def lag_of_its_log(pipeline: Pipeline) -> int:
-    """By the reading that needs a log: one is made."""
+def lag_of_new_log(pipeline: Pipeline) -> int:
+    """Return the lag by the function that needs a log. The log is created."""
     with located(pipeline) as there:
         open_pipeline(there, open_commit_log(there.log))
     return lag(pipeline).lag
@@ -101,20 +107,20 @@ def lag_of_its_log(pipeline: Pipeline) -> int:
 def test_connection_is_tested_by_the_doctor(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow_provider_streamsem.hooks.streamsem import StreamsemHook
 
-    passed, said = StreamsemHook("my_logs").test_connection()
-    assert passed, said
-    assert "create-if-absent" in said
+    passed, detail = StreamsemHook("my_logs").test_connection()
+    assert passed, detail
+    assert "create-if-absent" in detail
     extra = {"aws_conn_id": "my_aws", "endpoint_url": endpoint}
     nowhere = {"conn_type": "streamsem", "host": "s3://no-such-bucket/x", "extra": extra}
     monkeypatch.setenv("AIRFLOW_CONN_NO_BUCKET", json.dumps(nowhere))
-    passed, said = StreamsemHook("no_bucket").test_connection()
+    passed, detail = StreamsemHook("no_bucket").test_connection()
     assert not passed
-    assert "NoSuchBucket" in said
-    assert SECRET not in said
+    assert "NoSuchBucket" in detail
+    assert SECRET not in detail
 
 
-def test_connection_of_the_metadata_database_is_found_where_no_task_runs() -> None:
-    """As in the API server, whose *Test connection* looks up what a connection names."""
+def test_connection_of_the_metadata_database_is_found_outside_of_tasks() -> None:
+    """This is the API server's case. Its *Test connection* resolves the connection that another one names."""
     from airflow.models.connection import Connection as Kept
     from airflow.utils.session import create_session
 
@@ -173,7 +179,7 @@ def test_connections_that_cannot_hold_a_log_are_named(connection: Connection, me
         _ = (access(connection), root(connection))
 
 
-def test_what_the_connection_itself_says_goes_before_its_aws_connection() -> None:
+def test_settings_of_the_connection_override_those_of_its_aws_connection() -> None:
     extra = {
         "region_name": "eu-west-1", "endpoint_url": "http://a", "service_config": {"s3": {"endpoint_url": "http://b"}},
         "aws_session_token": "t",
@@ -191,23 +197,23 @@ def test_what_the_connection_itself_says_goes_before_its_aws_connection() -> Non
 
 
 @pytest.mark.parametrize("log", [{"log": "", "log_conn_id": None}, {"log": "/x", "log_conn_id": "c"}])
-def test_pipeline_has_exactly_one_of_log_and_connection(world: World, log: dict[str, Any]) -> None:
+def test_pipeline_has_exactly_one_of_log_and_connection(fixture: PipelineFixture, log: dict[str, Any]) -> None:
     with pytest.raises(InvalidError, match="exactly one"):
-        world.pipeline(**log)
+        fixture.pipeline(**log)
 
 
-def test_file_source_and_log_of_a_toml_file_are_on_the_connection(
-    world: World, endpoint: str, capsys: pytest.CaptureFixture[str]
+def test_source_and_log_of_a_toml_file_use_the_connection(
+    fixture: PipelineFixture, endpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from airflow_provider_streamsem.cli.main import main
 
-    run_batch(on_connection(world), run_key="r", engine=RowsEngine())
-    path = world.root / "p.toml"
+    run_batch(on_connection(fixture), run_key="r", engine=RowsEngine())
+    path = fixture.root / "p.toml"
     path.write_text(
-        f'name = "world"\nlog_conn_id = "my_logs"\n[source]\ntype = "files"\npath = "{world.root}/in"\nformat = "json"\n'
-        f'schema = "id long"\n[sinks.out]\ntype = "files"\npath = "{world.root}/out"\nformat = "json"\n'
+        f'name = "world"\nlog_conn_id = "my_logs"\n[source]\ntype = "files"\npath = "{fixture.root}/in"\nformat = "json"\n'
+        f'schema = "id long"\n[sinks.out]\ntype = "files"\npath = "{fixture.root}/out"\nformat = "json"\n'
     )
     for command in (["log"], ["verify"], ["lag"], ["vacuum", "--dry-run"], ["show", "0"], ["files"], ["doctor"]):
         assert main([command[0], str(path), *command[1:], "--json"]) == 0
         assert SECRET not in capsys.readouterr().out
-    assert isinstance(on_connection(world).source, FilesSource)
+    assert isinstance(on_connection(fixture).source, FilesSource)

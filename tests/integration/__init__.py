@@ -1,4 +1,4 @@
-"""Tests on real parts (`make integration`)."""
+"""Tests on real servers (`make integration`)."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 """
-The real parts, each started once for a run and only where a test asks for it.
+The real servers. Each is started once per session, and only if a test uses it.
 
-A part that is missing is an error, never a skip.
+A server that cannot be started is an error, never a skip.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.integration.parts.spark import peers_conf, session_conf
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A real S3 server with the bucket ``lake``."""
+    """Start a real S3 server with the bucket ``lake``."""
     import boto3
 
     server = S3Server(tmp_path_factory.mktemp("s3"))
@@ -36,13 +36,13 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture
 def lake(s3_server: S3Server) -> str:
-    """A place of the test's own on the S3 server."""
+    """Return a location on the S3 server that only this test uses."""
     return f"s3://lake/{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A Kafka broker."""
+    """Start a Kafka broker."""
     made = Broker(tmp_path_factory.mktemp("kafka"))
     with running(made):
         yield made
@@ -50,7 +50,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(scope="session")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
-    """A RabbitMQ broker."""
+    """Start a RabbitMQ broker."""
     made = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
     with running(made):
         yield made
@@ -58,8 +58,8 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
 
 @pytest.fixture(scope="session")
 def spark(s3_server: S3Server) -> Iterator[SparkSession]:
-    """A local session with the jars of the integration run; engines find it as the active one."""
-    from airflow_provider_streamsem.engines.spark import SparkEngine
+    """Start a local session with the jars of the integration tests. Engines find it as the active session."""
+    from airflow_provider_streamsem.spark.engine import SparkEngine
 
     session = SparkEngine(master="local[2]", conf={**session_conf(), **peers_conf()}).session()
     session.sparkContext.setLogLevel("OFF")
@@ -70,6 +70,6 @@ def spark(s3_server: S3Server) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def arrivals(tmp_path: Path) -> Path:
-    """An empty directory of input files."""
+    """Create an empty directory for input files."""
     (tmp_path / "in").mkdir()
     return tmp_path / "in"

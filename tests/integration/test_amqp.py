@@ -1,4 +1,4 @@
-"""A RabbitMQ queue as a source: each message one record, wherever the process or the broker dies."""
+"""A RabbitMQ queue as a source: each message becomes one record, wherever the process or the broker dies."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ import pytest
 
 from airflow_provider_streamsem import AmqpQueue, Pipeline, QueueSource
 from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.connectors.landing.messages import Landing
+from airflow_provider_streamsem.connectors.queue import source as module
 from airflow_provider_streamsem.errors import StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.readers.waiting import waiting
-from airflow_provider_streamsem.sources import queue as module
-from airflow_provider_streamsem.sources.landing import Landing
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
+from tests.connectors.kafka.brokers import CalledBroker, CalledStore, Calls
 from tests.integration.parts.rabbitmq import RabbitMQ
 from tests.integration.parts.server import search_path
-from tests.sources.brokers import CalledBroker, CalledStore, Calls
-from tests.worlds import World
+from tests.pipeline_fixture import PipelineFixture
 
 pytestmark = pytest.mark.integration
 _NAMES = count()
 
 
 class Queue:
-    """A durable queue of the test's own, and the world that reads it."""
+    """A durable queue for one test, with the fixture of the pipeline that reads it."""
 
     def __init__(self, rabbitmq: RabbitMQ, root: Path, **given: Any) -> None:
         self.broker = rabbitmq
         self.name = f"orders-{next(_NAMES)}"
         root.mkdir(exist_ok=True)
-        self.world = World(root, store=open_memory_store(f"amqp-{next(_NAMES)}"))
+        self.fixture = PipelineFixture(root, store=open_memory_store(f"amqp-{next(_NAMES)}"))
         self.queue = AmqpQueue(**{"name": self.name, "host": rabbitmq.host, **given})
         self.sent = 0
         self._do(lambda channel: channel.queue_declare(self.name, durable=True))
@@ -77,16 +77,16 @@ class Queue:
         return found
 
     def pipeline(self, **source: Any) -> Pipeline:
-        given = {"landing": str(self.world.root / "in"), "schema": "id long", **source}
-        return self.world.pipeline(source=QueueSource(queue=self.queue, **given))
+        given = {"landing": str(self.fixture.root / "in"), "schema": "id long", **source}
+        return self.fixture.pipeline(source=QueueSource(queue=self.queue, **given))
 
     def run(self, run_key: str, **source: Any) -> Any:
-        return self.world.run(run_key, pipeline=self.pipeline(**source))
+        return self.fixture.run(run_key, pipeline=self.pipeline(**source))
 
     def check(self) -> None:
         assert self.left() == 0
-        assert self.world.verdict().findings == []
-        assert self.world.visible() == Counter(range(self.sent))
+        assert self.fixture.verdict().findings == []
+        assert self.fixture.visible() == Counter(range(self.sent))
 
 
 @pytest.fixture
@@ -94,21 +94,21 @@ def queue(rabbitmq: RabbitMQ, tmp_path: Path) -> Queue:
     return Queue(rabbitmq, tmp_path)
 
 
-def test_messages_are_committed_once_and_gone_from_the_broker(queue: Queue) -> None:
+def test_messages_are_committed_once_and_deleted_from_the_broker(queue: Queue) -> None:
     queue.send(250)
     assert queue.run("a", max_messages=200).counts["read"] == 200
     assert queue.run("b", max_messages=200).counts["read"] == 50
     queue.check()
 
 
-def test_looking_takes_no_message(queue: Queue) -> None:
+def test_inspection_receives_no_message(queue: Queue) -> None:
     queue.run("makes the log")
     queue.send(7)
     for _ in range(2):
         found = waiting(queue.pipeline(), clock=ManualClock())
         assert (found.is_due, found.rows, found.lag) == (True, 7, 1)
     assert queue.left() == 7
-    assert not [*(queue.world.root / "in").iterdir()]
+    assert not [*(queue.fixture.root / "in").iterdir()]
     queue.run("a")
     queue.check()
 
@@ -116,10 +116,10 @@ def test_looking_takes_no_message(queue: Queue) -> None:
 def test_lander_that_dies_before_or_after_any_call_loses_and_repeats_nothing(
     rabbitmq: RabbitMQ, tmp_path: Path
 ) -> None:
-    """Death closes the connection: the broker delivers again what was not acknowledged."""
+    """The death closes the connection, so the broker redelivers unacknowledged messages."""
 
     def land(made: Queue, calls: Calls) -> None:
-        log = CommitLog(CalledStore(open_store(str(made.world.root / "in")), calls), ManualClock(), Patience(tries=4))
+        log = CommitLog(CalledStore(open_store(str(made.fixture.root / "in")), calls), ManualClock(), Patience(tries=4))
         with made.queue.connect() as receiver:
             Landing(log, made.pipeline().source.window, made.queue.lineage).land(
                 CalledBroker(receiver, calls), most=100, seconds=60
@@ -146,10 +146,10 @@ LANDER = """
 import os, signal, sys
 from airflow_provider_streamsem import AmqpQueue, QueueSource
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.sources import landing
+from airflow_provider_streamsem.connectors.landing import messages as landing
 from airflow_provider_streamsem.stores.contract import open_store
-host, name, place, moment = sys.argv[1:]
-source = QueueSource(queue=AmqpQueue(name=name, host=host), landing=place, schema="id long")
+host, name, location, moment = sys.argv[1:]
+source = QueueSource(queue=AmqpQueue(name=name, host=host), landing=location, schema="id long")
 method = landing.Landing._acknowledge
 def killed(self, receiver, taken):
     if moment == "after":
@@ -157,14 +157,14 @@ def killed(self, receiver, taken):
     os.kill(os.getpid(), signal.SIGKILL)
 landing.Landing._acknowledge = killed
 with source.queue.connect() as receiver:
-    landing.Landing(CommitLog(open_store(place)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
+    landing.Landing(CommitLog(open_store(location)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
 """
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_process_killed_around_the_acknowledgement_loses_and_repeats_nothing(queue: Queue, moment: str) -> None:
     queue.send(6)
-    argv = [sys.executable, "-c", LANDER, queue.broker.host, queue.name, str(queue.world.root / "in"), moment]
+    argv = [sys.executable, "-c", LANDER, queue.broker.host, queue.name, str(queue.fixture.root / "in"), moment]
     done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": search_path()}, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
     queue.send(1)
@@ -173,7 +173,7 @@ def test_process_killed_around_the_acknowledgement_loses_and_repeats_nothing(que
     queue.check()
 
 
-def test_broker_that_is_killed_before_the_acknowledgement_delivers_again_and_nothing_is_repeated(
+def test_broker_killed_before_the_acknowledgement_redelivers_and_nothing_is_repeated(
     rabbitmq: RabbitMQ, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.send(4)
@@ -185,7 +185,9 @@ def test_broker_that_is_killed_before_the_acknowledgement_delivers_again_and_not
 
     with monkeypatch.context() as once:
         once.setattr(Landing, "_acknowledge", killed)
-        assert queue.run("a").counts["read"] == 4  # what is landed is read, whether or not the broker knows
+        assert (
+            queue.run("a").counts["read"] == 4
+        )  # landed messages are read, whether or not the broker got the acknowledgement
     with pytest.raises(UnavailableError):
         queue.run("b")
     rabbitmq.start()
@@ -195,10 +197,10 @@ def test_broker_that_is_killed_before_the_acknowledgement_delivers_again_and_not
     queue.check()
 
 
-def test_two_consumers_one_of_which_is_slow(queue: Queue) -> None:
-    """The broker takes the slow one's deliveries back when its connection breaks; it lands them all the same, and cannot acknowledge."""
+def test_two_consumers_of_which_one_loses_its_connection_land_each_message_once(queue: Queue) -> None:
+    """The broker requeues the deliveries of the slow consumer when its connection breaks. It lands them anyway, and cannot acknowledge them."""
     queue.send(5)
-    place = str(queue.world.root / "in")
+    location = str(queue.fixture.root / "in")
     with queue.queue.connect() as slow:
 
         def breaks() -> None:
@@ -207,14 +209,14 @@ def test_two_consumers_one_of_which_is_slow(queue: Queue) -> None:
 
         source = queue.pipeline().source
         calls = Calls(3, do=breaks)
-        log = CommitLog(CalledStore(open_store(place), calls), ManualClock())
+        log = CommitLog(CalledStore(open_store(location), calls), ManualClock())
         Landing(log, source.window, source.queue.lineage).land(CalledBroker(slow, calls), most=5, seconds=60)  # type: ignore[attr-defined, arg-type]
     queue.run("a")
     queue.check()
 
 
-def test_headers_are_the_numbers_that_were_sent(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    """pika writes no floats and no times beyond the year 9999, so the header is put together here."""
+def test_header_numbers_are_landed_unchanged(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """pika writes no floats and no times beyond the year 9999, so the test encodes the header itself."""
     from pika import data
 
     table = b"".join(
@@ -244,7 +246,7 @@ def test_headers_are_the_numbers_that_were_sent(rabbitmq: RabbitMQ, tmp_path: Pa
     queue.check()
 
 
-def test_message_without_an_id_goes_to_quarantine_unless_its_body_is_its_id(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+def test_message_without_an_id_is_quarantined_unless_id_from_is_body(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     queue = Queue(rabbitmq, tmp_path / "a")
     queue.put((None, b'{"id": 0}'), ("bad", b"\xff"))
     assert queue.run("a").counts["quarantined"] == 2
@@ -258,7 +260,7 @@ def test_message_without_an_id_goes_to_quarantine_unless_its_body_is_its_id(rabb
     of_body.check()
 
 
-def test_refusals_and_silence_are_told_apart(
+def test_refusals_and_unreachable_brokers_are_distinguished(
     rabbitmq: RabbitMQ, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, _, port = rabbitmq.host.partition(":")
@@ -283,5 +285,5 @@ def test_refusals_and_silence_are_told_apart(
     assert queue.queue.lineage() == (f"amqp://{rabbitmq.host}", queue.name)
     queue.queue = AmqpQueue(name="not-there", conn_id="right")
     with pytest.raises(StoreRefusedError):
-        queue.world.pipeline(source=QueueSource(queue=queue.queue, landing=str(tmp_path / "nobody" / "in"), schema="id long")).source.open(queue.world.log(), None).latest_offsets()  # fmt: skip
+        queue.fixture.pipeline(source=QueueSource(queue=queue.queue, landing=str(tmp_path / "nobody" / "in"), schema="id long")).source.open(queue.fixture.log(), None).poll(None)  # fmt: skip
     assert module.open_store is open_store

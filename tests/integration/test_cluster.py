@@ -1,4 +1,4 @@
-"""A Spark standalone cluster and a Spark Connect server: the same promises, and the transform gets to the executors."""
+"""A Spark standalone cluster and a Spark Connect server: the same guarantees, and the transform reaches the executors."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ PROGRAM = """
 import json, os, sys
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, run_batch
 from airflow_provider_streamsem.connections import connection
-from airflow_provider_streamsem.engines.spark import engine_of
+from airflow_provider_streamsem.spark.engine import engine_of
 from jobs import transform
 
 engine = engine_of(connection("spark_under_test"), json.loads(os.environ["CONF"]))
 for line in sys.stdin:
     asked = json.loads(line)
     os.environ.update(asked["environment"])
-    place = asked["place"]
+    location = asked["location"]
     pipeline = Pipeline(
-        name="p", log=f"{place}/log", source=FilesSource(path=f"{place}/in", format="json", schema="id long, day string"),
+        name="p", log=f"{location}/log", source=FilesSource(path=f"{location}/in", format="json", schema="id long, day string"),
         sinks={"out": FilesSink(path=asked["out"], partition_by=["day"])}, transform=transform, limits=Limits(max_files=4),
     )
     try:
@@ -78,8 +78,9 @@ def transform(frame):
 
 class Driver:
     """
-    A process that runs one batch or drain after the other, with a transform in modules that only it can import. It starts with the first of them, and anew after
-    it was killed or stopped.
+    A process that runs batches or drains, with a transform in modules that only it can import.
+
+    It starts with the first batch, and again after it was killed or stopped.
     """
 
     def __init__(self, home: Path, connection: dict[str, Any], conf: dict[str, str]) -> None:
@@ -89,26 +90,26 @@ class Driver:
         (home / "jobs.py").write_text(JOBS)
         (home / "helper_of_jobs.py").write_text("def doubled(value):\n    return value * 2\n")
 
-    def begin(self, place: Place, *, drain: bool = False, **environment: str) -> None:
+    def begin(self, location: Location, *, drain: bool = False, **environment: str) -> None:
         """Start a batch."""
-        asked = {"SLOW": "0", "FAILS": "", "SHUFFLE": "", "TASKS": "", "RUNNING": str(place.running), **environment}
+        asked = {"SLOW": "0", "FAILS": "", "SHUFFLE": "", "TASKS": "", "RUNNING": str(location.running), **environment}
         process = self._process = self._process or self._started()
         assert process.stdin is not None
-        line = json.dumps({"place": str(place.root), "out": place.out, "drain": drain, "environment": asked})
+        line = json.dumps({"location": str(location.root), "out": location.out, "drain": drain, "environment": asked})
         process.stdin.write(line + "\n")
         process.stdin.flush()
 
     def answer(self) -> Any:
-        """What came of the batch; of one that failed, the ``error``."""
+        """Return the result of the batch, or its ``error``."""
         assert self._process is not None
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the driver died: {(self._home / 'stderr').read_text()[-3000:]}"
         return json.loads(line)
 
-    def run(self, place: Place, *, drain: bool = False, **environment: str) -> Any:
-        """A batch that does not fail."""
-        self.begin(place, drain=drain, **environment)
+    def run(self, location: Location, *, drain: bool = False, **environment: str) -> Any:
+        """Run a batch that must not fail."""
+        self.begin(location, drain=drain, **environment)
         answer = self.answer()
         assert "error" not in answer, answer["error"]
         return answer
@@ -117,7 +118,7 @@ class Driver:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to the process and its JVM."""
+        """Send SIGKILL to the process and its JVM."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.communicate()
@@ -140,8 +141,8 @@ class Driver:
             )
 
 
-class Place:
-    """Input files, a log, and where the dataset lies."""
+class Location:
+    """Input files, a log, and the path of the dataset."""
 
     def __init__(self, root: Path, out: str) -> None:
         self.root, self.out = root, out
@@ -154,7 +155,7 @@ class Place:
             (self.root / "in" / f"{n}.json").write_text("\n".join(lines) + "\n")
 
     def wait_until_it_is_written(self) -> psutil.Process:
-        """Until a task has come to its sixth row. The executor that runs it."""
+        """Wait until a task reaches its sixth row, and return the executor that runs it."""
         deadline = time.monotonic() + 90
         while not self.running.exists() or not self.running.read_text().endswith("\n"):
             assert time.monotonic() < deadline, "no task came to its sixth row"
@@ -162,7 +163,7 @@ class Place:
         return psutil.Process(int(self.running.read_text().split()[0]))
 
     def check(self, rows: int) -> None:
-        """Every id once with its double, read by another engine, and a clean log."""
+        """Check that every id exists once with its double, read by another engine, and that the log is clean."""
         paths = [file.path for file in open_log(str(self.root / "log")).files()]
         files = [downloaded(path, self.root / "copies") if path.startswith("s3://") else path for path in paths]
         (found,) = duckdb.sql(
@@ -181,7 +182,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def driver(cluster: Cluster, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """On the cluster. Executors take longer to start than a test takes."""
+    """Start a driver for the cluster. It is shared because executors take longer to start than a test takes."""
     conf = {**session_conf(), "spark.executor.memory": "512m", "spark.cores.max": "2"}
     made = Driver(tmp_path_factory.mktemp("driver"), cluster.connection, conf)
     yield made
@@ -190,7 +191,7 @@ def driver(cluster: Cluster, s3_server: S3Server, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="module")
 def client(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """Of a Spark Connect server."""
+    """Start a client of a Spark Connect server."""
     server = ConnectServer(tmp_path_factory.mktemp("connect"), s3_server.s3a_conf())
     with running(server):
         made = Driver(tmp_path_factory.mktemp("client"), server.connection, {})
@@ -199,120 +200,125 @@ def client(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
-    """Its dataset is on S3, as executors of a cluster have it, or on a disk that all share."""
+def location(tmp_path: Path, request: pytest.FixtureRequest) -> Location:
+    """Return a location with its dataset on S3, which executors of a cluster can read, or on a shared disk."""
     on_disk = getattr(request, "param", "s3") == "disk"
-    return Place(tmp_path / "place", str(tmp_path / "out") if on_disk else f"{request.getfixturevalue('lake')}/out")
+    return Location(
+        tmp_path / "location", str(tmp_path / "out") if on_disk else f"{request.getfixturevalue('lake')}/out"
+    )
 
 
-@pytest.mark.parametrize("place", ["disk", "s3"], indirect=True)
-def test_drain_on_a_cluster_with_a_transform_that_only_the_driver_can_import(driver: Driver, place: Place) -> None:
-    place.put(6, 50)
-    result = driver.run(place, drain=True)
-    assert (result["counts"]["read"], result["batches"]) == (300, 2)
-    place.check(300)
-
-
-@pytest.mark.parametrize("place", ["disk", "s3"], indirect=True)
-def test_executor_that_is_killed_while_it_writes_costs_a_task_and_no_row(
-    driver: Driver, place: Place, cluster: Cluster
+@pytest.mark.parametrize("location", ["disk", "s3"], indirect=True)
+def test_drain_on_a_cluster_with_a_transform_that_only_the_driver_can_import(
+    driver: Driver, location: Location
 ) -> None:
-    place.put(4, 60)
-    driver.begin(place, SLOW="0.05")
-    executor = place.wait_until_it_is_written()
+    location.put(6, 50)
+    result = driver.run(location, drain=True)
+    assert (result["counts"]["read"], result["batches"]) == (300, 2)
+    location.check(300)
+
+
+@pytest.mark.parametrize("location", ["disk", "s3"], indirect=True)
+def test_executor_killed_while_it_writes_costs_a_task_and_no_row(
+    driver: Driver, location: Location, cluster: Cluster
+) -> None:
+    location.put(4, 60)
+    driver.begin(location, SLOW="0.05")
+    executor = location.wait_until_it_is_written()
     assert executor in cluster.executors()
     executor.kill()
     assert driver.answer()["counts"]["read"] == 240
-    place.check(240)
+    location.check(240)
 
 
-def test_task_that_fails_once_is_repeated_by_spark_and_doubles_nothing(driver: Driver, place: Place) -> None:
-    place.put(4, 40)
-    failed = place.root / "failed"
-    assert driver.run(place, FAILS=str(failed))["counts"]["read"] == 160
+def test_task_that_fails_once_is_retried_by_spark_and_duplicates_nothing(driver: Driver, location: Location) -> None:
+    location.put(4, 40)
+    failed = location.root / "failed"
+    assert driver.run(location, FAILS=str(failed))["counts"]["read"] == 160
     assert failed.exists()
-    place.check(160)
-    assert len(open_log(str(place.root / "log")).log.list_keys("attempts/")) == 1
+    location.check(160)
+    assert len(open_log(str(location.root / "log")).log.list_keys("attempts/")) == 1
 
 
-def test_shuffle_that_comes_out_differently_when_it_is_repeated_doubles_and_loses_nothing(
-    driver: Driver, place: Place, cluster: Cluster
+def test_nondeterministic_shuffle_that_is_repeated_duplicates_and_loses_nothing(
+    driver: Driver, location: Location, cluster: Cluster
 ) -> None:
     """
-    An executor is lost with its part of a random shuffle, when some tasks have written what they got of it. Spark notices by checksums, and repeats all of it,
-    or gives the attempt up; without them rows are lost and doubled (ADR 0015).
+    An executor is lost with its output of a random shuffle, after some tasks have written their partitions of it.
+
+    Spark detects the change by checksums, and repeats the whole shuffle or fails the attempt. Without checksums rows are lost and duplicated (ADR 0015).
     """
-    place.put(4, 60)
-    driver.begin(place, SHUFFLE="yes", SLOW="0.05")
-    executor = place.wait_until_it_is_written()
+    location.put(4, 60)
+    driver.begin(location, SHUFFLE="yes", SLOW="0.05")
+    executor = location.wait_until_it_is_written()
     time.sleep(4)  # two of four tasks take three seconds
     assert executor in cluster.executors()
     executor.kill()
     answer = driver.answer()
     if "error" in answer:
         assert "nothing became visible" in answer["error"]
-        answer = driver.run(place, SHUFFLE="yes")
+        answer = driver.run(location, SHUFFLE="yes")
     assert answer["counts"]["read"] == 240
-    place.check(240)
+    location.check(240)
 
 
-def test_driver_that_is_killed_on_a_cluster_is_started_again_and_commits_once(driver: Driver, place: Place) -> None:
-    place.put(4, 60)
-    driver.begin(place, SLOW="0.05")
-    place.wait_until_it_is_written()
+def test_driver_killed_on_a_cluster_is_restarted_and_commits_once(driver: Driver, location: Location) -> None:
+    location.put(4, 60)
+    driver.begin(location, SLOW="0.05")
+    location.wait_until_it_is_written()
     driver.kill()
-    assert driver.run(place)["counts"]["read"] == 240
-    place.check(240)
+    assert driver.run(location)["counts"]["read"] == 240
+    location.check(240)
 
 
-def test_speculative_copies_of_slow_tasks_double_nothing(driver: Driver, place: Place) -> None:
-    place.put(4, 40)
+def test_speculative_copies_of_slow_tasks_duplicate_nothing(driver: Driver, location: Location) -> None:
+    location.put(4, 40)
     driver.kill()
     driver.conf |= {
         "spark.speculation": "true", "spark.speculation.interval": "50ms", "spark.speculation.multiplier": "1.01", "spark.speculation.quantile": "0.1",
         "spark.speculation.minTaskRuntime": "50ms",
     }  # fmt: skip
-    tasks = place.root / "tasks"
+    tasks = location.root / "tasks"
     tasks.mkdir()
-    driver.run(place, TASKS=str(tasks))
+    driver.run(location, TASKS=str(tasks))
     assert {"0-0", "0-1"} <= {path.name for path in tasks.iterdir()}, "no task was slow enough for a copy"
-    place.check(160)
+    location.check(160)
 
 
-@pytest.mark.parametrize("place", ["disk", "s3"], indirect=True)
-def test_drain_on_spark_connect(client: Driver, place: Place) -> None:
-    place.put(6, 50)
-    result = client.run(place, drain=True)
+@pytest.mark.parametrize("location", ["disk", "s3"], indirect=True)
+def test_drain_on_spark_connect(client: Driver, location: Location) -> None:
+    location.put(6, 50)
+    result = client.run(location, drain=True)
     assert (result["counts"]["read"], result["counts"]["written.out"], result["batches"]) == (300, 300, 2)
-    place.check(300)
-    assert client.run(place, drain=True) == result
+    location.check(300)
+    assert client.run(location, drain=True) == result
 
 
-def test_bad_records_on_spark_connect_are_quarantined(client: Driver, place: Place) -> None:
-    place.put(1, 10)
-    (place.root / "in" / "0.json").open("a").write("{broken\n")
-    counts = client.run(place)["counts"]
+def test_bad_records_on_spark_connect_are_quarantined(client: Driver, location: Location) -> None:
+    location.put(1, 10)
+    (location.root / "in" / "0.json").open("a").write("{broken\n")
+    counts = client.run(location)["counts"]
     assert {name: counts[name] for name in ("read", "parsed", "quarantined")} == {
         "read": 11,
         "parsed": 10,
         "quarantined": 1,
     }
-    place.check(10)
+    location.check(10)
 
 
-@pytest.mark.parametrize("place", ["disk"], indirect=True)
-def test_connect_server_that_is_killed_fails_the_attempt_and_a_retry_commits_once(tmp_path: Path, place: Place) -> None:
+@pytest.mark.parametrize("location", ["disk"], indirect=True)
+def test_killed_connect_server_fails_the_attempt_and_a_retry_commits_once(tmp_path: Path, location: Location) -> None:
     server = ConnectServer(tmp_path / "connect")
     (tmp_path / "client").mkdir()
     client = Driver(tmp_path / "client", server.connection, {})
     with running(server), closing(client):
-        place.put(2, 60)
-        client.begin(place, SLOW="0.05")
-        place.wait_until_it_is_written()
+        location.put(2, 60)
+        client.begin(location, SLOW="0.05")
+        location.wait_until_it_is_written()
         server.kill()
-        server.start()  # the client asks again and again for ten minutes; a server that is back does not know its session
+        server.start()  # the client retries for ten minutes, and a restarted server does not know its session
         error = client.answer()["error"]
         assert "nothing became visible" in error or "nothing was staged" in error
         client.kill()
-        assert client.run(place)["counts"]["read"] == 120
-        place.check(120)
+        assert client.run(location)["counts"]["read"] == 120
+        location.check(120)

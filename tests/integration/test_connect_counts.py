@@ -1,4 +1,4 @@
-"""Records are counted right behind Spark Connect, whatever the transform does, and in one pass where the server's plan shows that one is enough."""
+"""Records are counted correctly on Spark Connect for any transform, and in one pass if the server's plan shows that one is enough."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ONE_PASS = {"only_id", "constant", "counted_first", "upper", "exploded"}
 
 PROGRAM = """
 import json, pathlib, sys
-from airflow_provider_streamsem.engines import remote, staging
-from airflow_provider_streamsem.engines.spark import SparkEngine
-from tests.engines.places import Place
-from tests.engines.test_spark import BAD_JSON, GOOD_JSON, JSON, TRANSFORMS
+from airflow_provider_streamsem.spark import remote, staging
+from airflow_provider_streamsem.spark.engine import SparkEngine
+from tests.spark.locations import Location
+from tests.spark.test_spark import BAD_JSON, GOOD_JSON, JSON, TRANSFORMS
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
@@ -52,22 +52,22 @@ engine, told = SparkEngine(remote=sys.argv[1]), {}
 for transform in [*(t for t, _ in TRANSFORMS), numbered, asked_beside, by_a_view, upper, exploded]:
     name = transform.__name__
     (pathlib.Path(sys.argv[2]) / name).mkdir()
-    place = Place(pathlib.Path(sys.argv[2]) / name)
-    place.put("a.json", "\\n".join([*GOOD_JSON, "", *BAD_JSON]))
+    location = Location(pathlib.Path(sys.argv[2]) / name)
+    location.put("a.json", "\\n".join([*GOOD_JSON, "", *BAD_JSON]))
     passes.clear()
-    counts = place.run(place.pipeline(source=JSON, transform=transform), engine=engine).counts
+    counts = location.run(location.pipeline(source=JSON, transform=transform), engine=engine).counts
     right = (counts["read"], counts["quarantined"]) == (len(GOOD_JSON) + len(BAD_JSON), len(BAD_JSON))
     told[name] = {"right": right, "passes": 1 + len(passes)}
 print("TOLD", json.dumps(told))
 """
 
 
-def test_records_are_counted_right_and_in_one_pass_where_the_plan_shows_it(tmp_path: Path) -> None:
+def test_records_are_counted_correctly_and_in_one_pass_if_the_plan_shows_it(tmp_path: Path) -> None:
     server = ConnectServer(tmp_path / "connect")
-    (tmp_path / "places").mkdir()
+    (tmp_path / "locations").mkdir()
     with running(server):
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, server.url, str(tmp_path / "places")],
+            [sys.executable, "-c", PROGRAM, server.url, str(tmp_path / "locations")],
             cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,

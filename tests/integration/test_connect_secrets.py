@@ -1,4 +1,4 @@
-"""A Spark Connect server that keeps an event log is not told the broker's password in a form that it writes down."""
+"""A Spark Connect server that keeps an event log never gets the broker's password in a form that it logs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ pytestmark = pytest.mark.integration
 PROGRAM = """
 import json, sys
 from airflow_provider_streamsem import FilesSink, KafkaSource, Pipeline, run_batch
-from airflow_provider_streamsem.engines.spark import SparkEngine
-place, topic, server = sys.argv[1:]
+from airflow_provider_streamsem.spark.engine import SparkEngine
+location, topic, server = sys.argv[1:]
 pipeline = Pipeline(
-    name="p", log=f"{place}/log", source=KafkaSource(topics=[topic], conn_id="secured_kafka"), sinks={"out": FilesSink(f"{place}/out")},
+    name="p", log=f"{location}/log", source=KafkaSource(topics=[topic], conn_id="secured_kafka"), sinks={"out": FilesSink(f"{location}/out")},
 )
 print(json.dumps(run_batch(pipeline, run_key="r", engine=SparkEngine(remote=server)).to_json()))
 """
 
 
-def test_secrets_of_the_kafka_client_are_not_in_the_event_log_of_a_connect_server(
-    broker: Broker, tmp_path: Path
-) -> None:
+def test_kafka_client_secrets_are_not_in_the_event_log_of_a_connect_server(broker: Broker, tmp_path: Path) -> None:
     topics = Topics(broker, tmp_path)
     topic = topics.create("a", 1)
     topics.put("a", ["1", "2"])

@@ -1,4 +1,4 @@
-"""Delta tables on a real S3 server, made of files that Spark staged, read by Spark's own Delta, delta-rs and DuckDB."""
+"""Delta tables on a real S3 server, built from files that Spark staged and read by Spark's own Delta, delta-rs and DuckDB."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem import FilesSource, Limits, Pipeline, redo, run_batch, verify
+from airflow_provider_streamsem import FilesSource, Limits, Pipeline, reprocess, run_batch, verify
+from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.sinks.contract import Batch
-from airflow_provider_streamsem.sinks.delta import DeltaSink
 from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
+from tests.connectors.batches import before, outcome_of, schema_of
+from tests.connectors.delta.delta_fixture import WRITES
 from tests.integration.parts.s3 import S3Server
-from tests.sinks.batches import before, outcome_of, schema_of
-from tests.sinks.delta_worlds import WRITES
-from tests.stepped import stepped
+from tests.step_by_step import step_by_step
 
 pytestmark = pytest.mark.integration
 
@@ -71,11 +71,11 @@ def spark_rows(spark: SparkSession, table: str) -> list[Any]:
 
 
 def comparable(row: dict[str, Any]) -> dict[str, Any]:
-    """Instants as seconds: engines put them into zones of their own."""
+    """Replace the timestamp by its seconds, since engines return different time zones."""
     return {**row, "at": row["at"].timestamp()}
 
 
-def test_rows_of_every_type_and_odd_partition_are_equal_in_spark_and_delta_rs_and_duckdb(
+def test_rows_of_every_type_and_unusual_partition_are_equal_in_spark_delta_rs_and_duckdb(
     spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path
 ) -> None:
     for first in range(0, 90, 30):
@@ -100,7 +100,7 @@ def test_rows_of_every_type_and_odd_partition_are_equal_in_spark_and_delta_rs_an
 def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
     spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path
 ) -> None:
-    """Rows of every type in odd partitions, a third of which comes twice, in another partition and with another price."""
+    """Rows of every type in unusual partitions. A third of them comes twice, in another partition and with another price."""
     odd = [part for part in PARTS if part != "__HIVE_DEFAULT_PARTITION__"]
     first = [{**record(n), "p": odd[n % len(odd)]} for n in range(60)]
     (arrivals / "first.json").write_text("".join(json.dumps(row) + "\n" for row in first))
@@ -127,7 +127,7 @@ def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
         ("repeat('é', 50)", "too long for"),
     ],
 )
-def test_partition_value_that_merged_rows_cannot_have_is_refused_before_the_decision(
+def test_partition_value_that_merged_rows_cannot_have_is_refused_before_the_commit(
     spark: SparkSession, lake: str, arrivals: Path, value: str, says: str
 ) -> None:
     arrive(arrivals, range(3))
@@ -142,9 +142,7 @@ CLAUSES = ["id < 31", "id >= 89", "price > 60.25", "at >= timestamp'2024-02-29 2
            "p = 'plain'", "p is null", "score > 29.6", "local < timestamp_ntz'2024-02-29 20:00:01'", "ok is null", "n.b is null"]  # fmt: skip
 
 
-def test_what_a_reader_skips_by_statistics_it_would_not_have_found(
-    spark: SparkSession, lake: str, arrivals: Path
-) -> None:
+def test_readers_skip_no_matching_row_by_statistics(spark: SparkSession, lake: str, arrivals: Path) -> None:
     for first in range(0, 90, 30):
         arrive(arrivals, range(first, first + 30))
     table = f"{lake}/table"
@@ -161,18 +159,18 @@ def test_what_a_reader_skips_by_statistics_it_would_not_have_found(
     assert 0 < len(files[0]) < len(files[1])
 
 
-def test_redo_on_spark_replaces_the_rows_of_its_version(spark: SparkSession, lake: str, arrivals: Path) -> None:
+def test_reprocessing_on_spark_replaces_the_rows_of_its_version(spark: SparkSession, lake: str, arrivals: Path) -> None:
     for first in (0, 10):
         arrive(arrivals, range(first, first + 10))
     table = f"{lake}/table"
     pipeline = pipeline_to(table, f"{lake}/log", arrivals)
     run_batch(pipeline, run_key="all", drain=True)
-    redo(pipeline.replace(transform=lambda frame: frame.withColumn("id", F.col("id") + 100)), 0)
+    reprocess(pipeline.replace(transform=lambda frame: frame.withColumn("id", F.col("id") + 100)), 0)
     assert Counter(row["id"] for row in spark_rows(spark, table)) == Counter([*range(100, 110), *range(10, 20)])
     assert verify(f"{lake}/log").clean
 
 
-def test_type_that_delta_lacks_is_refused_before_the_decision(spark: SparkSession, lake: str, arrivals: Path) -> None:
+def test_type_that_delta_lacks_is_refused_before_the_commit(spark: SparkSession, lake: str, arrivals: Path) -> None:
     arrive(arrivals, range(3))
     pipeline = pipeline_to(f"{lake}/table", f"{lake}/log", arrivals)
     with pytest.raises(DataError, match="nothing became visible"):
@@ -180,10 +178,10 @@ def test_type_that_delta_lacks_is_refused_before_the_decision(spark: SparkSessio
     assert run_batch(pipeline, run_key="a").version == 0
 
 
-def test_types_that_differ_between_batches_read_as_they_were_in_spark_and_delta_rs(
+def test_types_that_differ_between_batches_are_read_unchanged_in_spark_and_delta_rs(
     spark: SparkSession, lake: str, arrivals: Path, tmp_path: Path
 ) -> None:
-    """A new table, whose types each batch must fit; fields of structs are added, and an untyped column waits for its type."""
+    """Each batch must fit the types of a new table. Struct fields are added, and an untyped column is left out until a batch has its type."""
     table = str(tmp_path / "table")
     pipeline = pipeline_to(table, f"{lake}/log", arrivals, sinks={"table": DeltaSink(table)})
     selects = [
@@ -212,7 +210,7 @@ def test_types_that_differ_between_batches_read_as_they_were_in_spark_and_delta_
 
 
 def _split(select: str) -> list[str]:
-    """Expressions of a list at its commas outside of parentheses."""
+    """Split a list of expressions at its commas outside of parentheses."""
     parts, depth = [""], 0
     for sign in select:
         depth += (sign == "(") - (sign == ")")
@@ -223,10 +221,10 @@ def _split(select: str) -> list[str]:
     return parts
 
 
-def test_table_that_spark_made_with_requirements_is_right_for_spark_after_each_publish(
+def test_table_that_spark_created_with_requirements_is_correct_for_spark_after_each_publish(
     spark: SparkSession, lake: str, arrivals: Path, tmp_path: Path
 ) -> None:
-    """NOT NULL, VARCHAR, change data feed and v2 checkpoints: Spark counts, compacts and lists the changes."""
+    """Test NOT NULL, VARCHAR, change data feed and v2 checkpoints. Spark counts, compacts and lists the changes."""
     table = str(tmp_path / "table")
     spark.sql(
         f"CREATE TABLE delta.`{table}` (id long NOT NULL, v varchar(3), s struct<a: int NOT NULL, b: int>) USING delta "
@@ -248,7 +246,7 @@ def test_table_that_spark_made_with_requirements_is_right_for_spark_after_each_p
     spark.sql(f"OPTIMIZE delta.`{table}`")
     arrive(arrivals, range(10, 20))
     run_batch(spec, run_key="b")
-    redo(spec.replace(transform=lambda frame: frame.selectExpr("id + 100 id", *good[1:])), 1)
+    reprocess(spec.replace(transform=lambda frame: frame.selectExpr("id + 100 id", *good[1:])), 1)
     found = spark.sql(f"SELECT count(*), count(id), sum(id), max(length(v)), count(s.a) FROM delta.`{table}`").first()
     assert tuple(found or ()) == (20, 20, sum(range(10)) + sum(range(110, 120)), 3, 20)
     changes = spark.sql(
@@ -258,7 +256,7 @@ def test_table_that_spark_made_with_requirements_is_right_for_spark_after_each_p
     assert verify(f"{lake}/log").clean
 
 
-def test_empty_text_as_a_partition_value_is_refused_before_the_decision(
+def test_empty_text_as_a_partition_value_is_refused_before_the_commit(
     spark: SparkSession, lake: str, arrivals: Path
 ) -> None:
     arrive(arrivals, range(3))
@@ -268,10 +266,10 @@ def test_empty_text_as_a_partition_value_is_refused_before_the_decision(
     assert run_batch(pipeline, run_key="a").version == 0
 
 
-def test_two_processes_that_publish_at_once_put_each_version_into_the_table_once(
+def test_two_concurrent_publishing_processes_add_each_version_once(
     spark: SparkSession, s3_server: S3Server, lake: str, arrivals: Path
 ) -> None:
-    """50 versions, each published by two processes that start together; and once more by a third, late one."""
+    """Two processes that start together publish each of 50 versions. A third process publishes them again, late."""
     arrive(arrivals, range(5))
     table = f"{lake}/table"
     pipeline = pipeline_to(table, f"{lake}/log", arrivals)
@@ -281,9 +279,9 @@ def test_two_processes_that_publish_at_once_put_each_version_into_the_table_once
         import sys
         from dataclasses import replace
         import json
-        from airflow_provider_streamsem.batch.opening import open_pipeline
-        from airflow_provider_streamsem.batch.publish import batch_of
-        from airflow_provider_streamsem.batch.pipeline import from_json
+        from airflow_provider_streamsem.pipeline.opening import open_pipeline
+        from airflow_provider_streamsem.pipeline.publish import batch_of
+        from airflow_provider_streamsem.pipeline.spec import from_json
         from airflow_provider_streamsem.commitlog.log import open_commit_log
         from airflow_provider_streamsem.protocol.entries import Marker
         from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -329,14 +327,18 @@ def test_two_processes_that_publish_at_once_put_each_version_into_the_table_once
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
-def test_publisher_that_dies_around_any_write_to_the_table_on_s3_is_followed_by_one_that_puts_it_there_once(
+def test_publisher_crash_around_any_table_write_on_s3_then_retry_publishes_once(
     s3_server: S3Server, lake: str, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    """Two versions, and a redo of the first or a merge over both; each write to the table's log on the real server is a step."""
+    """
+    Publish two versions, then reprocess the first (append) or merge over both (upsert).
+
+    Each write to the table's log on the real server is a step.
+    """
     merges = mode == "upsert"
     steps = Steps()
     for owner, name in WRITES:
-        monkeypatch.setattr(owner, name, stepped(name, getattr(owner, name), lambda step: steps(step)))
+        monkeypatch.setattr(owner, name, step_by_step(name, getattr(owner, name), lambda step: steps(step)))
 
     def batches(sink: DeltaSink) -> list[Batch]:
         made: list[Batch] = []

@@ -1,4 +1,4 @@
-"""Iceberg tables that Spark staged: through a real REST catalog, on a real S3, read by engines that are not ours."""
+"""Iceberg tables that Spark staged: through a real REST catalog, on a real S3 server, read by independent engines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pyiceberg.expressions import EqualTo, IsNull
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem import FilesSource, Limits, Pipeline, redo, run_batch, verify
+from airflow_provider_streamsem import FilesSource, Limits, Pipeline, reprocess, run_batch, verify
+from airflow_provider_streamsem.connectors.iceberg import sink as iceberg
+from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.errors import DataError, PublishError
-from airflow_provider_streamsem.sinks import iceberg
-from airflow_provider_streamsem.sinks.iceberg import IcebergSink
+from tests.connectors.iceberg.kills import SCENARIOS, Later, kill_at_every_step
+from tests.connectors.iceberg.lake import Lake
 from tests.integration.parts.iceberg import RestCatalog, read_by_duckdb, read_by_spark
 from tests.integration.parts.server import running
-from tests.sinks.iceberg.kills import SCENARIOS, Later, kill_at_every_step
-from tests.sinks.iceberg.lake import Lake
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -36,7 +36,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
 
 
 def wide(frame: DataFrame) -> DataFrame:
-    """A column of each type, partitioned by odd text and by a date that may be null."""
+    """Select a column of each type, partitioned by unusual text and by a date that may be null."""
     return frame.select(
         "id",
         "p",
@@ -58,9 +58,9 @@ def double(frame: DataFrame) -> DataFrame:
     return wide(frame).withColumn("even", ~F.col("even")).withColumn("later", F.lit("x"))
 
 
-def arrive(place: Path, file: int) -> None:
+def arrive(location: Path, file: int) -> None:
     lines = [json.dumps({"id": file * len(ODD) + at, "p": odd}) for at, odd in enumerate(ODD)]
-    (place / f"{file:03d}.json").write_text("\n".join(lines) + "\n")
+    (location / f"{file:03d}.json").write_text("\n".join(lines) + "\n")
 
 
 def pipeline(arrivals: Path, tmp_path: Path, sink: IcebergSink) -> Pipeline:
@@ -77,15 +77,15 @@ def pipeline(arrivals: Path, tmp_path: Path, sink: IcebergSink) -> Pipeline:
 def test_rows_through_a_rest_catalog_are_equal_for_pyiceberg_spark_and_duckdb(
     catalog: RestCatalog, spark: SparkSession, arrivals: Path, tmp_path: Path
 ) -> None:
-    place = {"type": "rest", "uri": catalog.url}
-    sink = IcebergSink(str(tmp_path / "a b%20ü"), "lake.wide", properties=place, partition_by=["p", "day"])
+    location = {"type": "rest", "uri": catalog.url}
+    sink = IcebergSink(str(tmp_path / "a b%20ü"), "lake.wide", properties=location, partition_by=["p", "day"])
     spec = pipeline(arrivals, tmp_path, sink)
     for file in range(3):
         arrive(arrivals, file)
     run_batch(spec, run_key="d", drain=True)
-    redo(spec.replace(transform=double), 1, run_key="r")
+    reprocess(spec.replace(transform=double), 1, run_key="r")
     assert verify(spec.log).findings == []
-    table = load_catalog("default", **place).load_table("lake.wide")
+    table = load_catalog("default", **location).load_table("lake.wide")
     read = {row["id"]: row for row in table.scan().to_arrow().to_pylist()}
     assert sorted(read) == list(range(36))
     assert [read[n]["p"] for n in range(36)] == ODD * 3
@@ -135,9 +135,9 @@ def test_rows_through_a_rest_catalog_are_equal_for_pyiceberg_spark_and_duckdb(
     assert sorted(by_duckdb, key=lambda row: row[0]) == expected
 
 
-def test_two_publishers_at_once_and_one_late_over_rest_fifty_rounds(catalog: RestCatalog, tmp_path: Path) -> None:
-    place = {"type": "rest", "uri": catalog.url}
-    lake = Lake(tmp_path).with_(table="lake.race", properties=place)
+def test_two_concurrent_publishers_and_a_late_one_over_rest_in_50_rounds(catalog: RestCatalog, tmp_path: Path) -> None:
+    location = {"type": "rest", "uri": catalog.url}
+    lake = Lake(tmp_path).with_options(table="lake.race", properties=location)
     answers: list[Any] = []
     for version in range(50):
         batch, gate = lake.batch(version, [version]), threading.Barrier(2)
@@ -152,14 +152,14 @@ def test_two_publishers_at_once_and_one_late_over_rest_fifty_rounds(catalog: Res
         for thread in threads:
             thread.join()
         answers.append(lake.publish(batch))  # late
-    table = load_catalog("default", **place).load_table("lake.race")
+    table = load_catalog("default", **location).load_table("lake.race")
     assert [answer.result for answer in answers] == ["applied"] * 150
     assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(50))
 
 
-def test_a_redo_over_rows_that_spark_deleted_is_refused(catalog: RestCatalog, tmp_path: Path) -> None:
-    """Merge on read: the file is still there, with a delete file beside it."""
-    lake = Lake(tmp_path).with_(table="lake.mor", properties={"type": "rest", "uri": catalog.url})
+def test_reprocessing_of_rows_that_spark_deleted_is_refused(catalog: RestCatalog, tmp_path: Path) -> None:
+    """With merge-on-read the data file stays, with a delete file beside it."""
+    lake = Lake(tmp_path).with_options(table="lake.mor", properties={"type": "rest", "uri": catalog.url})
     first = lake.batch(0, [1, 2, 3])
     lake.publish(first)
     *_, left = read_by_spark(
@@ -170,13 +170,13 @@ def test_a_redo_over_rows_that_spark_deleted_is_refused(catalog: RestCatalog, tm
     )
     assert sorted(left) == [[1], [3]]
     with pytest.raises(PublishError, match="rewritten or deleted"):
-        lake.publish(lake.batch(1, [4], redoes=first))
+        lake.publish(lake.batch(1, [4], reprocesses=first))
 
 
-def test_a_table_on_s3_is_reached_as_the_process_reaches_s3(
+def test_table_on_s3_is_reached_with_the_s3_settings_of_the_process(
     lake: str, spark: SparkSession, arrivals: Path, tmp_path: Path
 ) -> None:
-    from airflow_provider_streamsem.sinks import iceberg_catalog
+    from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
     sink = IcebergSink(f"{lake}/table", "lake.wide", properties=properties, partition_by=["p"])
@@ -184,7 +184,7 @@ def test_a_table_on_s3_is_reached_as_the_process_reaches_s3(
     for file in range(2):
         arrive(arrivals, file)
     run_batch(spec, run_key="d", drain=True)
-    redo(spec, 0, run_key="r")
+    reprocess(spec, 0, run_key="r")
     assert verify(spec.log).findings == []
     with iceberg_catalog.opened("default", properties, None, lake) as catalog:
         table = catalog.load_table("lake.wide")
@@ -193,15 +193,15 @@ def test_a_table_on_s3_is_reached_as_the_process_reaches_s3(
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_publisher_that_is_killed_at_every_step_on_s3_is_followed_by_one_that_puts_it_there_once(
+def test_crash_at_every_step_on_s3_then_retry_publishes_once(
     lake: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(iceberg, "SYSTEM_CLOCK", Later())
-    kill_at_every_step(tmp_path, name, place=lake)
+    kill_at_every_step(tmp_path, name, location=lake)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_publisher_that_is_killed_at_every_step_over_rest_is_followed_by_one_that_puts_it_there_once(
+def test_crash_at_every_step_over_rest_then_retry_publishes_once(
     catalog: RestCatalog, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(iceberg, "SYSTEM_CLOCK", Later())
@@ -212,9 +212,14 @@ def test_rows_merged_by_key_are_equal_for_pyiceberg_spark_and_duckdb(
     catalog: RestCatalog, spark: SparkSession, arrivals: Path, tmp_path: Path
 ) -> None:
     """A third of the rows comes a second time, in another partition and with another value."""
-    place = {"type": "rest", "uri": catalog.url}
+    location = {"type": "rest", "uri": catalog.url}
     sink = IcebergSink(
-        str(tmp_path / "table"), "lake.merged", properties=place, partition_by=["p", "day"], mode="upsert", keys=["id"]
+        str(tmp_path / "table"),
+        "lake.merged",
+        properties=location,
+        partition_by=["p", "day"],
+        mode="upsert",
+        keys=["id"],
     )
     spec = pipeline(arrivals, tmp_path, sink)
     for file in range(2):
@@ -231,7 +236,7 @@ def test_rows_merged_by_key_are_equal_for_pyiceberg_spark_and_duckdb(
     assert verify(spec.log).findings == []
     short = [odd and odd[:250] for odd in ODD]
     expected = sorted([n, short[n - 8] if 8 <= n < 20 else short[n % len(ODD)], n / 4] for n in range(24))
-    table = load_catalog("default", **place).load_table("lake.merged")
+    table = load_catalog("default", **location).load_table("lake.merged")
     read = [[row["id"], row["p"], row["ratio"]] for row in table.scan().to_arrow().to_pylist()]
     assert sorted(read) == expected
     (by_spark,) = read_by_spark(catalog, "SELECT id, p, ratio FROM lake.lake.merged")

@@ -1,4 +1,4 @@
-"""The Kafka source on a real broker, read by real Spark: what is committed is what a reader of the topic would see, once."""
+"""The Kafka source on a real broker, read by real Spark: each record that a consumer would read is committed once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem import Limits, Pipeline, open_log, redo, run_batch
+from airflow_provider_streamsem import Limits, Pipeline, open_log, reprocess, run_batch
+from airflow_provider_streamsem.connectors.kafka.pins import RangePin
 from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError, StageError, UnavailableError
 from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.testing.rows import RowsEngine
@@ -46,7 +47,7 @@ def counted(first: int, last: int) -> Counter[str]:
 
 
 def dies_after_its_plan(topics: Topics, pipeline: object, run_key: str) -> None:
-    """A run whose plan is stored and whose process then dies."""
+    """Store the plan of a run, then let its process die."""
 
     class Dies(RowsEngine):
         def stage(self, job: object, log: object) -> object:  # type: ignore[override]
@@ -70,7 +71,7 @@ def test_drain_reads_every_record_of_every_partition_once_up_to_its_frozen_end(t
     topics.check(counted(0, 350))
 
 
-def test_kafkas_own_columns_are_those_of_the_record(topics: Topics) -> None:
+def test_kafka_columns_match_the_record(topics: Topics) -> None:
     topics.create("a", 1, retention_ms="-1")
     topics.put("a", ["v"], key=b"k", headers={"h": b"x"}, timestamp=1_700_000_000_123)
     topics.run(topics.pipeline("a"), "r")
@@ -78,14 +79,14 @@ def test_kafkas_own_columns_are_those_of_the_record(topics: Topics) -> None:
     assert row == (topics.name("a"), 0, 0, 1_700_000_000_123, [{"key": "h", "value": b"x"}], "k")
 
 
-def test_transactions_open_committed_and_aborted_are_seen_as_a_consumer_sees_them(topics: Topics) -> None:
+def test_open_committed_and_aborted_transactions_are_read_as_by_a_consumer(topics: Topics) -> None:
     topics.create("a", 1)
     topics.transaction("a", numbers(0, 10)).commit_transaction(30)
     topics.transaction("a", numbers(900, 950)).abort_transaction(30)
     topics.put("a", numbers(10, 15))
     topics.ended("a")
     still_open = topics.transaction("a", numbers(20, 25))
-    topics.put("a", numbers(15, 20))  # behind the open transaction: not yet stable
+    topics.put("a", numbers(15, 20))  # behind the open transaction, so beyond the last stable offset
     spec = topics.pipeline("a")
     first = topics.run(spec, "r1")
     assert first.counts["read"] == 15
@@ -97,14 +98,14 @@ def test_transactions_open_committed_and_aborted_are_seen_as_a_consumer_sees_the
     assert topics.read("a") == topics.values()
 
 
-def test_uncommitted_records_are_read_only_where_that_is_asked_for(topics: Topics) -> None:
+def test_uncommitted_records_are_read_only_with_read_uncommitted(topics: Topics) -> None:
     topics.create("a", 1)
     still_open = topics.transaction("a", numbers(0, 5))
     assert topics.run(topics.pipeline("a", source={"isolation": "read_uncommitted"}), "r").counts["read"] == 5
     still_open.abort_transaction(30)
 
 
-def test_range_of_nothing_but_aborted_records_commits_no_row_and_moves_on(topics: Topics) -> None:
+def test_range_of_only_aborted_records_commits_no_row_and_advances(topics: Topics) -> None:
     topics.create("a", 1)
     topics.transaction("a", numbers(0, 30)).abort_transaction(30)
     topics.ended("a")
@@ -130,7 +131,7 @@ def test_compacted_offsets_are_no_loss_and_rows_are_counted(topics: Topics) -> N
     assert topics.read("a") - topics.values() == Counter(), "a record that is still there was not read"
 
 
-def test_redo_of_a_version_whose_records_were_compacted_or_expired_changes_nothing(topics: Topics) -> None:
+def test_reprocessing_a_version_whose_records_were_compacted_or_expired_changes_nothing(topics: Topics) -> None:
     topics.create("a", 1)
     topics.create("b", 1)
     spec = topics.pipeline("a", "b")
@@ -141,22 +142,22 @@ def test_redo_of_a_version_whose_records_were_compacted_or_expired_changes_nothi
     before = topics.values()
     assert sum(before.values()) == 21
     spec = spec.replace(transform=lambda frame: frame.withColumn("new", F.lit(1)))
-    made_anew = redo(spec, 0)
+    reprocessed = reprocess(spec, 0)
     assert topics.values() == before
     topics.alter("a", **COMPACTED)
     time.sleep(0.3)
     topics.put("a", ["last"], key=b"0")
     topics.until(lambda: sum(topics.read("a").values()) < 10, 60)
     with pytest.raises(SourceChangedError, match="no longer holds all"):
-        redo(spec, 0)
+        reprocess(spec, 0)
     topics.forget_below("b", 0, 1)
     with pytest.raises(SourceChangedError, match="no longer there"):
-        redo(spec, 0)
+        reprocess(spec, 0)
     topics.check(before)
-    assert open_log(spec.log).view().version > made_anew.version
+    assert open_log(spec.log).view().version > reprocessed.version
 
 
-def test_partitions_that_are_added_are_read_from_their_beginning(topics: Topics) -> None:
+def test_added_partitions_are_read_from_their_beginning(topics: Topics) -> None:
     topics.create("a", 1)
     topics.put("a", numbers(0, 10))
     spec = topics.pipeline("a", source={"starting": "latest"})
@@ -168,7 +169,7 @@ def test_partitions_that_are_added_are_read_from_their_beginning(topics: Topics)
     topics.check(counted(10, 25))
 
 
-def test_topic_that_was_made_again_is_not_taken_for_the_old_one(topics: Topics) -> None:
+def test_recreated_topic_is_not_mistaken_for_the_old_one(topics: Topics) -> None:
     topics.create("a", 1)
     topics.put("a", numbers(0, 10))
     spec = topics.pipeline("a")
@@ -178,16 +179,14 @@ def test_topic_that_was_made_again_is_not_taken_for_the_old_one(topics: Topics) 
         topics.run(spec, "r2")
     topics.create("a", 1)
     topics.put("a", numbers(100, 130))
-    with pytest.raises(SourceChangedError, match="made again"):
+    with pytest.raises(SourceChangedError, match="recreated"):
         topics.run(spec, "r2")
     topics.run(spec.replace(on_data_loss="record_gap"), "r2")
     topics.check(counted(0, 10) + counted(100, 130))
 
 
 @pytest.mark.parametrize("made_again", [False, True])
-def test_topic_that_vanishes_below_the_target_of_a_drain_is_a_gap_up_to_the_target(
-    topics: Topics, made_again: bool
-) -> None:
+def test_topic_deleted_during_a_drain_is_a_gap_up_to_the_target(topics: Topics, made_again: bool) -> None:
     topics.create("a", 1)
     topics.create("b", 1)
     topics.put("a", numbers(0, 10))
@@ -202,7 +201,7 @@ def test_topic_that_vanishes_below_the_target_of_a_drain_is_a_gap_up_to_the_targ
             topics.delete("a")
         return frame
 
-    with pytest.raises((SourceChangedError, StageError)):  # Spark, or the look after the reading, finds it first
+    with pytest.raises((SourceChangedError, StageError)):  # either Spark or the check after the read detects it first
         topics.run(spec.replace(transform=deletes), "r")
     if made_again:
         topics.create("a", 1)
@@ -214,7 +213,7 @@ def test_topic_that_vanishes_below_the_target_of_a_drain_is_a_gap_up_to_the_targ
     topics.check(counted(10, 20) + (counted(50, 55) if made_again else Counter()))
 
 
-def test_planned_topic_that_was_made_again_voids_the_attempt(topics: Topics) -> None:
+def test_recreated_planned_topic_discards_the_attempt(topics: Topics) -> None:
     topics.create("a", 1)
     topics.put("a", numbers(0, 10))
     spec = topics.pipeline("a")
@@ -230,24 +229,24 @@ def test_planned_topic_that_was_made_again_voids_the_attempt(topics: Topics) -> 
     topics.check(counted(50, 70))
 
 
-def test_topic_that_is_made_again_while_spark_reads_voids_the_attempt(topics: Topics) -> None:
-    """The new one has as many records under the same offsets: Spark finds nothing wrong, only the look after the reading does."""
+def test_topic_recreated_while_spark_reads_discards_the_attempt(topics: Topics) -> None:
+    """The new topic has as many records at the same offsets. Spark detects nothing, only the check after the read does."""
     topics.create("a", 1)
     topics.put("a", numbers(0, 10))
     spec = topics.pipeline("a")
 
-    def makes_again(frame: DataFrame) -> DataFrame:
+    def recreates(frame: DataFrame) -> DataFrame:
         topics.delete("a")
         topics.create("a", 1)
         topics.put("a", numbers(50, 60))
         return frame
 
-    with pytest.raises(SourceChangedError, match="deleted and made again; nothing became visible"):
-        topics.run(spec.replace(transform=makes_again), "r")
+    with pytest.raises(SourceChangedError, match="deleted and recreated; nothing became visible"):
+        topics.run(spec.replace(transform=recreates), "r")
     assert topics.values() == Counter()
 
 
-def test_retry_reads_the_range_that_was_planned_though_more_has_come(topics: Topics) -> None:
+def test_retry_reads_the_planned_range_though_more_records_arrived(topics: Topics) -> None:
     topics.create("a", 2)
     topics.put("a", numbers(0, 50), partition=0)
     spec = topics.pipeline("a")
@@ -260,7 +259,7 @@ def test_retry_reads_the_range_that_was_planned_though_more_has_come(topics: Top
     topics.check(counted(0, 90))
 
 
-def test_retention_that_passed_what_was_not_yet_planned_fails_or_is_a_recorded_gap(topics: Topics) -> None:
+def test_retention_of_unplanned_records_fails_the_run_or_is_recorded_as_a_gap(topics: Topics) -> None:
     topics.create("a", 2)
     topics.put("a", numbers(0, 50), partition=0)
     topics.put("a", numbers(50, 60), partition=1)
@@ -275,7 +274,7 @@ def test_retention_that_passed_what_was_not_yet_planned_fails_or_is_a_recorded_g
     topics.check(counted(0, 60) + counted(120, 150))
 
 
-def test_retention_that_passes_a_planned_range_is_named_or_becomes_a_gap_of_a_new_plan(topics: Topics) -> None:
+def test_retention_of_a_planned_range_is_named_or_becomes_a_gap_of_a_new_plan(topics: Topics) -> None:
     topics.create("a", 1)
     topics.put("a", numbers(0, 50))
     spec = topics.pipeline("a")
@@ -287,29 +286,29 @@ def test_retention_that_passes_a_planned_range_is_named_or_becomes_a_gap_of_a_ne
     topics.check(counted(30, 50))
 
 
-def test_executors_do_not_read_from_elsewhere_what_is_gone(topics: Topics, spark: SparkSession) -> None:
-    """Between the look before and the look after the reading, Spark itself must fail on offsets that are gone."""
+def test_executors_fail_on_missing_offsets_instead_of_reading_others(topics: Topics, spark: SparkSession) -> None:
+    """Spark itself must fail on missing offsets between the checks before and after the read."""
     topics.create("a", 1)
     topics.put("a", numbers(0, 50))
     source = topics.pipeline("a").source
-    (partition,) = source.genesis()
+    (partition,) = source.initial_offsets()
     topic_id = partition.partition("@")[2]
     topics.forget_below("a", 0, 30)
-    loaded = source.load(spark, [[topics.name("a"), topic_id, 0, 0, 50, 0]])
+    loaded = source.load(spark, [RangePin(topics.name("a"), topic_id, 0, 0, 50, 0)])
     with pytest.raises(Exception, match=r"Could not read records in offset \[0, 50\)"):
         loaded.frame.count()
 
 
-def test_newer_kafka_source_is_for_the_source_alone(topics: Topics, spark: SparkSession) -> None:
-    """ADR 0014."""
+def test_v2_kafka_source_setting_is_limited_to_the_source(topics: Topics, spark: SparkSession) -> None:
+    """See ADR 0014."""
     key = "spark.sql.sources.useV1SourceList"
     before = spark.conf.get(key)
     assert {"kafka", "parquet"} <= {*str(before).split(",")}
     topics.create("a", 1)
     topics.put("a", numbers(0, 3))
     source = topics.pipeline("a").source
-    (partition,) = source.genesis()
-    loaded = source.load(spark, [[topics.name("a"), partition.partition("@")[2], 0, 0, 3, 0]])
+    (partition,) = source.initial_offsets()
+    loaded = source.load(spark, [RangePin(topics.name("a"), partition.partition("@")[2], 0, 0, 3, 0)])
     inner: Any = loaded.frame
     leaf = inner._jdf.queryExecution().analyzed().collectLeaves().head()
     assert leaf.getClass().getSimpleName() == "DataSourceV2Relation"
@@ -327,12 +326,12 @@ def test_several_topics_and_a_pattern_with_a_topic_that_appears_later(topics: To
     topics.put("x.c", numbers(50, 60))
     topics.run(by_pattern, "r2")
     topics.check(counted(0, 20) + counted(50, 60))
-    both = Topics(topics.broker, topics.place / "both", topics.prefix)
+    both = Topics(topics.broker, topics.location / "both", topics.prefix)
     both.run(both.pipeline("x.a", "y"), "r")
     both.check(counted(0, 10) + counted(20, 30))
 
 
-def test_record_whose_timestamp_spark_cannot_read_is_named_and_can_be_got_past(topics: Topics) -> None:
+def test_record_with_a_timestamp_that_spark_cannot_read_is_named_and_can_be_skipped(topics: Topics) -> None:
     topics.create("a", 1, message_timestamp_after_max_ms=str(2**63 - 1))
     topics.put("a", ["good"])
     topics.put("a", ["far"], timestamp=1_700_000_000_000_000_000)
@@ -346,7 +345,7 @@ def test_record_whose_timestamp_spark_cannot_read_is_named_and_can_be_got_past(t
     topics.check(Counter(["next"]))
 
 
-def test_starting_places(topics: Topics) -> None:
+def test_starting_positions(topics: Topics) -> None:
     topics.create("a", 1, retention_ms="-1")
     topics.put("a", numbers(0, 10), timestamp=1_000_000)
     topics.put("a", numbers(10, 20), timestamp=2_000_000)
@@ -354,9 +353,9 @@ def test_starting_places(topics: Topics) -> None:
     for n, (starting, first) in enumerate(
         (("earliest", 0), ("latest", 20), (at, 10), ({f"{topics.name('a')}-0": 7}, 7))
     ):
-        here = Topics(topics.broker, topics.place / str(n), topics.prefix)
+        here = Topics(topics.broker, topics.location / str(n), topics.prefix)
         spec = here.pipeline("a", source={"starting": starting})
-        (offset,) = spec.source.genesis().values()
+        (offset,) = spec.source.initial_offsets().values()
         assert offset == first
         here.run(spec, "r")
         here.check(counted(first, 20))
@@ -366,18 +365,18 @@ def test_starting_places(topics: Topics) -> None:
     assert found == 20
     for wrong in ({f"{topics.name('a')}-0": 21}, {f"{topics.name('a')}-5": 0}):
         with pytest.raises(InvalidError, match="starting"):
-            topics.pipeline("a", source={"starting": wrong}).source.genesis()
+            topics.pipeline("a", source={"starting": wrong}).source.initial_offsets()
     topics.put("a", numbers(20, 25))
-    newest = Topics(topics.broker, topics.place / "1", topics.prefix)
+    newest = Topics(topics.broker, topics.location / "1", topics.prefix)
     newest.run(newest.pipeline("a", source={"starting": "latest"}), "r2")
     newest.check(counted(20, 25))
 
 
-def test_few_rows_wait_until_the_delay_is_over(topics: Topics) -> None:
+def test_few_rows_wait_until_max_delay_is_over(topics: Topics) -> None:
     topics.create("a", 1)
     topics.put("a", numbers(0, 5))
     spec = topics.pipeline("a", limits=Limits(min_rows=20, max_delay_s=600))
-    topics.run(spec, "r1")  # nothing is committed yet, so nothing waits
+    topics.run(spec, "r1")  # nothing is committed yet, so no row has to wait
     topics.put("a", numbers(5, 10))
     assert topics.run(spec, "r2").status == "empty"
     impatient = spec.replace(limits=Limits(min_rows=20, max_delay_s=1))
@@ -390,7 +389,7 @@ def test_few_rows_wait_until_the_delay_is_over(topics: Topics) -> None:
 
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[Broker]:
-    """A broker that a test may stop."""
+    """Start a broker that the test may stop."""
     made = Broker(tmp_path / "broker")
     made.start()
     yield made
@@ -398,7 +397,7 @@ def own_broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def ten_committed(own_broker: Broker, tmp_path: Path) -> tuple[Topics, Pipeline]:
-    """A topic of one partition with ten records, and a pipeline that has committed them."""
+    """Create a topic of one partition with ten records, and a pipeline that has committed them."""
     topics = Topics(own_broker, tmp_path)
     topics.create("a", 1)
     topics.put("a", numbers(0, 10))
@@ -407,77 +406,77 @@ def ten_committed(own_broker: Broker, tmp_path: Path) -> tuple[Topics, Pipeline]
     return topics, spec
 
 
-def started_again(topics: Topics) -> None:
-    """Start the broker, until the topic is led again."""
+def restart(topics: Topics) -> None:
+    """Start the broker, and wait until the topic has a leader."""
     topics.broker.start()
     topics.until(lambda: topics.admin.list_topics(timeout=30).topics[topics.name("a")].partitions[0].leader == 1)
 
 
-def tail_of(topics: Topics) -> Callable[[], None]:
-    """What makes the broker die and come back without the records that came since."""
+def tail_loss(topics: Topics) -> Callable[[], None]:
+    """Return a function that kills the broker and restarts it without the records that were written since."""
     log = topics.broker.data / f"{topics.name('a')}-0" / "00000000000000000000.log"
     kept = log.stat().st_size
 
     def lose() -> None:
         topics.broker.kill()
         os.truncate(log, kept)
-        started_again(topics)
+        restart(topics)
 
     return lose
 
 
-def test_broker_that_is_down_fails_the_run_and_nothing_is_lost_when_it_is_back(
+def test_broker_that_is_down_fails_the_run_and_nothing_is_lost_after_its_restart(
     own_broker: Broker, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_streamsem.sources.kafka_cluster.TIMEOUT_S", 3.0)
+    monkeypatch.setattr("airflow_provider_streamsem.connectors.kafka.cluster.TIMEOUT_S", 3.0)
     topics, spec = ten_committed(own_broker, tmp_path)
     topics.put("a", numbers(10, 20))
     own_broker.kill()
     with pytest.raises(UnavailableError, match="nothing was written"):
         topics.run(spec, "r2")
-    started_again(topics)
+    restart(topics)
     topics.run(spec, "r2")
     topics.check(counted(0, 20))
 
 
-def test_log_that_was_cut_short_and_has_grown_again_is_noticed(
+def test_truncated_partition_that_has_grown_again_is_detected(
     own_broker: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """What an unclean election does: the tail is lost, a new leader writes other records under the same offsets."""
+    """An unclean leader election does this: the tail is lost, and a new leader writes other records at the same offsets."""
     topics, spec = ten_committed(own_broker, tmp_path)
-    lose_the_tail = tail_of(topics)
+    lose_the_tail = tail_loss(topics)
     topics.put("a", numbers(10, 20))
     topics.run(spec, "r2")
     assert topics.values() == counted(0, 20)
     lose_the_tail()
-    with pytest.raises(SourceChangedError, match="cut short"):
+    with pytest.raises(SourceChangedError, match="truncated"):
         topics.run(spec, "r3")
     topics.put("a", numbers(100, 150))
-    with pytest.raises(SourceChangedError, match="cut short"):
+    with pytest.raises(SourceChangedError, match="truncated"):
         topics.run(spec, "r3")
 
 
 @pytest.mark.parametrize("on_data_loss", ["fail", "record_gap"])
-def test_log_that_was_cut_short_below_what_is_planned_is_noticed_though_it_has_grown_again(
+def test_partition_truncated_below_a_planned_range_is_detected_though_it_has_grown_again(
     own_broker: Broker, spark: SparkSession, tmp_path: Path, on_data_loss: str
 ) -> None:
     topics, spec = ten_committed(own_broker, tmp_path)
-    lose_the_tail = tail_of(topics)
+    lose_the_tail = tail_loss(topics)
     topics.put("a", numbers(10, 20))
     dies_after_its_plan(topics, spec, "r2")
     lose_the_tail()
     topics.put("a", numbers(100, 150))
     for _ in range(2):
-        with pytest.raises(SourceChangedError, match="cut short below what was planned"):
+        with pytest.raises(SourceChangedError, match="truncated below what was planned"):
             topics.run(spec.replace(on_data_loss=on_data_loss), "r2", drain=False)
     assert topics.values() == counted(0, 10)
 
 
-def test_log_that_is_cut_short_and_grows_again_while_spark_reads_voids_the_attempt(
+def test_partition_truncated_and_grown_again_while_spark_reads_discards_the_attempt(
     own_broker: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:
     topics, spec = ten_committed(own_broker, tmp_path)
-    lose_the_tail = tail_of(topics)
+    lose_the_tail = tail_loss(topics)
     topics.put("a", numbers(10, 20))
 
     def loses(frame: DataFrame) -> DataFrame:
@@ -485,15 +484,15 @@ def test_log_that_is_cut_short_and_grows_again_while_spark_reads_voids_the_attem
         topics.put("a", numbers(100, 150))
         return frame
 
-    with pytest.raises(SourceChangedError, match="cut short below what was planned"):
+    with pytest.raises(SourceChangedError, match="truncated below what was planned"):
         topics.run(spec.replace(transform=loses), "r2", drain=False)
     assert topics.values() == counted(0, 10)
 
 
-def test_change_of_leader_alone_stops_nothing(own_broker: Broker, spark: SparkSession, tmp_path: Path) -> None:
+def test_leader_change_alone_stops_nothing(own_broker: Broker, spark: SparkSession, tmp_path: Path) -> None:
     topics, spec = ten_committed(own_broker, tmp_path)
     own_broker.stop()
-    started_again(topics)
+    restart(topics)
     topics.put("a", numbers(10, 20))
     topics.run(spec, "r2")
     topics.check(counted(0, 20))

@@ -1,4 +1,4 @@
-"""Keys and values decoded on real Spark from a real broker; what does not fit is quarantined with its place; secrets stay where they are."""
+"""Keys and values decoded on real Spark from a real broker: invalid ones are quarantined with their location, and secrets are written nowhere."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def avro(schema: dict[str, Any], record: dict[str, Any]) -> bytes:
 
 
 def quarantined(topics: Topics) -> list[dict[str, Any]]:
-    return sorted(open_log(str(topics.place / "log")).quarantined(), key=lambda record: record["offset"])
+    return sorted(open_log(str(topics.location / "log")).quarantined(), key=lambda record: record["offset"])
 
 
-def test_json_values_become_columns_and_what_does_not_fit_is_quarantined_with_its_place(topics: Topics) -> None:
+def test_json_values_become_columns_and_invalid_ones_are_quarantined_with_their_location(topics: Topics) -> None:
     topics.create("a", 1)
     bad = ['{"id": "x"}', "{broken", '{"id": 5} {"id": 6}', "[]", b"\xff\xfe"]
     topics.put("a", ['{"id": 1, "user": "ann"}', *bad, '{"id": 2}', None], key=b"k")
@@ -77,11 +77,13 @@ def test_json_values_become_columns_and_what_does_not_fit_is_quarantined_with_it
 
 
 @pytest.mark.parametrize("value", [None, Json("id long, user string")], ids=["binary", "json"])
-def test_harness_hands_a_transform_what_a_real_broker_hands_it(
+def test_harness_gives_a_transform_the_same_input_as_a_real_broker(
     topics: Topics, spark: SparkSession, tmp_path: Path, value: Json | None
 ) -> None:
     messages: list[KafkaMessage] = []
-    now = datetime.now(tz=timezone.utc).replace(microsecond=123_000)  # retention removes what is older than a week
+    now = datetime.now(tz=timezone.utc).replace(
+        microsecond=123_000
+    )  # retention deletes records that are older than a week
 
     def put(data: bytes | str | None, partition: int, key: bytes | None, headers: list[tuple[str, bytes]]) -> None:
         at = now + timedelta(milliseconds=len(messages))
@@ -102,14 +104,14 @@ def test_harness_hands_a_transform_what_a_real_broker_hands_it(
     spec = topics.pipeline("h", source={"value": value}, transform=transform)
     topics.run(spec, "r")
     given = PipelineHarness(spec, tmp_path / "harness", spark=spark).run(messages)
-    real = read_committed(spark, str(topics.place / "log")).toArrow().to_pylist()
+    real = read_committed(spark, str(topics.location / "log")).toArrow().to_pylist()
     assert sorted(given.rows(), key=str) == sorted(real, key=str)
     assert len(real) == (6 if value is None else 3)
-    assert sorted(given.quarantined, key=str) == sorted(open_log(str(topics.place / "log")).quarantined(), key=str)
+    assert sorted(given.quarantined, key=str) == sorted(open_log(str(topics.location / "log")).quarantined(), key=str)
     assert len(set(seen)) == 1
 
 
-def test_key_alone_is_decoded_beside_a_binary_value(topics: Topics) -> None:
+def test_only_the_key_is_decoded_beside_a_binary_value(topics: Topics) -> None:
     topics.create("a", 1)
     topics.put("a", [b"\x00raw"], key=b'{"id": 7}')
     topics.run(topics.pipeline("a", source={"key": Json("id long")}), "r")
@@ -136,7 +138,7 @@ def test_avro_string_that_is_not_utf8_is_quarantined(topics: Topics) -> None:
     assert [record["offset"] for record in quarantined(topics)] == [1]
 
 
-def test_old_avro_dates_are_read_as_written_whatever_the_session_says(topics: Topics, spark: SparkSession) -> None:
+def test_old_avro_dates_are_read_as_written_with_any_session_setting(topics: Topics, spark: SparkSession) -> None:
     day = {"type": "record", "name": "Day", "fields": [{"name": "d", "type": {"type": "int", "logicalType": "date"}}]}
     topics.create("a", 1)
     topics.put("a", [avro(day, {"d": date(1500, 1, 1)})])
@@ -148,7 +150,7 @@ def test_old_avro_dates_are_read_as_written_whatever_the_session_says(topics: To
     assert topics.rows("d") == [(date(1500, 1, 1),)]
 
 
-def test_avro_key_that_does_not_fit_is_quarantined_with_its_place_and_both_of_its_parts(topics: Topics) -> None:
+def test_invalid_avro_key_is_quarantined_with_its_location_key_and_value(topics: Topics) -> None:
     topics.create("a", 2)
     good, value = avro(V1, {"id": 7, "user": None}), '{"total": 1}'
     for key, data in ((good, value), (good[:-1], value), (None, value), (good, "{broken"), (b"\xff", "{broken")):
@@ -157,7 +159,7 @@ def test_avro_key_that_does_not_fit_is_quarantined_with_its_place_and_both_of_it
     result = topics.run(spec, "r")
     assert (result.counts["read"], result.counts["parsed"], result.counts["quarantined"]) == (5, 2, 3)
     assert sorted(topics.rows("kafka_key.id, total, kafka_offset"), key=str) == [(7, 1, 0), (None, 1, 2)]
-    place = {
+    location = {
         "version": 0,
         "topic": topics.name("a"),
         "partition": 1,
@@ -165,14 +167,14 @@ def test_avro_key_that_does_not_fit_is_quarantined_with_its_place_and_both_of_it
         "encoding": "utf-8",
     }
     assert quarantined(topics) == [
-        {**place, "offset": 1, "key": good[:-1].decode(), "key_encoding": "utf-8", "raw": value},
-        {**place, "offset": 3, "key": good.decode(), "key_encoding": "utf-8", "raw": "{broken"},
-        {**place, "offset": 4, "key": "/w==", "key_encoding": "base64", "raw": "{broken"},
+        {**location, "offset": 1, "key": good[:-1].decode(), "key_encoding": "utf-8", "raw": value},
+        {**location, "offset": 3, "key": good.decode(), "key_encoding": "utf-8", "raw": "{broken"},
+        {**location, "offset": 4, "key": "/w==", "key_encoding": "base64", "raw": "{broken"},
     ]
 
 
 class Registry(BaseHTTPRequestHandler):
-    """Two of a schema registry's answers: versions of a subject, and one version."""
+    """Two endpoints of a schema registry: the versions of a subject, and one version."""
 
     subjects: ClassVar[dict[str, list[tuple[int, str]]]] = {}
     is_down: ClassVar[bool] = False
@@ -210,7 +212,7 @@ def registry() -> Iterator[str]:
     server.server_close()
 
 
-def test_avro_of_a_registry_is_read_by_the_schema_that_wrote_it(topics: Topics, registry: str) -> None:
+def test_registry_avro_is_decoded_with_the_schema_that_wrote_it(topics: Topics, registry: str) -> None:
     topics.create("a", 1)
     Registry.subjects[f"{topics.name('a')}-value"] = [(11, json.dumps(V1)), (300, json.dumps(V2))]
     wire = lambda number, data: b"\x00" + number.to_bytes(4, "big") + data  # noqa: E731
@@ -224,7 +226,9 @@ def test_avro_of_a_registry_is_read_by_the_schema_that_wrote_it(topics: Topics, 
     assert sorted(topics.rows('id, "user", amount')) == [(1, "a", 0.0), (2, None, 1.5)]
 
 
-def test_version_whose_values_another_schema_would_change_is_quarantined_by_name(topics: Topics, registry: str) -> None:
+def test_version_whose_values_the_reader_schema_would_change_is_quarantined_by_name(
+    topics: Topics, registry: str
+) -> None:
     def of(unit: str) -> dict[str, Any]:
         return {
             "type": "record",
@@ -262,7 +266,7 @@ def test_records_of_a_subject_without_a_readable_version_are_quarantined(topics:
     assert "long is read as double" in quarantined(topics)[0]["error"]
 
 
-def test_registry_that_is_down_or_empty_fails_the_batch_and_moves_nothing(topics: Topics, registry: str) -> None:
+def test_registry_that_is_down_or_empty_fails_the_batch_and_advances_no_offset(topics: Topics, registry: str) -> None:
     topics.create("a", 1)
     topics.put("a", [b"\x00\x00\x00\x00\x01x"])
     spec = topics.pipeline("a", source={"value": Avro(json.dumps(V1), registry=registry)})
@@ -277,7 +281,7 @@ def test_registry_that_is_down_or_empty_fails_the_batch_and_moves_nothing(topics
     assert open_log(spec.log).head == -1
 
 
-def test_value_with_fields_named_as_kafkas_own_is_refused(topics: Topics) -> None:
+def test_value_fields_named_like_kafka_columns_are_refused(topics: Topics) -> None:
     topics.create("a", 1)
     topics.put("a", ['{"kafka_offset": 1}'])
     with pytest.raises(DataError, match="kafka_offset"):
@@ -285,7 +289,7 @@ def test_value_with_fields_named_as_kafkas_own_is_refused(topics: Topics) -> Non
 
 
 def secured(broker: Broker, kind: str, password: str = PASSWORD) -> str:
-    """A connection to a listener that asks for something."""
+    """Return an Airflow connection to a listener with security."""
     user = {"sasl.username": USER, "sasl.password": password}
     authority = {"ssl.ca.location": str(broker.certificates.authority)}
     client = {
@@ -317,7 +321,7 @@ def secured(broker: Broker, kind: str, password: str = PASSWORD) -> str:
 
 
 @pytest.mark.parametrize("kind", ["PLAIN", "SCRAM over TLS", "mutual TLS"])
-def test_secured_cluster_is_read_and_written_by_a_connection_whose_secret_is_written_nowhere(
+def test_secured_cluster_is_read_and_written_and_the_secret_is_written_nowhere(
     topics: Topics, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
     topics.create("a", 1)
@@ -331,7 +335,7 @@ def test_secured_cluster_is_read_and_written_by_a_connection_whose_secret_is_wri
         source=KafkaSource(topics=[topics.name("a")], conn_id="secured_kafka"),
         sinks={
             **spec.sinks,
-            "topic": KafkaSink(str(topics.place / "staged"), topic=topics.name("b"), conn_id="secured_kafka"),
+            "topic": KafkaSink(str(topics.location / "staged"), topic=topics.name("b"), conn_id="secured_kafka"),
         },
         transform=lambda frame: {"out": frame, "topic": frame.select("value")},
     )
@@ -340,20 +344,20 @@ def test_secured_cluster_is_read_and_written_by_a_connection_whose_secret_is_wri
     topics.check(Counter(["1", "2"]))
     assert topics.read("b") == Counter(["1", "2"])
     written = [
-        path for directory, _, names in os.walk(topics.place) for path in (Path(directory) / name for name in names)
+        path for directory, _, names in os.walk(topics.location) for path in (Path(directory) / name for name in names)
     ]
     assert len(written) > 5
     out = capfd.readouterr()
-    told = out.out + out.err + json.dumps(result.to_json()) + repr(connection("secured_kafka")) + repr(spec)
+    output = out.out + out.err + json.dumps(result.to_json()) + repr(connection("secured_kafka")) + repr(spec)
     for secret in secrets:
         assert [str(path) for path in written if secret.encode() in path.read_bytes()] == []
-        assert secret not in told
+        assert secret not in output
 
 
-def test_wrong_password_is_an_error_that_does_not_tell_it(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_password_is_an_error_that_does_not_quote_it(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
     import traceback
 
-    monkeypatch.setattr("airflow_provider_streamsem.sources.kafka_cluster.TIMEOUT_S", 3.0)
+    monkeypatch.setattr("airflow_provider_streamsem.connectors.kafka.cluster.TIMEOUT_S", 3.0)
     monkeypatch.setenv("AIRFLOW_CONN_SECURED_KAFKA", secured(topics.broker, "PLAIN", "wrong-" + PASSWORD))
     topics.create("a", 1)
     spec = topics.pipeline("a").replace(source=KafkaSource(topics=[topics.name("a")], conn_id="secured_kafka"))

@@ -1,4 +1,4 @@
-"""Sensors and the watcher's trigger on a real broker, with its connection from Airflow."""
+"""Sensors and the watcher's trigger on a real broker, with a connection from Airflow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_provider_streamsem import (
     RetentionSensor,
     run_batch,
 )
-from airflow_provider_streamsem.engines.contract import Job, Produced, nothing_produced
+from airflow_provider_streamsem.engine import Job, Produced, nothing_produced
 from tests.integration.parts.kafka import Broker
 from tests.integration.topics import Topics
 from tests.operators.test_airflow import context
@@ -28,7 +28,7 @@ MINUTE_MS = 60_000
 
 
 class CountsOnly:
-    """An engine that reads nothing and writes nothing: these tests are about offsets."""
+    """An engine that reads and writes nothing, since these tests are about offsets."""
 
     def stage(self, job: Job, log: object) -> Produced:
         return nothing_produced(job.sinks)
@@ -58,7 +58,7 @@ def run(spec: Any, run_key: str) -> None:
     run_batch(spec, run_key=run_key, drain=True, engine=CountsOnly())
 
 
-def test_offsets_available_on_a_real_broker_with_airflows_connection(topics: Topics) -> None:
+def test_offsets_available_sensor_on_a_real_broker_with_airflows_connection(topics: Topics) -> None:
     topics.create("a", 2)
     spec = pipeline(topics, limits=Limits(max_rows=100))
     run(spec, "makes the log")
@@ -74,7 +74,7 @@ def test_offsets_available_on_a_real_broker_with_airflows_connection(topics: Top
     assert sorted(found["ranges"].values()) == [[0, 30], [10, 40]]
     assert seen(OffsetsAvailableSensor(task_id="u", pipeline=spec, min_rows=90, max_delay=3600)) is None
     topics.put("a", range(500))
-    assert seen(made)["rows"] in range(100, 103)  # of the next batch, which max_rows bounds
+    assert seen(made)["rows"] in range(100, 103)  # the size of the next batch, which max_rows limits
     with listening(OffsetRangeTrigger(spec, min_rows=50, max_wait=3600, poll_interval_s=0.2)) as listener:
         event = listener.next(30)
         assert event is not None
@@ -84,7 +84,7 @@ def test_offsets_available_on_a_real_broker_with_airflows_connection(topics: Top
     assert seen(made) is None
 
 
-def test_retention_and_age_on_a_real_broker(topics: Topics) -> None:
+def test_retention_and_freshness_sensors_on_a_real_broker(topics: Topics) -> None:
     topics.create("a", 2, retention_ms=str(60 * MINUTE_MS))
     spec = pipeline(topics)
     put(topics, 5, minutes_ago=40)
@@ -98,7 +98,7 @@ def test_retention_and_age_on_a_real_broker(topics: Topics) -> None:
     found = retention(within=30 * 60)
     assert (found["at_risk"], found["lost"], found["version"], found["unit"]) == (5, 0, -1, "offsets")
     assert retention(within=58 * 60)["at_risk"] == 15
-    assert retention(records=1000) is None  # nothing was removed yet
+    assert retention(records=1000) is None  # nothing was deleted yet
 
     def fresh(**given: Any) -> Any:
         return seen(FreshnessSensor(task_id="t", pipeline=spec, **given))
@@ -109,7 +109,7 @@ def test_retention_and_age_on_a_real_broker(topics: Topics) -> None:
     put(topics, 3, minutes_ago=3)
     assert fresh(max_age=2 * 60) is None
     assert fresh(max_age=4 * 60)["too_old"] == 0
-    put(topics, 1, minutes_ago=50)  # late: it came after records of three minutes ago
+    put(topics, 1, minutes_ago=50)  # late: written after records with newer timestamps
     assert fresh(max_age=4 * 60)["too_old"] == 0
     assert retention(within=30 * 60) is None
     assert (fresh(max_lag=3), fresh(max_lag=4)["lag"]) == (None, 4)
@@ -122,7 +122,7 @@ def test_retention_and_age_on_a_real_broker(topics: Topics) -> None:
     }  # fmt: skip
 
 
-def test_topics_that_are_kept_for_ever_are_never_at_risk(topics: Topics) -> None:
+def test_topics_with_unlimited_retention_are_never_at_risk(topics: Topics) -> None:
     topics.create("a", 1, cleanup_policy="compact")
     put(topics, 5, minutes_ago=100)
     assert seen(RetentionSensor(task_id="t", pipeline=pipeline(topics), within=10**6)) is None

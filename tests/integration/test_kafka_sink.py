@@ -1,4 +1,4 @@
-"""Versions as Kafka transactions, on a real broker: publishers that die, race, sleep and are lied to; what read_committed consumers see."""
+"""Versions as Kafka transactions on a real broker: publishers that die, race, pause and get false replies, checked by read_committed consumers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from airflow_provider_streamsem.batch.pipeline import Pipeline
-from airflow_provider_streamsem.batch.publish import skip
+from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.kafka import sink as kafka
+from airflow_provider_streamsem.connectors.kafka.control_topic import Control
+from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, UnavailableError
+from airflow_provider_streamsem.pipeline.publish import skip
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.entries import Receipt
-from airflow_provider_streamsem.sinks import kafka
-from airflow_provider_streamsem.sinks.contract import Batch
-from airflow_provider_streamsem.sinks.kafka import KafkaSink
-from airflow_provider_streamsem.sinks.kafka_control import Control
 from airflow_provider_streamsem.testing.stores import Crash
+from tests.connectors import batches
+from tests.connectors.batches import committed_batch
 from tests.integration.parts.kafka import PASSWORD, USER, Broker
 from tests.integration.topics import PATIENCE_S, Topics
-from tests.sinks import batches
-from tests.sinks.batches import decided
-from tests.worlds import World
+from tests.pipeline_fixture import PipelineFixture
 
 pytestmark = pytest.mark.integration
 ROUNDS = 50
@@ -55,7 +55,7 @@ def sink(topics: Topics, root: Path, **given: Any) -> KafkaSink:
     return KafkaSink(str(root / "staged"), **{**arguments, **given})
 
 
-def sending(w: World, topics: Topics, **given: Any) -> Pipeline:
+def sending(w: PipelineFixture, topics: Topics, **given: Any) -> Pipeline:
     return w.pipeline(sinks={"out": sink(topics, w.root, **given)}, transform=as_records)
 
 
@@ -68,11 +68,11 @@ def seen(topics: Topics, topic: str = "out") -> Counter[int]:
 
 
 def staged(of: KafkaSink, version: int, rows: list[dict[str, Any]], uuid: str = "u") -> Batch:
-    """A decided batch, without a log, whose columns were accepted."""
+    """Return a committed batch without a log, whose columns were accepted."""
     of._control().ensure()
-    place = Path(of.attempt_place(version, "a"))
-    place.mkdir(parents=True)
-    pa.parquet.write_table(pa.Table.from_pylist(rows), place / "part-0.parquet")
+    location = Path(of.attempt_location(version, "a"))
+    location.mkdir(parents=True)
+    pa.parquet.write_table(pa.Table.from_pylist(rows), location / "part-0.parquet")
     return Batch(
         pipeline_uuid=uuid, sink="out", version=version, outcome=batches.outcome_of(version), committable=of.collect(version, "a"),
         schema="", root=version, expected_marker=batches.before(version),
@@ -83,12 +83,16 @@ def publish(of: KafkaSink, batch: Batch) -> Receipt | None:
     return of.publish(batch, None)  # type: ignore[arg-type]
 
 
-# --- a death, a pause, a lie at every step
+# --- a crash, a pause or a false reply at every step
 
 
 @dataclass
-class Outside:
-    """What the watched thread asks of Kafka while publishing, as steps. Producers are kept, as a dead process's sends may still be under way."""
+class WatchedClient:
+    """
+    Exposes the Kafka calls of the watched thread as steps while it publishes.
+
+    Producers are kept alive, since sends of a dead process may still be in flight.
+    """
 
     watched: Callable[[str], object] | None = None
     thread: int = 0
@@ -107,8 +111,8 @@ class Outside:
 
 
 @pytest.fixture
-def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Outside]:
-    made, let_go, marker = Outside(), kafka._let_go, Control.marker
+def watched_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedClient]:
+    made, let_go, marker = WatchedClient(), kafka._abort_quietly, Control.marker
 
     class Producer(confluent_kafka.Producer):  # type: ignore[misc]
         def __init__(self, *args: Any) -> None:
@@ -142,19 +146,19 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Outside]:
         return found
 
     def unless_dead(producer: Any) -> None:
-        """A process that is dead aborts nothing."""
+        """Do not abort, since a dead process aborts nothing."""
         if not isinstance(sys.exc_info()[1], Crash):
             let_go(producer)
 
     monkeypatch.setattr(confluent_kafka, "Producer", Producer)
     monkeypatch.setattr(Control, "marker", read)
-    monkeypatch.setattr(kafka, "_let_go", unless_dead)
+    monkeypatch.setattr(kafka, "_abort_quietly", unless_dead)
     monkeypatch.setattr(kafka, "_POLL_S", 0.1)
     yield made
     made.kept.clear()
 
 
-class At:
+class AtStep:
     """Does something once, at one step."""
 
     def __init__(self, at: int, what: Callable[[], object]) -> None:
@@ -171,17 +175,19 @@ def die() -> None:
 
 
 @pytest.mark.parametrize("who", ["same run", "other run"])
-def test_killed_at_every_step_and_followed(who: str, tmp_path: Path, topics: Topics, outside: Outside) -> None:
+def test_crash_at_every_step_then_recovery(
+    who: str, tmp_path: Path, topics: Topics, watched_client: WatchedClient
+) -> None:
     at, steps = 0, 1
     while at < steps:
         topics.create(f"out{at}", 1)
-        w = World(tmp_path / str(at), rows_per_file=2)
+        w = PipelineFixture(tmp_path / str(at), rows_per_file=2)
         w.arrive(1)
-        # The pipelines of these worlds have one uuid: each gets a control topic of its own.
+        # The pipelines of these fixtures share one uuid, so each needs a separate control topic.
         pipeline = sending(w, topics, topic=topics.name(f"out{at}"), control_topic=topics.name(f"markers{at}"))
-        killed = At(at, die)
+        killed = AtStep(at, die)
         with suppress(Crash):
-            outside.run(lambda: w.run("a", pipeline=pipeline), killed)  # noqa: B023
+            watched_client.run(lambda: w.run("a", pipeline=pipeline), killed)  # noqa: B023
         steps = max(steps, len(killed.taken) + 1)
         w.run("a" if who == "same run" else "b", pipeline=pipeline)
         w.arrive(1)
@@ -190,38 +196,40 @@ def test_killed_at_every_step_and_followed(who: str, tmp_path: Path, topics: Top
         assert w.opened().log.receipts(0).sinks["out"] == Receipt(result="applied", rows=2)  # type: ignore[union-attr]
         at += 1
     assert steps >= 14
-    outside.kept.clear()
+    watched_client.kept.clear()
 
 
-def test_what_a_failed_commit_says_is_never_believed(tmp_path: Path, topics: Topics, outside: Outside) -> None:
+def test_error_of_a_failed_commit_is_never_trusted(
+    tmp_path: Path, topics: Topics, watched_client: WatchedClient
+) -> None:
     def lose() -> None:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
-    w = World(tmp_path)
+    w = PipelineFixture(tmp_path)
     pipeline = sending(w, topics)
     for at in range(14):
         w.arrive(1)
-        lied = At(at, lose)
-        outside.run(lambda: w.run(f"run {at}", pipeline=pipeline), lied)  # noqa: B023
+        lied = AtStep(at, lose)
+        watched_client.run(lambda: w.run(f"run {at}", pipeline=pipeline), lied)  # noqa: B023
         assert len(lied.taken) > at
     assert lied.taken[-1] == "after commit" or "after commit" in lied.taken
     w.check(lambda: seen(topics))
 
 
-def test_two_publishers_at_once_leave_each_version_there_once(tmp_path: Path, topics: Topics) -> None:
+def test_two_concurrent_publishers_write_each_version_once(tmp_path: Path, topics: Topics) -> None:
     of, expected = sink(topics, tmp_path), Counter[int]()
     for version in range(ROUNDS):
         batch = staged(of, version, [{"value": str(version * 10 + n)} for n in range(5)])
         expected.update(version * 10 + n for n in range(5))
         answers: list[Any] = []
 
-        def go() -> None:
+        def publish_batch() -> None:
             try:
                 answers.append(publish(of, batch))  # noqa: B023
             except Exception as error:
                 answers.append(error)  # noqa: B023
 
-        both = [threading.Thread(target=go) for _ in range(2)]
+        both = [threading.Thread(target=publish_batch) for _ in range(2)]
         for thread in both:
             thread.start()
         for thread in both:
@@ -231,7 +239,7 @@ def test_two_publishers_at_once_leave_each_version_there_once(tmp_path: Path, to
     assert of.marker("u", "out") == batches.marked(ROUNDS - 1)
 
 
-def test_late_publisher_is_fenced_wherever_it_slept(tmp_path: Path, topics: Topics, outside: Outside) -> None:
+def test_late_publisher_is_fenced_at_every_step(tmp_path: Path, topics: Topics, watched_client: WatchedClient) -> None:
     of, expected, slept = sink(topics, tmp_path), Counter[int](), Counter[str]()
     for number in range(ROUNDS):
         version = 2 * number
@@ -245,8 +253,8 @@ def test_late_publisher_is_fenced_wherever_it_slept(tmp_path: Path, topics: Topi
             thread.join()
             assert answers == [Receipt(result="applied", rows=3)] * 2 or slept["after commit"]
 
-        late = At(number % 13, others)
-        answer = outside.run(lambda: publish(of, batches[0]), late)  # noqa: B023
+        late = AtStep(number % 13, others)
+        answer = watched_client.run(lambda: publish(of, batches[0]), late)  # noqa: B023
         slept[late.taken[late.at]] += 1
         assert answer is None or late.taken[late.at] == "after commit"
         assert publish(of, batches[0]) is None
@@ -254,11 +262,13 @@ def test_late_publisher_is_fenced_wherever_it_slept(tmp_path: Path, topics: Topi
     assert seen(topics) == expected
 
 
-def test_nothing_is_seen_of_a_version_before_all_of_it(tmp_path: Path, topics: Topics, outside: Outside) -> None:
+def test_no_part_of_a_version_is_visible_before_all_of_it(
+    tmp_path: Path, topics: Topics, watched_client: WatchedClient
+) -> None:
     of = sink(topics, tmp_path)
     batch = staged(of, 0, [{"value": str(n)} for n in range(4)])
     found: list[Counter[int]] = []
-    outside.run(lambda: publish(of, batch), lambda name: found.append(seen(topics)))
+    watched_client.run(lambda: publish(of, batch), lambda name: found.append(seen(topics)))
     assert found[-1] == Counter(range(4))
     assert all(not counted for counted in found[:-1])
 
@@ -302,9 +312,9 @@ def test_records_are_written_as_their_columns_say(tmp_path: Path, topics: Topics
             ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
         ]
     )  # fmt: skip
-    place = Path(of.attempt_place(0, "a"))
-    place.mkdir(parents=True)
-    pa.parquet.write_table(pa.Table.from_pylist(rows, schema), place / "part-0.parquet")
+    location = Path(of.attempt_location(0, "a"))
+    location.mkdir(parents=True)
+    pa.parquet.write_table(pa.Table.from_pylist(rows, schema), location / "part-0.parquet")
     batch = Batch(
         pipeline_uuid="u", sink="out", version=0, outcome="0", committable=of.collect(0, "a"), schema="", root=0
     )
@@ -319,23 +329,21 @@ def test_records_are_written_as_their_columns_say(tmp_path: Path, topics: Topics
     assert (found[1].key(), found[1].value(), found[1].headers()) == (None, None, None)
 
 
-def test_control_topic_that_was_deleted_is_not_made_anew_while_publishing(tmp_path: Path, topics: Topics) -> None:
-    """An empty one says that nothing is there, and the batch would be sent once more."""
-    w = World(tmp_path)
+def test_deleted_control_topic_is_not_recreated_while_publishing(tmp_path: Path, topics: Topics) -> None:
+    """An empty control topic would say that nothing was published, and the batch would be sent again."""
+    w = PipelineFixture(tmp_path)
     w.arrive(2)
     pipeline = sending(w, topics, control_topic=topics.name("own-markers"))
     w.run("a", pipeline=pipeline)
-    batch = decided(w, pipeline, "out", 0)
+    batch = committed_batch(w, pipeline, "out", 0)
     topics.delete("own-markers")
     with pytest.raises(MarkerLostError, match="the control topic was deleted"):
         pipeline.sinks["out"].publish(batch, None)  # type: ignore[attr-defined]
     assert seen(topics) == w.expected
 
 
-def test_control_topic_that_was_created_again_stops_the_run_by_name_until_the_marker_is_back(
-    tmp_path: Path, topics: Topics
-) -> None:
-    w = World(tmp_path)
+def test_recreated_control_topic_stops_the_run_until_its_marker_is_restored(tmp_path: Path, topics: Topics) -> None:
+    w = PipelineFixture(tmp_path)
     w.arrive(6)
     pipeline = sending(w, topics, control_topic=topics.name("emptied-markers"))
     w.run("a", pipeline=pipeline)
@@ -349,7 +357,7 @@ def test_control_topic_that_was_created_again_stops_the_run_by_name_until_the_ma
             w.run(run_key, pipeline=pipeline)
     assert seen(topics) == Counter(range(6))
     assert [(f.invariant, f.version) for f in w.verdict().findings] == [("I15", 0)]
-    # As docs/sinks/kafka.md says.
+    # The steps of docs/connectors/kafka-sink.md.
     producer = Producer({"bootstrap.servers": topics.broker.bootstrap})
     producer.produce(control.topic, key=str(stopped.value.fields["key"]), value='{"version":0,"state":"applied"}')
     producer.flush()
@@ -369,10 +377,10 @@ def test_control_topic_that_was_created_again_stops_the_run_by_name_until_the_ma
     assert w.verdict().findings == []
 
 
-def test_batch_that_no_transaction_can_carry_is_refused_before_the_decision_with_the_arithmetic(
+def test_batch_too_large_for_a_transaction_is_refused_before_the_commit_with_the_arithmetic(
     tmp_path: Path, topics: Topics
 ) -> None:
-    w = World(tmp_path, rows_per_file=100)
+    w = PipelineFixture(tmp_path, rows_per_file=100)
     w.arrive(1)
     pipeline = sending(w, topics, transaction_timeout_s=1, bytes_per_s=1_000)
     with pytest.raises(
@@ -391,10 +399,10 @@ def test_batch_that_no_transaction_can_carry_is_refused_before_the_decision_with
         ({"value": "x", "partition": -1}, "does not exist"), ({"value": "x" * 1_000_000}, "larger than the topic"),
     ],
 )  # fmt: skip
-def test_row_that_kafka_would_refuse_is_refused_before_the_decision(
+def test_row_that_kafka_would_refuse_is_refused_before_the_commit(
     row: dict[str, Any], says: str, tmp_path: Path, topics: Topics
 ) -> None:
-    w = World(tmp_path)
+    w = PipelineFixture(tmp_path)
     w.arrive(1)
     pipeline = sending(w, topics).replace(transform=lambda rows: [row])
     with pytest.raises(DataError, match=says):
@@ -403,7 +411,7 @@ def test_row_that_kafka_would_refuse_is_refused_before_the_decision(
     assert seen(topics) == Counter()
 
 
-def test_row_without_key_is_refused_where_its_topic_is_compacted(tmp_path: Path, topics: Topics) -> None:
+def test_row_without_key_is_refused_if_its_topic_is_compacted(tmp_path: Path, topics: Topics) -> None:
     topics.create("table", cleanup_policy="compact")
     of = sink(topics, tmp_path, topic=topics.name("table"))
     with pytest.raises(DataError, match="compacted topic has no key"):
@@ -412,9 +420,9 @@ def test_row_without_key_is_refused_where_its_topic_is_compacted(tmp_path: Path,
     assert publish(of, with_key) == Receipt(result="applied", rows=1)
 
 
-def test_control_topic_that_would_forget_is_refused(tmp_path: Path, topics: Topics) -> None:
+def test_control_topic_with_retention_is_refused(tmp_path: Path, topics: Topics) -> None:
     topics.create("markers", 1, cleanup_policy="delete")
-    w = World(tmp_path)
+    w = PipelineFixture(tmp_path)
     w.arrive(1)
     with pytest.raises(InvalidError, match=r"cleanup.policy=compact.*'delete'"):
         w.run("a", pipeline=sending(w, topics))
@@ -431,9 +439,7 @@ def _largest(topics: Topics, most: int) -> None:
         future.result(PATIENCE_S)
 
 
-def test_batch_that_kafka_refuses_is_published_after_that_was_mended_or_given_up(
-    tmp_path: Path, topics: Topics
-) -> None:
+def test_batch_that_kafka_refuses_is_published_after_a_fix_or_skipped(tmp_path: Path, topics: Topics) -> None:
     of = sink(topics, tmp_path, options={"compression.type": "none"})
     batch = staged(of, 0, [{"value": "1" * 5000}])
     _largest(topics, 1000)
@@ -442,15 +448,15 @@ def test_batch_that_kafka_refuses_is_published_after_that_was_mended_or_given_up
     assert of.marker("u", "out") is None
     _largest(topics, 1_000_000)
     assert publish(of, batch) == Receipt(result="applied", rows=1)
-    given_up = staged(of, 1, [{"value": "2" * 5000}])
-    assert of.skip(given_up, None) == Receipt(result="skipped", rows=0)  # type: ignore[arg-type]
-    assert publish(of, given_up) == Receipt(result="skipped", rows=0)
+    skipped_batch = staged(of, 1, [{"value": "2" * 5000}])
+    assert of.skip(skipped_batch, None) == Receipt(result="skipped", rows=0)  # type: ignore[arg-type]
+    assert publish(of, skipped_batch) == Receipt(result="skipped", rows=0)
     assert of.marker("u", "out") == batches.marked(1, "skipped")
     assert publish(of, batch) is None
     assert topics.read("out") == Counter(["1" * 5000])
 
 
-def test_marker_of_a_commit_that_the_log_does_not_have_is_refused(tmp_path: Path, topics: Topics) -> None:
+def test_marker_of_a_commit_unknown_to_the_log_is_refused(tmp_path: Path, topics: Topics) -> None:
     of = sink(topics, tmp_path)
     first, second, third = (staged(of, at, [{"value": str(at)}]) for at in range(3))
     publish(of, first)
@@ -459,18 +465,18 @@ def test_marker_of_a_commit_that_the_log_does_not_have_is_refused(tmp_path: Path
     assert topics.read("out") == Counter(["0", "1", "2"])
 
 
-def test_time_out_that_the_broker_does_not_allow_is_named_and_can_be_mended(tmp_path: Path, topics: Topics) -> None:
+def test_timeout_that_the_broker_does_not_allow_is_named_and_can_be_fixed(tmp_path: Path, topics: Topics) -> None:
     batch = staged(sink(topics, tmp_path), 0, [{"value": "1"}])
     with pytest.raises(PublishError, match=r"put nothing there.*INVALID_TRANSACTION_TIMEOUT.*=901"):
         publish(sink(topics, tmp_path, transaction_timeout_s=901), batch)
     assert publish(sink(topics, tmp_path), batch) == Receipt(result="applied", rows=1)
 
 
-def test_version_that_a_person_gives_up_is_passed_by_the_marker(tmp_path: Path, topics: Topics) -> None:
-    w = World(tmp_path, rows_per_file=1)
+def test_version_skipped_by_a_user_is_recorded_in_the_marker(tmp_path: Path, topics: Topics) -> None:
+    w = PipelineFixture(tmp_path, rows_per_file=1)
     w.arrive(1)
     pipeline = sending(w, topics, options={"compression.type": "none"}).replace(transform=large)
-    dies = At(0, lambda: _largest(topics, 1000))
+    dies = AtStep(0, lambda: _largest(topics, 1000))
     collect = KafkaSink.collect
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KafkaSink, "collect", lambda *args: [collect(*args), dies("")][0])
@@ -489,7 +495,7 @@ def large(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"value": str(row["id"]).zfill(5000)} for row in rows]
 
 
-def test_connection_is_used_and_its_password_stays_in_it(
+def test_password_of_the_connection_is_not_logged_or_stored(
     tmp_path: Path, topics: Topics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -498,7 +504,7 @@ def test_connection_is_used_and_its_password_stays_in_it(
         "sasl.username": USER, "sasl.password": PASSWORD, "group.id": "mine", "acks": "1",
     }  # fmt: skip
     monkeypatch.setenv("AIRFLOW_CONN_EVENTS", json.dumps({"conn_type": "kafka", "extra": extra}))
-    w = World(tmp_path)
+    w = PipelineFixture(tmp_path)
     w.arrive(2)
     pipeline = sending(w, topics, bootstrap_servers=None, conn_id="events")
     w.run("a", pipeline=pipeline, drain=True)

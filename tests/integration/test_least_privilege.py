@@ -1,4 +1,4 @@
-"""The policies of docs/security.md on a server that enforces them: what each role can do is what it needs, and no more."""
+"""The policies of docs/reference/security.md on a server that enforces them: each role has the rights that it needs, and no others."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from airflow_provider_streamsem import (
     Pipeline,
     open_log,
     read_committed,
-    redo,
+    reprocess,
     run_batch,
     verify,
 )
-from airflow_provider_streamsem.batch.maintenance import vacuum
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.errors import StoreRefusedError
+from airflow_provider_streamsem.pipeline.maintenance import vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.s3 import S3Access, reached_by
 from tests.integration.parts.s3 import ACCESS_KEY, SECRET_KEY, S3Server
@@ -34,7 +34,7 @@ from tests.integration.parts.server import running
 
 pytestmark = pytest.mark.integration
 
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "security.md"
 POLICIES = {
     name: json.loads(text) for name, text in re.findall(r"```json (\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
 }
@@ -64,7 +64,7 @@ class Roles:
 
     @staticmethod
     def _statements(role: str, bucket: str) -> Iterator[dict[str, Any]]:
-        """The role's statements as the bucket's own policy has them: of this bucket alone, with the role as principal."""
+        """Yield the role's statements in the form of a bucket policy: limited to this bucket, with the role as principal."""
         for statement in POLICIES[role]["Statement"]:
             found = [
                 re.sub(":::([A-Z]+)", lambda match: f":::{BUCKETS[match[1]]}", arn) for arn in statement["Resource"]
@@ -84,7 +84,7 @@ class Roles:
         )  # fmt: skip
 
     def refuses(self, role: str, call: Callable[[Any], object]) -> bool:
-        """Whether the server lets a role not do something."""
+        """Return whether the server denies the call to a role."""
         try:
             call(self.client(role, f"secret-of-{role}"))
         except ClientError as error:
@@ -99,7 +99,7 @@ def roles(tmp_path: Path) -> Iterator[Roles]:
         yield Roles(server)
 
 
-def test_each_role_does_its_work_with_the_documented_rights_and_nothing_else(roles: Roles, spark: SparkSession) -> None:
+def test_each_role_works_with_the_documented_rights_and_has_no_others(roles: Roles, spark: SparkSession) -> None:
     def arrive(name: str, ids: range) -> None:
         roles.root.put_object(
             Bucket="p-in", Key=name, Body="".join(f'{{"id": {n}}}\n' for n in ids).encode() + b"{bad\n"
@@ -111,7 +111,7 @@ def test_each_role_does_its_work_with_the_documented_rights_and_nothing_else(rol
         run_batch(PIPELINE, run_key="a")
         arrive("b.json", range(5, 9))
         run_batch(PIPELINE, run_key="b")
-        redo(PIPELINE, 0)
+        reprocess(PIPELINE, 0)
         assert verify(PIPELINE).findings == []
         lost(roles)
         with pytest.raises(StoreRefusedError):
@@ -146,13 +146,13 @@ def delete(bucket: str, key: str) -> Callable[[Any], object]:
 
 
 def lost(roles: Roles) -> None:
-    """What an attempt of a closed version left."""
+    """Create the leftovers of an attempt at a closed version."""
     roles.root.put_object(Bucket="p-out", Key="data/0/lost/part-0.parquet", Body=b"x")
     roles.root.put_object(Bucket="p-log", Key="attempts/0/lost.json", Body=b"x")
 
 
 def committed(roles: Roles, spark: SparkSession) -> list[Any]:
-    """The rows, read by Spark with the reader's rights alone."""
+    """Read the rows with Spark and only the reader's rights."""
     session = spark.newSession()
     access = roles.access("reader")
     for bucket in ("p-log", "p-out"):

@@ -1,4 +1,4 @@
-"""Rows of a real MariaDB, by SQLAlchemy and pymysql: once, in each mode, through two publishers; and what its tables would lose is refused."""
+"""Rows of a real MariaDB, through SQLAlchemy and pymysql: each row once in each mode with two publishers, and tables that would lose values are refused."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from pymysql.connections import Connection
 from pymysql.cursors import Cursor
 from pymysql.err import OperationalError
 
+from airflow_provider_streamsem.connectors.sql import database
+from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import DataError, PublishError, StreamsemError
 from airflow_provider_streamsem.protocol.entries import Receipt
-from airflow_provider_streamsem.sinks import database
-from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from airflow_provider_streamsem.testing.stores import Crash
+from tests.connectors.batches import resolve_schema, schema_of, staged
+from tests.connectors.sql.database_steps import Steps
+from tests.connectors.sql.test_sink import MODES, SCENARIOS
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.server import home_for_others, running
 from tests.integration.test_postgres import CREATE, publish
-from tests.sinks.batches import accept, schema_of, staged
-from tests.sinks.database_steps import Steps
-from tests.sinks.test_jdbc import MODES, SCENARIOS
 
 pytestmark = pytest.mark.integration
 
@@ -49,7 +49,7 @@ def server() -> Iterator[MariaDB]:
 
 @dataclass
 class Database:
-    """Tables of a name of their own, known by the connection ``db``."""
+    """A table with a unique name, reached by the connection ``db``."""
 
     port: int
     table: str
@@ -64,8 +64,13 @@ class Database:
             cursor.execute(statement.replace(" t ", f" {self.table} "))
             return list(cursor.fetchall())
 
-    def sink(self, place: Path, mode: str = "append", **changes: Any) -> JdbcSink:
-        given = {"conn_id": "db", "staging": str(place / "staging"), "table": self.table, "markers": f"m{self.table}"}
+    def sink(self, location: Path, mode: str = "append", **changes: Any) -> JdbcSink:
+        given = {
+            "conn_id": "db",
+            "staging": str(location / "staging"),
+            "table": self.table,
+            "markers": f"m{self.table}",
+        }
         return JdbcSink(**{**given, **MODES[mode], **changes})
 
 
@@ -84,7 +89,7 @@ def db(server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Database:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_two_publishers_at_once_and_one_late_apply_each_of_50_versions_once(
+def test_two_concurrent_publishers_and_a_late_one_apply_each_of_50_versions_once(
     mode: str, db: Database, tmp_path: Path
 ) -> None:
     db.run(f"CREATE TABLE t ({CREATE[mode]})")
@@ -113,7 +118,7 @@ def test_two_publishers_at_once_and_one_late_apply_each_of_50_versions_once(
 
 @pytest.fixture
 def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
-    """Put the driver's calls under the steps."""
+    """Return a function that runs the driver's calls as numbered steps."""
     watched = [(Connection, name) for name in ("connect", "commit", "rollback")]
     watched += [(Cursor, name) for name in ("execute", "executemany")]
     originals = {(owner, name): getattr(owner, name) for owner, name in watched}
@@ -137,7 +142,7 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
 
 
 @pytest.mark.parametrize(("mode", "what"), SCENARIOS)
-def test_death_or_lost_reply_at_any_call_leaves_every_row_once(
+def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
     mode: str, what: str, db: Database, tmp_path: Path, stepping: Callable[[Steps], None]
 ) -> None:
     def scenario(steps: Steps, name: str) -> None:
@@ -146,8 +151,8 @@ def test_death_or_lost_reply_at_any_call_leaves_every_row_once(
         sink = own.sink(tmp_path / name, mode)
         first = staged(sink, pyarrow.table({"id": [1, 2]}), 0, schema=IDS)
         publish(sink, first)
-        redone = {"root": 0, "replaced": first.committable} if what == "redo" else {}
-        batch = staged(sink, pyarrow.table({"id": [3, 4]}), 1, schema=IDS, **redone)
+        reprocessed = {"root": 0, "replaced": first.committable} if what == "reprocess" else {}
+        batch = staged(sink, pyarrow.table({"id": [3, 4]}), 1, schema=IDS, **reprocessed)
 
         def work() -> Receipt | None:
             return sink.skip(batch, None) if what == "skip" else publish(sink, batch)  # type: ignore[arg-type]
@@ -160,7 +165,7 @@ def test_death_or_lost_reply_at_any_call_leaves_every_row_once(
             answer = work()
             assert answer is not None, steps
             assert answer.result == ("skipped" if what == "skip" else "applied"), steps
-        expected = {"batch": [1, 2, 3, 4], "skip": [1, 2], "redo": [3, 4]}[what]
+        expected = {"batch": [1, 2, 3, 4], "skip": [1, 2], "reprocess": [3, 4]}[what]
         assert sorted(row[0] for row in own.run("SELECT id FROM t ")) == expected, steps
         assert publish(sink, first) is None
 
@@ -174,7 +179,7 @@ def test_death_or_lost_reply_at_any_call_leaves_every_row_once(
             assert len(steps.names) > at, "the step was not reached"
 
 
-def test_values_arrive_as_they_were(db: Database, tmp_path: Path) -> None:
+def test_values_arrive_unchanged(db: Database, tmp_path: Path) -> None:
     db.run(
         "CREATE TABLE t (b boolean, i bigint, f double, s longtext CHARACTER SET utf8mb4, x longblob, d date, u datetime(6), n datetime(6), m decimal(38,18), a longtext)"
     )
@@ -192,7 +197,7 @@ def test_values_arrive_as_they_were(db: Database, tmp_path: Path) -> None:
     assert second == (None,) * 10
 
 
-def test_upsert_keeps_the_last_row_of_a_key_and_a_redo_replaces_its_version(db: Database, tmp_path: Path) -> None:
+def test_upsert_keeps_the_last_row_of_a_key_and_reprocessing_replaces_its_version(db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (id bigint PRIMARY KEY, v bigint, mine int DEFAULT 7)")
     sink, schema = db.sink(tmp_path, "upsert"), schema_of(id="long", v="long")
     publish(sink, staged(sink, pyarrow.table({"id": [1, 2, 1], "v": [1, 2, 3]}), 0, schema=schema))
@@ -201,15 +206,18 @@ def test_upsert_keeps_the_last_row_of_a_key_and_a_redo_replaces_its_version(db: 
     assert db.run("SELECT * FROM t ORDER BY id") == [(1, 3, 8), (2, 9, 8), (3, None, 7)]
     db.run("DROP TABLE t ")
     db.run(f"CREATE TABLE t ({CREATE['replace_version']})")
-    redoing = db.sink(tmp_path / "redo", "replace_version", markers=f"r{db.table}")
-    first = staged(redoing, pyarrow.table({"id": [1, 2]}), 0, schema=IDS)
-    publish(redoing, first)
-    publish(redoing, staged(redoing, pyarrow.table({"id": [3]}), 1, schema=IDS))
-    publish(redoing, staged(redoing, pyarrow.table({"id": [4]}), 2, schema=IDS, root=0, replaced=first.committable))
+    reprocessing = db.sink(tmp_path / "reprocess", "replace_version", markers=f"r{db.table}")
+    first = staged(reprocessing, pyarrow.table({"id": [1, 2]}), 0, schema=IDS)
+    publish(reprocessing, first)
+    publish(reprocessing, staged(reprocessing, pyarrow.table({"id": [3]}), 1, schema=IDS))
+    publish(
+        reprocessing,
+        staged(reprocessing, pyarrow.table({"id": [4]}), 2, schema=IDS, root=0, replaced=first.committable),
+    )
     assert sorted(db.run("SELECT * FROM t ")) == [(3, 1), (4, 0)]
 
 
-def test_key_0_stays_0_where_the_server_numbers_rows_itself(db: Database, tmp_path: Path) -> None:
+def test_key_0_stays_0_in_an_auto_increment_column(db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (id bigint AUTO_INCREMENT PRIMARY KEY, v bigint)")
     sink, schema = db.sink(tmp_path, "upsert"), schema_of(id="long", v="long")
     for version in range(3):
@@ -225,7 +233,7 @@ def test_key_0_stays_0_where_the_server_numbers_rows_itself(db: Database, tmp_pa
         ("enum('a')", "string", "a"),
     ],
 )
-def test_server_that_is_not_strict_refuses_what_does_not_fit(
+def test_non_strict_server_refuses_values_that_do_not_fit(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, kind: str, value: Any
 ) -> None:
     real = database._be_strict
@@ -279,12 +287,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_does_not_fit_is_refused_before_the_decision(what: str, db: Database, tmp_path: Path) -> None:
+def test_unsuitable_table_or_columns_are_refused_before_the_commit(what: str, db: Database, tmp_path: Path) -> None:
     mode, columns, kind = REFUSED[what]
     db.run(f"CREATE TABLE t ({columns}")
     schema = schema_of(**{"id": "long", kind: "long"}) if "%" in kind else schema_of(id=kind)
     with pytest.raises(DataError, match="nothing became visible"):
-        accept(db.sink(tmp_path, mode), schema)
+        resolve_schema(db.sink(tmp_path, mode), schema)
 
 
 ALTERED = {
@@ -297,7 +305,7 @@ ALTERED = {
 
 
 @pytest.mark.parametrize("what", ALTERED)
-def test_table_that_was_altered_after_the_commit_so_that_rows_would_change_takes_none(
+def test_table_altered_after_the_commit_gets_no_rows_if_values_would_change(
     what: str, db: Database, tmp_path: Path
 ) -> None:
     mode, change = ALTERED[what]
@@ -320,7 +328,7 @@ def test_table_that_was_altered_after_the_commit_so_that_rows_would_change_takes
         "PARTITION BY LIST (id) (PARTITION p1 VALUES IN (1))",
     ],
 )
-def test_rows_that_the_server_refuses_are_refused_at_once(change: str, db: Database, tmp_path: Path) -> None:
+def test_rows_that_the_server_refuses_are_not_retried(change: str, db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (id bigint)")
     db.run(f"ALTER TABLE t {change}")
     sink = db.sink(tmp_path)
@@ -330,7 +338,7 @@ def test_rows_that_the_server_refuses_are_refused_at_once(change: str, db: Datab
     assert db.run("SELECT * FROM t ") == []
 
 
-def test_rows_that_a_trigger_refuses_are_refused_at_once(db: Database, tmp_path: Path) -> None:
+def test_rows_that_a_trigger_refuses_are_not_retried(db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (id bigint)")
     db.run(f"CREATE TRIGGER no_{db.table} BEFORE INSERT ON t FOR EACH ROW SIGNAL SQLSTATE '45000'")
     sink = db.sink(tmp_path)
@@ -339,9 +347,7 @@ def test_rows_that_a_trigger_refuses_are_refused_at_once(db: Database, tmp_path:
         publish(sink, batch)
 
 
-def test_text_that_is_longer_than_a_message_of_the_server_is_refused_before_the_commit(
-    db: Database, tmp_path: Path
-) -> None:
+def test_text_longer_than_max_allowed_packet_is_refused_before_the_commit(db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (s longtext)")
     sink = db.sink(tmp_path)
     (most,) = db.run("SELECT @@max_allowed_packet")[0]

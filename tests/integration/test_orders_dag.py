@@ -1,4 +1,4 @@
-"""The example DAG of Kafka to S3, on Airflow's own machinery, a real broker, S3 server and Spark: run, run again, clear."""
+"""The example DAG from Kafka to S3, on Airflow's own execution, a real broker, S3 server and Spark: run, run again, clear."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print("STATE", run.state)
 """
 
 
-TALKATIVE = """
+VERBOSE_LOGGING = """
 rootLogger.level = info
 rootLogger.appenderRef.stderr.ref = stderr
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
@@ -46,7 +46,7 @@ appender.stderr.layout.pattern = %p %c: %m%n%ex
 
 
 def spark_at(kind: str, home: Path, s3_server: S3Server) -> tuple[list[Server], dict[str, Any]]:
-    """Spark's servers, and the connection by which an operator finds them."""
+    """Return Spark's servers, and the connection with which an operator finds them."""
     if kind == "cluster":
         cluster = Cluster(home, workers=1)
         return cluster.servers, cluster.connection
@@ -63,7 +63,11 @@ def rows(lake: str, tmp_path: Path) -> list[tuple[int, str, int]]:
 def test_orders_dag_drains_a_secured_topic_onto_s3(
     broker: Broker, s3_server: S3Server, lake: str, tmp_path: Path, kind: str
 ) -> None:
-    """On a cluster a clear then makes its rows anew. No file of Airflow, its database among them, of Spark and of the pipeline has the password, with all that Spark can tell switched on."""
+    """
+    On a cluster, a clear then reprocesses the rows of a run.
+
+    No file of Airflow (including its database), of Spark and of the pipeline contains the password, with all logging of Spark switched on.
+    """
     topics = Topics(broker, tmp_path)
     topic = topics.create("orders", 2)
     order = lambda n: json.dumps({"id": n, "user": f"Ann {n} Lee", "cents": n - 1, "at": "2026-01-01T00:00:00Z"})  # noqa: E731
@@ -77,10 +81,10 @@ def test_orders_dag_drains_a_secured_topic_onto_s3(
         "sasl.username": USER,
         "sasl.password": PASSWORD,
     }
-    # What a deployment puts into spark-defaults.conf: where the jars are.
+    # The settings of a deployment's spark-defaults.conf, with the location of the jars.
     for name in ("spark-conf", "events", "airflow"):
         (tmp_path / name).mkdir()
-    (tmp_path / "spark-conf" / "log4j2.properties").write_text(TALKATIVE)
+    (tmp_path / "spark-conf" / "log4j2.properties").write_text(VERBOSE_LOGGING)
     defaults = {
         **session_conf(),
         "spark.executor.memory": "512m",
@@ -109,7 +113,7 @@ def test_orders_dag_drains_a_secured_topic_onto_s3(
         return done.stdout + done.stderr
 
     with running(*servers):
-        told = run("first")
+        logs = run("first")
         expected = [(n, f"A{str(n)[0]}L", n - 1) for n in range(2, 80)]
         assert rows(lake, tmp_path) == expected
         opened = open_log(f"{lake}/_streamsem/orders")
@@ -122,16 +126,16 @@ def test_orders_dag_drains_a_secured_topic_onto_s3(
         }
         if kind == "cluster":
             topics.put("orders", [order(n) for n in range(80, 90)])
-            told += run("second")
-            told += run("first", "--clear")
+            logs += run("second")
+            logs += run("first", "--clear")
             assert rows(lake, tmp_path) == [*expected, *((n, f"A{str(n)[0]}L", n - 1) for n in range(80, 90))]
             replaced = [v.outcome and v.outcome.replaces and v.outcome.replaces.version for v in opened.versions()]
             assert replaced == [0, None, None]
     assert verify(f"{lake}/_streamsem/orders").findings == []
-    assert PASSWORD not in told
+    assert PASSWORD not in logs
     written = [path for path in tmp_path.rglob("*") if path.is_file() and "copies" not in path.parts]
     assert {"airflow.db"} <= {path.name for path in written}
     if kind == "cluster":
-        assert "Submitted application" in told or "Running Spark version" in told, "the JVM told nothing"
+        assert "Submitted application" in logs or "Running Spark version" in logs, "the JVM told nothing"
         assert any("events" in path.parts for path in written)
     assert [str(path) for path in written if PASSWORD.encode() in path.read_bytes()] == []

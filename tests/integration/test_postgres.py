@@ -1,4 +1,4 @@
-"""Rows of a real Postgres: what COPY brings is what was staged, once, through two publishers, deaths at every statement, and a server that is killed."""
+"""Rows of a real Postgres: COPY writes exactly the staged rows, once, with two publishers, crashes at every statement, and a server that is killed."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ import pytest
 
 from airflow_provider_streamsem import FilesSource, Pipeline, run_batch
 from airflow_provider_streamsem.connections import Connection, looked_up_by
-from airflow_provider_streamsem.engines.spark import SparkEngine
+from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.sql import sink as jdbc
+from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import DataError, PublishError, StreamsemError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.readers.verify import verify
-from airflow_provider_streamsem.sinks import jdbc
-from airflow_provider_streamsem.sinks.contract import Batch
-from airflow_provider_streamsem.sinks.jdbc import JdbcSink
+from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.testing.stores import Crash
+from tests.connectors.batches import marked, resolve_schema, schema_of, staged
+from tests.connectors.sql.test_sink import MODES
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import home_for_others, running
-from tests.sinks.batches import accept, marked, schema_of, staged
-from tests.sinks.test_jdbc import MODES
-from tests.worlds import World
+from tests.pipeline_fixture import PipelineFixture
 
 pytestmark = pytest.mark.integration
 
@@ -56,7 +56,7 @@ def server() -> Iterator[Postgres]:
 
 @dataclass
 class Database:
-    """A schema of its own on the server, known as the connection ``db``."""
+    """A schema for one test, known as the connection ``db``."""
 
     dsn: str
     schema: str
@@ -70,9 +70,9 @@ class Database:
     def ids(self) -> Counter[int]:
         return Counter(row[0] for row in self.run("SELECT id FROM t"))
 
-    def sink(self, place: Path, mode: str = "append", **changes: Any) -> JdbcSink:
+    def sink(self, location: Path, mode: str = "append", **changes: Any) -> JdbcSink:
         names = {"table": f"{self.schema}.t", "markers": f"{self.schema}.markers"}
-        return JdbcSink(**{"conn_id": "db", "staging": str(place / "staging"), **names, **MODES[mode], **changes})
+        return JdbcSink(**{"conn_id": "db", "staging": str(location / "staging"), **names, **MODES[mode], **changes})
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ READ_OTHERWISE = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_value_of_every_type_arrives_as_it_was(mode: str, db: Database, tmp_path: Path) -> None:
+def test_every_value_of_every_type_arrives_unchanged(mode: str, db: Database, tmp_path: Path) -> None:
     columns = ", ".join(f'"{name} %s ""é" {sql}' for name, (_, sql, _, _) in VALUES.items())
     db.run(f"CREATE TABLE t ({columns}, {CREATE[mode]})")
     rows = 1 + max(len(values) for *_, values in VALUES.values())
@@ -151,7 +151,7 @@ def psycopg_rows(db: Database, column: str) -> list[Any]:
         return connection.execute(quoted).fetchall()
 
 
-def test_number_that_is_none_arrives_as_such(db: Database, tmp_path: Path) -> None:
+def test_nan_arrives_as_nan(db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (f double precision, r real)")
     sink, nan = db.sink(tmp_path), float("nan")
     table = pyarrow.table({"f": pyarrow.array([nan, None]), "r": pyarrow.array([nan, None], pyarrow.float32())})
@@ -160,7 +160,7 @@ def test_number_that_is_none_arrives_as_such(db: Database, tmp_path: Path) -> No
     assert (math.isnan(first[0]), math.isnan(first[1]), *second) == (True, True, None, None)
 
 
-def test_rows_of_one_column_of_nulls_arrive(db: Database, tmp_path: Path) -> None:
+def test_rows_of_one_column_with_nulls_arrive(db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (s text)")
     sink = db.sink(tmp_path)
     publish(sink, staged(sink, pyarrow.table({"s": ["", None, "x"]}), schema=schema_of(s="string")))
@@ -168,7 +168,7 @@ def test_rows_of_one_column_of_nulls_arrive(db: Database, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_two_publishers_at_once_and_one_late_apply_each_of_50_versions_once(
+def test_two_concurrent_publishers_and_a_late_one_apply_each_of_50_versions_once(
     mode: str, db: Database, tmp_path: Path
 ) -> None:
     db.run(f"CREATE TABLE t ({CREATE[mode]})")
@@ -208,13 +208,13 @@ def test_second_publisher_waits_for_the_first_and_then_finds_the_version_marked(
     for earlier in range(version):
         publish(sink, staged(sink, pyarrow.table({"id": [100 + earlier]}), earlier, schema=IDS))
     batch = staged(sink, pyarrow.table({"id": [1, 2]}), version, schema=IDS)
-    inside, go_on = threading.Event(), threading.Event()
+    first_is_copying, first_may_continue = threading.Event(), threading.Event()
     real = jdbc.record_batches
 
     def slow(*arguments: Any) -> Any:
         if threading.current_thread().name == "first":
-            inside.set()
-            assert go_on.wait(20)
+            first_is_copying.set()
+            assert first_may_continue.wait(20)
         return real(*arguments)
 
     monkeypatch.setattr(jdbc, "record_batches", slow)
@@ -225,11 +225,11 @@ def test_second_publisher_waits_for_the_first_and_then_finds_the_version_marked(
 
     first, second = threading.Thread(target=one, name="first"), threading.Thread(target=one, name="second")
     first.start()
-    assert inside.wait(20)
+    assert first_is_copying.wait(20)
     second.start()
     second.join(1)
     assert second.is_alive(), "it did not wait for the marker's row"
-    go_on.set()
+    first_may_continue.set()
     first.join()
     second.join()
     assert answers == {"first": Receipt(result="applied", rows=2), "second": Receipt(result="applied", rows=2)}
@@ -238,7 +238,7 @@ def test_second_publisher_waits_for_the_first_and_then_finds_the_version_marked(
 
 @dataclass
 class Steps:
-    """Every call that a process makes on its connections to Postgres, numbered; one of them goes wrong."""
+    """Numbers every call that a process makes on its connections to Postgres. One of them fails."""
 
     at: int = -1
     fault: str = ""
@@ -248,7 +248,7 @@ class Steps:
 
 @pytest.fixture
 def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
-    """Put psycopg under the steps."""
+    """Return a function that runs psycopg's calls as numbered steps."""
     now = [Steps()]
 
     def wrap(cls: Any, name: str, pgconn_of: Callable[[Any], Any]) -> None:
@@ -258,11 +258,11 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
             steps = now[0]
             if steps.dead:
                 raise Crash
-            here = len(steps.names) == steps.at
+            is_target = len(steps.names) == steps.at
             steps.names.append(name)
             answer = real(self, *arguments, **named)
-            if here:
-                pgconn_of(self).finish()  # the server sees the connection go, as of a process that is gone
+            if is_target:
+                pgconn_of(self).finish()  # the server sees the connection close, as when a process dies
                 if steps.fault == "lost":
                     raise psycopg.OperationalError("server closed the connection unexpectedly")
                 steps.dead = True
@@ -283,14 +283,14 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_death_or_lost_reply_at_any_statement_leaves_every_row_once(
+def test_crash_or_lost_reply_at_any_statement_leaves_every_row_once(
     mode: str, db: Database, tmp_path: Path, stepping: Callable[[Steps], None]
 ) -> None:
-    def scenario(steps: Steps, place: Path, n: int) -> None:
+    def scenario(steps: Steps, location: Path, n: int) -> None:
         stepping(Steps())
         db.run("DROP TABLE IF EXISTS t")
         db.run(f"CREATE TABLE t ({CREATE[mode]})")
-        sink = db.sink(place, mode)
+        sink = db.sink(location, mode)
         more: dict[str, Any] = {"sink_name": f"t{n}"}
         first = staged(sink, pyarrow.table({"id": [1, 2]}), 0, schema=IDS, **more)
         publish(sink, first)
@@ -340,18 +340,18 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_does_not_fit_is_refused_before_the_decision(what: str, db: Database, tmp_path: Path) -> None:
+def test_unsuitable_table_or_columns_are_refused_before_the_commit(what: str, db: Database, tmp_path: Path) -> None:
     mode, statement, kind = REFUSED[what]
     db.run(statement)
     with pytest.raises(DataError, match="nothing became visible"):
-        accept(db.sink(tmp_path, mode), schema_of(id=kind))
+        resolve_schema(db.sink(tmp_path, mode), schema_of(id=kind))
 
 
-def test_user_who_may_not_insert_is_refused_before_the_decision(
+def test_user_without_insert_privilege_is_refused_before_the_commit(
     db: Database, server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db.run("CREATE TABLE t (id bigint)")
-    accept(db.sink(tmp_path), IDS)
+    resolve_schema(db.sink(tmp_path), IDS)
     role = f"r{uuid.uuid4().hex[:8]}"
     db.run(f"CREATE ROLE {role} LOGIN PASSWORD 'hunter2'")
     quoted = '"' + db.schema.replace('"', '""') + '"'
@@ -361,9 +361,9 @@ def test_user_who_may_not_insert_is_refused_before_the_decision(
     db.run(f"GRANT SELECT ON t TO {role}")
     monkeypatch.setenv("AIRFLOW_CONN_DB", f"postgres://{role}:hunter2@127.0.0.1:{server.port}/postgres")
     with pytest.raises(DataError, match="42501"):
-        accept(db.sink(tmp_path), IDS)
+        resolve_schema(db.sink(tmp_path), IDS)
     db.run(f"GRANT INSERT ON t TO {role}")
-    accept(db.sink(tmp_path), IDS)
+    resolve_schema(db.sink(tmp_path), IDS)
 
 
 MISFITS: dict[str, tuple[str, str, Any, Any]] = {
@@ -404,7 +404,7 @@ ALTERED = {
 
 
 @pytest.mark.parametrize("what", ALTERED)
-def test_table_that_was_altered_after_the_commit_so_that_rows_would_change_takes_none(
+def test_table_altered_after_the_commit_gets_no_rows_if_values_would_change(
     what: str, db: Database, tmp_path: Path
 ) -> None:
     db.run("CREATE TABLE t (m numeric(10,2), d double precision, u timestamptz, s varchar(9))")
@@ -421,9 +421,7 @@ def test_table_that_was_altered_after_the_commit_so_that_rows_would_change_takes
     assert sink.marker(batch.pipeline_uuid, "t") is None
 
 
-def test_table_that_was_altered_after_the_commit_and_still_takes_the_rows_gets_them(
-    db: Database, tmp_path: Path
-) -> None:
+def test_table_altered_after_the_commit_gets_rows_that_still_fit(db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (id bigint, s varchar(9))")
     sink = db.sink(tmp_path)
     batch = staged(sink, pyarrow.table({"id": [1], "s": ["a"]}), schema=schema_of(id="long", s="string"))
@@ -433,12 +431,12 @@ def test_table_that_was_altered_after_the_commit_and_still_takes_the_rows_gets_t
 
 
 def arrow(kind: Any, value: Any) -> pyarrow.Array:
-    """A column of one value; dates beyond those of Python are days."""
+    """Return a column of one value. Dates beyond Python's range are given as days."""
     times = {"date": pyarrow.date32(), "timestamp": pyarrow.timestamp("us", "UTC")}
     return pyarrow.array([value], times.get(kind) if isinstance(kind, str) else None)
 
 
-def test_values_that_the_catalog_rules_out_are_refused_before_the_commit_and_those_on_the_bound_arrive(
+def test_values_beyond_a_column_bound_are_refused_before_the_commit_and_those_on_the_bound_arrive(
     db: Database, tmp_path: Path
 ) -> None:
     db.run("CREATE TYPE mood AS ENUM ('good day', 'bad')")
@@ -453,13 +451,13 @@ def test_values_that_the_catalog_rules_out_are_refused_before_the_commit_and_tho
     with pytest.raises(DataError, match="nothing became visible") as refused:
         staged(sink, pyarrow.table(bad), 1, schema=schema)
     assert sorted(refused.value.fields["columns"]) == sorted(bad)  # type: ignore[call-overload]
-    for name in bad:  # and so would the database have refused each, or changed it
+    for name in bad:  # the database would have refused or changed each of them
         if name == "c1":
             continue
         attempt = chr(ord("a") + int(name[1:]))
         batch = staged(sink, pyarrow.table(good), 2, schema=schema, attempt=attempt)
-        place = Path(sink.attempt_place(2, attempt * 32)) / "part-00000.parquet"
-        pyarrow.parquet.write_table(pyarrow.table({**good, name: bad[name]}), place)
+        location = Path(sink.attempt_location(2, attempt * 32)) / "part-00000.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({**good, name: bad[name]}), location)
         with pytest.raises(PublishError):
             publish(sink, batch)
 
@@ -497,7 +495,7 @@ def test_upsert_keeps_the_last_row_of_a_key_and_the_columns_that_the_rows_lack(d
 
 
 def upserting(db: Database, tmp_path: Path) -> tuple[JdbcSink, Batch]:
-    """A batch that sets rows 1 and 2, of which row 1 is there already."""
+    """Create a batch that upserts rows 1 and 2. Row 1 exists already."""
     db.run("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)")
     db.run("INSERT INTO t VALUES (1, 0)")
     sink = db.sink(tmp_path, "upsert")
@@ -505,15 +503,16 @@ def upserting(db: Database, tmp_path: Path) -> tuple[JdbcSink, Batch]:
     return sink, batch
 
 
-def test_deadlock_with_another_writer_is_tried_again_until_the_rows_are_there(
+def test_deadlock_with_another_writer_is_retried_until_the_rows_are_applied(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink, batch = upserting(db, tmp_path)
     real, tried = jdbc.record_batches, []
 
-    def meeting(*arguments: Any) -> Any:
+    def concurrent_update(*arguments: Any) -> Any:
         tried.append(1)
-        if len(tried) == 1:  # the marker's row is ours; theirs is row 1, which we want, and they want our marker's
+        # Our transaction holds the marker's row and waits for row 1. The other one holds row 1 and waits for the marker's row.
+        if len(tried) == 1:
             other.execute("UPDATE t SET v = 7 WHERE id = 1")
             waiter.start()
             time.sleep(0.3)
@@ -521,14 +520,14 @@ def test_deadlock_with_another_writer_is_tried_again_until_the_rows_are_there(
 
     other = psycopg.connect(db.dsn)
     other.execute("SELECT set_config('search_path', quote_ident(%s), false)", (db.schema,))
-    other.execute("SET deadlock_timeout = '1min'")  # so that ours is the one that is given up
+    other.execute("SET deadlock_timeout = '1min'")  # so that Postgres aborts our transaction
 
     def wait_for_marker() -> None:
         other.execute("INSERT INTO markers VALUES (%s, 't', -5, 'x') ON CONFLICT DO NOTHING", (batch.pipeline_uuid,))
         other.rollback()
 
     waiter = threading.Thread(target=wait_for_marker)
-    monkeypatch.setattr(jdbc, "record_batches", meeting)
+    monkeypatch.setattr(jdbc, "record_batches", concurrent_update)
     assert publish(sink, batch) == Receipt(result="applied", rows=2)
     waiter.join()
     other.close()
@@ -536,19 +535,19 @@ def test_deadlock_with_another_writer_is_tried_again_until_the_rows_are_there(
     assert db.run("SELECT id, v FROM t ORDER BY id") == [(1, 1), (2, 2)]
 
 
-def test_transaction_that_cannot_be_serialized_is_tried_again_until_the_rows_are_there(
+def test_serialization_failure_is_retried_until_the_rows_are_applied(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink, batch = upserting(db, tmp_path)
     real, tried = jdbc.record_batches, []
 
-    def meeting(*arguments: Any) -> Any:
+    def concurrent_update(*arguments: Any) -> Any:
         tried.append(1)
-        if len(tried) == 1:  # after our snapshot was taken
+        if len(tried) == 1:  # after the snapshot of our transaction
             db.run("UPDATE t SET v = 7 WHERE id = 1")
         return real(*arguments)
 
-    monkeypatch.setattr(jdbc, "record_batches", meeting)
+    monkeypatch.setattr(jdbc, "record_batches", concurrent_update)
     db.run("ALTER DATABASE postgres SET default_transaction_isolation = 'serializable'")
     try:
         assert publish(sink, batch) == Receipt(result="applied", rows=2)
@@ -558,15 +557,15 @@ def test_transaction_that_cannot_be_serialized_is_tried_again_until_the_rows_are
     assert db.run("SELECT id, v FROM t ORDER BY id") == [(1, 1), (2, 2)]
 
 
-def test_pipeline_goes_on_after_the_server_was_killed_in_the_midst_of_publishing(
+def test_pipeline_continues_after_the_server_was_killed_while_publishing(
     db: Database, server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db.run("CREATE TABLE t (id bigint, _streamsem_version bigint)")
-    world = World(tmp_path)
-    world.arrive(2)
-    pipeline = world.pipeline(sinks={"t": db.sink(tmp_path, "replace_version")})
-    world.run("a", pipeline=pipeline)
-    world.arrive(2)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(2)
+    pipeline = fixture.pipeline(sinks={"t": db.sink(tmp_path, "replace_version")})
+    fixture.run("a", pipeline=pipeline)
+    fixture.arrive(2)
     real = jdbc.record_batches
 
     def killed(*arguments: Any) -> Any:
@@ -576,21 +575,21 @@ def test_pipeline_goes_on_after_the_server_was_killed_in_the_midst_of_publishing
     with monkeypatch.context() as patched:
         patched.setattr(jdbc, "record_batches", killed)
         with pytest.raises(UnavailableError) as caught:
-            world.run("b", pipeline=pipeline)
+            fixture.run("b", pipeline=pipeline)
     assert "hunter2" not in str(caught.value)
     server.start()
     for _ in range(50):
         with suppress(StreamsemError):
-            world.run("b", pipeline=pipeline)
+            fixture.run("b", pipeline=pipeline)
             break
         time.sleep(0.2)
-    assert db.ids() == world.expected
-    world.run("c", pipeline=pipeline, redone=0)
-    assert db.ids() == world.expected
-    assert world.verdict().findings == []
+    assert db.ids() == fixture.expected
+    fixture.run("c", pipeline=pipeline, reprocessed=0)
+    assert db.ids() == fixture.expected
+    assert fixture.verdict().findings == []
 
 
-def test_commit_is_durable_when_it_is_answered_though_the_user_has_it_otherwise(
+def test_commit_is_synchronous_even_if_the_role_disables_it(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db.run("CREATE TABLE t (id bigint)")
@@ -598,12 +597,12 @@ def test_commit_is_durable_when_it_is_answered_though_the_user_has_it_otherwise(
     seen = []
     real = jdbc.postgres_copy.append
 
-    def look(connection: Any, *arguments: Any) -> None:
+    def peek(connection: Any, *arguments: Any) -> None:
         seen.append(connection.exec_driver_sql("SHOW synchronous_commit").scalar())
         real(connection, *arguments)
 
     try:
-        monkeypatch.setattr(jdbc.postgres_copy, "append", look)
+        monkeypatch.setattr(jdbc.postgres_copy, "append", peek)
         sink = db.sink(tmp_path)
         publish(sink, staged(sink, pyarrow.table({"id": [1]}), schema=IDS))
     finally:

@@ -1,4 +1,4 @@
-"""Dataset and log on a real S3 server, Spark writing and reading through S3A."""
+"""Dataset and log on a real S3 server. Spark writes and reads through S3A."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from airflow_provider_streamsem import (
     Pipeline,
     open_log,
     read_committed,
-    redo,
+    reprocess,
     run_batch,
     verify,
 )
-from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.errors import ConflictError
+from airflow_provider_streamsem.pipeline import maintenance
 from airflow_provider_streamsem.stores.dataset import open_dataset
 from tests.integration.parts.s3 import S3Server, downloaded
 
@@ -50,15 +50,15 @@ ODD = [
 ]
 
 
-def keys(place: str) -> list[str]:
-    """Keys below a place, by boto3 alone."""
-    bucket, _, prefix = place.removeprefix("s3://").partition("/")
+def keys(location: str) -> list[str]:
+    """List the keys below a location with boto3 alone."""
+    bucket, _, prefix = location.removeprefix("s3://").partition("/")
     pages = boto3.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix + "/")
     return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
 
-def uploads(place: str) -> list[dict[str, Any]]:
-    bucket, _, prefix = place.removeprefix("s3://").partition("/")
+def uploads(location: str) -> list[dict[str, Any]]:
+    bucket, _, prefix = location.removeprefix("s3://").partition("/")
     found: list[dict[str, Any]] = (
         boto3.client("s3").list_multipart_uploads(Bucket=bucket, Prefix=prefix + "/").get("Uploads", [])
     )
@@ -78,13 +78,15 @@ def put(arrivals: Path, name: str, rows: list[dict[str, Any]]) -> None:
     (arrivals / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_server_keeps_create_if_absent(lake: str) -> None:
+def test_server_supports_create_if_absent(lake: str) -> None:
     report = doctor.examine(open_commit_log(f"{lake}/log"))
     assert report.passed, report
 
 
 @pytest.mark.parametrize("format", ["parquet", "orc", "json", "csv"])
-def test_odd_partition_values_read_back_equal(lake: str, arrivals: Path, spark: SparkSession, format: str) -> None:
+def test_unusual_partition_values_are_read_back_equal(
+    lake: str, arrivals: Path, spark: SparkSession, format: str
+) -> None:
     put(arrivals, "a.json", [{"id": n, "s": value} for n, value in enumerate(ODD)])
     run_batch(pipeline(lake, arrivals, sink={"format": format, "partition_by": ["s"]}), run_key="a")
     rows = {row["id"]: row["s"] for row in read_committed(spark, f"{lake}/log").collect()}
@@ -96,14 +98,16 @@ def test_odd_partition_values_read_back_equal(lake: str, arrivals: Path, spark: 
     assert verify(f"{lake}/log").findings == []
 
 
-def test_other_engine_reads_what_the_log_names(lake: str, arrivals: Path, spark: SparkSession, tmp_path: Path) -> None:
+def test_another_engine_reads_the_files_that_the_log_names(
+    lake: str, arrivals: Path, spark: SparkSession, tmp_path: Path
+) -> None:
     put(arrivals, "a.json", [{"id": n, "s": str(n)} for n in range(1_000)])
     run_batch(pipeline(lake, arrivals), run_key="a")
     copies = [downloaded(file.path, tmp_path) for file in open_log(f"{lake}/log").files()]
     assert duckdb.sql(f"select count(*), sum(id) from read_parquet({copies})").fetchall() == [(1_000, 499_500)]
 
 
-def test_manifest_names_exactly_the_files_of_the_attempt_that_won(
+def test_manifest_names_exactly_the_files_of_the_winning_attempt(
     lake: str, arrivals: Path, spark: SparkSession
 ) -> None:
     """A task attempt that fails after it wrote leaves nothing that a manifest could name."""
@@ -111,20 +115,20 @@ def test_manifest_names_exactly_the_files_of_the_attempt_that_won(
     marker = arrivals.parent / "failed-once"
 
     def fails_once(frame: DataFrame) -> DataFrame:
-        place = str(marker)
+        location = str(marker)
 
         def check(rows: Any) -> Any:
             import os
 
             for number, row in enumerate(rows):
-                if number == 60 and not os.path.exists(place):
-                    open(place, "w").close()
+                if number == 60 and not os.path.exists(location):
+                    open(location, "w").close()
                     raise RuntimeError("this task attempt fails")
                 yield row
 
         return frame.rdd.mapPartitions(check).toDF(frame.schema)
 
-    with pytest.raises(Exception, match="nothing became visible"):  # local mode does not repeat a task
+    with pytest.raises(Exception, match="nothing became visible"):  # local mode does not retry a task
         run_batch(pipeline(lake, arrivals, transform=fails_once), run_key="a")
     assert run_batch(pipeline(lake, arrivals, transform=fails_once), run_key="a").counts["written.out"] == 100
     named = {file.path for file in open_log(f"{lake}/log").files()}
@@ -133,18 +137,18 @@ def test_manifest_names_exactly_the_files_of_the_attempt_that_won(
     assert verify(f"{lake}/log").findings == []
 
 
-def test_file_that_a_failed_task_attempt_left_in_the_winners_place_is_not_named(
+def test_file_left_by_a_failed_task_attempt_in_the_winners_location_is_not_in_the_manifest(
     lake: str, arrivals: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its name is as good as any other's: what counts is what Spark's driver took over."""
+    """Its name looks like any other. Only the files that Spark's driver committed count."""
     put(arrivals, "a.json", [{"id": n, "s": "x"} for n in range(100)])
     stage, strays = FilesSink.stage, []
 
     def leaves_one(self: FilesSink, frame: DataFrame, version: int, attempt_id: str) -> Any:
         accepted = stage(self, frame, version, attempt_id)
-        place = self.attempt_place(version, attempt_id).removeprefix("s3a://lake/").rstrip("/")
-        first = next(key for key in keys(f"s3://lake/{place}") if key.endswith(".parquet"))
-        strays.append(f"{place}/part-00007-{first.rpartition('/')[2].partition('-')[2]}")
+        location = self.attempt_location(version, attempt_id).removeprefix("s3a://lake/").rstrip("/")
+        first = next(key for key in keys(f"s3://lake/{location}") if key.endswith(".parquet"))
+        strays.append(f"{location}/part-00007-{first.rpartition('/')[2].partition('-')[2]}")
         boto3.client("s3").copy_object(Bucket="lake", Key=strays[0], CopySource=f"lake/{first}")
         return accepted
 
@@ -156,10 +160,10 @@ def test_file_that_a_failed_task_attempt_left_in_the_winners_place_is_not_named(
     assert verify(f"{lake}/log").findings == []
 
 
-def test_vacuum_removes_files_and_unfinished_uploads_of_dead_attempts_only(
+def test_vacuum_removes_only_files_and_unfinished_uploads_of_dead_attempts(
     s3_server: S3Server, lake: str, arrivals: Path, spark: SparkSession
 ) -> None:
-    """MinIO lists the uploads of a whole key only, so that nobody finds them by a prefix; it ends them itself after a day."""
+    """MinIO lists uploads only by their whole key, so they cannot be found by prefix. MinIO itself aborts them after a day."""
     tells_uploads = s3_server.name != "minio"
     put(arrivals, "a.json", [{"id": 1, "s": "x"}])
     spec = pipeline(lake, arrivals)
@@ -186,7 +190,7 @@ def test_vacuum_removes_files_and_unfinished_uploads_of_dead_attempts_only(
     assert verify(f"{lake}/log").findings == []
 
 
-def test_files_that_lie_on_s3_are_read_once(lake: str, spark: SparkSession) -> None:
+def test_files_on_s3_are_read_once(lake: str, spark: SparkSession) -> None:
     client = boto3.client("s3")
     bucket, _, prefix = lake.removeprefix("s3://").partition("/")
     for n, name in enumerate(("a.json", "odd name ü%20+.json", "day=1/b.json")):
@@ -204,10 +208,10 @@ def test_files_that_lie_on_s3_are_read_once(lake: str, spark: SparkSession) -> N
     assert verify(f"{lake}/log").findings == []
 
 
-def test_redo_on_s3_switches_readers(lake: str, arrivals: Path, spark: SparkSession) -> None:
+def test_reprocessing_on_s3_switches_readers(lake: str, arrivals: Path, spark: SparkSession) -> None:
     put(arrivals, "a.json", [{"id": 1, "s": "wrong"}])
     run_batch(pipeline(lake, arrivals), run_key="a")
-    redo(pipeline(lake, arrivals, transform=lambda frame: frame.selectExpr("id", "'right' s")), 0)
+    reprocess(pipeline(lake, arrivals, transform=lambda frame: frame.selectExpr("id", "'right' s")), 0)
     assert [tuple(row) for row in read_committed(spark, f"{lake}/log").collect()] == [(1, "right")]
     assert [tuple(row) for row in read_committed(spark, f"{lake}/log", version=0).collect()] == [(1, "wrong")]
 
@@ -236,7 +240,7 @@ def test_two_logs_over_one_dataset_are_refused(lake: str, arrivals: Path, spark:
         run_batch(pipeline(lake, arrivals, log=f"{lake}/other"), run_key="a")
 
 
-def test_server_that_is_restarted_in_the_midst_of_a_run_loses_nothing(
+def test_s3_server_restarted_during_a_run_loses_nothing(
     lake: str, arrivals: Path, spark: SparkSession, s3_server: S3Server
 ) -> None:
     put(arrivals, "a.json", [{"id": n, "s": "x"} for n in range(10)])
@@ -260,7 +264,7 @@ def test_server_that_is_restarted_in_the_midst_of_a_run_loses_nothing(
     assert verify(f"{lake}/log").findings == []
 
 
-def test_odd_keys_and_partitions_are_read_from_s3_as_they_are(lake: str, spark: SparkSession) -> None:
+def test_unusual_keys_and_partitions_are_read_from_s3(lake: str, spark: SparkSession) -> None:
     names = ["a:b", "a[1]:2", "[x]{y}", "a*b?", "a b", "a%3Ab", "ü", "a#b", "a\\b", "day=10:00 h/x", "day=a%2Fb/x"]
     bucket, _, prefix = lake.removeprefix("s3://").partition("/")
     table = pyarrow.BufferOutputStream()

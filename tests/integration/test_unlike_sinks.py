@@ -1,4 +1,7 @@
-"""One pipeline into files, a Delta table, an Iceberg table, Postgres, a Kafka topic and an HTTP endpoint at once, on real servers: killed at every step, then all hold the same."""
+"""
+One pipeline writes files, a Delta table, an Iceberg table, Postgres, a Kafka topic and HTTP calls on real servers. It is killed at every step. After
+recovery all sinks hold the same records.
+"""
 
 from __future__ import annotations
 
@@ -22,35 +25,35 @@ from pyiceberg.catalog import load_catalog
 
 from airflow_provider_streamsem import FilesSink, Pipeline
 from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
-from airflow_provider_streamsem.sinks import iceberg_catalog
-from airflow_provider_streamsem.sinks.delta import DeltaSink
-from airflow_provider_streamsem.sinks.http import HttpSink
-from airflow_provider_streamsem.sinks.iceberg import IcebergSink
-from airflow_provider_streamsem.sinks.jdbc import JdbcSink
-from airflow_provider_streamsem.sinks.kafka import KafkaSink
+from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+from airflow_provider_streamsem.connectors.http.sink import HttpSink
+from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
+from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
+from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
+from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.stores.contract import Store, open_store
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
 from airflow_provider_streamsem.testing.stores import Crash
+from tests.connectors.http.endpoints import Recorder, serving
 from tests.integration.parts.kafka import Broker
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.s3 import S3Server, downloaded
 from tests.integration.parts.server import home_for_others, running
 from tests.integration.topics import Topics
-from tests.sinks.endpoints import Recorder, serving
-from tests.stepped import stepped
-from tests.worlds import World
+from tests.pipeline_fixture import PipelineFixture
+from tests.step_by_step import step_by_step
 
 pytestmark = pytest.mark.integration
 PUBLISHING = (DeltaSink, HttpSink, IcebergSink, JdbcSink, KafkaSink)
 
 
 class RowsToS3(RowsEngine):
-    """Rows without Spark, into a bucket."""
+    """Rows without Spark, written to a bucket."""
 
-    def _write(self, place: str, rows: list[dict[str, Any]], format: str) -> None:
-        bucket, _, prefix = place.removeprefix("s3a://").partition("/")
+    def _write(self, location: str, rows: list[dict[str, Any]], format: str) -> None:
+        bucket, _, prefix = location.removeprefix("s3a://").partition("/")
         data = BytesIO()
         if format == "parquet":
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), data)
@@ -76,8 +79,8 @@ def servers(s3_server: S3Server, broker: Broker, tmp_path: Path, monkeypatch: py
             yield Servers(s3_server, Topics(broker, tmp_path), postgres, endpoint)
 
 
-class ManyWorld(World):
-    """Six sinks in places of their own."""
+class ManyFixture(PipelineFixture):
+    """A fixture with six sinks, each with its own location."""
 
     def __init__(self, root: Path, servers: Servers) -> None:
         self.servers, self.name = servers, f"w{uuid.uuid4().hex[:8]}"
@@ -87,7 +90,7 @@ class ManyWorld(World):
         self.sql(f"CREATE TABLE {self.name} (id bigint)")
 
     def log(self, store: Store | None = None) -> CommitLog:
-        """Ids that no other world has: servers outlive it."""
+        """Use run ids that no other fixture has, since the servers outlive the fixture."""
         return CommitLog(store or self.store, ManualClock(name=f"{self.name}p{next(self.clocks)}"), Patience(tries=6))
 
     def sql(self, statement: str) -> list[Any]:
@@ -114,8 +117,8 @@ class ManyWorld(World):
     def catalog(self) -> dict[str, str]:
         return {"type": "sql", "uri": f"sqlite:///{self.root}/catalog.db"}
 
-    def held(self) -> dict[str, Counter[int]]:
-        """Sink → the ids that its readers find."""
+    def ids_by_sink(self) -> dict[str, Counter[int]]:
+        """Return the ids that the readers of each sink find."""
         options = self.servers.s3.deltalake_options()
         table = DeltaTable(f"{self.base}/delta", storage_options=options).to_pyarrow_table()
         with load_catalog("default", **self.catalog, **iceberg_catalog._s3_properties(self.base)) as catalog:
@@ -138,45 +141,45 @@ def shaped(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.fixture
-def around(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[str], object]]:
-    """The last function in the list is called before and after each sink publishes."""
+def publish_steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[str], object]]:
+    """Return a list of callbacks. The last one is called before and after each sink publishes."""
     steps: list[Callable[[str], object]] = [lambda name: None]
     for kind in PUBLISHING:
-        monkeypatch.setattr(kind, "publish", stepped(kind.__name__, kind.publish, lambda name: steps[-1](name)))
+        monkeypatch.setattr(kind, "publish", step_by_step(kind.__name__, kind.publish, lambda name: steps[-1](name)))
     return steps
 
 
-def test_pipeline_that_is_killed_at_every_step_leaves_the_same_in_six_unlike_sinks(
-    servers: Servers, around: list[Callable[[str], object]], tmp_path: Path
+def test_pipeline_killed_at_every_step_leaves_the_same_records_in_six_sinks(
+    servers: Servers, publish_steps: list[Callable[[str], object]], tmp_path: Path
 ) -> None:
-    def killed(at: int | None) -> tuple[ManyWorld, Steps]:
+    def killed(at: int | None) -> tuple[ManyFixture, Steps]:
         servers.endpoint.calls.clear()
-        world, steps = ManyWorld(tmp_path / f"{at}", servers), Steps(at)
-        world.arrive(2)
-        around.append(steps)
+        fixture, steps = ManyFixture(tmp_path / f"{at}", servers), Steps(at)
+        fixture.arrive(2)
+        publish_steps.append(steps)
 
         def step(name: str) -> None:
-            if "create" in name or steps.died:  # reading changes nothing for those who follow
+            if "create" in name or steps.died:  # a crash at a read changes nothing for later runs
                 steps(name)
 
         with suppress(Crash):
-            world.run("run", store=SteppedStore(world.store, step), engine=RowsToS3())
-        around.append(lambda name: None)
-        return world, steps
+            fixture.run("run", store=SteppedStore(fixture.store, step), engine=RowsToS3())
+        publish_steps.append(lambda name: None)
+        return fixture, steps
 
-    world, alone = killed(None)
+    fixture, alone = killed(None)
     assert [name for name in alone.taken if "Sink" in name] == [
         f"{when} {kind.__name__}"
         for kind in (HttpSink, JdbcSink, DeltaSink, IcebergSink, KafkaSink)
         for when in ("before", "after")
     ]
-    assert world.held() == dict.fromkeys(world.pipeline().sinks, world.expected)
+    assert fixture.ids_by_sink() == dict.fromkeys(fixture.pipeline().sinks, fixture.expected)
     for at in range(len(alone.taken)):
-        world, steps = killed(at)
+        fixture, steps = killed(at)
         assert steps.died
-        world.arrive(1)
+        fixture.arrive(1)
         for run_key in ("other", "run"):
-            world.run(run_key, drain=True, engine=RowsToS3())
+            fixture.run(run_key, drain=True, engine=RowsToS3())
         where = f"killed at {at}, {steps.taken[-1]}"
-        assert world.held() == dict.fromkeys(world.pipeline().sinks, world.expected), where
-        assert world.verdict().findings == [], where
+        assert fixture.ids_by_sink() == dict.fromkeys(fixture.pipeline().sinks, fixture.expected), where
+        assert fixture.verdict().findings == [], where

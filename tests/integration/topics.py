@@ -1,4 +1,4 @@
-"""Topics of a broker for tests, written and read by confluent-kafka alone, and a pipeline over them."""
+"""Topics of a broker for tests, written and read only with confluent-kafka, and a pipeline over them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
 )
 
 from airflow_provider_streamsem import FilesSink, KafkaSource, Pipeline, RunResult, open_log, run_batch, verify
-from airflow_provider_streamsem.engines.contract import Engine
+from airflow_provider_streamsem.engine import Engine
 from tests.integration.parts.kafka import Broker
 
 PATIENCE_S = 30
@@ -33,10 +33,10 @@ PATIENCE_S = 30
 
 @dataclass
 class Topics:
-    """One broker, topics with names of the test's own, a place for log and dataset."""
+    """One broker, topics whose names are unique to the test, and a location for log and dataset."""
 
     broker: Broker
-    place: Path
+    location: Path
     prefix: str = field(default_factory=lambda: f"t{uuid.uuid4().hex[:8]}")
 
     @cached_property
@@ -72,7 +72,7 @@ class Topics:
         )
 
     def forget_below(self, topic: str, partition: int, offset: int) -> None:
-        """What retention does, at once."""
+        """Delete records at once, as retention does."""
         tp = TopicPartition(self.name(topic), partition, offset)
         for future in self.admin.delete_records([tp]).values():
             future.result(PATIENCE_S)
@@ -87,7 +87,7 @@ class Topics:
     def transaction(
         self, topic: str, values: Iterable[Any], *, partition: int = 0, transactional_id: str = ""
     ) -> Producer:
-        """A transaction with these records, still open."""
+        """Write these records in a transaction, and leave it open."""
         producer = Producer(
             {"bootstrap.servers": self.broker.bootstrap, "transactional.id": transactional_id or uuid.uuid4().hex}
         )
@@ -99,7 +99,7 @@ class Topics:
         return producer
 
     def ended(self, topic: str, partition: int = 0) -> None:
-        """Until no transaction is open: the broker answers a commit or an abort before its marker lies in the topic."""
+        """Wait until no transaction is open. The broker acknowledges a commit or an abort before its marker is in the topic."""
         tp = TopicPartition(self.name(topic), partition)
 
         def end(level: IsolationLevel) -> int:
@@ -110,7 +110,7 @@ class Topics:
         self.until(lambda: end(IsolationLevel.READ_COMMITTED) == end(IsolationLevel.READ_UNCOMMITTED))
 
     def read(self, topic: str) -> Counter[str]:
-        """Every record that is there now, read by a plain consumer."""
+        """Count the current records, read by a plain consumer."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.broker.bootstrap,
@@ -147,9 +147,9 @@ class Topics:
         }
         spec = Pipeline(
             name="orders",
-            log=str(self.place / "log"),
+            log=str(self.location / "log"),
             source=KafkaSource(**given),
-            sinks={"out": FilesSink(path=str(self.place / "out"))},
+            sinks={"out": FilesSink(path=str(self.location / "out"))},
         )
         return spec.replace(**changes) if changes else spec
 
@@ -157,8 +157,8 @@ class Topics:
         return run_batch(pipeline, run_key=run_key, drain=drain, engine=engine)
 
     def rows(self, columns: str = "decode(value)") -> list[tuple[Any, ...]]:
-        """What is visible, read by DuckDB from the files that the log names."""
-        files = [file.path for file in open_log(str(self.place / "log")).files()]
+        """Query the visible rows with DuckDB, from the files that the log names."""
+        files = [file.path for file in open_log(str(self.location / "log")).files()]
         if not files:
             return []
         return duckdb.sql(f"select {columns} from read_parquet({files}, union_by_name=true)").fetchall()
@@ -167,8 +167,8 @@ class Topics:
         return Counter(value for (value,) in self.rows())
 
     def check(self, expected: Counter[str]) -> None:
-        """Every expected value once, nothing else, and a clean log."""
-        assert verify(str(self.place / "log")).findings == []
+        """Check that every expected value is there once, that there is no other, and that the log is clean."""
+        assert verify(str(self.location / "log")).findings == []
         seen = self.values()
         assert seen - expected == Counter(), "duplicated"
         assert expected - seen == Counter(), "lost"

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from tests.model.state import Budget
 
-SINGLE, DRAIN, REDO_RUN = "single", "drain", "redo"
+SINGLE, DRAIN, REPROCESS_RUN = "single", "drain", "reprocess"
 TXN, ALO, AMO = "transactional", "at-least-once", "at-most-once"
-DRAIN_LENGTH = 5  # three batches of two offsets each, the last cut short by the target
+DRAIN_LENGTH = 5  # three batches of two offsets each, the last truncated by the target
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """A process: the run it belongs to, what kind of run that is, how many offsets a batch of it takes, and which commit it redoes (0: the first)."""
+    """A process: the run it belongs to, what kind of run that is, how many offsets a batch of it takes, and which commit it reprocesses (0: the first)."""
 
     name: str
     run: int
@@ -31,7 +31,7 @@ class Configuration:
     :param left: how often an answer is unknown, a process crashes, a person aborts, vacuum runs, a finished run is cleared, a version is skipped
     :param sinks: outside sinks, published in this order
     :param stale: a LIST may miss any of the newest versions, and any staged manifest
-    :param poison: the transactional sink refuses version 0 for ever
+    :param poison: the transactional sink refuses version 0 forever
     :param states: how many states there are; a model that stops short of them is noticed
     """
 
@@ -47,9 +47,9 @@ A = Actor("A", 0)
 B = Actor("B", 1, size=2)
 C = Actor("C", 1, size=DRAIN_LENGTH)
 D = Actor("D", 0, DRAIN, size=2)
-R = Actor("R", 2, REDO_RUN)
-S = Actor("S", 3, REDO_RUN)
-T = Actor("T", 4, REDO_RUN, of=1)
+R = Actor("R", 2, REPROCESS_RUN)
+S = Actor("S", 3, REPROCESS_RUN)
+T = Actor("T", 4, REPROCESS_RUN, of=1)
 
 
 def _scope(
@@ -72,13 +72,13 @@ SMALL: dict[str, Configuration] = {
     "drain_clear": _scope((D,), unknown=1, crashes=2, aborts=2, clears=1, states=18_393),
     "drain_beside": _scope((D, B), crashes=1, clears=1, states=14_672),
     "drain_overtaken": _scope((D, C), aborts=1, states=6_893),
-    "redo": _scope((A, R), unknown=1, crashes=1, aborts=1, states=14_800),
-    "redo_retry": _scope((A, R, R), crashes=1, states=14_097),
-    "redo_chain": _scope((A, R, S), states=2_958),
-    "redo_of_redo": _scope((A, R, T), states=1_919),
-    "redo_abort": _scope((A, R, S), aborts=1, states=18_510),
-    "redo_of_drain": _scope((D, R), aborts=1, states=5_688),
-    "redo_vacuum": _scope((A, R), aborts=1, vacuums=1, states=1_506),
+    "reprocess": _scope((A, R), unknown=1, crashes=1, aborts=1, states=14_800),
+    "reprocess_retry": _scope((A, R, R), crashes=1, states=14_097),
+    "reprocess_chain": _scope((A, R, S), states=2_958),
+    "reprocess_of_reprocess": _scope((A, R, T), states=1_919),
+    "reprocess_abort": _scope((A, R, S), aborts=1, states=18_510),
+    "reprocess_of_drain": _scope((D, R), aborts=1, states=5_688),
+    "reprocess_vacuum": _scope((A, R), aborts=1, vacuums=1, states=1_506),
     "txn": _scope((A, B), (TXN,), unknown=1, states=1_501),
     "txn_retry": _scope((A, A), (TXN,), unknown=1, crashes=1, aborts=1, states=7_386),
     "skip": _scope((A, A), (TXN,), unknown=1, crashes=1, clears=1, skips=1, states=3_366),
@@ -88,8 +88,8 @@ SMALL: dict[str, Configuration] = {
     "alo": _scope((A, B), (ALO,), crashes=1, clears=1, states=5_652),
     "txn_amo": _scope((A, A), (TXN, AMO), unknown=1, crashes=1, states=3_066),
     "amo_txn": _scope((A, A), (AMO, TXN), unknown=1, crashes=1, states=3_281),
-    "redo_txn": _scope((A, R), (TXN,), unknown=1, crashes=1, states=5_048),
-    "redo_skip": _scope((A, R, S), (TXN,), skips=1, states=18_318),
+    "reprocess_txn": _scope((A, R), (TXN,), unknown=1, crashes=1, states=5_048),
+    "reprocess_skip": _scope((A, R, S), (TXN,), skips=1, states=18_318),
     "drain_txn": _scope((D, D), (TXN,), aborts=1, states=3_317),
 }
 
@@ -107,16 +107,16 @@ EXHAUSTIVE: dict[str, Configuration] = {
     "drain_other": _scope((D, B), unknown=1, crashes=1, aborts=1, states=210_004),
     "drain_twins_other": _scope((D, D, B), crashes=1, aborts=1, states=2_011_082),
     "drain_stale": _scope((D, D), stale=True, crashes=1, aborts=1, states=31_211),
-    "drain_redo_chain": _scope((D, R, T), aborts=1, states=302_765),
-    "drain_redo": _scope((D, R), unknown=1, crashes=1, aborts=1, states=163_581),
-    "redo_wide": _scope((A, R), unknown=2, crashes=1, aborts=2, clears=1, states=143_971),
-    "redo_vacuum_wide": _scope((A, R), crashes=1, aborts=1, vacuums=1, states=25_799),
-    "redo_chain_wide": _scope((A, R, S), unknown=1, crashes=1, states=146_927),
-    "redo_chain_abort": _scope((A, R, S), unknown=1, crashes=1, aborts=1, states=821_859),
-    "redo_two_chains": _scope((A, B, R, T), aborts=1, states=1_457_538),
-    "redo_of_redo_wide": _scope((A, R, T), unknown=1, crashes=1, states=98_416),
-    "redo_beside": _scope((A, R, B), aborts=1, states=48_430),
-    "redo_stale": _scope((A, R), stale=True, unknown=1, crashes=1, aborts=1, clears=1, states=45_164),
+    "drain_reprocess_chain": _scope((D, R, T), aborts=1, states=302_765),
+    "drain_reprocess": _scope((D, R), unknown=1, crashes=1, aborts=1, states=163_581),
+    "reprocess_wide": _scope((A, R), unknown=2, crashes=1, aborts=2, clears=1, states=143_971),
+    "reprocess_vacuum_wide": _scope((A, R), crashes=1, aborts=1, vacuums=1, states=25_799),
+    "reprocess_chain_wide": _scope((A, R, S), unknown=1, crashes=1, states=146_927),
+    "reprocess_chain_abort": _scope((A, R, S), unknown=1, crashes=1, aborts=1, states=821_859),
+    "reprocess_two_chains": _scope((A, B, R, T), aborts=1, states=1_457_538),
+    "reprocess_of_reprocess_wide": _scope((A, R, T), unknown=1, crashes=1, states=98_416),
+    "reprocess_beside": _scope((A, R, B), aborts=1, states=48_430),
+    "reprocess_stale": _scope((A, R), stale=True, unknown=1, crashes=1, aborts=1, clears=1, states=45_164),
     "txn_wide": _scope((A, B), (TXN,), unknown=2, crashes=1, aborts=1, skips=1, states=213_113),
     "txn_twins": _scope((A, A), (TXN,), unknown=2, crashes=2, aborts=1, skips=1, clears=1, states=62_793),
     "txn_stale": _scope((A, B), (TXN,), stale=True, unknown=1, crashes=1, aborts=1, states=87_413),
@@ -127,8 +127,8 @@ EXHAUSTIVE: dict[str, Configuration] = {
     "txn_amo_wide": _scope((A, A), (TXN, AMO), unknown=2, crashes=2, skips=1, states=32_096),
     "amo_txn_wide": _scope((A, A), (AMO, TXN), unknown=2, crashes=2, skips=1, states=35_333),
     "txn_alo": _scope((A, B), (TXN, ALO), unknown=1, crashes=1, states=11_707),
-    "redo_txn_wide": _scope((A, R), (TXN,), unknown=2, crashes=1, aborts=1, skips=1, states=80_644),
-    "redo_chain_txn": _scope((A, R, S), (TXN,), crashes=1, aborts=1, skips=1, states=1_221_608),
+    "reprocess_txn_wide": _scope((A, R), (TXN,), unknown=2, crashes=1, aborts=1, skips=1, states=80_644),
+    "reprocess_chain_txn": _scope((A, R, S), (TXN,), crashes=1, aborts=1, skips=1, states=1_221_608),
     "drain_txn_wide": _scope((D, D), (TXN,), unknown=1, crashes=1, aborts=1, states=64_480),
     "drain_txn_other": _scope((D, B), (TXN,), crashes=1, aborts=1, states=96_123),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.model import mutants_publish, mutants_redo, mutants_runs, mutants_store, mutants_writer
+from tests.model import mutants_publish, mutants_reprocess, mutants_runs, mutants_store, mutants_writer
 from tests.model.configurations import CONFIGURATIONS
 from tests.model.explore import Verdict, explore
 from tests.model.mutant import MUTANTS, Broken
@@ -11,7 +11,7 @@ __all__ = ["MUTANTS", "Broken", "hunt"]
 
 _ENTERED = (
     mutants_publish,
-    mutants_redo,
+    mutants_reprocess,
     mutants_runs,
     mutants_store,
     mutants_writer,

@@ -32,7 +32,7 @@ from tests.model.store import Answer
 
 @caught_by("I10", "poison")
 class NoSkip(Mutant):
-    """Nobody can give up a commit that a sink refuses for ever."""
+    """Nobody can give up a commit that a sink refuses forever."""
 
     def __init__(self, configuration: Configuration) -> None:
         super().__init__(replace(configuration, left=configuration.left._replace(skips=0)))
@@ -131,7 +131,7 @@ class ClaimPerRun(Mutant):
 
 @caught_by("I17", "amo_retry")
 class ClaimPerProcess(Mutant):
-    """A process claims with one nonce for all its entries. A crash stands for a call that failed and is made again in the same process."""
+    """A process claims with one nonce for all its entries. A crash stands for a call that failed and is recreated in the same process."""
 
     def retire(self, s: State) -> State:
         return s
@@ -151,7 +151,7 @@ class ClaimUnknown(Mutant):
 
 @caught_by("I17", "amo_retry")
 class ClaimTakeover(Mutant):
-    """Who finds the claim of another entry performs the effect in its place."""
+    """Who finds the claim of another entry performs the effect in its location."""
 
     def foreign_claim(self, s: State, i: int, process: Process) -> Process:
         return process._replace(at=EFFECT)

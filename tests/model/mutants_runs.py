@@ -69,7 +69,7 @@ class PointerOfOther(Mutant):
 class PointerFirst(Mutant):
     """The run pointers are read before the head, not after it."""
 
-    def look(self, s: State, i: int, process: Process) -> Steps:
+    def peek(self, s: State, i: int, process: Process) -> Steps:
         if not process.more:
             newest = self.newest_pointer(s, i)
             yield ("reads its run pointers:", newest), with_process(s, i, Process(LOOK, more=(newest,)))
@@ -110,12 +110,12 @@ class ClearPlans(Mutant):
         if s.left.clears:
             yield ("is cleared",), with_process(spend(s, "clears"), i, Process(LOOK, more=("anew",)))
 
-    def look(self, s: State, i: int, process: Process) -> Steps:
+    def peek(self, s: State, i: int, process: Process) -> Steps:
         n = len(s.log) - 1
         if process.more and self.seen(s, i, n).at == LOCATE:
             yield ("plans anew after version", n), with_process(s, i, self.cut(s, i, n, 0, NONE))
         else:
-            yield from super().look(s, i, process)
+            yield from super().peek(s, i, process)
 
 
 @caught_by("I19", "drain_clear")

@@ -39,8 +39,8 @@ class LocalRange(Mutant):
 class PlanAhead(Mutant):
     """Plan(n+1) is sent before Outcome(n) was read."""
 
-    def look(self, s: State, i: int, process: Process) -> Steps:
-        yield from super().look(s, i, process)
+    def peek(self, s: State, i: int, process: Process) -> Steps:
+        yield from super().peek(s, i, process)
         n = len(s.log) - 1
         if n >= 0 and s.log[n].outcome is None:
             start = s.log[n].plan.end
@@ -58,7 +58,7 @@ class SharedDir(Mutant):
 
 @caught_by("I8", "retry")
 class AttemptPerProcess(Mutant):
-    """The attempt id is minted once for a process and a version. A crash stands for a call that failed and is made again in the same process."""
+    """The attempt id is minted once for a process and a version. A crash stands for a call that failed and is recreated in the same process."""
 
     def attempt_id(self, s: State, i: int, n: int) -> int:
         own = [x for x, attempt in enumerate(s.log[n].attempts) if attempt.owner == self.owner(i)]
@@ -108,7 +108,7 @@ class CommitNothing(Mutant):
 
 @caught_by("I12", "help")
 class HelpIsAnswer(Mutant):
-    """Who closes the version of another run takes it for the place of its own run, and does not look again."""
+    """Who closes the version of another run takes it for the location of its own run, and does not look again."""
 
     def after(self, s: State, i: int, n: int) -> Process:
         return self.settled(s, i, n, n)

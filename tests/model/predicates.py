@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.model.configurations import REDO_RUN, TXN, Configuration
+from tests.model.configurations import REPROCESS_RUN, TXN, Configuration
 from tests.model.state import (
     ANSWERED,
     APPLIED,
     BATCH,
     DONE_ONCE,
     NONE,
-    REDO,
+    REPROCESS,
     SENT_ON,
     SKIPPED,
     WHOLE,
@@ -55,7 +55,7 @@ def i3(s: State, _: Configuration) -> str:
 
 
 def i4(s: State, _: Configuration) -> str:
-    """The range of a batch starts at Outcome(n-1).next; a commit of one ends at its own next; redos and aborts leave next as it was."""
+    """The range of a batch starts at Outcome(n-1).next; a commit of one ends at its own next; reprocessing runs and aborts leave next as it was."""
     for n, version in enumerate(s.log):
         plan, before = version.plan, next_after(s.log, n - 1)
         if plan.kind == BATCH and plan.start != before:
@@ -91,7 +91,7 @@ def i6(s: State, _: Configuration) -> str:
 
 
 def i7(s: State, _: Configuration) -> str:
-    """A version reads the same for ever: what was visible at any earlier version still exists."""
+    """A version reads the same forever: what was visible at any earlier version still exists."""
     for n, version in enumerate(s.log):
         if committed(version) and not files_are_whole(s.log, n):
             return f"files that a reader of version {n} reads are not there"
@@ -173,23 +173,23 @@ def i19(s: State, _: Configuration) -> str:
 
 
 def i20(s: State, _: Configuration) -> str:
-    """A redo replaces a commit that is visible at Outcome(n-1), with its range; of the redos of one commit exactly the newest is visible."""
+    """A reprocessing run replaces a commit that is visible at Outcome(n-1), with its range; of the reprocessing runs of one commit exactly the newest is visible."""
     for n, version in enumerate(s.log):
         plan = version.plan
-        if (plan.kind == REDO) != (plan.replaces != NONE):
+        if (plan.kind == REPROCESS) != (plan.replaces != NONE):
             return f"version {n} is a {plan.kind} and replaces {plan.replaces}"
-        if plan.kind != REDO:
+        if plan.kind != REPROCESS:
             continue
         if plan.replaces not in visible(s.log, n - 1):
             return f"version {n} replaces version {plan.replaces}, which is not visible before it"
         old = s.log[plan.replaces].plan
         if (plan.start, plan.end) != (old.start, old.end):
-            return f"version {n} redoes another range than that of version {plan.replaces}"
+            return f"version {n} reprocesses another range than that of version {plan.replaces}"
     return newest_is_visible(s.log)
 
 
 def newest_is_visible(log: Log) -> str:
-    """Of every batch and its redos one version is visible at the head, and it is the newest that was committed."""
+    """Of every batch and its reprocessing runs one version is visible at the head, and it is the newest that was committed."""
     newest: dict[int, int] = {}
     for n, version in enumerate(log):
         if committed(version):
@@ -228,7 +228,7 @@ def i12(s: State, c: Configuration) -> str:
         who = f"process {i} was answered with version {n}, which"
         if version.outcome is None:
             return f"{who} is open"
-        if version.plan.run != actor.run or (version.plan.kind == REDO) != (actor.kind == REDO_RUN):
+        if version.plan.run != actor.run or (version.plan.kind == REPROCESS) != (actor.kind == REPROCESS_RUN):
             return f"{who} is not of its run"
         if c.sinks and committed(version) and version.receipts is None:
             return f"{who} has no receipts"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.model.configurations import AMO, REDO_RUN, TXN, Configuration
+from tests.model.configurations import AMO, REPROCESS_RUN, TXN, Configuration
 from tests.model.publisher import Publisher
 from tests.model.state import (
     ABORT,
@@ -54,7 +54,7 @@ class Protocol(Publisher):
     def __init__(self, configuration: Configuration) -> None:
         super().__init__(configuration)
         self._moves: dict[str, Callable[[State, int, Process], Steps]] = {
-            LOOK: self.look,
+            LOOK: self.peek,
             LOOK_AT: self.look_at,
             LOCATE: self.locate,
             PLAN: self.plan,
@@ -102,10 +102,10 @@ class Protocol(Publisher):
         return not s.log or (s.log[-1].outcome is not None and not self.owes_receipts(s, len(s.log) - 1))
 
     def is_served(self, s: State, run: int) -> bool:
-        """Every process of a run was answered, or waits for the commit that it is to redo, with nothing open that it could close."""
+        """Every process of a run was answered, or waits for the commit that it is to reprocess, with nothing open that it could close."""
         closed, commits = self.is_closed(s), sum(committed(version) for version in s.log)
         return all(
-            p.at == ANSWERED or (closed and actor.kind == REDO_RUN and commits <= actor.of)
+            p.at == ANSWERED or (closed and actor.kind == REPROCESS_RUN and commits <= actor.of)
             for p, actor in zip(s.processes, self.actors, strict=True)
             if actor.run == run
         )
@@ -148,7 +148,7 @@ class Protocol(Publisher):
         yield ("a person aborts version", n), with_late(after, ("outcome", n, self.abort_of(s, n)))
 
     def abort_of(self, s: State, n: int) -> Outcome:
-        """An abort leaves ``next`` where it was, of a redo too, and hides nothing."""
+        """An abort leaves ``next`` where it was, of a reprocessing run too, and hides nothing."""
         return Outcome(ABORT, NONE, next_after(s.log, n - 1))
 
     def skip(self, s: State) -> Steps:
@@ -238,7 +238,7 @@ class Protocol(Publisher):
 
     @staticmethod
     def renamed(s: State, a: int, b: int) -> State:
-        """The state after the nonces of two processes changed places."""
+        """The state after the nonces of two processes changed locations."""
         new = {a: b, b: a}
         log = tuple(v._replace(claim=new.get(v.claim, v.claim)) for v in s.log)
         late = frozenset(("claim", r[1], new.get(int(str(r[2])), r[2])) if r[0] == "claim" else r for r in s.late)

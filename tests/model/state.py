@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-BATCH, REDO = "batch", "redo"
+BATCH, REPROCESS = "batch", "reprocess"
 COMMIT, ABORT = "commit", "abort"
 NONE = -1  # of a target, a replaced version, an attempt
 HALF, WHOLE, DELETED = 1, 2, 0  # the files of an attempt
@@ -24,7 +24,7 @@ TRANSACT, SEND, CLAIM, EFFECT, RECEIPTS, ANSWERED = "transact", "send", "claim",
 
 
 class Plan(NamedTuple):
-    """Plan(n); ``replaces`` is the version whose files a redo replaces."""
+    """Plan(n); ``replaces`` is the version whose files a reprocessing run replaces."""
 
     kind: str
     start: int
@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
 class Attempt(NamedTuple):
     """
-    What lies under one attempt id, which is its place in the version's list.
+    What lies under one attempt id, which is its location in the version's list.
 
     ``read`` is the end of the range that was really read; ``entries`` counts the entries to staging that wrote here.
     """
@@ -127,7 +127,7 @@ Steps: TypeAlias = Iterator[Step]
 
 
 def next_after(log: Log, n: int) -> int:
-    """``Outcome(n).next``; the genesis is 0."""
+    """``Outcome(n).next``; the initial offset is 0."""
     while n >= 0:
         outcome = log[n].outcome
         if outcome is not None:
@@ -142,7 +142,7 @@ def committed(version: Version) -> bool:
 
 
 def newest_of(log: Log, k: int, upto: int) -> int:
-    """The commit that holds the rows of ``k`` at version ``upto``: ``k`` or the newest committed redo of the chain that began with it (W25)."""
+    """The commit that holds the rows of ``k`` at version ``upto``: ``k`` or the newest committed reprocessing of the chain that began with it (W25)."""
     for n in range(k + 1, upto + 1):
         if log[n].plan.replaces == k and committed(log[n]):
             k = n
@@ -150,8 +150,8 @@ def newest_of(log: Log, k: int, upto: int) -> int:
 
 
 def base_of(log: Log, n: int) -> int:
-    """The batch at the root of a chain of redos."""
-    while log[n].plan.kind == REDO:
+    """The batch at the root of a chain of reprocessing runs."""
+    while log[n].plan.kind == REPROCESS:
         n = log[n].plan.replaces
     return n
 

@@ -14,8 +14,8 @@ from tests.model.configurations import Configuration
 from tests.model.state import (
     APPLIED,
     NONE,
-    REDO,
     REFUSED,
+    REPROCESS,
     SKIPPED,
     WHOLE,
     Attempt,
@@ -124,7 +124,7 @@ class Store:
         """
         One transaction of the transactional sink: set the marker to n where it is below n, and only then change rows.
 
-        The rows of a redo take the place of the rows of their whole chain; a skip moves the marker and no rows.
+        The rows of a reprocessing run take the place of the rows of their whole chain; a skip moves the marker and no rows.
         """
         at = s.outside
         if at.marker >= n:
@@ -150,7 +150,7 @@ class Store:
 
     def kept(self, s: State, n: int) -> list[tuple[int, int, int]]:
         """The rows in the sink that version n does not replace. A batch replaces none, be they its own."""
-        replaced = base_of(s.log, n) if s.log[n].plan.kind == REDO else NONE
+        replaced = base_of(s.log, n) if s.log[n].plan.kind == REPROCESS else NONE
         return [row for row in s.outside.rows if row[0] != replaced]
 
     def land_effect(self, s: State, n: int) -> tuple[State, Answer]:

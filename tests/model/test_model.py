@@ -89,7 +89,7 @@ TINY = {
     "twins": Configuration((A, A), Budget(unknown=1, aborts=1)),
     "crash": Configuration((A, A), Budget(crashes=1, clears=1)),
     "drain": Configuration((D, D), Budget()),
-    "redo": Configuration((A, R, R), Budget()),
+    "reprocess": Configuration((A, R, R), Budget()),
     "transactional": Configuration((A, A), Budget(unknown=1, skips=1), (TXN,)),
     "at-most-once": Configuration((A, A), Budget(crashes=1, skips=1), (AMO,)),
 }
@@ -138,7 +138,7 @@ def test_the_scopes_cover_what_can_go_wrong() -> None:
         "at-least-once",
         "at-most-once",
     }
-    assert {actor.kind for scope in SMALL.values() for actor in scope.actors} == {"single", "drain", "redo"}
+    assert {actor.kind for scope in SMALL.values() for actor in scope.actors} == {"single", "drain", "reprocess"}
     scopes: list[Configuration] = list(CONFIGURATIONS.values())
     for scope in scopes:
         assert len({actor.run for actor in scope.actors}) == len(set(scope.actors)), "a run key belongs to one run"

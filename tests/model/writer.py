@@ -7,7 +7,7 @@ the time of its last would have said. A rule that a mutant breaks is a method of
 
 from __future__ import annotations
 
-from tests.model.configurations import AMO, DRAIN, DRAIN_LENGTH, REDO_RUN, TXN
+from tests.model.configurations import AMO, DRAIN, DRAIN_LENGTH, REPROCESS_RUN, TXN
 from tests.model.state import (
     ANSWERED,
     BATCH,
@@ -25,7 +25,7 @@ from tests.model.state import (
     PLAN,
     POINTER,
     RECEIPTS,
-    REDO,
+    REPROCESS,
     SEND,
     STAGE,
     TRANSACT,
@@ -56,7 +56,7 @@ class Writer(Store):
 
     # ---- look (W8 to W12)
 
-    def look(self, s: State, i: int, _: Process) -> Steps:
+    def peek(self, s: State, i: int, _: Process) -> Steps:
         """LIST the head. A stale listing shows any earlier head; what it shows is then read by key (W9)."""
         head = len(s.log) - 1
         for n in range(-1, head + 1) if self.stale else (head,):
@@ -67,7 +67,7 @@ class Writer(Store):
         yield ("reads version", process.n), with_process(s, i, self.seen(s, i, process.n))
 
     def seen(self, s: State, i: int, n: int) -> Process:
-        """What is to be done with the newest version that is known: close it, publish it, or find this run's place after it."""
+        """What is to be done with the newest version that is known: close it, publish it, or find this run's location after it."""
         if n < 0:
             return Process(LOCATE, n)
         if s.log[n].outcome is None:
@@ -77,7 +77,7 @@ class Writer(Store):
         return Process(LOCATE, n)
 
     def owes_receipts(self, s: State, n: int) -> bool:
-        """Whether a sink outside the log may still wait for version n. An abort owes nothing."""
+        """Whether a sink outside the log may still wait for version n. An abort has no pending publishes."""
         return bool(self.sinks) and committed(s.log[n]) and s.log[n].receipts is None
 
     def locate(self, s: State, i: int, process: Process) -> Steps:
@@ -112,7 +112,7 @@ class Writer(Store):
         return self.cut(s, i, head, plan.j + 1, plan.target)
 
     def is_answer(self, s: State, i: int, head: int, n: int) -> bool:
-        """A commit answers a single batch or a redo; a drain is answered where the *head* has reached its target."""
+        """A commit answers a single batch or a reprocessing run; a drain is answered where the *head* has reached its target."""
         target = s.log[n].plan.target
         return committed(s.log[n]) if target == NONE else next_after(s.log, head) >= target
 
@@ -121,8 +121,8 @@ class Writer(Store):
     def cut(self, s: State, i: int, head: int, j: int, target: int) -> Process:
         """Cut Plan(head + 1). The source has grown whenever it is asked, so that a target which is not frozen would move."""
         actor, start = self.actors[i], next_after(s.log, head)
-        if actor.kind == REDO_RUN:
-            return self.cut_redo(s, i, head, j)
+        if actor.kind == REPROCESS_RUN:
+            return self.cut_reprocess(s, i, head, j)
         if actor.kind == DRAIN:
             target = self.target_of(start, target)
             end = min(start + actor.size, target)
@@ -138,22 +138,22 @@ class Writer(Store):
         """The key under which the process plans."""
         return self.actors[i].run
 
-    def cut_redo(self, s: State, i: int, head: int, j: int) -> Process:
-        """Cut a redo of the commit that was asked for from the log as it stands at ``head``; before that commit there is nothing to redo."""
+    def cut_reprocess(self, s: State, i: int, head: int, j: int) -> Process:
+        """Cut a reprocessing run of the commit that was asked for from the log as it stands at ``head``; before that commit nothing to reprocess."""
         commits = [n for n in range(head + 1) if committed(s.log[n])]
         if len(commits) <= self.actors[i].of:
             return Process(LOOK)
         replaces = self.replaced(s, i, commits[self.actors[i].of], head)
         old = s.log[replaces].plan
-        start, end = self.redo_range(s, head, old)
-        return Process(PLAN, head + 1, more=(Plan(REDO, start, end, self.run_key(s, i), j, NONE, replaces),))
+        start, end = self.reprocess_range(s, head, old)
+        return Process(PLAN, head + 1, more=(Plan(REPROCESS, start, end, self.run_key(s, i), j, NONE, replaces),))
 
     def replaced(self, s: State, i: int, k: int, head: int) -> int:
         """The commit that holds the rows of ``k`` at ``head`` (W25)."""
         return newest_of(s.log, k, head)
 
-    def redo_range(self, s: State, head: int, old: Plan) -> tuple[int, int]:
-        """The ranges of a redo are those of the commit that it replaces (W25)."""
+    def reprocess_range(self, s: State, head: int, old: Plan) -> tuple[int, int]:
+        """The ranges of a reprocessing run are those of the commit that it replaces (W25)."""
         return old.start, old.end
 
     def plan(self, s: State, i: int, process: Process) -> Steps:
@@ -243,7 +243,7 @@ class Writer(Store):
         return with_process(s, i, process._replace(at=OUTCOME))
 
     def commit_of(self, s: State, i: int, n: int, x: int) -> Outcome:
-        """The commit of attempt x. A redo leaves ``next`` as it was (W26)."""
+        """The commit of attempt x. A reprocessing run leaves ``next`` as it was (W26)."""
         plan = s.log[n].plan
         return Outcome(COMMIT, x, plan.end if plan.kind == BATCH else next_after(s.log, n - 1), plan.replaces)
 
@@ -262,7 +262,7 @@ class Writer(Store):
         return self.after(s, i, n)
 
     def after(self, s: State, i: int, n: int) -> Process:
-        """The version is closed: of this run, see whether it is the answer; of another, look for this run's place again (W12)."""
+        """The version is closed: of this run, see whether it is the answer; of another, look for this run's location again (W12)."""
         if s.log[n].plan.run == self.actors[i].run:
             return self.settled(s, i, n, n)
         return Process(LOCATE, n)

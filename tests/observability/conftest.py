@@ -1,4 +1,4 @@
-"""Fixtures of the tests of what a run tells."""
+"""Fixtures of the tests of a run's events, statistics, spans, links and lineage."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem.stores.local import LocalStore
-from airflow_provider_streamsem.telemetry import SparkFound, tell
+from airflow_provider_streamsem.telemetry import SparkStarted, emit
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from tests.worlds import World
+from tests.pipeline_fixture import PipelineFixture
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def fixture(tmp_path: Path) -> PipelineFixture:
+    return PipelineFixture(tmp_path)
 
 
 @pytest.fixture
-def disk_world(tmp_path: Path) -> World:
-    """Three files, and a log that an operator can open by its URL."""
-    made = World(tmp_path, store=LocalStore(str(tmp_path / "log")))
+def disk_fixture(tmp_path: Path) -> PipelineFixture:
+    """Create three files, and a log that an operator can open by its URL."""
+    made = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
     made.arrive(3)
     return made
 
 
 class Ti(SimpleNamespace):
-    """A task instance that keeps what is pushed."""
+    """A task instance that keeps the values pushed to XCom."""
 
     dag_id, task_id, run_id, map_index, max_tries = "d", "t", "r", -1, 0
 
@@ -39,19 +39,19 @@ class Ti(SimpleNamespace):
 
 
 @pytest.fixture
-def execute(disk_world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Executes an operator whose engine finds a Spark that serves pages; returns the operator and its task instance."""
-    from airflow_provider_streamsem.engines import spark
+def execute(disk_fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function that executes an operator whose engine reports a Spark UI. It returns the operator and its task instance."""
+    from airflow_provider_streamsem.spark import engine as spark
 
     def step(name: str) -> None:
-        tell(SparkFound, application_id="local-1", ui="http://worker:4040")
+        emit(SparkStarted, application_id="local-1", ui="http://worker:4040")
 
     monkeypatch.setattr(spark, "SparkEngine", lambda **arguments: RowsEngine(step))
 
     def run(*, fails: bool = False, **arguments: Any) -> tuple[Any, Ti]:
         from airflow_provider_streamsem import MicroBatchOperator
 
-        made = MicroBatchOperator(task_id="t", pipeline=disk_world.pipeline(**arguments), drain=True)
+        made = MicroBatchOperator(task_id="t", pipeline=disk_fixture.pipeline(**arguments), drain=True)
         ti = Ti(pushed=[])
         with suppress(Exception) if fails else nullcontext():
             made.execute({"ti": ti})

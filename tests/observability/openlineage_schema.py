@@ -1,4 +1,4 @@
-"""OpenLineage events held against the published schema, as the classes that its client generates from it have it."""
+"""Checks OpenLineage events against the published schema, in the form of the classes that its client generates from the schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FACET = json.loads((Path(__file__).parents[2] / "docs" / "facets" / "StreamsemBa
 
 
 def as_sent(lineage: Any) -> dict[str, Any]:
-    """The event with this lineage, as OpenLineage's client sends it."""
+    """Return the event with this lineage as OpenLineage's client sends it."""
     event = RunEvent(
         eventTime="2026-01-01T00:00:00Z", producer="https://example.org/test", eventType=RunState.COMPLETE,
         run=Run(runId="01890a5d-ac96-774b-bcce-b302099a8057", facets=lineage.run_facets), job=Job(namespace="n", name="d.t"),
@@ -31,9 +31,9 @@ def as_sent(lineage: Any) -> dict[str, Any]:
 
 def conforms(value: Any, hint: Any, where: str = "$") -> None:
     """
-    Raise unless JSON has the shape of a generated class: every required field, no other, each of its type.
+    Raise unless JSON has the shape of a generated class: every required field, no other field, each with its type.
 
-    A facet is held to the class that its own ``_schemaURL`` names; ours to its schema in docs/.
+    A facet is checked against the class that its ``_schemaURL`` names, and this package's facet against its schema in docs/.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -79,7 +79,7 @@ def _conforms_to_ours(value: Any) -> None:
 
 
 def published() -> dict[str, Any]:
-    """The facets' classes in OpenLineage's client, by the address of their published schema."""
+    """Return the facet classes of OpenLineage's client by the URL of their published schema."""
     from openlineage.client import facet_v2
 
     modules = [

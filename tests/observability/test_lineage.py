@@ -1,4 +1,4 @@
-"""Lineage, through the OpenLineage provider's own extractor."""
+"""Lineage, through the OpenLineage provider's extractor."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from airflow_provider_streamsem.observability import account
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.observability.lineage import of_account
 from airflow_provider_streamsem.stores.contract import lineage_name
-from airflow_provider_streamsem.telemetry import heard_by
+from airflow_provider_streamsem.telemetry import listening
 from tests.observability.openlineage_schema import as_sent, check_event, conforms
-from tests.worlds import BeforeOutcome, World
+from tests.pipeline_fixture import BeforeOutcome, PipelineFixture
 
 pytestmark = pytest.mark.airflow
 
@@ -37,28 +37,28 @@ def extracted(operator: Any, when: str) -> Any:
 
 
 def test_finished_run_names_its_datasets_with_statistics_and_batches(
-    disk_world: World, execute: Callable[..., Any]
+    disk_fixture: PipelineFixture, execute: Callable[..., Any]
 ) -> None:
     made, _ = execute()
     sent = check_event(extracted(made, "complete"))
-    assert [(d["namespace"], d["name"]) for d in sent["inputs"]] == [("file", str(disk_world.root / "in"))]
+    assert [(d["namespace"], d["name"]) for d in sent["inputs"]] == [("file", str(disk_fixture.root / "in"))]
     (output,) = sent["outputs"]
-    files = disk_world.opened().files()
-    assert (output["namespace"], output["name"]) == ("file", str(disk_world.root / "out"))
+    files = disk_fixture.opened().files()
+    assert (output["namespace"], output["name"]) == ("file", str(disk_fixture.root / "out"))
     statistics = output["outputFacets"]["outputStatistics"]
     assert {name: statistics[name] for name in ("rowCount", "size", "fileCount")} == {
         "rowCount": 9, "size": sum(Path(file.path).stat().st_size for file in files), "fileCount": len(files),
     }  # fmt: skip
     facet = sent["run"]["facets"]["streamsem_batches"]
     assert (facet["pipeline"], facet["status"]) == ("world", "committed")
-    stored = [disk_world.log().outcome(version)[0] for version in (0, 1)]  # type: ignore[index]
+    stored = [disk_fixture.log().outcome(version)[0] for version in (0, 1)]  # type: ignore[index]
     assert [(b["version"], b["ranges"], b["result"], b["attemptId"], b["counts"]) for b in facet["batches"]] == [
         (o.version, ranges, "commit", o.attempt_id, dict(o.counts))
         for o, ranges in zip(stored, ({"files": [0, 2]}, {"files": [2, 3]}), strict=True)
     ]
 
 
-def test_try_that_only_answers_counts_no_row_again(execute: Callable[..., Any]) -> None:
+def test_cleared_task_that_only_returns_its_result_counts_no_row_again(execute: Callable[..., Any]) -> None:
     execute()
     cleared, _ = execute()
     sent = check_event(extracted(cleared, "complete"))
@@ -69,13 +69,13 @@ def test_try_that_only_answers_counts_no_row_again(execute: Callable[..., Any]) 
     ) == ("committed", [])
 
 
-def test_rows_of_a_version_that_another_process_decided_are_not_counted(disk_world: World) -> None:
+def test_rows_of_a_version_that_another_process_committed_are_not_counted(disk_fixture: PipelineFixture) -> None:
     def other() -> None:
-        contextvars.Context().run(disk_world.run, "a")  # a process of its own does not share our listeners
+        contextvars.Context().run(disk_fixture.run, "a")  # a separate process does not share these listeners
 
-    kept = Account(disk_world.pipeline())
-    with heard_by(kept):
-        kept.result = disk_world.run("a", store=BeforeOutcome(disk_world.store, other))
+    kept = Account(disk_fixture.pipeline())
+    with listening(kept):
+        kept.result = disk_fixture.run("a", store=BeforeOutcome(disk_fixture.store, other))
     sent = check_event(of_account(kept))
     (batch,) = sent["run"]["facets"]["streamsem_batches"]["batches"]
     assert (batch["version"], batch["result"], batch["lost"]) == (0, "commit", False)
@@ -83,12 +83,12 @@ def test_rows_of_a_version_that_another_process_decided_are_not_counted(disk_wor
 
 
 def test_long_drain_keeps_its_newest_batches_and_the_sum_of_all(
-    disk_world: World, monkeypatch: pytest.MonkeyPatch
+    disk_fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(account, "KEPT", 2)
-    kept = Account(disk_world.pipeline(limits=Limits(max_files=1)))
-    with heard_by(kept):
-        kept.result = disk_world.run("a", drain=True, pipeline=kept.pipeline)
+    kept = Account(disk_fixture.pipeline(limits=Limits(max_files=1)))
+    with listening(kept):
+        kept.result = disk_fixture.run("a", drain=True, pipeline=kept.pipeline)
     sent = check_event(of_account(kept))
     versions = [batch["version"] for batch in sent["run"]["facets"]["streamsem_batches"]["batches"]]
     assert versions == [1, 2]
@@ -105,18 +105,18 @@ def test_failed_run_names_the_version_that_it_left_open(execute: Callable[..., A
     assert facet["batches"] == [{"version": 0, "ranges": {"files": [0, 2]}, "result": "open"}]
 
 
-def test_before_the_run_lineage_is_what_the_spec_alone_tells(disk_world: World) -> None:
+def test_lineage_before_the_run_comes_from_the_spec_alone(disk_fixture: PipelineFixture) -> None:
     def before(**changes: Any) -> list[tuple[str, str]]:
-        made = MicroBatchOperator(task_id="t", pipeline=disk_world.pipeline(**changes))
+        made = MicroBatchOperator(task_id="t", pipeline=disk_fixture.pipeline(**changes))
         sent = check_event(extracted(made, "start"))
-        assert [d["name"] for d in sent["outputs"]] == [str(disk_world.root / "out")]
+        assert [d["name"] for d in sent["outputs"]] == [str(disk_fixture.root / "out")]
         return [(d["namespace"], d["name"]) for d in sent["inputs"]]
 
     topics = {"topics": ["b", "a"], "bootstrap_servers": "SASL_SSL://k1:9093,k2:9093"}
-    assert before() == [("file", str(disk_world.root / "in"))]
+    assert before() == [("file", str(disk_fixture.root / "in"))]
     assert before(source=KafkaSource(**topics), limits=Limits()) == [("kafka://k1:9093", "a"), ("kafka://k1:9093", "b")]
     assert before(source=KafkaSource(topics=["a"], conn_id="unknown"), limits=Limits()) == []
-    templated = FilesSource(path=str(disk_world.root / "{{ ds }}"), format="json", schema="id long")
+    templated = FilesSource(path=str(disk_fixture.root / "{{ ds }}"), format="json", schema="id long")
     assert before(source=templated) == []
 
 
@@ -126,7 +126,7 @@ def test_topics_of_a_pattern_are_those_that_were_read() -> None:
     assert source.lineage(ranges) == [("kafka://k1:9092", "orders-eu"), ("kafka://k1:9092", "orders-us")]
 
 
-def test_places_on_s3_are_named_by_bucket_and_prefix() -> None:
+def test_locations_on_s3_are_named_by_bucket_and_prefix() -> None:
     assert lineage_name("s3://lake/a/b/") == ("s3://lake", "a/b")
     assert lineage_name("s3://lake") == ("s3://lake", "/")
 
@@ -155,7 +155,7 @@ def test_schema_facet_has_spark_columns() -> None:
         (lambda sent: sent["run"]["facets"]["streamsem_batches"].pop("_producer"), "_producer"),
     ],
 )
-def test_check_of_events_sees_what_is_wrong(execute: Callable[..., Any], break_it: Any, message: str) -> None:
+def test_event_check_detects_errors(execute: Callable[..., Any], break_it: Any, message: str) -> None:
     from openlineage.client.event_v2 import RunEvent
 
     made, _ = execute()
@@ -165,8 +165,8 @@ def test_check_of_events_sees_what_is_wrong(execute: Callable[..., Any], break_i
         conforms(sent, RunEvent)
 
 
-def test_without_the_openlineage_provider_there_is_no_lineage_and_the_run_is_the_same(
-    disk_world: World, execute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_run_without_the_openlineage_provider_has_no_lineage_and_is_otherwise_the_same(
+    disk_fixture: PipelineFixture, execute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "airflow.providers.openlineage.extractors", None)
     monkeypatch.delitem(sys.modules, "airflow_provider_streamsem.observability.lineage", raising=False)
@@ -176,4 +176,4 @@ def test_without_the_openlineage_provider_there_is_no_lineage_and_the_run_is_the
     assert made.get_openlineage_facets_on_start() is None
     assert made.get_openlineage_facets_on_complete(None) is None
     assert made.account.result.status == "committed"
-    disk_world.check()
+    disk_fixture.check()

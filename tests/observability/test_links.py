@@ -1,4 +1,4 @@
-"""Links of a task instance."""
+"""Extra links of a task instance."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from airflow_provider_streamsem import MicroBatchOperator
 from airflow_provider_streamsem.get_provider_info import get_provider_info
 from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLink
 from tests.observability.conftest import Ti
+from tests.pipeline_fixture import PipelineFixture
 from tests.releases import serialization
-from tests.worlds import World
 
 pytestmark = pytest.mark.airflow
 
@@ -23,13 +23,13 @@ def link(cls: Any, operator: Any) -> str:
     return found
 
 
-def test_links_are_empty_where_the_deployment_names_no_pages(execute: Callable[..., Any]) -> None:
+def test_links_are_empty_if_the_deployment_configures_no_pages(execute: Callable[..., Any]) -> None:
     made, _ = execute()
     assert (link(BatchLink, made), link(SparkUiLink, made)) == ("", "")
 
 
 def test_batch_link_is_the_pattern_filled_with_the_last_version(
-    disk_world: World, execute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    disk_fixture: PipelineFixture, execute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(
         "AIRFLOW__STREAMSEM__BATCH_URL", "https://x/{pipeline}/{version}?log={log}&bucket={bucket}&key={key}"
@@ -37,7 +37,7 @@ def test_batch_link_is_the_pattern_filled_with_the_last_version(
     made, _ = execute()
     outcome = made.account.result.outcome
     assert link(BatchLink, made) == "https://x/world/1?log={0}&bucket=&key={0}%2F{1}".format(
-        str(disk_world.root / "log").replace("/", "%2F"), outcome.replace("/", "%2F")
+        str(disk_fixture.root / "log").replace("/", "%2F"), outcome.replace("/", "%2F")
     )
     cleared, _ = execute()
     assert link(BatchLink, cleared) == link(BatchLink, made)
@@ -50,7 +50,7 @@ def test_batch_link_of_a_log_on_s3_has_bucket_and_key(monkeypatch: pytest.Monkey
     assert link(BatchLink, operator) == "https://console/lake?prefix=_streamsem%2Forders%2Flog%2F9%2Fx.c.json"
 
 
-def test_spark_link_is_its_own_pages_while_the_task_runs_and_the_history_servers_afterwards(
+def test_spark_link_points_to_the_spark_ui_during_the_task_and_to_the_history_server_afterwards(
     execute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW__STREAMSEM__SPARK_HISTORY_URL", "http://history:18080/")
@@ -59,14 +59,16 @@ def test_spark_link_is_its_own_pages_while_the_task_runs_and_the_history_servers
     assert link(SparkUiLink, made) == "http://history:18080/history/local-1/jobs/"
 
 
-def test_operators_that_did_not_run_have_no_links(disk_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_that_did_not_run_have_no_links(
+    disk_fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AIRFLOW__STREAMSEM__BATCH_URL", "https://x/{version}")
-    made = MicroBatchOperator(task_id="t", pipeline=disk_world.pipeline())
+    made = MicroBatchOperator(task_id="t", pipeline=disk_fixture.pipeline())
     assert (link(BatchLink, made), link(SparkUiLink, made)) == ("", "")
 
 
-def test_task_that_cannot_push_its_link_runs_all_the_same(
-    disk_world: World, execute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_task_that_cannot_push_its_link_still_commits(
+    disk_fixture: PipelineFixture, execute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Any, key: str, value: Any) -> None:
         raise ConnectionError("no API server")
@@ -74,7 +76,7 @@ def test_task_that_cannot_push_its_link_runs_all_the_same(
     monkeypatch.setattr(Ti, "xcom_push", refuse)
     made, _ = execute()
     assert made.account.result.status == "committed"
-    disk_world.check()
+    disk_fixture.check()
 
 
 def test_links_and_settings_are_registered_under_the_names_that_the_code_uses() -> None:

@@ -1,4 +1,4 @@
-"""Statistics, spans and log fields, each through the very library by which Airflow has them."""
+"""Statistics, spans and log fields, each through the library with which Airflow produces them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.observability.spans import SpansListener
 from airflow_provider_streamsem.observability.stats import COMMON_TAGS, STATS, StatsListener
-from airflow_provider_streamsem.telemetry import heard_by
+from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.telemetry import listening
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
-from tests.worlds import BeforeOutcome, World, die
+from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
 
 pytestmark = pytest.mark.airflow
-DOCS = Path(__file__).parents[2] / "docs" / "observability.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "observability.md"
 TAGS = {"dag_id": "d", "task_id": "t", "pipeline": "world"}
 Emitted = list[tuple[str, str, float, dict[str, str]]]
 
 
 @pytest.fixture
 def emitted() -> Iterator[Emitted]:
-    """What reaches the backend of Airflow's own statistics: (kind, name, value, tags)."""
+    """Collect the calls to the backend of Airflow's statistics: (kind, name, value, tags)."""
     got: Emitted = []
 
     class Backend:
@@ -51,7 +51,7 @@ def emitted() -> Iterator[Emitted]:
         from airflow.stats import Stats
     if (
         type(Stats) is not type
-    ):  # before Airflow 3.3 a class whose metaclass makes the backend once a process, and keeps it
+    ):  # before Airflow 3.3 this is a class, and its metaclass creates the backend once per process
         Stats.instance, Stats._instance_pid = Backend(), os.getpid()
         yield got
         Stats.instance = None
@@ -63,9 +63,9 @@ def emitted() -> Iterator[Emitted]:
     Stats.initialize(factory=NoStatsLogger, export_legacy_names=True)
 
 
-def heard(world: World, *arguments: Any, **named: Any) -> None:
-    with heard_by(StatsListener(TAGS, "files")):
-        world.run(*arguments, **named)
+def run_with_stats(fixture: PipelineFixture, *arguments: Any, **named: Any) -> None:
+    with listening(StatsListener(TAGS, "files")):
+        fixture.run(*arguments, **named)
 
 
 def sums(emitted: Emitted) -> dict[str, float]:
@@ -76,11 +76,11 @@ def sums(emitted: Emitted) -> dict[str, float]:
     return dict(found)
 
 
-def test_statistics_of_a_run_are_those_of_its_outcomes(world: World, emitted: Emitted) -> None:
-    world.arrive(5, bad_lines=1)
-    heard(world, "a", drain=True)
-    view = world.opened().view()
-    files = world.opened().files()
+def test_statistics_of_a_run_match_its_outcomes(fixture: PipelineFixture, emitted: Emitted) -> None:
+    fixture.arrive(5, bad_lines=1)
+    run_with_stats(fixture, "a", drain=True)
+    view = fixture.opened().view()
+    files = fixture.opened().files()
     counted = {name: n for name, n in sums(emitted).items() if not name.startswith("requests.")}
     assert counted == {
         "rows.read": view.counts["read"],
@@ -94,9 +94,9 @@ def test_statistics_of_a_run_are_those_of_its_outcomes(world: World, emitted: Em
 
 
 def test_rows_that_the_predicate_drops_are_counted(emitted: Emitted) -> None:
-    from airflow_provider_streamsem.telemetry import Decided
+    from airflow_provider_streamsem.telemetry import VersionClosed
 
-    event = Decided(
+    event = VersionClosed(
         version=0, attempt_id="a", mine=True, lost=False, result="commit", ranges={}, next={}, counts={"filtered": 4}, outputs={}, schemas={}, duration_ms=7,
     )  # fmt: skip
     StatsListener(TAGS, "files")(event)
@@ -104,39 +104,41 @@ def test_rows_that_the_predicate_drops_are_counted(emitted: Emitted) -> None:
     assert ("timer", "streamsem.batches.duration", 7, TAGS) in emitted
 
 
-def test_version_that_is_given_up_is_no_committed_batch(world: World, emitted: Emitted) -> None:
-    world.arrive(2)
-    world.dies("a")
-    (world.root / "in" / "00000.json").unlink()
-    heard(world, "a", pipeline=world.pipeline(on_data_loss="record_gap"))
+def test_aborted_version_is_no_committed_batch(fixture: PipelineFixture, emitted: Emitted) -> None:
+    fixture.arrive(2)
+    fixture.dies("a")
+    (fixture.root / "in" / "00000.json").unlink()
+    run_with_stats(fixture, "a", pipeline=fixture.pipeline(on_data_loss="record_gap"))
     counted = sums(emitted)
-    assert (world.opened().head, counted["batches.committed"], counted["rows.read"]) == (1, 1, 3)
+    assert (fixture.opened().head, counted["batches.committed"], counted["rows.read"]) == (1, 1, 3)
     assert "attempts.lost" not in counted
     assert [name for _, name, _, _ in emitted].count("streamsem.batches.duration") == 1
 
 
-def test_version_that_another_process_decided_is_counted_there_only(world: World, emitted: Emitted) -> None:
+def test_version_that_another_process_committed_is_counted_only_there(
+    fixture: PipelineFixture, emitted: Emitted
+) -> None:
     def other() -> None:
-        contextvars.Context().run(heard, world, "a")
+        contextvars.Context().run(run_with_stats, fixture, "a")
 
-    world.arrive(1)
-    heard(world, "a", store=BeforeOutcome(world.store, other))
+    fixture.arrive(1)
+    run_with_stats(fixture, "a", store=BeforeOutcome(fixture.store, other))
     counted = sums(emitted)
     assert (counted["batches.committed"], counted["rows.written"], counted["attempts.adopted"]) == (1, 3, 1)
     assert "attempts.lost" not in counted
 
 
-def test_every_statistic_is_emitted_as_the_list_says(world: World, emitted: Emitted, tmp_path: Path) -> None:
+def test_every_statistic_is_emitted_as_declared(fixture: PipelineFixture, emitted: Emitted, tmp_path: Path) -> None:
     def abort() -> None:
-        opened = world.opened()
+        opened = fixture.opened()
         maintenance.abort(opened.log, opened.record, 1, reason="a person was faster")
 
-    world.arrive(1, bad_lines=1)
+    fixture.arrive(1, bad_lines=1)
     with pytest.raises(Crash):
-        heard(world, "a", store=BeforeOutcome(world.store, die))
-    heard(world, "a", store=FaultyStore(world.store, 3, Fault.LOST_REPLY))
-    world.arrive(1)
-    heard(world, "b", store=BeforeOutcome(world.store, abort))
+        run_with_stats(fixture, "a", store=BeforeOutcome(fixture.store, die))
+    run_with_stats(fixture, "a", store=FaultyStore(fixture.store, 3, Fault.LOST_REPLY))
+    fixture.arrive(1)
+    run_with_stats(fixture, "b", store=BeforeOutcome(fixture.store, abort))
     found = {}
     for kind, name, value, tags in emitted:
         assert kind == STATS[name].kind
@@ -151,13 +153,13 @@ def test_every_statistic_is_emitted_as_the_list_says(world: World, emitted: Emit
     assert (counted["attempts.adopted"], counted["attempts.lost"], counted["requests.unknown"]) == (1, 1, 1)
 
 
-def test_names_fit_every_backend_of_airflow() -> None:
+def test_statistic_names_fit_every_backend_of_airflow() -> None:
     for name in STATS:
         assert re.fullmatch(r"streamsem(\.[a-z]+)+", name)
         assert len("airflow." + name) <= 63
 
 
-def test_documented_statistics_are_those_of_the_code() -> None:
+def test_documented_statistics_match_the_code() -> None:
     lines = [
         f"| `{stat.name}` | {stat.kind} | {', '.join(f'`{tag}`' for tag in stat.tags)} | {stat.meaning} |"
         for stat in STATS.values()
@@ -178,12 +180,12 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Any:
     return exporter
 
 
-def test_phases_are_spans_that_nest_under_the_task_span(world: World, spans: Any) -> None:
+def test_phases_are_spans_nested_under_the_task_span(fixture: PipelineFixture, spans: Any) -> None:
     from opentelemetry import trace
 
-    world.arrive(1)
-    with trace.get_tracer("airflow").start_as_current_span("task"), heard_by(SpansListener()):
-        world.run("a")
+    fixture.arrive(1)
+    with trace.get_tracer("airflow").start_as_current_span("task"), listening(SpansListener()):
+        fixture.run("a")
     finished = spans.get_finished_spans()
     names = {span.context.span_id: span.name for span in finished}
     parents = {(span.name, names.get(span.parent.span_id)) for span in finished if span.parent}
@@ -192,21 +194,21 @@ def test_phases_are_spans_that_nest_under_the_task_span(world: World, spans: Any
         ("streamsem.collect", "streamsem.stage"), ("streamsem.decide", "streamsem.run"),
     }  # fmt: skip
     decide = next(span for span in finished if span.name == "streamsem.decide")
-    outcome, _ = world.log().outcome(0) or pytest.fail("no outcome")
+    outcome, _ = fixture.log().outcome(0) or pytest.fail("no outcome")
     assert dict(decide.attributes) == {
         "streamsem.pipeline": "world", "streamsem.run_key": "a", "streamsem.version": 0, "streamsem.attempt_id": outcome.attempt_id,
         "streamsem.result": "commit", "streamsem.lost": False,
     }  # fmt: skip
 
 
-def test_span_of_a_failed_phase_has_the_error_without_values_or_traceback(world: World, spans: Any) -> None:
-    world.arrive(1)
+def test_span_of_a_failed_phase_has_the_error_without_values_or_traceback(fixture: PipelineFixture, spans: Any) -> None:
+    fixture.arrive(1)
 
     def secret(rows: list[Any]) -> list[Any]:
         raise DataError("the rows do not fit; nothing became visible", value="hunter2") from ValueError("hunter2")
 
-    with heard_by(SpansListener()), pytest.raises(DataError):
-        world.run("a", pipeline=world.pipeline(transform=secret))
+    with listening(SpansListener()), pytest.raises(DataError):
+        fixture.run("a", pipeline=fixture.pipeline(transform=secret))
     stage = next(span for span in spans.get_finished_spans() if span.name == "streamsem.stage")
     (event,) = stage.events
     assert dict(event.attributes) == {
@@ -216,25 +218,25 @@ def test_span_of_a_failed_phase_has_the_error_without_values_or_traceback(world:
     assert "hunter2" not in "".join(span.to_json() for span in spans.get_finished_spans())
 
 
-def test_span_of_a_killed_phase_ends(world: World, spans: Any) -> None:
+def test_span_of_a_killed_phase_ends(fixture: PipelineFixture, spans: Any) -> None:
     from opentelemetry import trace
 
-    world.arrive(1)
-    with heard_by(SpansListener()):
-        world.dies("a")
+    fixture.arrive(1)
+    with listening(SpansListener()):
+        fixture.dies("a")
     assert {span.name for span in spans.get_finished_spans()} == {"streamsem.plan", "streamsem.stage", "streamsem.run"}
     assert trace.get_current_span() is trace.INVALID_SPAN
 
 
-def test_every_line_of_a_task_log_has_the_fields_whoever_writes_it(tmp_path: Path) -> None:
-    """Through Airflow's own configuration of a task's log, as its supervisor writes it: JSON lines."""
+def test_every_line_of_a_task_log_has_the_fields_for_any_logger(tmp_path: Path) -> None:
+    """Use Airflow's own configuration of a task's log, with JSON lines as its supervisor writes them."""
     code = textwrap.dedent(f"""
         import io, logging, pathlib, sys
         import structlog
         from airflow.sdk.log import configure_logging
         from airflow_provider_streamsem.observability.logs import LogFieldsListener
-        from airflow_provider_streamsem.telemetry import heard_by
-        from tests.worlds import World
+        from airflow_provider_streamsem.telemetry import listening
+        from tests.pipeline_fixture import PipelineFixture
 
         def transform(rows):
             logging.getLogger("user").info("by stdlib")
@@ -242,10 +244,10 @@ def test_every_line_of_a_task_log_has_the_fields_whoever_writes_it(tmp_path: Pat
             return rows
 
         configure_logging(json_output=True, log_level="INFO", output=sys.stdout.buffer)
-        world = World(pathlib.Path({str(tmp_path)!r}))
-        world.arrive(1)
-        with heard_by(LogFieldsListener()):
-            world.run("a", pipeline=world.pipeline(transform=transform))
+        fixture = PipelineFixture(pathlib.Path({str(tmp_path)!r}))
+        fixture.arrive(1)
+        with listening(LogFieldsListener()):
+            fixture.run("a", pipeline=fixture.pipeline(transform=transform))
         logging.getLogger("user").info("after the run")
     """)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

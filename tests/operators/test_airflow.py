@@ -1,4 +1,4 @@
-"""The provider as Airflow sees it: discovery, parsing, runs, retries, clears."""
+"""The provider in Airflow: discovery, parsing, runs, retries, clears."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, open_lo
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.get_provider_info import get_provider_info
 from airflow_provider_streamsem.hooks.failures import airflow_exception
+from tests.pipeline_fixture import PipelineFixture
 from tests.releases import since
-from tests.worlds import World
 
 pytestmark = pytest.mark.airflow
 ROOT = Path(__file__).parents[2]
@@ -34,8 +34,8 @@ def airflow_db() -> None:
 
 @pytest.fixture
 def rows_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Operators get an engine without Spark; returns what was asked of it."""
-    from airflow_provider_streamsem.engines import spark
+    """Give operators an engine without Spark. Return a list of the calls to it."""
+    from airflow_provider_streamsem.spark import engine as spark
     from airflow_provider_streamsem.testing.rows import RowsEngine
 
     asked: list[str] = []
@@ -58,18 +58,18 @@ def context(run_id: str = "r", try_number: int = 1, map_index: int = -1, max_tri
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def fixture(tmp_path: Path) -> PipelineFixture:
     from airflow_provider_streamsem.stores.local import LocalStore
 
-    made = World(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    made = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
     made.arrive(3)
     return made
 
 
-def operator(world: World, **arguments: Any) -> Any:
+def operator(fixture: PipelineFixture, **arguments: Any) -> Any:
     from airflow_provider_streamsem import MicroBatchOperator
 
-    return MicroBatchOperator(task_id="t", pipeline=arguments.pop("pipeline", world.pipeline()), **arguments)
+    return MicroBatchOperator(task_id="t", pipeline=arguments.pop("pipeline", fixture.pipeline()), **arguments)
 
 
 def test_airflow_lists_the_provider() -> None:
@@ -81,7 +81,7 @@ def test_airflow_lists_the_provider() -> None:
         assert known in answer.stdout
 
 
-def test_provider_info_names_what_is_there() -> None:
+def test_classes_named_in_the_provider_info_exist() -> None:
     from importlib import import_module
 
     info = get_provider_info()
@@ -95,12 +95,12 @@ def test_provider_info_names_what_is_there() -> None:
                 import_module(module)
 
 
-def test_operator_answers_small_json_and_tells_its_assets(world: World, rows_engine: list[str]) -> None:
+def test_operator_returns_small_json_and_emits_asset_events(fixture: PipelineFixture, rows_engine: list[str]) -> None:
     from airflow.sdk import Asset
 
     asset = Asset("orders")
     given = context()
-    answer = operator(world, outlets=[asset]).execute(given)
+    answer = operator(fixture, outlets=[asset]).execute(given)
     assert json.loads(json.dumps(answer)) == answer
     assert (answer["status"], answer["version"], answer["ranges"]) == ("committed", 0, {"files": [0, 2]})
     assert answer["counts"]["read"] == 6
@@ -109,103 +109,113 @@ def test_operator_answers_small_json_and_tells_its_assets(world: World, rows_eng
 
 
 @since("3.3", "partition keys of events")
-def test_partition_key_is_rendered_from_the_result_and_only_where_something_was_committed(
-    world: World, rows_engine: list[str]
+def test_partition_key_is_rendered_from_the_result_and_only_after_a_commit(
+    fixture: PipelineFixture, rows_engine: list[str]
 ) -> None:
     from airflow.sdk import Asset
 
     asset = Asset("orders")
-    made = operator(world, outlets=[asset], partition_key="{{ pipeline }}-{{ version }}", drain=True)
+    made = operator(fixture, outlets=[asset], partition_key="{{ pipeline }}-{{ version }}", drain=True)
     for run_id, keys in (("first", {"world-1"}), ("second", set())):
         given = context(run_id)
         made.execute(given)
         assert given["outlet_events"][asset].partition_keys == keys
 
 
-def test_event_of_a_task_that_finishes_the_version_of_another_run_has_its_rows(
-    world: World, rows_engine: list[str]
+def test_asset_event_of_a_task_that_completes_another_runs_version_includes_its_rows(
+    fixture: PipelineFixture, rows_engine: list[str]
 ) -> None:
     from airflow.sdk import Asset
 
     asset = Asset("orders")
-    world.dies("a task that failed")
+    fixture.dies("a task that failed")
     given = context()
-    answer = operator(world, outlets=[asset], drain=True).execute(given)
+    answer = operator(fixture, outlets=[asset], drain=True).execute(given)
     extra = given["outlet_events"][asset].extra
     assert (extra["status"], extra["rows"], extra["versions"]) == ("committed", 9, [0, 2])
     assert [(one["version"], one["run_key"]) for one in extra["completed"]] == [(0, "a task that failed")]
     assert (extra["version"], extra["counts"]["read"]) == (1, 3)
     given = context()
-    assert operator(world, outlets=[asset], drain=True).execute(given) == answer
+    assert operator(fixture, outlets=[asset], drain=True).execute(given) == answer
     assert given["outlet_events"][asset].extra == extra
 
 
 @since("3.3", "partition keys of events")
-def test_partition_key_is_text_and_one_that_cannot_be_rendered_is_named(world: World, rows_engine: list[str]) -> None:
+def test_partition_key_is_text_and_one_that_cannot_be_rendered_is_reported(
+    fixture: PipelineFixture, rows_engine: list[str]
+) -> None:
     from airflow.exceptions import AirflowFailException
     from airflow.sdk import DAG, Asset
 
     asset = Asset("orders")
     with DAG("native", schedule=None, render_template_as_native_obj=True):
-        made = operator(world, outlets=[asset], partition_key="2026_{{ version }}")
+        made = operator(fixture, outlets=[asset], partition_key="2026_{{ version }}")
     given = context()
     made.execute(given)
     assert given["outlet_events"][asset].partition_keys == {"2026_0"}
     with pytest.raises(AirflowFailException, match="cannot be rendered"):
-        operator(world, outlets=[asset], partition_key="{{ ds }}").execute(context())
+        operator(fixture, outlets=[asset], partition_key="{{ ds }}").execute(context())
 
 
 @since("3.3", "partition keys of events")
-def test_each_completed_version_has_a_partition_key(world: World, rows_engine: list[str]) -> None:
+def test_each_completed_version_has_a_partition_key(fixture: PipelineFixture, rows_engine: list[str]) -> None:
     from airflow.sdk import Asset
 
     asset = Asset("orders")
-    world.dies("a task that failed")
+    fixture.dies("a task that failed")
     given = context()
-    operator(world, outlets=[asset], partition_key="{{ version }}-{{ counts['read'] }}").execute(given)
+    operator(fixture, outlets=[asset], partition_key="{{ version }}-{{ counts['read'] }}").execute(given)
     assert given["outlet_events"][asset].partition_keys == {"0-6", "1-3"}
 
 
-def test_partition_key_is_refused_where_airflow_has_none(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_key_is_refused_by_airflow_releases_without_it(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import airflow.sdk
 
     monkeypatch.setattr(airflow.sdk, "__all__", [name for name in airflow.sdk.__all__ if "Partition" not in name])
     with pytest.raises(InvalidError, match=r"Airflow 3\.3"):
-        operator(world, partition_key="{{ version }}")
+        operator(fixture, partition_key="{{ version }}")
 
 
-def test_retry_and_clear_give_the_committed_result_and_ask_no_engine(world: World, rows_engine: list[str]) -> None:
-    first = operator(world).execute(context())
+def test_retry_and_clear_return_the_committed_result_without_calling_the_engine(
+    fixture: PipelineFixture, rows_engine: list[str]
+) -> None:
+    first = operator(fixture).execute(context())
     rows_engine.clear()
-    assert operator(world).execute(context(try_number=2)) == first
+    assert operator(fixture).execute(context(try_number=2)) == first
     assert rows_engine == ["made"]
 
 
-def test_cleared_task_that_asks_for_it_redoes_its_versions_and_its_retries_are_one_redo(
-    world: World, rows_engine: list[str]
+def test_cleared_task_with_rerun_reprocess_reprocesses_once_however_often_it_is_retried(
+    fixture: PipelineFixture, rows_engine: list[str]
 ) -> None:
-    made = operator(world, rerun="redo", drain=True, retries=2)
+    made = operator(fixture, rerun="reprocess", drain=True, retries=2)
     first = made.execute(context(max_tries=2))
     assert made.execute(context(try_number=2, max_tries=2)) == first
-    redone = made.execute(context(try_number=2, max_tries=3))
-    assert (redone["version"], redone["ranges"], redone["counts"]) == (3, first["ranges"], first["counts"])
-    assert made.execute(context(try_number=3, max_tries=3)) == redone
+    reprocessed = made.execute(context(try_number=2, max_tries=3))
+    assert (reprocessed["version"], reprocessed["ranges"], reprocessed["counts"]) == (
+        3,
+        first["ranges"],
+        first["counts"],
+    )
+    assert made.execute(context(try_number=3, max_tries=3)) == reprocessed
     assert made.execute(context(try_number=4, max_tries=5))["version"] == 5
-    world.check()
+    fixture.check()
 
 
-def test_spark_and_kafka_are_found_by_airflows_connections(
-    world: World, rows_engine: list[str], monkeypatch: pytest.MonkeyPatch
+def test_spark_and_kafka_are_found_through_airflow_connections(
+    fixture: PipelineFixture, rows_engine: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.connections import connection
-    from airflow_provider_streamsem.engines import spark
     from airflow_provider_streamsem.errors import InvalidError
+    from airflow_provider_streamsem.spark import engine as spark
     from airflow_provider_streamsem.testing.rows import RowsEngine
 
     monkeypatch.setenv("AIRFLOW_CONN_MY_SPARK", '{"conn_type": "spark", "host": "spark://h", "port": 7077}')
     monkeypatch.setenv("AIRFLOW_CONN_MY_KAFKA", '{"conn_type": "kafka", "extra": {"bootstrap.servers": "h:1"}}')
     looked_up: list[object] = []
-    made = operator(world, spark_conn_id="my_spark")
+    made = operator(fixture, spark_conn_id="my_spark")
     monkeypatch.setattr(
         spark,
         "SparkEngine",
@@ -218,103 +228,109 @@ def test_spark_and_kafka_are_found_by_airflows_connections(
     assert looked_up[0] == {"master": "spark://h:7077", "conf": {}, "packages": None, "logs_to_stdout": True}
     assert looked_up[1] == {"bootstrap.servers": "h:1"}
     with pytest.raises(Exception, match="no such connection"):
-        operator(world, spark_conn_id="nowhere").execute(context())
+        operator(fixture, spark_conn_id="nowhere").execute(context())
     with pytest.raises(InvalidError, match="exclude"):
-        operator(world, spark_conn_id="my_spark", spark_master="yarn")
+        operator(fixture, spark_conn_id="my_spark", spark_master="yarn")
 
 
-def test_runs_and_mapped_tasks_are_different_runs(world: World, rows_engine: list[str]) -> None:
+def test_runs_and_mapped_tasks_have_different_run_keys(fixture: PipelineFixture, rows_engine: list[str]) -> None:
     versions = [
-        operator(world).execute(context(run_id=run, map_index=index))["version"]
+        operator(fixture).execute(context(run_id=run, map_index=index))["version"]
         for run, index in (("a", 0), ("a", 1), ("a", 0))
     ]
     assert versions == [0, 1, 0]
-    world.check()
+    fixture.check()
 
 
-def test_pipeline_file_and_templates_inside_a_pipeline(world: World, rows_engine: list[str]) -> None:
-    pipeline = world.pipeline(
-        source=FilesSource(path=str(world.root / "{{ run_id }}"), format="json", schema="id long")
+def test_pipeline_file_and_templates_inside_a_pipeline_are_rendered(
+    fixture: PipelineFixture, rows_engine: list[str]
+) -> None:
+    pipeline = fixture.pipeline(
+        source=FilesSource(path=str(fixture.root / "{{ run_id }}"), format="json", schema="id long")
     )
-    (world.root / "in").rename(world.root / "r")
-    assert operator(world, pipeline=pipeline).execute(context())["counts"]["read"] == 6
-    path = world.root / "p.toml"
+    (fixture.root / "in").rename(fixture.root / "r")
+    assert operator(fixture, pipeline=pipeline).execute(context())["counts"]["read"] == 6
+    path = fixture.root / "p.toml"
     path.write_text(
         textwrap.dedent(f"""
         name = "world"
-        log = "{world.root}/log"
+        log = "{fixture.root}/log"
         [source]
         type = "files"
-        path = "{world.root}/r"
+        path = "{fixture.root}/r"
         format = "json"
         schema = "id long"
         [sinks.out]
         type = "files"
-        path = "{world.root}/out"
+        path = "{fixture.root}/out"
         format = "json"
         """)
     )
-    assert operator(world, pipeline=str(path)).execute(context("second"))["counts"]["read"] == 3
+    assert operator(fixture, pipeline=str(path)).execute(context("second"))["counts"]["read"] == 3
 
 
-def test_template_gives_text_in_a_dag_that_renders_native_objects(world: World) -> None:
+def test_template_renders_to_text_in_a_dag_with_native_objects(fixture: PipelineFixture) -> None:
     from airflow.sdk import DAG
 
     from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
 
     sinks = {"out": FilesSink("/out/{{ ds }}/{{ '0x10' }}")}
     with DAG("native", schedule=None, render_template_as_native_obj=True):
-        task = MicroBatchOperator(task_id="t", pipeline=world.pipeline(sinks=sinks))
+        task = MicroBatchOperator(task_id="t", pipeline=fixture.pipeline(sinks=sinks))
     (sink,) = task.rendered_pipeline({"ds": "20240101_05"}).sinks.values()
     assert isinstance(sink, FilesSink)
     assert sink.path == "/out/20240101_05/0x10"
 
 
-def test_pipeline_file_that_keeps_less_than_it_requires_is_refused_when_the_dag_is_parsed(world: World) -> None:
-    path = world.root / "p.toml"
+def test_pipeline_file_below_its_required_guarantee_is_refused_when_the_dag_is_parsed(
+    fixture: PipelineFixture,
+) -> None:
+    path = fixture.root / "p.toml"
     path.write_text(
         textwrap.dedent(f"""
         name = "world"
-        log = "{world.root}/log"
+        log = "{fixture.root}/log"
         require = "exactly_once"
         [source]
         type = "files"
-        path = "{world.root}/in"
+        path = "{fixture.root}/in"
         format = "json"
         schema = "id long"
         [sinks.out]
         type = "http"
-        staging = "{world.root}/staged"
+        staging = "{fixture.root}/staged"
         url = "http://127.0.0.1/effects"
         """)
     )
     with pytest.raises(InvalidError, match="keeps less than it requires"):
-        operator(world, pipeline=str(path))
+        operator(fixture, pipeline=str(path))
 
 
-@pytest.mark.parametrize("rerun", ["resume", "redo"])
-def test_every_run_prints_the_guarantee(
-    world: World, rows_engine: list[str], caplog: pytest.LogCaptureFixture, rerun: str
+@pytest.mark.parametrize("rerun", ["resume", "reprocess"])
+def test_every_run_logs_the_guarantee(
+    fixture: PipelineFixture, rows_engine: list[str], caplog: pytest.LogCaptureFixture, rerun: str
 ) -> None:
-    operator(world).execute(context())
+    operator(fixture).execute(context())
     caplog.clear()
     caplog.set_level(logging.INFO)
-    operator(world, rerun=rerun).execute(context(try_number=2, max_tries=1))
-    said = [message for message in caplog.messages if message.startswith("guarantee: ")]
-    assert said == ["guarantee: exactly-once (`streamsem explain` says why)"] * {"resume": 1, "redo": 2}[rerun]
+    operator(fixture, rerun=rerun).execute(context(try_number=2, max_tries=1))
+    guarantees = [message for message in caplog.messages if message.startswith("guarantee: ")]
+    assert (
+        guarantees == ["guarantee: exactly-once (`streamsem explain` says why)"] * {"resume": 1, "reprocess": 2}[rerun]
+    )
 
 
-def test_error_that_a_retry_cannot_heal_fails_the_task_at_once(world: World, rows_engine: list[str]) -> None:
+def test_permanent_error_fails_the_task_without_a_retry(fixture: PipelineFixture, rows_engine: list[str]) -> None:
     AirflowFailException = airflow_exception("AirflowFailException")
 
-    (world.root / "out").mkdir()
-    (world.root / "out" / "_streamsem.json").write_text("{}")
+    (fixture.root / "out").mkdir()
+    (fixture.root / "out" / "_streamsem.json").write_text("{}")
     with pytest.raises(AirflowFailException, match="Do:"):
-        operator(world).execute(context())
+        operator(fixture).execute(context())
 
 
-def test_error_that_a_retry_can_heal_is_raised_as_it_is(
-    world: World, rows_engine: list[str], monkeypatch: pytest.MonkeyPatch
+def test_retryable_error_is_raised_unchanged(
+    fixture: PipelineFixture, rows_engine: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.errors import UnavailableError
     from airflow_provider_streamsem.operators import micro_batch
@@ -324,7 +340,7 @@ def test_error_that_a_retry_can_heal_is_raised_as_it_is(
 
     monkeypatch.setattr(micro_batch, "run_batch", fails)
     with pytest.raises(UnavailableError):
-        operator(world).execute(context())
+        operator(fixture).execute(context())
 
 
 @pytest.mark.parametrize(
@@ -336,9 +352,11 @@ def test_error_that_a_retry_can_heal_is_raised_as_it_is(
         ({"pipeline": ""}, "pipeline"),
     ],
 )
-def test_bad_arguments_are_named_when_the_dag_is_parsed(world: World, arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_named_when_the_dag_is_parsed(
+    fixture: PipelineFixture, arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidError, match=message):
-        operator(world, **arguments)
+        operator(fixture, **arguments)
 
 
 def decorated(function: Any, pipeline: Pipeline, *args: Any, **kwargs: Any) -> Any:
@@ -349,7 +367,7 @@ def decorated(function: Any, pipeline: Pipeline, *args: Any, **kwargs: Any) -> A
 
 
 def test_decorated_function_is_the_transform_and_gets_its_keyword_arguments(
-    world: World, rows_engine: list[str]
+    fixture: PipelineFixture, rows_engine: list[str]
 ) -> None:
     seen = []
 
@@ -357,33 +375,33 @@ def test_decorated_function_is_the_transform_and_gets_its_keyword_arguments(
         seen.append(least)
         return [row for row in rows if row["id"] >= least]
 
-    made = decorated(clean, world.pipeline(), least=4)
+    made = decorated(clean, fixture.pipeline(), least=4)
     assert made.execute(context())["counts"]["written.out"] == 2
     assert seen == [4]
-    (outcome, _) = open_log(str(world.root / "log")).log.outcome(0) or pytest.fail("no outcome")
+    (outcome, _) = open_log(str(fixture.root / "log")).log.outcome(0) or pytest.fail("no outcome")
     assert outcome.transform.endswith("clean")
 
 
-def test_functions_that_cannot_be_a_transform_are_refused_when_the_dag_is_parsed(world: World) -> None:
+def test_invalid_transform_functions_are_refused_when_the_dag_is_parsed(fixture: PipelineFixture) -> None:
     def no_frame() -> None: ...
 
     def clean(df: Any) -> Any:
         return df
 
     with pytest.raises(InvalidError, match="must take a DataFrame"):
-        decorated(no_frame, world.pipeline())
+        decorated(no_frame, fixture.pipeline())
     with pytest.raises(InvalidError, match="filled in"):
-        decorated(clean, world.pipeline(), 1)
+        decorated(clean, fixture.pipeline(), 1)
     with pytest.raises(InvalidError, match="filled in"):
-        decorated(clean, world.pipeline(), df=1)
+        decorated(clean, fixture.pipeline(), df=1)
 
 
-def test_pipeline_with_a_transform_of_its_own_is_refused_under_the_decorator(world: World) -> None:
+def test_pipeline_with_a_transform_is_refused_by_the_decorator(fixture: PipelineFixture) -> None:
     def clean(df: Any) -> Any:
         return df
 
     with pytest.raises(InvalidError, match="transform of its own"):
-        decorated(clean, world.pipeline(transform="m:f"))
+        decorated(clean, fixture.pipeline(transform="m:f"))
 
 
 @pytest.mark.parametrize("dag_file", ["streamsem_quickstart", "streamsem_event_driven"])
@@ -409,7 +427,7 @@ def test_serialized_dag_is_the_same_in_every_process(dag_file: str) -> None:
 def test_quickstart_dag_runs_retries_continues_and_clears(
     tmp_path: Path, airflow_db: None, spark: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The example DAG itself, on Airflow's own machinery and real Spark: a failed try, a retry, a second run, a clear."""
+    """Run the example DAG on Airflow's own execution and real Spark: a failed try, a retry, a second run, a clear."""
     from demo import arrivals
 
     monkeypatch.setenv("STREAMSEM_QUICKSTART_HOME", str(tmp_path))
@@ -418,7 +436,7 @@ def test_quickstart_dag_runs_retries_continues_and_clears(
     sys.modules.pop("streamsem_quickstart", None)
     import streamsem_quickstart
 
-    from airflow_provider_streamsem.engines import staging
+    from airflow_provider_streamsem.spark import staging
     from airflow_provider_streamsem.testing.dag_runs import run_dag
 
     days = arrivals.write_days(tmp_path / "waiting")
@@ -447,7 +465,7 @@ def test_quickstart_dag_runs_retries_continues_and_clears(
     assert verify(str(tmp_path / "log")).findings == []
 
 
-def test_errors_say_whether_a_retry_can_heal_them() -> None:
+def test_errors_declare_whether_they_are_retryable() -> None:
     from airflow_provider_streamsem import errors
 
     kinds = [
@@ -459,12 +477,12 @@ def test_errors_say_whether_a_retry_can_heal_them() -> None:
 
 
 def test_spark_conf_of_a_pipeline_file_reaches_the_session_and_the_task_overrides_it(
-    world: World, tmp_path: Path
+    fixture: PipelineFixture, tmp_path: Path
 ) -> None:
     path = tmp_path / "p.toml"
     path.write_text(
         f'name = "p"\nlog = "{tmp_path}/log"\n[source]\ntype = "files"\npath = "{tmp_path}/in"\nformat = "text"\n'
         f'[sinks.out]\ntype = "files"\npath = "{tmp_path}/out"\n[spark_conf]\n"a.b" = "file"\n"a.c" = "file"\n'
     )
-    engine = operator(world, pipeline=str(path), spark_conf={"a.c": "task"}).engine()
+    engine = operator(fixture, pipeline=str(path), spark_conf={"a.c": "task"}).engine()
     assert engine._conf == {"a.b": "file", "a.c": "task"}  # type: ignore[attr-defined]

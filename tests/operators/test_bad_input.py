@@ -1,4 +1,4 @@
-"""What people get wrong: one clear error each, without a retry where a retry heals nothing, and nothing written that was not said."""
+"""Common mistakes of users: each is one clear error, is not retried if a retry cannot help, and writes nothing unexpected."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from airflow_provider_streamsem import FilesSink, FilesSource, KafkaSource, Micr
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.testing.s3 import environment, s3_server
 from tests.operators.test_airflow import context, rows_engine  # noqa: F401
-from tests.worlds import World
+from tests.pipeline_fixture import PipelineFixture
 
 pytestmark = pytest.mark.airflow
 
 
-def base(place: Path) -> Pipeline:
-    World(place).arrive(2)
+def base(location: Path) -> Pipeline:
+    PipelineFixture(location).arrive(2)
     return Pipeline(
         name="p",
-        log=str(place / "log"),
-        source=FilesSource(path=str(place / "in"), format="json", schema="id long"),
-        sinks={"out": FilesSink(path=str(place / "out"), format="json")},
+        log=str(location / "log"),
+        source=FilesSource(path=str(location / "in"), format="json", schema="id long"),
+        sinks={"out": FilesSink(path=str(location / "out"), format="json")},
     )
 
 
-def missing_kafka_connection(place: Path) -> Pipeline:
-    return base(place).replace(source=KafkaSource(topics=["t"], conn_id="nowhere"))
+def missing_kafka_connection(location: Path) -> Pipeline:
+    return base(location).replace(source=KafkaSource(topics=["t"], conn_id="nowhere"))
 
 
-def missing_log_connection(place: Path) -> Pipeline:
-    return base(place).replace(log="", log_conn_id="nowhere")
+def missing_log_connection(location: Path) -> Pipeline:
+    return base(location).replace(log="", log_conn_id="nowhere")
 
 
-def bucket_that_is_not_there(place: Path) -> Pipeline:
-    return base(place).replace(log="s3://no-such-bucket/log")
+def bucket_that_is_not_there(location: Path) -> Pipeline:
+    return base(location).replace(log="s3://no-such-bucket/log")
 
 
-def transform_that_cannot_be_imported(place: Path) -> Pipeline:
-    return base(place).replace(transform="no.such.module:clean")
+def transform_that_cannot_be_imported(location: Path) -> Pipeline:
+    return base(location).replace(transform="no.such.module:clean")
 
 
-def another_source_on_the_same_log(place: Path) -> Pipeline:
-    first = base(place)
+def another_source_on_the_same_log(location: Path) -> Pipeline:
+    first = base(location)
     MicroBatchOperator(task_id="t", pipeline=first).execute(context("first"))
-    (place / "elsewhere").mkdir()
-    return first.replace(source=FilesSource(path=str(place / "elsewhere"), format="json", schema="id long"))
+    (location / "elsewhere").mkdir()
+    return first.replace(source=FilesSource(path=str(location / "elsewhere"), format="json", schema="id long"))
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def another_source_on_the_same_log(place: Path) -> Pipeline:
         (missing_log_connection, "no such connection", False),
         (bucket_that_is_not_there, "NoSuchBucket", False),
         (transform_that_cannot_be_imported, "cannot be imported", False),
-        (another_source_on_the_same_log, "guarded fields differ", True),
+        (another_source_on_the_same_log, "immutable fields differ", True),
     ],
 )
-def test_task_fails_at_once_with_one_error_that_says_what_to_do(
+def test_task_fails_without_a_retry_with_one_error_that_says_what_to_do(
     made: Callable[[Path], Pipeline],
     message: str,
     is_written: bool,
@@ -83,7 +83,7 @@ def test_task_fails_at_once_with_one_error_that_says_what_to_do(
 
 
 @pytest.mark.spark
-def test_transform_that_returns_no_dataframe_fails_at_once_and_nothing_is_visible(tmp_path: Path, spark: Any) -> None:
+def test_transform_that_returns_no_dataframe_fails_the_task_and_nothing_is_visible(tmp_path: Path, spark: Any) -> None:
     AirflowFailException = airflow_exception("AirflowFailException")
 
     pipeline = base(tmp_path).replace(transform=lambda frame: [1, 2])
@@ -92,7 +92,7 @@ def test_transform_that_returns_no_dataframe_fails_at_once_and_nothing_is_visibl
     assert open_log(pipeline.log).head == -1
 
 
-def test_independent_pipelines_are_mapped(
+def test_independent_pipelines_can_be_mapped(
     tmp_path: Path,
     rows_engine: list[str],  # noqa: F811
 ) -> None:
@@ -112,7 +112,7 @@ def test_independent_pipelines_are_mapped(
     assert [open_log(str(tmp_path / name / "log")).head for name in ("a", "b")] == [0, 0]
 
 
-def test_outlet_without_events_does_not_fail_a_task_that_has_committed(
+def test_outlet_without_events_does_not_fail_a_committed_task(
     tmp_path: Path,
     rows_engine: list[str],  # noqa: F811
 ) -> None:
@@ -126,7 +126,7 @@ def test_outlet_without_events_does_not_fail_a_task_that_has_committed(
     assert given["outlet_events"][asset].extra["rows"] == 6
 
 
-def test_alarm_that_cannot_look_fails_though_it_is_skipped_while_all_is_well(tmp_path: Path) -> None:
+def test_soft_fail_sensor_fails_on_errors_and_is_skipped_when_all_is_well(tmp_path: Path) -> None:
     AirflowSkipException = airflow_exception("AirflowSkipException")
 
     from airflow_provider_streamsem import FreshnessSensor

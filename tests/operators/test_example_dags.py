@@ -1,4 +1,4 @@
-"""The examples of what may not be lost and of what may not be repeated, run on Airflow's own machinery and real Spark."""
+"""The payments and metrics examples, run on Airflow's own execution and real Spark."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pyarrow.parquet
 import pytest
 
 from airflow_provider_streamsem import open_log, verify
+from tests.connectors.http.endpoints import Recorder, serving
 from tests.releases import dag_files
-from tests.sinks.endpoints import Recorder, serving
 
 pytestmark = pytest.mark.airflow
 EXAMPLES = sorted(path.stem for path in Path(__file__).parents[2].joinpath("dags").glob("*.py"))
@@ -27,20 +27,20 @@ def arrive(home: Path, name: str, first: int, count: int, bad: str = "") -> None
         json.dumps({"id": f"p-{n}", "account": "A", "cents": n, "at": "2026-01-01T00:00:00Z"})
         for n in range(first, first + count)
     ]
-    place = home / "arrivals"
-    place.mkdir(exist_ok=True)
-    (place / f".{name}").write_text("\n".join([*lines, *([bad] if bad else [])]) + "\n")
-    (place / f".{name}").rename(place / name)
+    location = home / "arrivals"
+    location.mkdir(exist_ok=True)
+    (location / f".{name}").write_text("\n".join([*lines, *([bad] if bad else [])]) + "\n")
+    (location / f".{name}").rename(location / name)
 
 
 def ledger(home: Path) -> list[dict[str, Any]]:
-    """Every visible row, read by another engine."""
+    """Return every visible row, read by another engine."""
     files = open_log(str(home / "log")).files()
     return [row for file in files for row in pyarrow.parquet.ParquetFile(file.path).read().to_pylist()]
 
 
 @pytest.mark.spark
-def test_ledger_is_booked_once_stops_at_what_is_no_payment_is_replayed_and_maintained(
+def test_payments_are_booked_once_bad_records_fail_the_run_and_replay_and_maintenance_work(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
@@ -74,7 +74,7 @@ def test_ledger_is_booked_once_stops_at_what_is_no_payment_is_replayed_and_maint
 
 
 @pytest.mark.spark
-def test_metrics_are_pushed_once_and_what_nobody_knows_is_told_and_never_pushed_again(
+def test_metrics_are_pushed_once_and_unknown_ones_are_reported_and_not_pushed_again(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
@@ -104,7 +104,7 @@ def test_metrics_are_pushed_once_and_what_nobody_knows_is_told_and_never_pushed_
         expected = Counter({"home": 3, "about": 2})
         assert sum((Counter({c.body["page"]: c.body["increment"]}) for c in counters.calls), Counter()) == expected
         assert (receipt(0).result, receipt(0).rows) == ("applied", 2)
-        # The endpoint adds, and its answer is lost: nobody can know, so nobody asks it again.
+        # The endpoint adds, and its reply is lost. The effect is unknown, so the call is not repeated.
         counters.answers = lambda call: "lost" if call.body["page"] == "home" else 200
         arrive_views("b.json", home=4, about=1)
         assert run_dag(push, "second").state == "success"
@@ -117,7 +117,7 @@ def test_metrics_are_pushed_once_and_what_nobody_knows_is_told_and_never_pushed_
     sys.modules.pop("streamsem_metrics", None)
 
 
-def test_airflow_takes_in_every_example() -> None:
+def test_airflow_loads_every_example() -> None:
     bag = dag_files().DagBag(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
     assert bag.import_errors == {}
     assert {name.removesuffix("_report") for name in bag.dag_ids} >= set(EXAMPLES)

@@ -1,4 +1,4 @@
-"""What a rerun does to a pipeline, on Airflow's own task runner in this process: docs/reruns.md, the rows that need no scheduler."""
+"""Effects of reruns on a pipeline, on Airflow's own task runner in this process. These are the rows of docs/reference/reruns.md that need no scheduler."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from airflow_provider_streamsem import MicroBatchOperator
 from airflow_provider_streamsem.stores.local import LocalStore
+from tests.pipeline_fixture import PipelineFixture
 from tests.releases import dag_files
-from tests.worlds import World
 
 pytestmark = pytest.mark.airflow
 
@@ -29,13 +29,13 @@ def airflow_db() -> None:
 
 
 class Runs:
-    """A DAG with one draining task over a world of JSON files, two files a batch."""
+    """A DAG with one draining task over JSON files, with two files per batch."""
 
-    def __init__(self, world: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        from airflow_provider_streamsem.engines import spark
+    def __init__(self, fixture: PipelineFixture, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        from airflow_provider_streamsem.spark import engine as spark
         from airflow_provider_streamsem.testing.rows import RowsEngine
 
-        self.world = world
+        self.fixture = fixture
         self.name = name
         self.staged = 0
         self.in_batch: Callable[[int], object] = lambda batch: None
@@ -53,7 +53,7 @@ class Runs:
 
         with DAG(self.name, schedule=None) as made:
             given = {"drain": True, "retries": 1, "retry_delay": timedelta(0), **arguments}
-            MicroBatchOperator(task_id="t", pipeline=self.world.pipeline(), **given)
+            MicroBatchOperator(task_id="t", pipeline=self.fixture.pipeline(), **given)
         made.fileloc = __file__
         DagBundlesManager().sync_bundles_to_db()
         bag = dag_files().DagBag(dag_folder=os.devnull, bundle_path=None)
@@ -67,7 +67,7 @@ class Runs:
         return str(run_dag(self.dag(**arguments), run_id, clear=["t"] if clear else []).state)
 
     def answer(self, run_id: str) -> Any:
-        """What the task of a run returned."""
+        """Return the result of the task of a run."""
         from airflow.models.xcom import XComModel
         from airflow.utils.session import create_session
         from sqlalchemy import select
@@ -78,7 +78,7 @@ class Runs:
         return json.loads(value) if isinstance(value, str) else value
 
     def delete(self, run_id: str) -> None:
-        """As `DELETE /dagRuns/{run_id}` does."""
+        """Delete a run as `DELETE /dagRuns/{run_id}` does."""
         from airflow.models.dagrun import DagRun
         from airflow.utils.session import create_session
         from sqlalchemy import delete
@@ -89,13 +89,13 @@ class Runs:
 
 @pytest.fixture
 def runs(tmp_path: Path, airflow_db: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Runs:
-    world = World(tmp_path, store=LocalStore(str(tmp_path / "log")))
-    world.arrive(5)
-    return Runs(world, request.node.name, monkeypatch)
+    fixture = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    fixture.arrive(5)
+    return Runs(fixture, request.node.name, monkeypatch)
 
 
 def dies_in(batch: int, runs: Runs, then: Callable[[], object] = lambda: None) -> Callable[[int], object]:
-    """The engine fails once, when that batch has been staged."""
+    """Return an engine step that fails once, when this batch has been staged."""
 
     def step(number: int) -> None:
         if number == batch:
@@ -105,86 +105,86 @@ def dies_in(batch: int, runs: Runs, then: Callable[[], object] = lambda: None) -
     return step
 
 
-def test_retry_goes_on_to_the_target_of_its_run_and_leaves_what_came_since_to_the_next(runs: Runs) -> None:
-    runs.in_batch = dies_in(2, runs, then=lambda: runs.world.arrive(4))
+def test_retry_continues_to_the_target_of_its_run_and_leaves_later_files_to_the_next_run(runs: Runs) -> None:
+    runs.in_batch = dies_in(2, runs, then=lambda: runs.fixture.arrive(4))
     assert runs.run("one") == "success"
     assert runs.answer("one")["ranges"] == {"files": [0, 5]}
-    assert runs.world.visible() == Counter(range(15))
+    assert runs.fixture.visible() == Counter(range(15))
     assert runs.run("two") == "success"
     assert runs.answer("two")["ranges"] == {"files": [5, 9]}
-    runs.world.check()
+    runs.fixture.check()
 
 
 def test_run_whose_tries_all_failed_leaves_its_records_to_the_next_run(runs: Runs) -> None:
     runs.in_batch = dies_in(2, runs)
     assert runs.run("one", retries=0) == "failed"
-    assert runs.world.visible() == Counter(range(6))
+    assert runs.fixture.visible() == Counter(range(6))
     assert runs.run("two") == "success"
-    runs.world.check()
-    stored = runs.world.opened().head
+    runs.fixture.check()
+    stored = runs.fixture.opened().head
     assert runs.run("one", clear=True) == "success"
-    assert runs.world.opened().head == stored
+    assert runs.fixture.opened().head == stored
 
 
-def test_cleared_task_returns_what_its_run_committed_though_more_has_come(runs: Runs) -> None:
+def test_cleared_task_returns_its_committed_result_though_more_files_arrived(runs: Runs) -> None:
     runs.run("one")
     first, staged = runs.answer("one"), runs.staged
-    runs.world.arrive(2)
+    runs.fixture.arrive(2)
     assert runs.run("one", clear=True) == "success"
     assert (runs.answer("one"), runs.staged) == (first, staged)
     runs.run("two")
     assert runs.answer("two")["ranges"] == {"files": [5, 7]}
-    runs.world.check()
+    runs.fixture.check()
 
 
-def test_run_that_found_nothing_takes_what_came_since_when_it_is_cleared(runs: Runs) -> None:
+def test_cleared_run_that_was_empty_reads_files_that_arrived_since(runs: Runs) -> None:
     runs.run("one")
     runs.run("two")
     assert runs.answer("two")["status"] == "empty"
-    runs.world.arrive(2)
+    runs.fixture.arrive(2)
     runs.run("two", clear=True)
     assert runs.answer("two")["ranges"] == {"files": [5, 7]}
-    runs.world.check()
+    runs.fixture.check()
 
 
-def test_cleared_task_that_redoes_makes_each_of_its_versions_anew_and_no_row_twice(runs: Runs) -> None:
-    runs.run("one", rerun="redo")
-    versions = runs.world.opened().head
-    runs.run("one", clear=True, rerun="redo")
-    assert runs.world.opened().head == 2 * versions + 1
-    runs.world.check()
+def test_cleared_task_with_rerun_reprocess_reprocesses_each_version_and_duplicates_no_row(runs: Runs) -> None:
+    runs.run("one", rerun="reprocess")
+    versions = runs.fixture.opened().head
+    runs.run("one", clear=True, rerun="reprocess")
+    assert runs.fixture.opened().head == 2 * versions + 1
+    runs.fixture.check()
 
 
-def test_time_out_in_the_midst_of_a_drain_keeps_its_commits_and_the_retry_takes_the_rest(runs: Runs) -> None:
+def test_timeout_during_a_drain_keeps_its_commits_and_the_retry_reads_the_rest(runs: Runs) -> None:
     runs.in_batch = lambda batch: time.sleep(30 if batch == 2 else 0)
     began = time.monotonic()
     assert runs.run("one", execution_timeout=timedelta(seconds=5)) == "success"
     assert time.monotonic() - began < 25
     assert runs.staged == 4
     assert runs.answer("one")["ranges"] == {"files": [0, 5]}
-    runs.world.check()
+    runs.fixture.check()
 
 
-def test_run_id_that_was_deleted_and_made_again_returns_the_first_result_and_the_next_run_takes_what_came(
+def test_recreated_run_id_returns_the_first_result_and_the_next_run_reads_new_files(
     runs: Runs,
 ) -> None:
     runs.run("one")
     first, staged = runs.answer("one"), runs.staged
     runs.delete("one")
-    runs.world.arrive(2)
+    runs.fixture.arrive(2)
     assert runs.run("one") == "success"
     assert (runs.answer("one"), runs.staged) == (first, staged)
     runs.run("two")
     assert runs.answer("two")["ranges"] == {"files": [5, 7]}
-    runs.world.check()
+    runs.fixture.check()
 
 
-def test_run_that_was_deleted_in_the_midst_and_made_again_goes_on_to_its_first_target(runs: Runs) -> None:
+def test_run_deleted_during_a_drain_and_recreated_continues_to_its_first_target(runs: Runs) -> None:
     runs.in_batch = dies_in(2, runs)
     assert runs.run("one", retries=0) == "failed"
     runs.delete("one")
-    runs.world.arrive(2)
+    runs.fixture.arrive(2)
     assert runs.run("one") == "success"
     assert runs.answer("one")["ranges"] == {"files": [0, 5]}
     runs.run("two")
-    runs.world.check()
+    runs.fixture.check()

@@ -1,4 +1,4 @@
-"""A run whose driver is not the task: submitted by spark-submit, awaited by the log."""
+"""A run whose driver is not the task: spark-submit submits it, and the task waits for its commit in the log."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from airflow_provider_streamsem import (
     open_log,
     verify,
 )
-from airflow_provider_streamsem.batch import submit_app
-from airflow_provider_streamsem.batch.run import plan_run
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.operators.submission import Recorded
+from airflow_provider_streamsem.pipeline import submit_app
+from airflow_provider_streamsem.pipeline.run import plan_run
 from airflow_provider_streamsem.readers.conditions import RunNeedsItsTask, of_text, to_text
 from airflow_provider_streamsem.testing.clock import ManualClock
 from tests.operators.test_airflow import context
-from tests.worlds import World
+from tests.pipeline_fixture import PipelineFixture
 
 pytestmark = pytest.mark.airflow
 
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Pipeline:
-    World(tmp_path).arrive(3)
+    PipelineFixture(tmp_path).arrive(3)
     return Pipeline(
         name="submitted",
         log=str(tmp_path / "log"),
@@ -46,7 +46,7 @@ def pipeline(tmp_path: Path) -> Pipeline:
 
 
 def doubled(frame: Any) -> Any:
-    """Imported by the driver, by this name."""
+    """The transform, which the driver imports by this name."""
     return frame.selectExpr("id", "2 * id as twice")
 
 
@@ -67,9 +67,7 @@ def operator(pipeline: Pipeline, conn_id: str, **arguments: Any) -> MicroBatchOp
 
 
 @pytest.mark.spark
-def test_task_defers_and_the_driver_that_outlives_it_commits_once_though_submitted_twice(
-    pipeline: Pipeline, conn_id: str
-) -> None:
+def test_deferred_task_submitted_twice_commits_once(pipeline: Pipeline, conn_id: str) -> None:
     TaskDeferred = airflow_exception("TaskDeferred")
 
     made = operator(pipeline, conn_id, deferrable=True)
@@ -92,12 +90,12 @@ def test_task_defers_and_the_driver_that_outlives_it_commits_once_though_submitt
 def test_task_that_may_not_defer_waits_for_its_driver(pipeline: Pipeline, conn_id: str) -> None:
     answer = operator(pipeline, conn_id, deferrable=False, drain=True).execute(context())
     assert (answer["status"], answer["counts"]["read"]) == ("committed", 9)
-    assert operator(pipeline, conn_id, deferrable=True).execute(context()) == answer  # nothing to submit any more
+    assert operator(pipeline, conn_id, deferrable=True).execute(context()) == answer  # there is nothing left to submit
     assert operator(pipeline, conn_id).execute(context("second"))["status"] == "empty"
 
 
 @pytest.mark.spark
-def test_driver_that_fails_leaves_the_version_open_and_the_task_says_so(pipeline: Pipeline, conn_id: str) -> None:
+def test_failed_driver_leaves_the_version_open_and_the_task_reports_it(pipeline: Pipeline, conn_id: str) -> None:
     broken = pipeline.replace(transform="tests.operators.test_submission:nowhere")
     with pytest.raises(StageError, match="stays open"):
         operator(broken, conn_id, deferrable=False).execute(context())
@@ -105,7 +103,7 @@ def test_driver_that_fails_leaves_the_version_open_and_the_task_says_so(pipeline
     assert open_log(pipeline.log).log.outcome(0) is None
 
 
-def test_driver_without_a_step_is_taken_for_lost_and_the_retry_may_submit_another(
+def test_driver_without_progress_is_declared_lost_and_the_retry_may_submit_another(
     pipeline: Pipeline, conn_id: str
 ) -> None:
     assert plan_run(pipeline, run_key="r") is None
@@ -122,7 +120,7 @@ def test_driver_without_a_step_is_taken_for_lost_and_the_retry_may_submit_anothe
     assert again.check(clock=ManualClock(now_ms=planned_ms + 161_000)).met
 
 
-def test_driver_gets_every_connection_of_the_spec_though_nothing_is_left_to_plan(
+def test_driver_gets_every_connection_of_the_spec_even_with_nothing_to_plan(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_MY_KAFKA", '{"conn_type": "kafka", "extra": {"bootstrap.servers": "h:1"}}')
@@ -132,7 +130,7 @@ def test_driver_gets_every_connection_of_the_spec_though_nothing_is_left_to_plan
 
 
 @pytest.mark.parametrize("connection", ['{"conn_type": "spark_connect", "host": "h"}', '{"conn_type": "spark"}', ""])
-def test_connection_that_no_driver_can_be_submitted_by_fails_the_task_at_once(
+def test_connection_that_cannot_submit_a_driver_fails_the_task_without_a_retry(
     pipeline: Pipeline, connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     AirflowFailException = airflow_exception("AirflowFailException")
@@ -143,7 +141,7 @@ def test_connection_that_no_driver_can_be_submitted_by_fails_the_task_at_once(
         operator(pipeline, "my_spark").execute(context())
 
 
-def test_connection_that_airflow_finds_at_the_second_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_that_airflow_finds_at_the_second_lookup_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow.sdk.bases.hook import BaseHook
 
     AirflowNotFoundException = airflow_exception("AirflowNotFoundException")
@@ -171,7 +169,7 @@ def test_spark_submit_that_cannot_start_fails_the_task_before_it_defers(
         operator(pipeline, conn_id, deferrable=True).execute(context())
 
 
-def test_secrets_of_connections_are_in_the_drivers_environment_and_not_in_its_arguments(pipeline: Pipeline) -> None:
+def test_connection_secrets_are_in_the_drivers_environment_and_not_in_its_arguments(pipeline: Pipeline) -> None:
     recorded = Recorded()
     recorded.seen["my_kafka"] = Connection(conn_id="my_kafka", conn_type="kafka", password="hush", extra={"a": 1})
     environment = recorded.environment()
@@ -179,11 +177,11 @@ def test_secrets_of_connections_are_in_the_drivers_environment_and_not_in_its_ar
     assert "hush" not in " ".join(submit_app.arguments(pipeline, run_key="r", drain=True))
 
 
-def test_secret_among_the_settings_of_spark_submit_is_refused_by_name(pipeline: Pipeline, conn_id: str) -> None:
+def test_secret_in_the_spark_conf_of_spark_submit_is_refused_by_name(pipeline: Pipeline, conn_id: str) -> None:
     made = operator(pipeline, conn_id)
     made.spark_conf = {"spark.hadoop.fs.s3a.secret.key": "hush", "spark.ui.enabled": "false"}
-    said = r"fs\.s3a\.secret\.key.*spark-defaults\.conf"
-    with pytest.raises(airflow_exception("AirflowFailException"), match=said) as refused:
+    message = r"fs\.s3a\.secret\.key.*spark-defaults\.conf"
+    with pytest.raises(airflow_exception("AirflowFailException"), match=message) as refused:
         made.execute(context())
     assert "hush" not in str(refused.value)
 
@@ -192,7 +190,7 @@ def test_secret_among_the_settings_of_spark_submit_is_refused_by_name(pipeline: 
     "arguments",
     [
         {"spark_conn_id": None},
-        {"rerun": "redo"},
+        {"rerun": "reprocess"},
         {"spark_master": "local[2]"},
         {"run_in": "somewhere"},
         {"patience": -1},

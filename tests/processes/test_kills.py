@@ -23,22 +23,22 @@ from airflow_provider_streamsem.clock import SystemClock
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from tests.worlds import World
+from tests.pipeline_fixture import PipelineFixture
 
 ROUNDS = 50
 fork = multiprocessing.get_context("fork")
 
 
-def work(world: World, run_key: str, seed: int) -> None:
+def work(fixture: PipelineFixture, run_key: str, seed: int) -> None:
     """A process: drains, a little slowly, so that there are moments to be killed in."""
     chance = random.Random(seed)
     engine = RowsEngine(lambda step: time.sleep(chance.random() * 0.01))
     run_batch(
-        world.pipeline(),
+        fixture.pipeline(),
         run_key=run_key,
         drain=True,
         engine=engine,
-        log=CommitLog(LocalStore(str(world.root / "log")), SystemClock()),
+        log=CommitLog(LocalStore(str(fixture.root / "log")), SystemClock()),
     )
 
 
@@ -83,22 +83,24 @@ def test_processes_killed_and_stopped_at_random_lose_and_double_nothing(tmp_path
     kills = overlaps = 0
     for seed in range(ROUNDS // 2):
         chance = random.Random(seed)
-        world = World(tmp_path / f"{count}-{seed}", store=LocalStore(str(tmp_path / f"{count}-{seed}" / "log")))
-        world.arrive(7)
+        fixture = PipelineFixture(
+            tmp_path / f"{count}-{seed}", store=LocalStore(str(tmp_path / f"{count}-{seed}" / "log"))
+        )
+        fixture.arrive(7)
         # Retries and zombies of one run, and in every third round a second run beside them.
         run_keys = ["run" if seed % 3 or i % 2 else "other" for i in range(count)]
-        processes = [fork.Process(target=work, args=(world, key, seed * 10 + i)) for i, key in enumerate(run_keys)]
+        processes = [fork.Process(target=work, args=(fixture, key, seed * 10 + i)) for i, key in enumerate(run_keys)]
         for process in processes:
             process.start()
         disturb(processes, chance)
         kills += sum(process.exitcode == -signal.SIGKILL for process in processes)
         for key in sorted(set(run_keys)):
-            world.run(key, drain=True)
-        world.run("rest", drain=True)
-        ids, versions = independent_count(world.root)
-        assert ids == world.expected, f"seed {seed}: lost {world.expected - ids}, doubled {ids - world.expected}"
+            fixture.run(key, drain=True)
+        fixture.run("rest", drain=True)
+        ids, versions = independent_count(fixture.root)
+        assert ids == fixture.expected, f"seed {seed}: lost {fixture.expected - ids}, doubled {ids - fixture.expected}"
         assert versions == list(range(len(versions))), f"seed {seed}"
-        world.check()
-        overlaps += sum(len(list(path.iterdir())) > 1 for path in (world.root / "out" / "data").iterdir())
+        fixture.check()
+        overlaps += sum(len(list(path.iterdir())) > 1 for path in (fixture.root / "out" / "data").iterdir())
     assert kills > 5, "too few processes were killed for the test to say anything"
     assert overlaps > 5, "too few versions had two attempts for the test to say anything"

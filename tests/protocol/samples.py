@@ -1,4 +1,4 @@
-"""Valid entries to break in one place."""
+"""Valid entries to break in one location."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_provider_streamsem.protocol.entries import Committable, DataFile, O
 
 def plan(version: int = 0, **changes: Any) -> Plan:
     values: dict[str, Any] = {
-        "version": version, "previous": "", "ranges": {"files": (version, version + 1)}, "pins": [["a.json", 3, "mtime:1"]], "run_key": f"run-{version}",
+        "version": version, "previous": "", "ranges": {"files": (version, version + 1)}, "pins": [{"path": "a.json", "bytes": 3, "identity": "mtime:1"}], "run_key": f"run-{version}",
         "j": 0, "run_start": {"files": version}, "planned_at_ms": 1, "spec": "s", "transform": "m:f", "nonce": f"plan-{version}",
     }  # fmt: skip
     return Plan(**{**values, **changes})

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, keys, known
 from airflow_provider_streamsem.protocol.entries import Discovery, FilePage, FoundFile, KnownNode, KnownRange
-from airflow_provider_streamsem.sources.ledger import Ledger
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.small_nodes import small_nodes
@@ -40,7 +40,7 @@ def tree(store: MemoryStore, ranges: tuple[KnownRange, ...]) -> list[tuple[str, 
     return sorted(marks)
 
 
-class Place(RuleBasedStateMachine):
+class Location(RuleBasedStateMachine):
     """
     A path where files come, vanish, come back and are replaced, beside a naive list of all identities ever seen.
 
@@ -101,7 +101,7 @@ class Place(RuleBasedStateMachine):
         return sorted((f for f in listed if known.fingerprint(f) not in marks), key=lambda f: (f.mtime_ns, f.path))
 
     @rule(after=st.integers(-1, 110))
-    def look(self, after: int) -> None:
+    def peek(self, after: int) -> None:
         """A slow discoverer lists now and goes on later."""
         self.old = self.listing(after, odd=False)
 
@@ -153,7 +153,7 @@ class Place(RuleBasedStateMachine):
             assert newest.end == len(self.seen)
 
 
-TestPlace = Place.TestCase
+TestPlace = Location.TestCase
 TestPlace.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 

@@ -24,7 +24,7 @@ from airflow_provider_streamsem.protocol.view import Head
 from tests.protocol import samples
 from tests.protocol.test_machine import drive
 
-EMPTY = Head(genesis={"files": 0})
+EMPTY = Head(initial_offsets={"files": 0})
 PLAN = samples.plan()
 OPEN = EMPTY.planned(PLAN, encode(PLAN).sha256)
 CLOSED = OPEN.decided(samples.outcome(PLAN), "sha")
@@ -81,8 +81,8 @@ def test_I4_outcome_whose_next_is_not_its_plans(changes: dict[str, object]) -> N
 def test_I5_ranges_that_do_not_tile() -> None:
     for ranges in ([(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1)], [(0, 4)]):
         with broken("I5"):  # type: ignore[attr-defined]
-            invariants.check_i5([{"files": r} for r in ranges], genesis={"files": 0}, next={"files": 3})
-    invariants.check_i5([{"files": (0, 1)}, {"files": (1, 3)}], genesis={"files": 0}, next={"files": 3})
+            invariants.check_i5([{"files": r} for r in ranges], initial_offsets={"files": 0}, next={"files": 3})
+    invariants.check_i5([{"files": (0, 1)}, {"files": (1, 3)}], initial_offsets={"files": 0}, next={"files": 3})
 
 
 @pytest.mark.parametrize("gaps", [((0, 0),), ((1, 1),), ((0, 2),), ((0, 1), (0, 1)), ((2, 3),)])
@@ -184,13 +184,13 @@ def test_W11_pointer_above_a_stale_head_is_followed_by_computed_keys() -> None:
     assert isinstance(position, procedures.Open)
     outcome = samples.outcome(PLAN)
     position = drive(procedures.locate("run-0", EMPTY), pointer, Listed(("x",)), Missing(), found(outcome), found(PLAN))
-    assert isinstance(position, procedures.Answered)
+    assert isinstance(position, procedures.RunComplete)
     assert position.outcome == outcome
 
 
 def test_closed_version_below_the_head_without_outcome_is_damage() -> None:
     later = samples.plan(1, run_key="r")
-    head = Head(genesis={}, outcome=samples.outcome(samples.plan(2)), outcome_sha="s")
+    head = Head(initial_offsets={}, outcome=samples.outcome(samples.plan(2)), outcome_sha="s")
     with broken("I2"):  # type: ignore[attr-defined]
         drive(
             procedures.locate("r", head),
@@ -241,51 +241,51 @@ def test_W4_spilled_parts_are_created_before_the_entry_and_read_with_it() -> Non
     assert drive(procedures.read_entry(StagedManifest, "k"), Missing()) is None
 
 
-REDO = samples.plan(
+REPROCESS = samples.plan(
     1,
-    kind="redo",
+    kind="reprocess",
     ranges=PLAN.ranges,
     previous="sha",
     replaces=Replaced(version=0, counts=samples.outcome(PLAN).counts),
 )
 
 
-def test_I20_redo_that_replaces_nothing_or_the_future_or_a_batch_that_replaces() -> None:
-    assert CLOSED.planned(REDO, "sha").next == CLOSED.next
+def test_I20_reprocess_that_replaces_nothing_or_the_future_or_a_batch_that_replaces() -> None:
+    assert CLOSED.planned(REPROCESS, "sha").next == CLOSED.next
     future = Replaced(version=1, counts={})
     for changes in ({"replaces": None}, {"replaces": future}, {"kind": "batch"}):
         with broken("I20"):  # type: ignore[attr-defined]
-            CLOSED.planned(dataclasses.replace(REDO, **changes), "sha")
+            CLOSED.planned(dataclasses.replace(REPROCESS, **changes), "sha")
 
 
-def test_I20_redo_with_other_ranges_gaps_or_counts_than_the_commit_it_replaces() -> None:
+def test_I20_reprocess_with_other_ranges_gaps_or_counts_than_the_commit_it_replaces() -> None:
     commit = samples.outcome(PLAN)
-    invariants.check_i20(REDO, PLAN, commit)
-    for redo, plan, outcome in (
-        (REDO, samples.plan(ranges={"files": (0, 2)}), commit),
-        (REDO, samples.plan(gaps={"files": ((0, 1),)}), commit),
-        (REDO, PLAN, samples.outcome(PLAN, result="abort")),
-        (dataclasses.replace(REDO, replaces=Replaced(version=0, counts={})), PLAN, commit),
-        (dataclasses.replace(REDO, replaces=None), PLAN, commit),
+    invariants.check_i20(REPROCESS, PLAN, commit)
+    for reprocess, plan, outcome in (
+        (REPROCESS, samples.plan(ranges={"files": (0, 2)}), commit),
+        (REPROCESS, samples.plan(gaps={"files": ((0, 1),)}), commit),
+        (REPROCESS, PLAN, samples.outcome(PLAN, result="abort")),
+        (dataclasses.replace(REPROCESS, replaces=Replaced(version=0, counts={})), PLAN, commit),
+        (dataclasses.replace(REPROCESS, replaces=None), PLAN, commit),
     ):
         with broken("I20"):  # type: ignore[attr-defined]
-            invariants.check_i20(redo, plan, outcome)
+            invariants.check_i20(reprocess, plan, outcome)
 
 
 def test_I20_outcome_replaces_what_its_plan_does_and_an_abort_nothing() -> None:
-    opened = CLOSED.planned(REDO, encode(REDO).sha256)
+    opened = CLOSED.planned(REPROCESS, encode(REPROCESS).sha256)
     still = {"files": 1}
-    assert opened.decided(samples.outcome(REDO, replaces=REDO.replaces, next=still), "sha").next == still
-    assert opened.decided(samples.outcome(REDO, result="abort", next=still), "sha").next == still
-    for changes in ({}, {"result": "abort", "replaces": REDO.replaces}):
+    assert opened.decided(samples.outcome(REPROCESS, replaces=REPROCESS.replaces, next=still), "sha").next == still
+    assert opened.decided(samples.outcome(REPROCESS, result="abort", next=still), "sha").next == still
+    for changes in ({}, {"result": "abort", "replaces": REPROCESS.replaces}):
         with broken("I20"):  # type: ignore[attr-defined]
-            opened.decided(samples.outcome(REDO, next=still, **changes), "sha")
+            opened.decided(samples.outcome(REPROCESS, next=still, **changes), "sha")
     with broken("I4"):  # type: ignore[attr-defined]
-        opened.decided(samples.outcome(REDO, replaces=REDO.replaces, next={"files": 2}), "sha")
+        opened.decided(samples.outcome(REPROCESS, replaces=REPROCESS.replaces, next={"files": 2}), "sha")
 
 
 def test_I4_outcome_that_does_not_carry_the_partitions_that_its_plan_does_not_read() -> None:
-    head = Head(genesis={"a": 3, "b": 5})
+    head = Head(initial_offsets={"a": 3, "b": 5})
     plan = samples.plan(ranges={"a": (3, 4)})
     opened = head.planned(plan, encode(plan).sha256)
     assert opened.decided(samples.outcome(plan, next={"a": 4, "b": 5}), "sha").next == {"a": 4, "b": 5}
@@ -304,14 +304,14 @@ def test_I16_pointer_that_is_missing_below_a_newer_one() -> None:
 
 
 def test_P4_claim_that_another_made_first_is_not_mine() -> None:
-    mine, theirs = (Claim(version=0, sink="out", part=0, nonce=nonce) for nonce in ("mine", "theirs"))
+    mine, theirs = (Claim(version=0, sink="out", chunk=0, nonce=nonce) for nonce in ("mine", "theirs"))
     assert drive(procedures.claim(mine), Created()) is True
     assert drive(procedures.claim(mine), Exists(), found(theirs)) is False
 
 
 def test_effects_that_another_recorded_first_are_returned() -> None:
     mine, theirs = (
-        Effects(version=0, sink="out", part=0, done=done, nonce=nonce) for done, nonce in ((1, "mine"), (2, "theirs"))
+        Effects(version=0, sink="out", chunk=0, done=done, nonce=nonce) for done, nonce in ((1, "mine"), (2, "theirs"))
     )
     assert drive(procedures.put_effects(mine), Created()) == mine
     assert drive(procedures.put_effects(mine), Exists(), found(theirs)) == theirs

@@ -33,8 +33,8 @@ def test_fold_from_segments_equals_fold_from_outcomes(kinds: list[bool], since: 
     outcomes = history(kinds)
     full = len(kinds) // 100
     folded = [segments.level_1(i, outcomes[i * 100 : i * 100 + 100], "sha") for i in range(full)]
-    from_segments = fold([*folded, *outcomes[full * 100 :]], genesis={"files": 0}, since=since)
-    from_outcomes = fold(outcomes, genesis={"files": 0}, since=since)
+    from_segments = fold([*folded, *outcomes[full * 100 :]], initial_offsets={"files": 0}, since=since)
+    from_outcomes = fold(outcomes, initial_offsets={"files": 0}, since=since)
     for name in ("version", "next", "commits", "aborts", "counts", "files"):
         assert getattr(from_segments, name) == getattr(from_outcomes, name)
     assert from_outcomes.commits == sum(kinds)
@@ -48,7 +48,7 @@ def test_fold_with_a_hole_or_a_double_is_refused() -> None:
     outcomes = history([True] * 3)
     for parts in ([outcomes[0], outcomes[2]], [outcomes[0], outcomes[0]], [outcomes[1]]):
         with pytest.raises(LogDamagedError, match="missing or doubled"):
-            fold(parts, genesis={})
+            fold(parts, initial_offsets={})
 
 
 def test_I9_segments_are_a_function_of_their_versions() -> None:
@@ -91,7 +91,7 @@ def test_segments_fall_due_when_their_last_version_closes() -> None:
 
 def test_state_of_a_head_follows_the_table() -> None:
     of = samples.plan()
-    empty = Head(genesis={"files": 0})
+    empty = Head(initial_offsets={"files": 0})
     opened = empty.planned(of, codec.encode(of).sha256)
     assert (empty.state, empty.closed, opened.state) == (VersionState.VOID, -1, VersionState.PLANNED)
     assert opened.decided(samples.outcome(of), "sha").state == VersionState.COMMITTED
@@ -112,7 +112,7 @@ def test_R5_missing_segments_are_folded_from_their_versions_and_written_by_whoev
     store.keys.clear()
     parts = log.perform(procedures.read_parts_to(9_999))
     assert len(store.keys) == 100
-    assert fold(parts, genesis={}).commits == 10_000
+    assert fold(parts, initial_offsets={}).commits == 10_000
 
 
 def test_segment_from_memory_costs_no_reads() -> None:

@@ -1,4 +1,4 @@
-"""The provider on other releases of Airflow and Python: installed into an environment of its own each, and its own tests run there."""
+"""The provider on other releases of Airflow and Python: it is installed into a separate environment for each, and its tests run there."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# The lowest and the newest release of each line; the newest line on the newest Python.
+# The oldest and the newest release of each line, and the newest line on the newest Python.
 COMBINATIONS = [("3.10", "3.1.0"), ("3.11", "3.1.*"), ("3.12", "3.2.*"), ("3.13", "3.3.*")]
-# Packages as they were a week after the newest release of a line, or the day after the lowest. Airflow holds them there by its constraints, but not by what its
-# package requires: with the newest of everything 3.2 does not run a task (pydantic 2.14) and 3.1.0 cannot be imported (structlog 25.5). The newest line has the newest.
+# Packages as of a week after the newest release of a line, or the day after the oldest. Airflow pins them by its constraints and not by its requirements.
+# With the newest packages, 3.2 runs no task (pydantic 2.14) and 3.1.0 cannot be imported (structlog 25.5). The newest line uses the newest packages.
 PACKAGES_OF = {"3.1.0": "2025-09-27", "3.1.*": "2026-03-18", "3.2.*": "2026-06-05"}
 TESTS = ["tests/operators", "tests/hooks", "tests/sensors", "tests/triggers", "tests/observability", "tests/test_assets.py", "tests/golden"]  # fmt: skip
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of this version, from the path or from pyenv."""
+    """Find a Python of this version on the path or in pyenv."""
     found = shutil.which(f"python{version}")
     if found is not None and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
         return found
@@ -32,12 +32,12 @@ def interpreter(version: str) -> str | None:
 @pytest.mark.airflow
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("python", "airflow"), COMBINATIONS, ids=lambda given: given)
-def test_provider_keeps_its_promises_on_other_releases(python: str, airflow: str, tmp_path: Path) -> None:
+def test_provider_passes_its_tests_on_other_releases(python: str, airflow: str, tmp_path: Path) -> None:
     program = interpreter(python)
     if program is None:
         pytest.skip(f"not run: there is no Python {python} on this machine")
     subprocess.run([program, "-m", "venv", str(tmp_path / "venv")], check=True)
-    there = str(tmp_path / "venv" / "bin" / "python")
+    venv_python = str(tmp_path / "venv" / "bin" / "python")
     uv = str(Path(sys.executable).parent / "uv")
     wanted = [
         f"apache-airflow=={airflow}",
@@ -48,10 +48,10 @@ def test_provider_keeps_its_promises_on_other_releases(python: str, airflow: str
         "duckdb",
         *(["--exclude-newer", PACKAGES_OF[airflow]] if airflow in PACKAGES_OF else []),
     ]
-    subprocess.run([uv, "pip", "install", "--quiet", "--python", there, *wanted], check=True)
+    subprocess.run([uv, "pip", "install", "--quiet", "--python", venv_python, *wanted], check=True)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "PYTHONPATH"))}
     done = subprocess.run(
-        [there, "-m", "pytest", "-q", "-m", "not spark and not prove and not integration", *TESTS],
+        [venv_python, "-m", "pytest", "-q", "-m", "not spark and not prove and not integration", *TESTS],
         cwd=ROOT, env=kept, capture_output=True, text=True, check=False,
     )  # fmt: skip
     print(done.stdout[-1500:])

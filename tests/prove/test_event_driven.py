@@ -1,4 +1,4 @@
-"""The event-driven DAGs under a real scheduler and triggerer: a watcher starts the runs, the triggerer is killed, and connections are looked up inside it."""
+"""The event-driven DAGs with a real scheduler and triggerer: a watcher starts the runs, the triggerer is killed and resolves connections."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_watcher_starts_runs_that_read_each_range_once_though_the_triggerer_is_k
     shutil.copy(ROOT / "dags" / "streamsem_event_driven.py", folder)
     (folder / "connected.py").write_text(WITH_A_CONNECTION.format(home=tmp_path))
     (tmp_path / "arrivals").mkdir()
-    places = {"STREAMSEM_PARCELS_HOME": str(tmp_path), "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10"}
-    airflow = Airflow(tmp_path / "airflow", folder, environment=places)
+    locations = {"STREAMSEM_PARCELS_HOME": str(tmp_path), "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10"}
+    airflow = Airflow(tmp_path / "airflow", folder, environment=locations)
     triggerer = airflow.parts["triggerer"]
 
     def events(name: str) -> list[dict[str, Any]]:
@@ -72,10 +72,10 @@ def test_watcher_starts_runs_that_read_each_range_once_though_the_triggerer_is_k
         airflow.start(triggerer)
         airflow.until("second version", lambda: committed(1), 300)
         airflow.until("report", reports, 300)
-        # The server answers 500 to a reading while SQLite is locked by the others.
+        # The API server answers 500 while other processes lock SQLite.
         runs = "/dags/streamsem_event_driven/dagRuns"
         loads = airflow.until("runs", lambda: airflow.ask("GET", runs)["dag_runs"], 60)
-        told, tables, refused = (
+        arrivals_events, tables, refused = (
             airflow.until(name, partial(events, name), 60)
             for name in ("streamsem_parcels_arrivals", log_uri(str(tmp_path / "log")), "connected")
         )
@@ -85,12 +85,12 @@ def test_watcher_starts_runs_that_read_each_range_once_though_the_triggerer_is_k
     assert opened.view().counts["written.parcels"] == 998
     assert verify(str(tmp_path / "log")).findings == []
     assert {run["run_type"] for run in loads} == {"asset_triggered"}
-    payloads = [event["extra"]["payload"] for event in told]
+    payloads = [event["extra"]["payload"] for event in arrivals_events]
     assert [p["ranges"] for p in payloads if p["version"] == 0][-1] == {"files": [1, 2]}
     assert {event["extra"]["version"] for event in tables} == {0, 1}
     assert all(e["extra"]["payload"]["error"].startswith("InvalidError: a kafka connection must have") for e in refused)
     assert not any(SECRET in text for text in logs)
-    blocked = sum(text.count("async thread was blocked") for text in logs)  # a loaded machine does that too
+    blocked = sum(text.count("async thread was blocked") for text in logs)  # a loaded machine can block the loop, too
     print(
-        f"{len(told)} events of arrivals, {len(loads)} runs, {len(refused)} events of an error, loop blocked {blocked} times"
+        f"{len(arrivals_events)} events of arrivals, {len(loads)} runs, {len(refused)} events of an error, loop blocked {blocked} times"
     )

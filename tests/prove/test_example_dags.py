@@ -1,7 +1,7 @@
 """
-The example DAGs, prepared by the commands at their tops, and the DAGs of pages in docs: several runs each under a real scheduler.
+The example DAGs, prepared by the commands in their docstrings, and the DAGs of documentation pages: several runs each with a real scheduler.
 
-``streamsem_event_driven`` is in test_event_driven.py, the README's DAG in test_scheduled_dags.py.
+``streamsem_event_driven`` is tested in test_event_driven.py, the README's DAG in test_scheduled_dags.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.prove, pytest.mark.airflow, pytest.mark.timeout(1_800)
 
 
 def preparation(name: str) -> str:
-    """The indented commands in the docstring of an example."""
+    """Return the indented commands in the docstring of an example."""
     text = ast.get_docstring(ast.parse((ROOT / "dags" / f"streamsem_{name}.py").read_text()))
     found = re.search(r":\n\n((?:    .*\n)+)", text or "")
     assert found is not None, "the top of the DAG's file names no command"
@@ -42,7 +42,7 @@ def preparation(name: str) -> str:
 
 
 class Examples:
-    """An Airflow whose DAGs are the examples; their places are moved below a folder."""
+    """An Airflow with the example DAGs. Their locations are moved below a folder."""
 
     def __init__(self, home: Path, environment: dict[str, str]) -> None:
         self.home = home
@@ -50,11 +50,11 @@ class Examples:
         folder.mkdir()
         for name in EXAMPLES:
             shutil.copy(ROOT / "dags" / f"streamsem_{name}.py", folder)
-        places = {f"STREAMSEM_{name.upper()}_HOME": str(home / name) for name in EXAMPLES}
-        self.airflow = Airflow(home / "airflow", folder, environment={**places, **environment})
+        locations = {f"STREAMSEM_{name.upper()}_HOME": str(home / name) for name in EXAMPLES}
+        self.airflow = Airflow(home / "airflow", folder, environment={**locations, **environment})
 
     def prepare(self, name: str, **changes: str) -> subprocess.Popen[bytes]:
-        """Run the commands at the top of an example, with other places."""
+        """Run the commands in the docstring of an example, with other locations."""
         command = preparation(name).replace(f"/tmp/streamsem-{name}", str(self.home / name))
         for before, after in changes.values():
             assert before in command
@@ -88,7 +88,7 @@ def examples(tmp_path: Path, broker: Broker) -> Examples:
     return Examples(tmp_path, environment)
 
 
-def test_examples_run_several_times_after_the_commands_at_their_tops(examples: Examples, broker: Broker) -> None:
+def test_examples_run_several_times_after_the_commands_in_their_docstrings(examples: Examples, broker: Broker) -> None:
     url = examples.airflow.environment["STREAMSEM_METRICS_URL"]
     endpoint = examples.prepare("metrics", port=("9091", url.split(":")[2].split("/")[0]))
     try:
@@ -125,14 +125,14 @@ def test_dag_of_the_queue_page_reads_each_message_once_in_several_runs(tmp_path:
         at = {"endpoint_url": f"http://127.0.0.1:{server._port}", "region_name": "eu-central-1"}
         sqs = boto3.client("sqs", aws_access_key_id="k", aws_secret_access_key="s", **at)
         url = sqs.create_queue(QueueName="orders")["QueueUrl"]
-        page = (ROOT / "docs" / "sources" / "queue.md").read_text()
+        page = (ROOT / "docs" / "connectors" / "queues.md").read_text()
         code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
         assert code is not None
-        moved = code[1].replace("https://sqs.eu-central-1.amazonaws.com/123456789012/orders", url)
-        moved = moved.replace("s3://lake/", f"{tmp_path}/lake/").replace("*/10 * * * *", "* * * * *")
+        relocated = code[1].replace("https://sqs.eu-central-1.amazonaws.com/123456789012/orders", url)
+        relocated = relocated.replace("s3://lake/", f"{tmp_path}/lake/").replace("*/10 * * * *", "* * * * *")
         (tmp_path / "dags").mkdir()
         (tmp_path / "lake" / "landing" / "orders").mkdir(parents=True)
-        (tmp_path / "dags" / "orders.py").write_text(moved)
+        (tmp_path / "dags" / "orders.py").write_text(relocated)
         connection = {"conn_type": "aws", "login": "k", "password": "s", "extra": at}
         environment = {"AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection)}
         airflow = Airflow(tmp_path / "airflow", tmp_path / "dags", environment=environment)
@@ -149,19 +149,19 @@ def test_dag_of_the_queue_page_reads_each_message_once_in_several_runs(tmp_path:
 
 
 def blocks(page: str) -> list[str]:
-    """The Python code of a page."""
+    """Return the Python code of a page."""
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 def test_dag_of_the_testing_page_reads_each_record_once_in_several_runs(tmp_path: Path, broker: Broker) -> None:
     topics = Topics(broker, tmp_path)
     topic = topics.create("orders", 2)
-    for code in blocks("docs/testing.md"):
+    for code in blocks("docs/how-to/test-pipelines.md"):
         name = code.partition("\n")[0].removeprefix("# ").removeprefix("dags/")
         if name in ("orders.py", "orders_dag.py"):
             (tmp_path / "dags").mkdir(exist_ok=True)
-            moved = code.replace("s3://lake/", f"{tmp_path}/lake/").replace('["orders"]', f'["{topic}"]')
-            (tmp_path / "dags" / name).write_text(moved)
+            relocated = code.replace("s3://lake/", f"{tmp_path}/lake/").replace('["orders"]', f'["{topic}"]')
+            (tmp_path / "dags" / name).write_text(relocated)
     conf = tmp_path / "spark-conf"
     conf.mkdir()
     (conf / "spark-defaults.conf").write_text("".join(f"{k} {v}\n" for k, v in session_conf().items()))
@@ -184,11 +184,14 @@ def test_dag_of_the_testing_page_reads_each_record_once_in_several_runs(tmp_path
 def test_dag_of_the_sensors_page_is_started_by_its_watcher_for_each_range(tmp_path: Path) -> None:
     arrivals = tmp_path / "data" / "arrivals"
     arrivals.mkdir(parents=True)
-    (readme, *_), (dag,) = blocks("README.md"), [code for code in blocks("docs/sensors.md") if "AssetWatcher" in code]
+    (readme, *_), (dag,) = (
+        blocks("README.md"),
+        [code for code in blocks("docs/reference/sensors.md") if "AssetWatcher" in code],
+    )
     pipeline = readme.partition("\n\n\n@dag")[0]
     (tmp_path / "dags").mkdir()
-    moved = pipeline.replace("s3://lake/", f"{tmp_path}/lake/").replace("/data/", f"{tmp_path}/data/")
-    (tmp_path / "dags" / "orders.py").write_text(moved)
+    relocated = pipeline.replace("s3://lake/", f"{tmp_path}/lake/").replace("/data/", f"{tmp_path}/data/")
+    (tmp_path / "dags" / "orders.py").write_text(relocated)
     (tmp_path / "dags" / "event_driven.py").write_text(dag)
     airflow = Airflow(tmp_path / "airflow", tmp_path / "dags")
     log = tmp_path / "lake" / "_streamsem" / "orders"

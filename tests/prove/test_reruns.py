@@ -1,4 +1,4 @@
-"""What a rerun does to a pipeline, where only a scheduler can show it: docs/reruns.md. One Airflow serves all, with two schedulers on Postgres."""
+"""Effects of reruns on a pipeline that only a scheduler can show (docs/reference/reruns.md). All tests share one Airflow with two schedulers on Postgres."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from airflow_provider_streamsem.stores.local import LocalStore
 from tests.integration.parts.airflow import Airflow
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import running
-from tests.worlds import World
+from tests.pipeline_fixture import PipelineFixture
 
 pytestmark = [pytest.mark.prove, pytest.mark.airflow, pytest.mark.timeout(600)]
 
-DAGS = ("by_hand", "redone", "beside", "pooled", "caught_up", "filled")
+DAGS = ("by_hand", "reprocessed", "beside", "pooled", "caught_up", "filled")
 TASK = "t"
 
 
@@ -36,7 +36,7 @@ def home() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def airflow(home: Path) -> Iterator[Airflow]:
     for name in DAGS:
-        Runs(home, name).world.arrive(5)
+        Runs(home, name).fixture.arrive(5)
     database = Postgres(home / "postgres")
     with running(database):
         made = Airflow(
@@ -53,13 +53,13 @@ def airflow(home: Path) -> Iterator[Airflow]:
 
 
 class Runs:
-    """A DAG of dags/reruns.py and its world."""
+    """A DAG of dags/reruns.py and its pipeline fixture."""
 
     def __init__(self, home: Path, name: str, airflow: Airflow | None = None) -> None:
-        self.place = home / name
+        self.location = home / name
         self.name = name
-        self.world = World(self.place, store=LocalStore(str(self.place / "log")))
-        self.world.made = len(list((self.place / "in").iterdir()))
+        self.fixture = PipelineFixture(self.location, store=LocalStore(str(self.location / "log")))
+        self.fixture.made = len(list((self.location / "in").iterdir()))
         self._airflow = airflow
 
     @property
@@ -79,7 +79,7 @@ class Runs:
         return state
 
     def run(self, run: str) -> Any:
-        """Trigger a run, see it succeed; what its task returned."""
+        """Trigger a run, check that it succeeds, and return the result of its task."""
         self.trigger(run)
         assert self.ended(run) == "success"
         return self.airflow.result(self.name, run, TASK)
@@ -89,15 +89,15 @@ class Runs:
         return found
 
     def steps(self) -> list[dict[str, Any]]:
-        file = self.place / "steps.jsonl"
+        file = self.location / "steps.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def hold(self) -> None:
-        """Batches stay where they are."""
-        (self.place / "hold").touch()
+        """Hold batches from now on."""
+        (self.location / "hold").touch()
 
     def let_go(self) -> None:
-        (self.place / "hold").unlink(missing_ok=True)
+        (self.location / "hold").unlink(missing_ok=True)
 
     def in_a_batch(self, run: str) -> None:
         def began() -> bool:
@@ -112,7 +112,7 @@ def runs(request: pytest.FixtureRequest, home: Path, airflow: Airflow) -> Iterat
     made = Runs(home, request.param, airflow)
     airflow.until("the DAG is there", lambda: airflow.ask("GET", f"/dags/{made.name}"), 120)
     yield made
-    made.let_go()  # a test that failed keeps no task of the others waiting
+    made.let_go()  # so that a failed test leaves no waiting task to the others
 
 
 def dag(name: str) -> pytest.MarkDecorator:
@@ -120,21 +120,21 @@ def dag(name: str) -> pytest.MarkDecorator:
 
 
 @dag("by_hand")
-def test_run_id_deleted_and_made_again_returns_the_first_result_and_the_next_run_takes_what_came(runs: Runs) -> None:
+def test_recreated_run_id_returns_the_first_result_and_the_next_run_reads_new_files(runs: Runs) -> None:
     first = runs.run("again")
     staged = len(runs.steps())
     runs.airflow.ask("DELETE", runs.airflow.run_path(runs.name, "again"))
-    runs.world.arrive(2)
+    runs.fixture.arrive(2)
     assert runs.run("again") == first
     assert len(runs.steps()) == staged
     assert runs.run("after-again")["ranges"] == {"files": [5, 7]}
-    runs.world.check()
+    runs.fixture.check()
 
 
 @dag("by_hand")
-def test_run_deleted_in_a_batch_and_made_again_goes_on_to_its_first_target(runs: Runs) -> None:
-    start = runs.world.made
-    runs.world.arrive(4)
+def test_run_deleted_in_a_batch_and_recreated_continues_to_its_first_target(runs: Runs) -> None:
+    start = runs.fixture.made
+    runs.fixture.arrive(4)
     runs.hold()
     runs.trigger("deleted")
     runs.in_a_batch("deleted")
@@ -143,33 +143,33 @@ def test_run_deleted_in_a_batch_and_made_again_goes_on_to_its_first_target(runs:
         runs.airflow.ask("DELETE", path)
     runs.airflow.mark(runs.name, "deleted", "failed")
     runs.airflow.ask("DELETE", path)
-    runs.world.arrive(2)
+    runs.fixture.arrive(2)
     runs.let_go()
     runs.trigger("deleted")
     assert runs.ended("deleted") == "success"
     assert runs.airflow.result(runs.name, "deleted", TASK)["ranges"] == {"files": [start, start + 4]}
     assert runs.run("after-deleted")["ranges"] == {"files": [start + 4, start + 6]}
-    runs.world.check()
+    runs.fixture.check()
 
 
 @pytest.mark.parametrize("state", ["success", "failed"])
 @dag("by_hand")
-def test_task_marked_in_a_batch_is_ended_and_the_next_run_takes_its_records(runs: Runs, state: str) -> None:
-    visible = runs.world.visible()
-    runs.world.arrive(2)
+def test_task_marked_in_a_batch_is_ended_and_the_next_run_reads_its_records(runs: Runs, state: str) -> None:
+    visible = runs.fixture.visible()
+    runs.fixture.arrive(2)
     runs.hold()
     runs.trigger(f"marked-{state}")
     runs.in_a_batch(f"marked-{state}")
     runs.airflow.mark(runs.name, f"marked-{state}", state, TASK)
     assert runs.ended(f"marked-{state}") == state
-    assert runs.world.visible() == visible
+    assert runs.fixture.visible() == visible
     runs.let_go()
     runs.run(f"after-marked-{state}")
-    runs.world.check()
+    runs.fixture.check()
 
 
-@dag("redone")
-def test_cleared_run_makes_its_rows_anew_where_the_task_asks_for_it(runs: Runs) -> None:
+@dag("reprocessed")
+def test_cleared_run_is_reprocessed_if_the_task_has_rerun_reprocess(runs: Runs) -> None:
     first = runs.run("one")
     runs.airflow.clear_run(runs.name, "one")
     runs.airflow.until("the second try begins", lambda: runs.airflow.tries(runs.name, "one", TASK) > 1, 60)
@@ -177,15 +177,15 @@ def test_cleared_run_makes_its_rows_anew_where_the_task_asks_for_it(runs: Runs) 
     again = runs.airflow.result(runs.name, "one", TASK)
     assert (again["ranges"], again["counts"]) == (first["ranges"], first["counts"])
     assert again["version"] > first["version"]
-    runs.world.check()
+    runs.fixture.check()
 
 
 @dag("beside")
-def test_three_runs_in_one_version_at_once_commit_it_once_and_both_schedulers_run_tasks(runs: Runs) -> None:
+def test_three_concurrent_runs_commit_a_version_once_and_both_schedulers_run_tasks(runs: Runs) -> None:
     schedulers = {part.pid for part in runs.airflow.schedulers}
     seen: set[int] = set()
     for n in range(8):
-        runs.world.arrive(6)
+        runs.fixture.arrive(6)
         names = [f"{n}-{i}" for i in range(3)]
         runs.hold()
         for name in names:
@@ -194,7 +194,7 @@ def test_three_runs_in_one_version_at_once_commit_it_once_and_both_schedulers_ru
             runs.in_a_batch(name)
         runs.let_go()
         assert [runs.ended(name) for name in names] == ["success"] * 3
-        runs.world.check()
+        runs.fixture.check()
         seen = {pid for step in runs.steps() for pid in step["ancestors"]} & schedulers
         if seen == schedulers:
             break
@@ -202,7 +202,7 @@ def test_three_runs_in_one_version_at_once_commit_it_once_and_both_schedulers_ru
 
 
 @dag("pooled")
-def test_pool_of_one_slot_lets_the_runs_of_a_pipeline_wait_for_each_other(runs: Runs) -> None:
+def test_pool_of_one_slot_serializes_the_runs_of_a_pipeline(runs: Runs) -> None:
     names = ["a", "b", "c"]
     runs.hold()
     for name in names:
@@ -213,20 +213,20 @@ def test_pool_of_one_slot_lets_the_runs_of_a_pipeline_wait_for_each_other(runs: 
     assert len({step["run"] for step in runs.steps()}) == 1
     runs.let_go()
     assert [runs.ended(name) for name in names] == ["success"] * 3
-    runs.world.check()
+    runs.fixture.check()
 
 
 @dag("caught_up")
-def test_catch_up_makes_a_run_of_each_interval_and_the_first_takes_all(runs: Runs) -> None:
+def test_catchup_creates_a_run_for_each_interval_and_every_row_is_written_once(runs: Runs) -> None:
     runs.airflow.until("three runs", lambda: [r["state"] for r in runs.runs()] == ["success"] * 3, 180)
     answers = [runs.airflow.result(runs.name, r["dag_run_id"], TASK) for r in runs.runs()]
     assert sum(a["counts"].get("written.out", 0) for a in answers) == 15
     assert Counter(a["status"] for a in answers)["committed"] >= 1
-    runs.world.check()
+    runs.fixture.check()
 
 
 @dag("filled")
-def test_backfill_takes_what_is_new_and_one_of_runs_that_are_done_takes_nothing_twice(runs: Runs) -> None:
+def test_backfill_reads_new_files_and_a_backfill_of_finished_runs_reads_nothing_again(runs: Runs) -> None:
     def fill(behavior: str) -> None:
         body = {"dag_id": runs.name, "from_date": "2026-01-01T00:00:00Z", "to_date": "2026-01-03T00:00:00Z"}
         made = runs.airflow.ask("POST", "/backfills", {**body, "reprocess_behavior": behavior})
@@ -235,9 +235,9 @@ def test_backfill_takes_what_is_new_and_one_of_runs_that_are_done_takes_nothing_
 
     fill("none")
     assert {r["state"] for r in runs.runs()} == {"success"}
-    runs.world.check()
-    head, committed = runs.world.opened().head, len(runs.steps())
+    runs.fixture.check()
+    head, committed = runs.fixture.opened().head, len(runs.steps())
     fill("completed")
     assert {r["state"] for r in runs.runs()} == {"success"}
-    assert (runs.world.opened().head, len(runs.steps())) == (head, committed)
-    runs.world.check()
+    assert (runs.fixture.opened().head, len(runs.steps())) == (head, committed)
+    runs.fixture.check()

@@ -1,4 +1,4 @@
-"""The DAG of the README under a real scheduler, as its schedule has it, while files arrive."""
+"""The DAG of the README with a real scheduler and its own schedule, while files arrive."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ README = (ROOT / "README.md").read_text()
 
 
 def dag_of_the_readme(home: Path) -> str:
-    """The first DAG of the README, with its two locations moved below ``home``."""
+    """Return the first DAG of the README, with its two locations moved below ``home``."""
     code = re.search(r"```python\n(from datetime.*?)```", README, re.DOTALL)
     assert code is not None
-    moved = code[1].replace("s3://lake/", f"{home}/lake/").replace("/data/", f"{home}/data/")
-    assert moved.count(str(home)) == 3, "the README names other locations than this test moves"
-    return moved
+    relocated = code[1].replace("s3://lake/", f"{home}/lake/").replace("/data/", f"{home}/data/")
+    assert relocated.count(str(home)) == 3, "the README names other locations than this test moves"
+    return relocated
 
 
 def arrive(folder: Path, n: int) -> None:
@@ -38,7 +38,7 @@ def arrive(folder: Path, n: int) -> None:
 @pytest.mark.prove
 @pytest.mark.airflow
 @pytest.mark.timeout(900)
-def test_dag_of_the_readme_reads_what_arrives_in_several_scheduled_runs_and_idles(tmp_path: Path) -> None:
+def test_dag_of_the_readme_reads_arriving_files_in_scheduled_runs_and_idles_without_files(tmp_path: Path) -> None:
     folder, arrivals = tmp_path / "dags", tmp_path / "data" / "arrivals"
     folder.mkdir()
     arrivals.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The example DAG under a real scheduler: API server, DAG processor, scheduler and LocalExecutor, in a scratch home on loopback."""
+"""The example DAG on a real scheduler: API server, DAG processor, scheduler and LocalExecutor, in a temporary home on loopback."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DAG, TASK = "streamsem_quickstart", "clean"
 @pytest.mark.prove
 @pytest.mark.airflow
 @pytest.mark.timeout(600)
-def test_quickstart_runs_under_a_real_scheduler_and_a_cleared_task_writes_nothing(tmp_path: Path) -> None:
+def test_quickstart_runs_on_a_real_scheduler_and_a_cleared_task_writes_nothing(tmp_path: Path) -> None:
     log = str(tmp_path / "log")
-    places = {"STREAMSEM_QUICKSTART_HOME": str(tmp_path), "STREAMSEM_QUICKSTART_LOG": log}
-    airflow = Airflow(tmp_path / "airflow", ROOT / "dags", environment=places)
+    locations = {"STREAMSEM_QUICKSTART_HOME": str(tmp_path), "STREAMSEM_QUICKSTART_LOG": log}
+    airflow = Airflow(tmp_path / "airflow", ROOT / "dags", environment=locations)
     arrivals.arrive(arrivals.write_days(tmp_path / "waiting")[:40], tmp_path / "arrivals")
     with airflow.running():
         airflow.until("the DAG is there", lambda: airflow.ask("GET", f"/dags/{DAG}"), 120)

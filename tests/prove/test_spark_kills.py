@@ -1,4 +1,4 @@
-"""Real Spark drivers on one plan, killed and stopped at random moments; what is visible is counted by pyarrow from the files that the outcomes name."""
+"""Real Spark drivers of one pipeline, killed and stopped at random moments. pyarrow counts the visible rows in the files that the outcomes name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ path = "{root}/out"
 
 
 def start(root: Path, run_key: str) -> subprocess.Popen[bytes]:
-    """A driver: ``streamsem run`` in a process and session of its own."""
+    """Start a driver: ``streamsem run`` in a separate process and session."""
     command = [
         sys.executable,
         "-m",
@@ -54,7 +54,7 @@ def start(root: Path, run_key: str) -> subprocess.Popen[bytes]:
 
 
 def visible(root: Path) -> Counter[int]:
-    """Ids in the files that committed outcomes name, read as plain JSON and Parquet."""
+    """Return the ids in the files that committed outcomes name, read as plain JSON and Parquet."""
     ids: Counter[int] = Counter()
     for path in (root / "log" / "log").rglob("*.c.json"):
         outcome = json.loads(path.read_text())
@@ -70,7 +70,7 @@ def visible(root: Path) -> Counter[int]:
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_spark_drivers_killed_and_stopped_at_random_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
+def test_spark_drivers_killed_and_stopped_at_random_lose_and_duplicate_nothing(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     (tmp_path / "in").mkdir()
     for n in range(FILES):

@@ -1,4 +1,4 @@
-"""The supported versions of Spark: each extra is installed into an environment of its own, and Spark is tried there."""
+"""The supported versions of Spark: each extra is installed into a separate environment, and Spark is tested there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_streamsem.engines import versions
+from airflow_provider_streamsem.spark import versions
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,14 +18,14 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.prove
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("extra", ["spark40", "spark", "spark42"])
-def test_small_batches_are_counted_right_on_every_supported_spark(extra: str, tmp_path: Path) -> None:
-    uv, there = Path(sys.executable).parent / "uv", tmp_path / "venv"
-    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, there], check=True)
+def test_small_batches_are_counted_correctly_on_every_supported_spark(extra: str, tmp_path: Path) -> None:
+    uv, venv_home = Path(sys.executable).parent / "uv", tmp_path / "venv"
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, venv_home], check=True)
     subprocess.run(
-        [uv, "pip", "install", "--quiet", "--python", there / "bin" / "python", f"{ROOT}[{extra}]"], check=True
+        [uv, "pip", "install", "--quiet", "--python", venv_home / "bin" / "python", f"{ROOT}[{extra}]"], check=True
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))}
-    command = [there / "bin" / "streamsem", "doctor-spark", "--master", "local[1]", "--json"]
+    command = [venv_home / "bin" / "streamsem", "doctor-spark", "--master", "local[1]", "--json"]
     done = subprocess.run(command, env=kept, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     version, *counted = json.loads(done.stdout)["checks"]

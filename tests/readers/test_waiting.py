@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_streamsem import FilesSource, Limits, run_batch
-from airflow_provider_streamsem.batch import maintenance
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, SourceChangedError
+from airflow_provider_streamsem.pipeline import maintenance
 from airflow_provider_streamsem.readers.conditions import (
     BatchCommitted,
     Condition,
@@ -26,63 +26,63 @@ from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
-from tests.worlds import World
+from tests.pipeline_fixture import PipelineFixture
 
 START_MS = 1_700_000_000_000  # where every manual clock starts, and near which files of a world are made
 _NAMES = count()
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path, store=open_memory_store(f"waiting-{next(_NAMES)}"))
+def fixture(tmp_path: Path) -> PipelineFixture:
+    return PipelineFixture(tmp_path, store=open_memory_store(f"waiting-{next(_NAMES)}"))
 
 
 def after(seconds: int) -> ManualClock:
     return ManualClock(START_MS + seconds * 1000)
 
 
-def stored(world: World) -> list[object]:
+def stored(fixture: PipelineFixture) -> list[object]:
     """Everything in log, dataset and source."""
-    in_log = [(stat.key, world.store.read(stat.key)) for stat in world.store.list("")]
-    return [*in_log, *sorted((path, path.stat().st_mtime_ns) for path in world.root.rglob("*"))]
+    in_log = [(stat.key, fixture.store.read(stat.key)) for stat in fixture.store.list("")]
+    return [*in_log, *sorted((path, path.stat().st_mtime_ns) for path in fixture.root.rglob("*"))]
 
 
-LOOKS: dict[str, Callable[[World], Condition]] = {
-    "offsets": lambda world: OffsetsAvailable(pipeline=world.pipeline()),
-    "version": lambda world: BatchCommitted(log=world.store.url, version=0),
-    "run": lambda world: BatchCommitted(log=world.store.url, run_key="run"),
-    "upto": lambda world: BatchCommitted(log=world.store.url, offsets={"files": 2}),
-    "fresh": lambda world: Freshness(pipeline=world.pipeline(), max_lag=0, max_age_s=1),
+LOOKS: dict[str, Callable[[PipelineFixture], Condition]] = {
+    "offsets": lambda fixture: OffsetsAvailable(pipeline=fixture.pipeline()),
+    "version": lambda fixture: BatchCommitted(log=fixture.store.url, version=0),
+    "run": lambda fixture: BatchCommitted(log=fixture.store.url, run_key="run"),
+    "upto": lambda fixture: BatchCommitted(log=fixture.store.url, offsets={"files": 2}),
+    "fresh": lambda fixture: Freshness(pipeline=fixture.pipeline(), max_lag=0, max_age_s=1),
 }
 
 
 @pytest.mark.parametrize("state", ["no log", "an empty log", "committed", "an open version"])
-@pytest.mark.parametrize("look", LOOKS)
-def test_looking_writes_nothing_into_the_log(world: World, look: str, state: str) -> None:
+@pytest.mark.parametrize("peek", LOOKS)
+def test_looking_writes_nothing_into_the_log(fixture: PipelineFixture, peek: str, state: str) -> None:
     if state != "no log":
-        world.run()  # finds nothing, makes the log
-    world.arrive(3)
+        fixture.run()  # finds nothing, makes the log
+    fixture.arrive(3)
     if state == "committed":
-        world.run("second")
+        fixture.run("second")
     if state == "an open version":
-        world.dies("dead")
-    world.arrive(2)
-    before = stored(world)
+        fixture.dies("dead")
+    fixture.arrive(2)
+    before = stored(fixture)
     for _ in range(2):
-        LOOKS[look](world).check(clock=after(10))
-    assert stored(world) == before
+        LOOKS[peek](fixture).check(clock=after(10))
+    assert stored(fixture) == before
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_condition_is_the_same_after_its_way_to_the_triggerer(world: World, look: str) -> None:
-    condition = LOOKS[look](world)
+@pytest.mark.parametrize("peek", LOOKS)
+def test_condition_is_the_same_after_its_way_to_the_triggerer(fixture: PipelineFixture, peek: str) -> None:
+    condition = LOOKS[peek](fixture)
     assert to_text(of_text(to_text(condition))) == to_text(condition)
-    world.arrive(1)
+    fixture.arrive(1)
     assert of_text(to_text(condition)).check(clock=after(0)) == condition.check(clock=after(0))
 
 
-def test_functions_stay_at_home(world: World) -> None:
-    made = OffsetsAvailable(pipeline=world.pipeline(transform=lambda rows: rows))
+def test_functions_stay_at_home(fixture: PipelineFixture) -> None:
+    made = OffsetsAvailable(pipeline=fixture.pipeline(transform=lambda rows: rows))
     found = of_text(to_text(made))
     assert isinstance(found, OffsetsAvailable)
     assert found.pipeline.transform is None
@@ -92,14 +92,14 @@ def test_functions_stay_at_home(world: World) -> None:
 @pytest.mark.parametrize("min_rows", [1, 4, 6, 7, 100])
 @pytest.mark.parametrize("seconds", [0, 59, 60, 1000])
 @pytest.mark.parametrize("files", [0, 1, 2, 5])
-def test_what_is_due_is_what_a_run_plans(world: World, min_rows: int, seconds: int, files: int) -> None:
+def test_what_is_due_is_what_a_run_plans(fixture: PipelineFixture, min_rows: int, seconds: int, files: int) -> None:
     """The answer of the dry run, and then a run at the same moment, with the same limits."""
-    spec = world.pipeline(limits=Limits(max_files=2, min_rows=min_rows, max_delay_s=60))
-    world.arrive(1)
-    world.run("first", pipeline=spec)
-    world.arrive(files)
+    spec = fixture.pipeline(limits=Limits(max_files=2, min_rows=min_rows, max_delay_s=60))
+    fixture.arrive(1)
+    fixture.run("first", pipeline=spec)
+    fixture.arrive(files)
     found = waiting(spec, clock=after(seconds))
-    log = world.log()
+    log = fixture.log()
     log.clock.sleep(seconds)
     result = run_batch(spec, run_key="second", log=log, engine=RowsEngine())
     assert found.is_due == (result.status == "committed")
@@ -108,57 +108,57 @@ def test_what_is_due_is_what_a_run_plans(world: World, min_rows: int, seconds: i
         assert (found.version, found.open_version, found.lag, found.unit) == (0, None, files, "files")
 
 
-def test_pipeline_without_a_log_is_due_so_that_the_first_run_makes_it(world: World) -> None:
-    found = waiting(world.pipeline(), clock=after(0))
+def test_pipeline_without_a_log_is_due_so_that_the_first_run_makes_it(fixture: PipelineFixture) -> None:
+    found = waiting(fixture.pipeline(), clock=after(0))
     assert (found.is_due, found.is_new, found.version, found.ranges) == (True, True, -1, {})
-    world.run()
-    assert not waiting(world.pipeline(), clock=after(0)).is_due
-    world.arrive(1)
-    assert waiting(world.pipeline(), clock=after(0)).is_due
+    fixture.run()
+    assert not waiting(fixture.pipeline(), clock=after(0)).is_due
+    fixture.arrive(1)
+    assert waiting(fixture.pipeline(), clock=after(0)).is_due
 
 
-def test_rows_that_another_run_has_planned_wait_only_after_it_stood_still(world: World) -> None:
-    spec = world.pipeline(limits=Limits(max_files=2, min_rows=1, max_delay_s=60))
-    world.arrive(2)
-    world.dies("dead", pipeline=spec)
+def test_rows_that_another_run_has_planned_wait_only_after_it_stood_still(fixture: PipelineFixture) -> None:
+    spec = fixture.pipeline(limits=Limits(max_files=2, min_rows=1, max_delay_s=60))
+    fixture.arrive(2)
+    fixture.dies("dead", pipeline=spec)
     found = waiting(spec, clock=after(59))
     assert (found.is_due, found.open_version, found.lag) == (False, 0, 2)
     found = waiting(spec, clock=after(60))
     assert (found.is_due, found.ranges) == (True, {"files": (0, 2)})
-    world.arrive(1)
+    fixture.arrive(1)
     found = waiting(spec, clock=after(59))
     assert (found.is_due, found.ranges) == (True, {"files": (2, 3)})
 
 
-def test_a_dead_runs_version_is_found_at_once_where_nothing_is_said_of_waiting(world: World) -> None:
-    world.arrive(2)
-    world.dies("dead")
-    assert waiting(world.pipeline(), clock=after(0)).ranges == {"files": (0, 2)}
-    world.run("next")
-    assert not waiting(world.pipeline(), clock=after(0)).is_due
+def test_a_dead_runs_version_is_found_at_once_where_nothing_is_said_of_waiting(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+    fixture.dies("dead")
+    assert waiting(fixture.pipeline(), clock=after(0)).ranges == {"files": (0, 2)}
+    fixture.run("next")
+    assert not waiting(fixture.pipeline(), clock=after(0)).is_due
 
 
 @pytest.mark.parametrize("at", ["read", "staged"])
-def test_offsets_below_a_drains_frozen_target_are_taken(world: World, at: str) -> None:
-    spec = world.pipeline(limits=Limits(max_files=2, min_rows=1, max_delay_s=60))
-    world.arrive(6)
-    world.dies("drain", drain=True, pipeline=spec, at=at, batch=2)
+def test_offsets_below_a_drains_frozen_target_are_taken(fixture: PipelineFixture, at: str) -> None:
+    spec = fixture.pipeline(limits=Limits(max_files=2, min_rows=1, max_delay_s=60))
+    fixture.arrive(6)
+    fixture.dies("drain", drain=True, pipeline=spec, at=at, batch=2)
     assert not waiting(spec, clock=after(59)).is_due
     assert waiting(spec, clock=after(60)).ranges == {"files": (2, 6)}
-    world.arrive(1)
+    fixture.arrive(1)
     assert waiting(spec, clock=after(0)).ranges == {"files": (6, 7)}
 
 
 def test_between_two_batches_of_a_drain_its_target_is_still_taken(tmp_path: Path) -> None:
     seen = 0
     for at in range(30):
-        world = World(tmp_path / str(at), store=open_memory_store(f"waiting-{next(_NAMES)}"))
-        spec = world.pipeline(limits=Limits(max_files=2, min_rows=1, max_delay_s=60))
-        world.arrive(4)
+        fixture = PipelineFixture(tmp_path / str(at), store=open_memory_store(f"waiting-{next(_NAMES)}"))
+        spec = fixture.pipeline(limits=Limits(max_files=2, min_rows=1, max_delay_s=60))
+        fixture.arrive(4)
         with suppress(Crash):
-            world.run("drain", drain=True, pipeline=spec, store=FaultyStore(world.store, at, Fault.CRASH_BEFORE))
-        record = world.log().read_pipeline()
-        head = None if record is None else world.log().find_head()
+            fixture.run("drain", drain=True, pipeline=spec, store=FaultyStore(fixture.store, at, Fault.CRASH_BEFORE))
+        record = fixture.log().read_pipeline()
+        head = None if record is None else fixture.log().find_head()
         if head is not None and head.closed == 0 and head.plan is None:
             seen += 1
             found = waiting(spec, clock=after(0))
@@ -166,134 +166,138 @@ def test_between_two_batches_of_a_drain_its_target_is_still_taken(tmp_path: Path
     assert seen
 
 
-def test_what_a_run_would_refuse_is_refused(world: World) -> None:
-    world.arrive(2)
-    world.run("first")
-    world.arrive(2)
-    spec = world.pipeline()
-    world.planner(spec).latest_offsets()
-    (world.root / "in" / "00002.json").unlink()
+def test_what_a_run_would_refuse_is_refused(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+    fixture.run("first")
+    fixture.arrive(2)
+    spec = fixture.pipeline()
+    fixture.planner(spec).poll(None)
+    (fixture.root / "in" / "00002.json").unlink()
     with pytest.raises(SourceChangedError):
         waiting(spec, clock=after(0))
     assert waiting(spec.replace(on_data_loss="record_gap"), clock=after(0)).is_due
 
 
-def test_a_look_costs_few_requests_however_long_the_log_is(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_costs_few_requests_however_long_the_log_is(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from airflow_provider_streamsem.readers import waiting as module
 
     costs = []
     for runs in (1, 30):
         for number in range(runs):
-            world.arrive(1)
-            world.run(f"{runs}-{number}")
-        world.arrive(1)
-        counting = CountingStore(world.store)
+            fixture.arrive(1)
+            fixture.run(f"{runs}-{number}")
+        fixture.arrive(1)
+        counting = CountingStore(fixture.store)
         monkeypatch.setattr(module, "open_store", lambda url, counting=counting: counting)
-        assert waiting(world.pipeline(), clock=after(0)).is_due
+        assert waiting(fixture.pipeline(), clock=after(0)).is_due
         costs.append(counting.requests)
     assert costs[0] == costs[1]
     assert sum(costs[0].values()) <= 7
     assert costs[0]["create"] == 0
 
 
-def test_a_version_is_committed_when_its_outcome_says_so(world: World) -> None:
-    condition = BatchCommitted(log=world.store.url, version=0)
-    assert condition.check().seen == {"log": world.store.url, "version": -1}
-    world.arrive(1)
-    world.dies("dead")
+def test_a_version_is_committed_when_its_outcome_says_so(fixture: PipelineFixture) -> None:
+    condition = BatchCommitted(log=fixture.store.url, version=0)
+    assert condition.check().seen == {"log": fixture.store.url, "version": -1}
+    fixture.arrive(1)
+    fixture.dies("dead")
     assert not condition.check().met
-    world.run("next")
+    fixture.run("next")
     found = condition.check()
     assert found.met
     assert (found.seen["version"], found.seen["counts"]["read"]) == (0, 3)
-    assert world.store.read(found.seen["outcome"]) is not None
+    assert fixture.store.read(found.seen["outcome"]) is not None
 
 
-def test_waiting_for_a_version_that_was_aborted_ends(world: World) -> None:
-    world.arrive(1)
-    world.dies("dead")
-    opened = world.opened()
+def test_waiting_for_a_version_that_was_aborted_ends(fixture: PipelineFixture) -> None:
+    fixture.arrive(1)
+    fixture.dies("dead")
+    opened = fixture.opened()
     maintenance.abort(opened.log, opened.record, 0, reason="a bad file")
     with pytest.raises(InvalidError, match="a bad file"):
-        BatchCommitted(log=world.store.url, version=0).check()
+        BatchCommitted(log=fixture.store.url, version=0).check()
 
 
-def test_a_run_is_done_when_its_last_version_is_committed_whatever_other_runs_do(world: World) -> None:
-    world.arrive(5)
-    mine, other = (BatchCommitted(log=world.store.url, run_key=key) for key in ("mine", "other"))
-    world.dies("mine", drain=True, batch=2)
+def test_a_run_is_done_when_its_last_version_is_committed_whatever_other_runs_do(fixture: PipelineFixture) -> None:
+    fixture.arrive(5)
+    mine, other = (BatchCommitted(log=fixture.store.url, run_key=key) for key in ("mine", "other"))
+    fixture.dies("mine", drain=True, batch=2)
     assert not mine.check().met
-    world.run("mine", drain=True)
+    fixture.run("mine", drain=True)
     assert (mine.check().met, mine.check().seen["version"]) == (True, 2)
     assert not other.check().met
-    world.arrive(1)
-    world.dies("other")
+    fixture.arrive(1)
+    fixture.dies("other")
     assert (mine.check().met, other.check().met) == (True, False)
 
 
-def test_offsets_are_committed_when_all_below_them_are(world: World) -> None:
-    world.arrive(3)
-    world.run()
+def test_offsets_are_committed_when_all_below_them_are(fixture: PipelineFixture) -> None:
+    fixture.arrive(3)
+    fixture.run()
     for upto, met in ((2, True), (3, False)):
-        found = BatchCommitted(log=world.store.url, offsets={"files": upto}).check()
+        found = BatchCommitted(log=fixture.store.url, offsets={"files": upto}).check()
         assert (found.met, found.seen["next"]) == (met, {"files": 2})
-    assert not BatchCommitted(log=world.store.url, offsets={"files": 1, "other": 1}).check().met
+    assert not BatchCommitted(log=fixture.store.url, offsets={"files": 1, "other": 1}).check().met
 
 
 def test_partitions_of_topics_may_be_named_without_their_topics_id() -> None:
     from airflow_provider_streamsem.protocol.view import Head
 
-    head = Head(genesis={"a-0@X": 5, "a-1@X": 7})
+    head = Head(initial_offsets={"a-0@X": 5, "a-1@X": 7})
     assert BatchCommitted._of_offsets(head, {"a-0": 5, "a-1@X": 7}).met
     assert not BatchCommitted._of_offsets(head, {"a-0": 6}).met
     assert not BatchCommitted._of_offsets(head, {"a": 1}).met
-    twice = Head(genesis={"a-0@X": 1_000, "a-0@Y": 5})
+    twice = Head(initial_offsets={"a-0@X": 1_000, "a-0@Y": 5})
     with pytest.raises(InvalidError, match="created again") as caught:
         BatchCommitted._of_offsets(twice, {"a-0": 10})
     assert caught.value.fields["accepted"] == ["a-0@X", "a-0@Y"]
     assert not BatchCommitted._of_offsets(twice, {"a-0@Y": 10}).met
 
 
-def test_freshness_is_of_what_waits_not_of_the_last_commit(world: World) -> None:
-    by_lag = Freshness(pipeline=world.pipeline(), max_lag=1)
-    by_age = Freshness(pipeline=world.pipeline(), max_age_s=3600)
+def test_freshness_is_of_what_waits_not_of_the_last_commit(fixture: PipelineFixture) -> None:
+    by_lag = Freshness(pipeline=fixture.pipeline(), max_lag=1)
+    by_age = Freshness(pipeline=fixture.pipeline(), max_age_s=3600)
     assert not by_lag.check(clock=after(0)).met  # nothing was ever committed
-    world.arrive(2)  # as if in 2023, at START_MS
-    world.run("first")
+    fixture.arrive(2)  # as if in 2023, at START_MS
+    fixture.run("first")
     for condition in (by_lag, by_age):
         assert condition.check(clock=after(10**6)).met
-    world.arrive(1)
+    fixture.arrive(1)
     assert by_lag.check(clock=after(10**6)).met
     found = by_age.check(clock=after(10**6))
     assert (found.met, found.seen["lag"], found.seen["too_old"]) == (False, 1, 1)
     assert by_age.check(clock=after(3600)).met
     assert not by_age.check(clock=after(3601)).met
-    world.arrive(1)
+    fixture.arrive(1)
     assert not by_lag.check(clock=after(0)).met
-    world.run("second")
-    assert Freshness(pipeline=world.pipeline(), max_lag=0, max_age_s=1).check(clock=after(10**6)).met
+    fixture.run("second")
+    assert Freshness(pipeline=fixture.pipeline(), max_lag=0, max_age_s=1).check(clock=after(10**6)).met
 
 
-def test_discovered_and_undiscovered_files_grow_old_alike(world: World) -> None:
-    world.arrive(2)
-    world.run("first")
-    world.arrive(2)
-    planner = world.planner()
+def test_discovered_and_undiscovered_files_grow_old_alike(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+    fixture.run("first")
+    fixture.arrive(2)
+    planner = fixture.planner()
     assert planner.unread_before({"files": 0}, START_MS + 10) == 4
-    planner.latest_offsets()
+    planner.poll(None)
     assert planner.unread_before({"files": 0}, START_MS + 10) == 4
     assert planner.unread_before({"files": 2}, START_MS + 10) == 2
     assert planner.unread_before({"files": 2}, START_MS + 3) == 1
 
 
-def test_retention_of_files_is_refused(world: World) -> None:
+def test_retention_of_files_is_refused(fixture: PipelineFixture) -> None:
     with pytest.raises(InvalidError, match="no retention"):
-        Retention(pipeline=world.pipeline(), within_s=60)
+        Retention(pipeline=fixture.pipeline(), within_s=60)
 
 
-def test_reader_with_another_source_than_the_versions_of_the_log_is_refused(world: World, tmp_path: Path) -> None:
-    world.arrive(1)
-    world.run("a")
-    other = world.pipeline(source=FilesSource(path=str(tmp_path / "other"), format="json", schema="id long"))
-    with pytest.raises(ConflictError, match="guarded fields differ"):
+def test_reader_with_another_source_than_the_versions_of_the_log_is_refused(
+    fixture: PipelineFixture, tmp_path: Path
+) -> None:
+    fixture.arrive(1)
+    fixture.run("a")
+    other = fixture.pipeline(source=FilesSource(path=str(tmp_path / "other"), format="json", schema="id long"))
+    with pytest.raises(ConflictError, match="immutable fields differ"):
         waiting(other)

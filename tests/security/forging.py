@@ -21,7 +21,7 @@ def sealed(body: Body) -> bytes:
 
 
 def overwrite(store: Any, key: str, data: bytes) -> None:
-    """Put other bytes in an object's place: whoever may write to a bucket may do so."""
+    """Put other bytes in an object's location: whoever may write to a bucket may do so."""
     assert isinstance(store, (LocalStore, MemoryStore))
     store.delete(key)
     assert store.create(key, data)

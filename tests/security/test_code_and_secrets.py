@@ -25,10 +25,10 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.arguments import secret_settings
 from airflow_provider_streamsem.connections import Connection, looked_up_by
-from airflow_provider_streamsem.engines.spark import SparkEngine
+from airflow_provider_streamsem.connectors.parsing.decoders import Avro
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
-from airflow_provider_streamsem.sources.decoding import Avro
+from airflow_provider_streamsem.spark.engine import SparkEngine
 
 SECRET = "5ecret"
 
@@ -215,7 +215,7 @@ def test_predicate_is_the_same_in_every_run(name: str) -> None:
 def test_template_that_fails_or_hides_a_missing_value_stops_the_run(text: str) -> None:
     from jinja2 import Environment
 
-    from airflow_provider_streamsem.batch.templates import rendered
+    from airflow_provider_streamsem.pipeline.templates import rendered
 
     given = pipeline(sinks={"out": FilesSink(f"/out/{text}")})
     with pytest.raises(InvalidError, match="has no value in this run"):
@@ -225,7 +225,7 @@ def test_template_that_fails_or_hides_a_missing_value_stops_the_run(text: str) -
 def test_templates_are_looked_at_with_the_delimiters_that_render_them() -> None:
     from jinja2 import Environment
 
-    from airflow_provider_streamsem.batch.templates import rendered
+    from airflow_provider_streamsem.pipeline.templates import rendered
 
     given = pipeline(sinks={"out": FilesSink("/out/<< var.p >>/{{ ds }}")})
     with pytest.raises(InvalidError, match="must not read connections"):
@@ -236,7 +236,7 @@ def test_templates_are_looked_at_with_the_delimiters_that_render_them() -> None:
 def test_template_without_a_value_in_this_run_stops_it(value: object) -> None:
     from jinja2 import Environment, StrictUndefined
 
-    from airflow_provider_streamsem.batch.templates import rendered
+    from airflow_provider_streamsem.pipeline.templates import rendered
 
     given = pipeline(sinks={"out": FilesSink("/out/{{ prev_data_interval_end_success }}")})
     with pytest.raises(InvalidError, match="has no value in this run"):
@@ -249,7 +249,7 @@ def test_template_without_a_value_in_this_run_stops_it(value: object) -> None:
 def test_spec_of_a_template_is_the_same_whoever_renders_it() -> None:
     from jinja2 import Environment
 
-    from airflow_provider_streamsem.batch.templates import rendered
+    from airflow_provider_streamsem.pipeline.templates import rendered
 
     given = pipeline(sinks={"out": FilesSink("/out/{{ ds }}")})
     once, again = (rendered(given, Environment(), {"ds": "d"}, where="w") for _ in range(2))
@@ -310,7 +310,7 @@ def test_setting_of_spark_that_holds_no_secret_is_accepted(name: str, value: str
 SESSION = """
 import pathlib, sys
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, run_batch
-from airflow_provider_streamsem.engines.spark import SparkEngine
+from airflow_provider_streamsem.spark.engine import SparkEngine
 
 root = pathlib.Path(sys.argv[1])
 (root / "in").mkdir()

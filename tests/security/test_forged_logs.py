@@ -1,4 +1,4 @@
-"""What somebody who may write to a log cannot reach: code, other places, other pipelines' files."""
+"""What somebody who may write to a log cannot reach: code, other locations, other pipelines' files."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import FilesSink, KafkaSource, open_log, read_committed, registry, verify
-from airflow_provider_streamsem.batch.maintenance import vacuum
+from airflow_provider_streamsem import FilesSink, KafkaSource, dedup, open_log, read_committed, registry, verify
 from airflow_provider_streamsem.cli.main import main
-from airflow_provider_streamsem.engines import dedup
-from airflow_provider_streamsem.engines.schema import evolve
+from airflow_provider_streamsem.connectors.contract import Limits, SourceEnd
+from airflow_provider_streamsem.connectors.kafka.pins import RangePin
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, LogDamagedError
+from airflow_provider_streamsem.pipeline.maintenance import vacuum
 from airflow_provider_streamsem.protocol import codec, keys
+from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import DataFile, Discovery, FoundFile, Outcome, Quarantine
+from airflow_provider_streamsem.spark.schema import evolve
 from airflow_provider_streamsem.stores.contract import normalised
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.stores.s3 import S3Store
+from tests.pipeline_fixture import PipelineFixture
 from tests.protocol import samples
 from tests.security.forging import forge, forge_spec, overwrite, sealed
-from tests.worlds import World
 
 OUTSIDE = [
     "../../secret/f.csv",
@@ -38,16 +40,16 @@ OUTSIDE = [
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    made = World(tmp_path / "own", store=LocalStore(str(tmp_path / "own" / "log")))
+def fixture(tmp_path: Path) -> PipelineFixture:
+    made = PipelineFixture(tmp_path / "own", store=LocalStore(str(tmp_path / "own" / "log")))
     made.arrive(4, bad_lines=1)
     made.run("a", drain=True)
     return made
 
 
 @pytest.fixture
-def log(world: World) -> str:
-    return world.store.url
+def log(fixture: PipelineFixture) -> str:
+    return fixture.store.url
 
 
 # --- code
@@ -57,7 +59,7 @@ def log(world: World) -> str:
     "argv",
     [
         ["run"],
-        ["redo", "0"],
+        ["reprocess", "0"],
         ["lag"],
         ["abort", "0", "--reason", "r"],
         ["skip", "0", "--sink", "out", "--reason", "r"],
@@ -75,13 +77,13 @@ def test_command_that_builds_parts_of_a_pipeline_takes_no_log_and_names_what_to_
 
 
 def test_reading_a_log_builds_nothing_of_the_spec_that_it_holds(
-    world: World, log: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fixture: PipelineFixture, log: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sinks = {
         "ice": {"type": "iceberg", "path": "/t", "table": "a.b", "properties": {"py-io-impl": "subprocess.Popen"}},
         "other": {"type": "package-of-others", "path": "/t"},
     }
-    forge_spec(world.store, 1, lambda spec: spec["sinks"].update(sinks))
+    forge_spec(fixture.store, 1, lambda spec: spec["sinks"].update(sinks))
 
     def lookup(kind: str, name: str) -> Any:
         assert kind == "stores", f"{name} was built"
@@ -95,7 +97,7 @@ def test_reading_a_log_builds_nothing_of_the_spec_that_it_holds(
     assert "not checked without the pipeline file: sink ice" in capsys.readouterr().out
 
 
-def test_recorded_schema_with_a_pickled_class_is_not_loaded(world: World, log: str, tmp_path: Path) -> None:
+def test_recorded_schema_with_a_pickled_class_is_not_loaded(fixture: PipelineFixture, log: str, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     pickled = f"cposix\nsystem\n(S'touch {ran}'\ntR.".encode()
     udt = {
@@ -107,7 +109,7 @@ def test_recorded_schema_with_a_pickled_class_is_not_loaded(world: World, log: s
     for kind in (udt, {"type": "array", "elementType": udt, "containsNull": True}):
         fields = [{"name": "id", "type": kind, "nullable": True, "metadata": {}}]
         schema = json.dumps({"type": "struct", "fields": fields})
-        forge(world.store, keys.outcome(1), lambda body, schema=schema: body.update(schemas={"out": schema}))
+        forge(fixture.store, keys.outcome(1), lambda body, schema=schema: body.update(schemas={"out": schema}))
         with pytest.raises(LogDamagedError, match="plain types"):
             read_committed(None, log)  # type: ignore[arg-type]
         with pytest.raises(DataError, match="user-defined"):
@@ -127,13 +129,13 @@ def test_recorded_schema_with_a_pickled_class_is_not_loaded(world: World, log: s
         '{"type":"struct","fields":[{"name":"a","type":"no-such-type"}]}',
     ],
 )
-def test_recorded_schema_of_another_form_is_damage(world: World, log: str, text: str) -> None:
-    forge(world.store, keys.outcome(1), lambda body: body.update(schemas={"out": text}))
+def test_recorded_schema_of_another_form_is_damage(fixture: PipelineFixture, log: str, text: str) -> None:
+    forge(fixture.store, keys.outcome(1), lambda body: body.update(schemas={"out": text}))
     with pytest.raises(LogDamagedError, match=r"schema|nested too deep"):
         read_committed(None, log)  # type: ignore[arg-type]
 
 
-# --- places
+# --- locations
 
 
 @pytest.mark.parametrize("key", OUTSIDE)
@@ -166,20 +168,20 @@ def test_quarantined_keys_lie_in_the_quarantine() -> None:
         Quarantine(rows=1, keys=("specs/x.json",))
 
 
-def test_spec_and_spill_are_named_by_a_sha256(world: World, log: str) -> None:
-    forge(world.store, keys.outcome(1), lambda body: body.update(spec="../../secret"))
+def test_spec_and_spill_are_named_by_a_sha256(fixture: PipelineFixture, log: str) -> None:
+    forge(fixture.store, keys.outcome(1), lambda body: body.update(spec="../../secret"))
     with pytest.raises(LogDamagedError, match="R6"):
         open_log(log).files()
-    forge(world.store, keys.outcome(1), lambda body: body.update(source={"$spill": "../x", "bytes": 1}))
+    forge(fixture.store, keys.outcome(1), lambda body: body.update(hint={"$spill": "../x", "bytes": 1}))
     with pytest.raises(LogDamagedError, match="R6"):
         open_log(log).files()
 
 
-def test_spill_that_is_not_json_is_damage(world: World, log: str) -> None:
+def test_spill_that_is_not_json_is_damage(fixture: PipelineFixture, log: str) -> None:
     for data in (b"{", b"1.5"):
         digest = codec.sha256(data)
-        world.store.create(keys.spill(digest), data)
-        forge(world.store, keys.outcome(1), lambda body, d=digest: body.update(source={"$spill": d, "bytes": 1}))
+        fixture.store.create(keys.spill(digest), data)
+        forge(fixture.store, keys.outcome(1), lambda body, d=digest: body.update(hint={"$spill": d, "bytes": 1}))
         with pytest.raises(LogDamagedError, match="JSON"):
             open_log(log).files()
 
@@ -192,60 +194,64 @@ def test_s3_keys_are_held_to_the_same_rule(key: str) -> None:
             call(key)
 
 
-def test_dataset_that_the_log_does_not_own_is_not_read(world: World, log: str, tmp_path: Path) -> None:
+def test_dataset_that_the_log_does_not_own_is_not_read(fixture: PipelineFixture, log: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "f.json").write_text('{"secret": 1}')
-    forge_spec(world.store, 1, lambda spec: spec["sinks"]["out"].update(path=str(secret)))
+    forge_spec(fixture.store, 1, lambda spec: spec["sinks"]["out"].update(path=str(secret)))
     with pytest.raises(LogDamagedError, match="mark"):
         open_log(log).files()
     assert [f.invariant for f in verify(log).findings if "mark" in f.what]
 
-    other = World(tmp_path / "other", store=LocalStore(str(tmp_path / "other" / "log")))
+    other = PipelineFixture(tmp_path / "other", store=LocalStore(str(tmp_path / "other" / "log")))
     other.arrive(1)
     other.run("a")
     uuid = other.opened().record.pipeline_uuid
-    forge(world.store, keys.PIPELINE, lambda body: body.update(pipeline_uuid=uuid))
-    forge_spec(world.store, 1, lambda spec: spec["sinks"]["out"].update(path=str(other.root / "out")))
+    forge(fixture.store, keys.PIPELINE, lambda body: body.update(pipeline_uuid=uuid))
+    forge_spec(fixture.store, 1, lambda spec: spec["sinks"]["out"].update(path=str(other.root / "out")))
     with pytest.raises(ConflictError, match="another pipeline or log"):
         open_log(log).files()
-    forge_move(world.store, other)
+    forge_move(fixture.store, other)
     with pytest.raises(ConflictError, match="another pipeline or log"):
         open_log(log).files()
 
 
-def forge_move(store: Any, victim: World) -> None:
-    """Record in a log that it came from the place of another."""
+def forge_move(store: Any, victim: PipelineFixture) -> None:
+    """Record in a log that it came from the location of another."""
     url = normalised(victim.store.url)
     moved = {"format": 1, "entry": "moved", "moved_from": url, "pipeline_uuid": victim.opened().record.pipeline_uuid}
     store.create(keys.moved(url), sealed({**moved, "sources": "sources/", "nonce": "0" * 32}))
 
 
-def test_forged_plan_cannot_have_a_run_read_beside_its_source(world: World, tmp_path: Path) -> None:
-    (world.root / "secret.json").write_text('{"id": 1}\n')
-    world.arrive(1)
-    world.dies("b")
+def test_forged_plan_cannot_have_a_run_read_beside_its_source(fixture: PipelineFixture, tmp_path: Path) -> None:
+    (fixture.root / "secret.json").write_text('{"id": 1}\n')
+    fixture.arrive(1)
+    fixture.dies("b")
     for pins in (
-        [["../secret.json", 10, "mtime:1"]],
-        [["_hidden.json", 1, "mtime:1"]],
+        [{"path": "../secret.json", "bytes": 10, "identity": "mtime:1"}],
+        [{"path": "_hidden.json", "bytes": 1, "identity": "mtime:1"}],
         "x",
         [["a"]],
-        [[1, 2, 3]],
+        [{"path": 1, "bytes": 2, "identity": 3}],
         None,
     ):
-        forge(world.store, keys.plan(2), lambda body, pins=pins: body.update(pins=pins or [[]]))
+        forge(fixture.store, keys.plan(2), lambda body, pins=pins: body.update(pins=pins or [[]]))
         with pytest.raises(LogDamagedError, match="R6"):
-            world.run("c")
+            fixture.run("c")
+
+
+def range_of(topic: str) -> dict[str, Any]:
+    return plain(RangePin(topic, "", 0, 0, 5, 0))  # type: ignore[no-any-return]
 
 
 def test_log_cannot_have_a_run_read_other_topics() -> None:
     source = KafkaSource(topics=["orders"], bootstrap_servers="b:1")
-    assert source.pinned([["orders", "", 0, 0, 5, 0]])
-    for pins in ([["payroll", "", 0, 0, 5, 0]], [["orders"]], {}, [["orders", "", "0", 0, 5, 0]]):
+    assert source.read_pins([range_of("orders")])
+    for pins in ([range_of("payroll")], [["orders"]], {}, [{**range_of("orders"), "partition": "0"}]):
         with pytest.raises(LogDamagedError, match="R6"):
-            source.pinned(pins)
+            source.read_pins(pins)
     with pytest.raises(LogDamagedError, match="R6"):
-        source.open(None, None).cut({"payroll-0": 0}, {"orders-0": 5}, None, on_data_loss="fail")  # type: ignore[arg-type]
+        source.open(None, None).slice({"payroll-0": 0}, SourceEnd({"orders-0": 5}), Limits(), None, on_data_loss="fail")  # type: ignore[arg-type]
     by_pattern = KafkaSource(topic_pattern="orders.*", bootstrap_servers="b:1")
     assert [by_pattern.reads(topic) for topic in ("orders-eu", "payroll", "__orders")] == [True, False, False]
 
@@ -253,67 +259,71 @@ def test_log_cannot_have_a_run_read_other_topics() -> None:
 # --- deletion
 
 
-def test_vacuum_of_a_forged_log_deletes_nothing_of_another_pipeline(world: World, tmp_path: Path) -> None:
-    winner = World(tmp_path / "winner", store=LocalStore(str(tmp_path / "winner" / "log")), clocks=count(50))
+def test_vacuum_of_a_forged_log_deletes_nothing_of_another_pipeline(fixture: PipelineFixture, tmp_path: Path) -> None:
+    winner = PipelineFixture(tmp_path / "winner", store=LocalStore(str(tmp_path / "winner" / "log")), clocks=count(50))
     winner.arrive(2)
     winner.run("a")
     record = winner.opened().record
-    forge(world.store, keys.PIPELINE, lambda body: body.update(pipeline_uuid=record.pipeline_uuid))
-    claims_the_winner = world.pipeline(sinks={"out": FilesSink(path=str(winner.root / "out"), format="json")})
+    forge(fixture.store, keys.PIPELINE, lambda body: body.update(pipeline_uuid=record.pipeline_uuid))
+    claims_the_winner = fixture.pipeline(sinks={"out": FilesSink(path=str(winner.root / "out"), format="json")})
     out = str(winner.root / "out")
-    forge_spec(world.store, 1, lambda spec: [spec.update(log=winner.store.url), spec["sinks"]["out"].update(path=out)])
+    forge_spec(
+        fixture.store, 1, lambda spec: [spec.update(log=winner.store.url), spec["sinks"]["out"].update(path=out)]
+    )
     for forged in (False, True):
         if forged:
-            forge_move(world.store, winner)
-        for pipeline in (world.pipeline(), claims_the_winner):
+            forge_move(fixture.store, winner)
+        for pipeline in (fixture.pipeline(), claims_the_winner):
             with pytest.raises(ConflictError, match="another pipeline or log"):
                 vacuum(pipeline)
     winner.check()
 
 
-def test_vacuum_touches_only_the_places_of_the_pipeline_that_it_was_given(world: World, tmp_path: Path) -> None:
-    other = World(tmp_path / "other", store=LocalStore(str(tmp_path / "other" / "log")))
+def test_vacuum_touches_only_the_places_of_the_pipeline_that_it_was_given(
+    fixture: PipelineFixture, tmp_path: Path
+) -> None:
+    other = PipelineFixture(tmp_path / "other", store=LocalStore(str(tmp_path / "other" / "log")))
     other.arrive(1)
     other.run("a")
-    forge_spec(world.store, 1, lambda spec: spec["sinks"]["out"].update(path=str(other.root / "out")))
-    lost = world.root / "out" / "data" / "0" / "lost" / "f.json"
+    forge_spec(fixture.store, 1, lambda spec: spec["sinks"]["out"].update(path=str(other.root / "out")))
+    lost = fixture.root / "out" / "data" / "0" / "lost" / "f.json"
     lost.parent.mkdir()
     lost.write_text("{}")
-    assert vacuum(world.pipeline()).attempts == (("out", 0, "lost"),)
+    assert vacuum(fixture.pipeline()).attempts == (("out", 0, "lost"),)
     assert not lost.exists()
     other.check()
 
 
-def test_vacuum_passes_over_what_no_writer_made(world: World) -> None:
+def test_vacuum_passes_over_what_no_writer_made(fixture: PipelineFixture) -> None:
     for version in ("999999999999999", "-1", "x", "²"):
         for directory in ("out/data", "log/attempts"):
-            odd = world.root / directory / version / "attempt" / "f.json"
+            odd = fixture.root / directory / version / "attempt" / "f.json"
             odd.parent.mkdir(parents=True)
             odd.write_text("{}")
-    assert vacuum(world.pipeline()).attempts == ()
-    world.check()
+    assert vacuum(fixture.pipeline()).attempts == ()
+    fixture.check()
 
 
-def test_links_in_a_dataset_lead_vacuum_and_readers_nowhere(world: World, tmp_path: Path) -> None:
+def test_links_in_a_dataset_lead_vacuum_and_readers_nowhere(fixture: PipelineFixture, tmp_path: Path) -> None:
     precious = tmp_path / "precious" / "attempt"
     precious.mkdir(parents=True)
     (precious / "f.json").write_text("{}")
-    data = world.root / "out" / "data"
+    data = fixture.root / "out" / "data"
     (data / "0" / "linked").symlink_to(precious)
     (data / "7").symlink_to(precious.parent)
     (data / "0" / "lost").mkdir()
     (data / "0" / "lost" / "linked.json").symlink_to(precious / "f.json")
     (data / "0" / "lost" / "linked").symlink_to(precious)
-    assert vacuum(world.pipeline()).attempts == (("out", 0, "lost"),)
+    assert vacuum(fixture.pipeline()).attempts == (("out", 0, "lost"),)
     assert (precious / "f.json").exists()
-    victim = Path(world.opened().files()[0].path)
+    victim = Path(fixture.opened().files()[0].path)
     victim.unlink()
     victim.symlink_to(precious / "f.json")
-    assert [(f.invariant, "missing" in f.what) for f in world.verdict().findings] == [("I6", True)]
+    assert [(f.invariant, "missing" in f.what) for f in fixture.verdict().findings] == [("I6", True)]
 
 
-def test_outcome_that_names_a_sink_without_a_spec_is_damage(world: World, log: str) -> None:
-    forge(world.store, keys.outcome(1), lambda body: body.update(sinks={"none": body["sinks"]["out"]}))
+def test_outcome_that_names_a_sink_without_a_spec_is_damage(fixture: PipelineFixture, log: str) -> None:
+    forge(fixture.store, keys.outcome(1), lambda body: body.update(sinks={"none": body["sinks"]["out"]}))
     with pytest.raises(LogDamagedError, match="sinks"):
         open_log(log).files()
     assert any("a sink that the spec does not have" in f.what for f in verify(log).findings)
@@ -321,26 +331,28 @@ def test_outcome_that_names_a_sink_without_a_spec_is_damage(world: World, log: s
 
 @pytest.mark.parametrize(
     ("change", "what"),
-    [({"publish": ["none"]}, "owes receipts"), ({"replaces": {"version": 1, "counts": {}}}, "no earlier")],
+    [({"publish": ["none"]}, "has pending publishes"), ({"replaces": {"version": 1, "counts": {}}}, "no earlier")],
 )
-def test_outcome_that_names_what_cannot_be_is_damage(world: World, log: str, change: Any, what: str) -> None:
-    forge(world.store, keys.outcome(1), lambda body: body.update(change))
+def test_outcome_that_names_what_cannot_be_is_damage(
+    fixture: PipelineFixture, log: str, change: Any, what: str
+) -> None:
+    forge(fixture.store, keys.outcome(1), lambda body: body.update(change))
     with pytest.raises(LogDamagedError, match=what):
         open_log(log).files()
 
 
-def test_quarantined_records_that_are_no_json_are_damage(world: World, log: str) -> None:
+def test_quarantined_records_that_are_no_json_are_damage(fixture: PipelineFixture, log: str) -> None:
     key = open_log(log).log.outcome(0)[0].quarantine.keys[0]  # type: ignore[index]
-    overwrite(world.store, key, b"\x1b[2J\n" * 2)
+    overwrite(fixture.store, key, b"\x1b[2J\n" * 2)
     with pytest.raises(LogDamagedError, match="JSON"):
         list(open_log(log).quarantined())
 
 
-def test_forged_discovery_is_damage(world: World) -> None:
-    log = world.log().of_source(world.pipeline().source.guarded())
-    key = log.store.url.removeprefix(f"{world.store.url}/") + f"/{keys.discovered(0)}"
-    forge(world.store, key, lambda body: body["recent"][0].update(path="../secret"))
+def test_forged_discovery_is_damage(fixture: PipelineFixture) -> None:
+    log = fixture.log().of_source(fixture.pipeline().source.immutable_config())
+    key = log.store.url.removeprefix(f"{fixture.store.url}/") + f"/{keys.discovered(0)}"
+    forge(fixture.store, key, lambda body: body["recent"][0].update(path="../secret"))
     with pytest.raises(LogDamagedError, match="R6"):
-        codec.decode(Discovery, "k", world.store.read(key) or b"")
+        codec.decode(Discovery, "k", fixture.store.read(key) or b"")
     with pytest.raises(LogDamagedError, match="R6"):
-        world.run("b")
+        fixture.run("b")

@@ -1,7 +1,7 @@
 """
 Every kind of object that a log and a dataset hold, changed in its structure and sealed again, through every reader and command.
 
-Whatever it says, nothing is opened, listed or deleted outside the pipeline's own places, nothing it names is imported, run or connected to, and what fails,
+Whatever it says, nothing is opened, listed or deleted outside the pipeline's own locations, nothing it names is imported, run or connected to, and what fails,
 fails with an error of this package. Only the sources of rows are left out: what lies there is data, not entries.
 """
 
@@ -28,11 +28,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_streamsem import Dedup, FilesSink, Pipeline, open_log, read_committed, verify
-from airflow_provider_streamsem.batch import maintenance
-from airflow_provider_streamsem.batch.publish import skip
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.errors import StreamsemError
+from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.publish import skip
 from airflow_provider_streamsem.protocol import keys, segments
 from airflow_provider_streamsem.protocol.codec import canonical, decode, encode, sha256
 from airflow_provider_streamsem.protocol.entries import Claim, Effects, Segment
@@ -43,10 +43,10 @@ from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.readers.waiting import waiting
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.outside import PublishingWorld, TableSink
+from tests.external_systems import PublishingFixture, TableSink
+from tests.pipeline_fixture import BeforeOutcome, die
 from tests.protocol import samples
 from tests.security.forging import sealed
-from tests.worlds import BeforeOutcome, die
 
 EXAMPLES = 200 if os.environ.get("HYPOTHESIS_PROFILE", "same") == "same" else 5_000
 SECRET = "@secret"
@@ -66,11 +66,11 @@ TEMPTING: dict[str, list[Any]] = {
     "key": ["../../secret/f.json", "data/../../secret/f.json", "/etc/passwd"],
     "keys": [["../../secret/f.json"], ["quarantine/../../../secret/f.json"]],
     "schemas": [{"out": TEXTS[-1]}],
-    "pins": [[["../secret/f.json", 10, "mtime:1"]], [["../../secret/f.json", 10, ""]], {}, [[]]],
+    "pins": [[{"path": "../secret/f.json", "bytes": 10, "identity": "mtime:1"}], [{"path": "../../secret/f.json", "bytes": 10, "identity": ""}], {}, [[]]],
     "spec": ["../../../secret/f", "0" * 64],
     "type": ["iceberg", "files", "tests.security.decoy:Called"],
     "sinks": [{"out": {"type": "files", "path": SECRET, "format": "json"}}, {"x": OTHERS[-1]}],
-    "source": [{"type": "files", "path": SECRET}, {"newest": 10**13, "at": -1}, {"ends": {"a": 1}}, OTHERS[-3]],
+    "hint": [{"type": "files", "path": SECRET}, {"newest": 10**13, "at": -1}, {"ends": {"a": 1}}, OTHERS[-3]],
     "state": [{"dedup": [{"newest_ms": 1, "rows": 1, "files": [{"key": "../../secret/f.json", "bytes": 1, "rows": 1, "checksum": ""}]}]}, {"dedup": 1}],
     "attempt_id": ["../../../secret", "", "x/../.."],
     "replaces": [{"version": -1, "counts": {}}, {"version": 10**12, "counts": {}}, {"version": 0, "counts": {}}],
@@ -128,7 +128,7 @@ class _Guard:
         ):
             path = os.fspath(given[0]) if isinstance(given[0], (str, os.PathLike)) else ""
             if os.path.basename(path) == keys.DATASET_MARKER:
-                return  # asked whether the place is this log's
+                return  # asked whether the location is this log's
             if os.path.isabs(path) and not os.path.normpath(path).startswith(
                 (*self.roots, *self.always, "/dev/null", "/dev/urandom", "/proc/", "/sys/")
             ):
@@ -143,8 +143,8 @@ def guard() -> _Guard:
 class _Spark:
     """What :func:`read_committed` asks of Spark."""
 
-    def __init__(self, world: PublishingWorld) -> None:
-        self._root = f"{world.root}/"
+    def __init__(self, fixture: PublishingFixture) -> None:
+        self._root = f"{fixture.root}/"
 
     def __getattr__(self, name: str) -> Any:
         return self if name == "read" else lambda *given, **named: self
@@ -156,7 +156,7 @@ class _Spark:
 # --- the log that is changed
 
 
-class Fuzzed(PublishingWorld):
+class Fuzzed(PublishingFixture):
     """A log with every kind of object."""
 
     def pipeline(self, **changes: Any) -> Pipeline:
@@ -169,37 +169,37 @@ class Fuzzed(PublishingWorld):
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The world as it was written; ``world`` beside it is the copy that each example changes."""
-    place = tmp_path_factory.mktemp("fuzz")
-    world = Fuzzed(place / "world", store=LocalStore(str(place / "world" / "log")))
-    world.arrive(3, bad_lines=1)
-    world.run("a", drain=True)
-    world.run("again", redone=0)
-    world.arrive(1)
+    """The world as it was written; ``fixture`` beside it is the copy that each example changes."""
+    location = tmp_path_factory.mktemp("fuzz")
+    fixture = Fuzzed(location / "world", store=LocalStore(str(location / "world" / "log")))
+    fixture.arrive(3, bad_lines=1)
+    fixture.run("a", drain=True)
+    fixture.run("again", reprocessed=0)
+    fixture.arrive(1)
     with suppress(Crash):  # with a manifest that nobody has decided
-        world.run("b", store=BeforeOutcome(world.store, die))
-    put = world.store.create
-    put(keys.claim(0, "table", 0), encode(Claim(version=0, sink="table", part=0, nonce="n")).data)
-    put(keys.effects(0, "table", 0), encode(Effects(version=0, sink="table", part=0, done=1, nonce="n")).data)
+        fixture.run("b", store=BeforeOutcome(fixture.store, die))
+    put = fixture.store.create
+    put(keys.claim(0, "table", 0), encode(Claim(version=0, sink="table", chunk=0, nonce="n")).data)
+    put(keys.effects(0, "table", 0), encode(Effects(version=0, sink="table", chunk=0, done=1, nonce="n")).data)
     folded = segments.level_1(0, [outcome for _, outcome in samples.chain(100)], "last")
     put(keys.segment(1, 0), encode(folded).data)
     hint = canonical({"newest": 0, "at": 0})
     put(keys.spill(sha256(hint)), hint)
-    doctor.examine(world.log())
-    shutil.copytree(world.root, place / "original")
-    secret = place / "secret"
+    doctor.examine(fixture.log())
+    shutil.copytree(fixture.root, location / "original")
+    secret = location / "secret"
     secret.mkdir()
     (secret / "f.json").write_text('{"id": 1}\n')
-    return place
+    return location
 
 
 _RESTORED: dict[Path, tuple[int, int]] = {}
 """file → its inode and time of modification, when it was last as it was written"""
 
 
-def restored(place: Path) -> Fuzzed:
+def restored(location: Path) -> Fuzzed:
     """The world as it was: what an example has changed, added or deleted is undone."""
-    root, source = place / "world", place / "original"
+    root, source = location / "world", location / "original"
     there = {Path(directory, name) for directory, _, names in os.walk(root) for name in names}
     for path in there - {root / name for name in files_of(source)}:
         path.unlink()
@@ -211,10 +211,10 @@ def restored(place: Path) -> Fuzzed:
             stamp = (source / name).stat().st_mtime_ns
             os.utime(path, ns=(stamp, stamp))
             _RESTORED[path] = _mark(path)
-    world = Fuzzed(root, store=LocalStore(str(root / "log")))
-    world.made = 4
-    world.clocks = count(100 * (next(_NAMES) + 1))
-    return world
+    fixture = Fuzzed(root, store=LocalStore(str(root / "log")))
+    fixture.made = 4
+    fixture.clocks = count(100 * (next(_NAMES) + 1))
+    return fixture
 
 
 def _mark(path: Path) -> tuple[int, int]:
@@ -242,19 +242,19 @@ KINDS = ["pipeline.json", "specs/", "specs/", ".p.json", ".p.json", ".c.json", "
 # --- changes
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def locations(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield at
     if isinstance(value, dict):
         for name, item in value.items():
-            yield from places(item, (*at, name))
+            yield from locations(item, (*at, name))
     elif isinstance(value, list):
         for number, item in enumerate(value):
-            yield from places(item, (*at, number))
+            yield from locations(item, (*at, number))
 
 
 def changed(body: Any, rng: random.Random) -> Any:
     """The value with one part of it replaced, removed, doubled, renamed, or exchanged for another part."""
-    everywhere = [at for at in places(body) if at and at != ("checksum",)]
+    everywhere = [at for at in locations(body) if at and at != ("checksum",)]
     if not everywhere:
         return value(None, rng)
     tempting = [at for at in everywhere if at[-1] in TEMPTING]
@@ -289,8 +289,8 @@ def value(before: Any, rng: random.Random) -> Any:
     return deepcopy(rng.choice(alike if rng.random() < 0.8 else [*TEXTS, *NUMBERS, *OTHERS]))
 
 
-def change(world: Fuzzed, name: str, rng: random.Random) -> str:
-    path = world.root / name
+def change(fixture: Fuzzed, name: str, rng: random.Random) -> str:
+    path = fixture.root / name
     data = path.read_bytes()
     how = "torn" if rng.random() < 0.05 else "changed"
     if how == "torn":
@@ -301,21 +301,21 @@ def change(world: Fuzzed, name: str, rng: random.Random) -> str:
         body = json.loads(data)
         for _ in range(rng.choice([1, 1, 1, 2, 4])):
             body = changed(body, rng)
-        body = json.loads(json.dumps(body).replace(SECRET, str(world.root.parent / "secret")))
+        body = json.loads(json.dumps(body).replace(SECRET, str(fixture.root.parent / "secret")))
         data = sealed(body) if isinstance(body, dict) and "checksum" in body else canonical(body)
     path.write_bytes(data)
     if name.startswith("log/specs/"):
-        point_to_spec(world, data)
+        point_to_spec(fixture, data)
     elif name.startswith("log/spill/"):
-        point_to_spill(world, data)
+        point_to_spill(fixture, data)
     elif name.startswith(("log/log/", "log/attempts/")):
         # A changed plan is staged again; a changed manifest is adopted.
-        chain(world, manifests=name.startswith("log/attempts/"))
+        chain(fixture, manifests=name.startswith("log/attempts/"))
     return how
 
 
-def entry(world: Fuzzed, key: str, update: Callable[[dict[str, Any]], object]) -> bytes | None:
-    path = Path(world.store.url) / key
+def entry(fixture: Fuzzed, key: str, update: Callable[[dict[str, Any]], object]) -> bytes | None:
+    path = Path(fixture.store.url) / key
     try:
         body = json.loads(path.read_bytes())
         update(body)
@@ -325,52 +325,54 @@ def entry(world: Fuzzed, key: str, update: Callable[[dict[str, Any]], object]) -
     return path.read_bytes()
 
 
-def chain(world: Fuzzed, *, manifests: bool = False) -> None:
+def chain(fixture: Fuzzed, *, manifests: bool = False) -> None:
     """Link the versions again, as an attacker would who knows the protocol: each plan names the outcome before it, each outcome its plan."""
     before = b""
     shas: dict[int, str] = {}
 
     def link(body: dict[str, Any], name: str, to: bytes | None) -> None:
         body[name] = sha256(to) if to else ""
-        for marker in body.get("markers", {}).values():
-            marker["outcome"] = shas.get(marker["version"], "")
+        markers = body.get("markers")
+        for marker in markers.values() if isinstance(markers, dict) else ():
+            if isinstance(marker, dict) and isinstance(marker.get("version"), int):
+                marker["outcome"] = shas.get(marker["version"], "")
 
     for version in range(4):
-        plan = entry(world, keys.plan(version), lambda body, b=before: link(body, "previous", b))
-        outcome = entry(world, keys.outcome(version), lambda body, p=plan: link(body, "plan", p))
+        plan = entry(fixture, keys.plan(version), lambda body, b=before: link(body, "previous", b))
+        outcome = entry(fixture, keys.outcome(version), lambda body, p=plan: link(body, "plan", p))
         shas[version] = sha256(outcome or b"")
-        entry(world, keys.receipts(version), lambda body, o=outcome: link(body, "outcome", o))
-        for path in Path(world.store.url, keys.attempts(version)).glob("*.json") if manifests else ():
-            entry(world, keys.attempt(version, path.stem), lambda body, p=plan: body.update(plan=sha256(p or b"")))
+        entry(fixture, keys.receipts(version), lambda body, o=outcome: link(body, "outcome", o))
+        for path in Path(fixture.store.url, keys.attempts(version)).glob("*.json") if manifests else ():
+            entry(fixture, keys.attempt(version, path.stem), lambda body, p=plan: body.update(plan=sha256(p or b"")))
         before = outcome or b""
 
 
-def point_to_spec(world: Fuzzed, data: bytes) -> None:
-    (Path(world.store.url) / keys.spec(sha256(data))).write_bytes(data)
+def point_to_spec(fixture: Fuzzed, data: bytes) -> None:
+    (Path(fixture.store.url) / keys.spec(sha256(data))).write_bytes(data)
     for version in range(3):
-        entry(world, keys.outcome(version), lambda body: body.update(spec=sha256(data)))
-    chain(world)
+        entry(fixture, keys.outcome(version), lambda body: body.update(spec=sha256(data)))
+    chain(fixture)
 
 
-def point_to_spill(world: Fuzzed, data: bytes) -> None:
-    (Path(world.store.url) / keys.spill(sha256(data))).write_bytes(data)
-    for name in ("source", "state", "sinks"):
+def point_to_spill(fixture: Fuzzed, data: bytes) -> None:
+    (Path(fixture.store.url) / keys.spill(sha256(data))).write_bytes(data)
+    for name in ("hint", "state", "sinks"):
         spilled = {"$spill": sha256(data), "bytes": len(data)}
-        entry(world, keys.outcome(2), lambda body, n=name, s=spilled: body.update({n: s}))
-        chain(world)
+        entry(fixture, keys.outcome(2), lambda body, n=name, s=spilled: body.update({n: s}))
+        chain(fixture)
 
 
 # --- every reader and command
 
 
-def reads(world: Fuzzed) -> dict[str, Callable[[], object]]:
-    log, pipeline = world.store.url, world.pipeline()
+def reads(fixture: Fuzzed) -> dict[str, Callable[[], object]]:
+    log, pipeline = fixture.store.url, fixture.pipeline()
     found: dict[str, Callable[[], object]] = {
-        "files": lambda: all_within(world, open_log(log).files()),
-        "own files": lambda: all_within(world, open_log(log, pipeline=pipeline).files(since=0)),
+        "files": lambda: all_within(fixture, open_log(log).files()),
+        "own files": lambda: all_within(fixture, open_log(log, pipeline=pipeline).files(since=0)),
         "changes": lambda: open_log(log).changes(since=0),
         "quarantined": lambda: list(open_log(log).quarantined()),
-        "spark": lambda: read_committed(_Spark(world), log, sink="out"),  # type: ignore[arg-type]
+        "spark": lambda: read_committed(_Spark(fixture), log, sink="out"),  # type: ignore[arg-type]
         "verify": lambda: verify(log),
         "own verify": lambda: verify(pipeline),
         "lag": lambda: lag(pipeline),
@@ -381,33 +383,35 @@ def reads(world: Fuzzed) -> dict[str, Callable[[], object]]:
         "freshness": lambda: Freshness(pipeline=pipeline, max_lag=1, max_age_s=1).check(),
         "vacuum --dry-run": lambda: maintenance.vacuum(pipeline, dry_run=True),
         "effects": lambda: open_log(log).log.effects(0, "table", 0),
-        "claim": lambda: open_log(log).log.claim(Claim(version=0, sink="table", part=0, nonce="mine")),
-        "segment": lambda: fold([decode(Segment, "k", world.store.read(keys.segment(1, 0)) or b"")], genesis={}),
+        "claim": lambda: open_log(log).log.claim(Claim(version=0, sink="table", chunk=0, nonce="mine")),
+        "segment": lambda: fold(
+            [decode(Segment, "k", fixture.store.read(keys.segment(1, 0)) or b"")], initial_offsets={}
+        ),
     }
     return found
 
 
-def all_within(world: Fuzzed, files: list[CommittedFile]) -> None:
-    root = f"{world.root}/"
+def all_within(fixture: Fuzzed, files: list[CommittedFile]) -> None:
+    root = f"{fixture.root}/"
     assert all(os.path.normpath(file.path).startswith(root) for file in files), files
 
 
-def commands(world: Fuzzed) -> dict[str, Callable[[], object]]:
-    log = world.store.url
+def commands(fixture: Fuzzed) -> dict[str, Callable[[], object]]:
+    log = fixture.store.url
     argvs = [["log", log], ["files", log], ["verify", log], *(["show", log, str(version)] for version in range(4))]
     return {" ".join([argv[0], *argv[2:]]): lambda argv=argv: command(argv) for argv in argvs}
 
 
-def writes(world: Fuzzed) -> dict[str, Callable[[], object]]:
-    pipeline = world.pipeline()
-    opened = open_log(world.log())
+def writes(fixture: Fuzzed) -> dict[str, Callable[[], object]]:
+    pipeline = fixture.pipeline()
+    opened = open_log(fixture.log())
     return {
-        "a run": lambda: world.run("c", drain=True),
-        "the same run": lambda: world.run("b"),
-        "redo": lambda: world.run("r", redone=1),
-        "abort": lambda: maintenance.abort(opened.log, opened.record, 3, reason="r", source=pipeline.source),
-        "skip": lambda: skip(pipeline, 2, sink="table", reason="r", log=world.log()),
-        "vacuum": lambda: maintenance.vacuum(pipeline, log=world.log()),
+        "a run": lambda: fixture.run("c", drain=True),
+        "the same run": lambda: fixture.run("b"),
+        "reprocess": lambda: fixture.run("r", reprocessed=1),
+        "abort": lambda: maintenance.abort(opened.log, opened.record, 3, reason="r"),
+        "skip": lambda: skip(pipeline, 2, sink="table", reason="r", log=fixture.log()),
+        "vacuum": lambda: maintenance.vacuum(pipeline, log=fixture.log()),
     }
 
 
@@ -418,17 +422,17 @@ def command(argv: list[str]) -> None:
     assert code != 5, said.getvalue()
 
 
-def tried(place: Path, kind: str, seed: int) -> None:
+def tried(location: Path, kind: str, seed: int) -> None:
     """One change of an object, through every reader, a command, and perhaps a writer."""
     rng = random.Random(seed)
-    world = restored(place)
-    names = [name for name in stored(world.root) if kind in name]
+    fixture = restored(location)
+    names = [name for name in stored(fixture.root) if kind in name]
     assert names, f"the world has no {kind}"
-    with guard().confined_to(world.root):
-        what = change(world, rng.choice(names), rng)
-        steps = [*reads(world).items(), rng.choice([*commands(world).items()])]
+    with guard().confined_to(fixture.root):
+        what = change(fixture, rng.choice(names), rng)
+        steps = [*reads(fixture).items(), rng.choice([*commands(fixture).items()])]
         with suppress(StreamsemError):
-            steps += rng.sample([*writes(world).items()], rng.choice([0, 1]))
+            steps += rng.sample([*writes(fixture).items()], rng.choice([0, 1]))
         for name, step in steps:
             try:
                 with suppress(StreamsemError):
@@ -449,7 +453,7 @@ def test_no_stored_object_leads_outside_to_code_or_to_an_error_without_a_class(
 
 WEAKER: dict[str, tuple[str, Any]] = {
     "keys": ("airflow_provider_streamsem.protocol.keys.is_relative", lambda key: True),
-    "marks": ("airflow_provider_streamsem.sinks.files.FilesSink.claim", lambda sink, uuid, log, *, new: None),
+    "marks": ("airflow_provider_streamsem.connectors.files.sink.FilesSink.claim", lambda sink, uuid, log, *, new: None),
     "schemas": ("airflow_provider_streamsem.readers.spark.fields", lambda schema: json.loads(schema)["fields"]),
 }
 

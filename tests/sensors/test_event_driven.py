@@ -1,4 +1,4 @@
-"""The event-driven example DAGs: their watcher's trigger, their runs on Airflow's own machinery and real Spark, and the trigger again."""
+"""The event-driven example DAGs: their watcher's trigger, their runs on Airflow's own execution and real Spark, and the trigger again."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import open_log, verify
-from tests.triggers.listener import Listener, again
+from tests.triggers.listener import Listener, from_database
 
 pytestmark = pytest.mark.airflow
 
 
-def put(place: Path, name: str, first: int, count: int) -> None:
+def put(location: Path, name: str, first: int, count: int) -> None:
     lines = [json.dumps({"id": first + n, "grams": n * 10, "to": "Bern"}) + "\n" for n in range(count)]
-    (place / f".{name}").write_text("".join(lines))
-    (place / f".{name}").rename(place / name)  # a file appears whole
+    (location / f".{name}").write_text("".join(lines))
+    (location / f".{name}").rename(location / name)  # the rename makes a file appear complete
 
 
 @pytest.fixture
 def dags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module, on a scratch folder."""
+    """Return the module of the DAG file, with its data in a temporary folder."""
     from airflow_provider_streamsem.testing.dag_runs import initialise_airflow
 
     initialise_airflow()
@@ -57,7 +57,7 @@ def test_event_driven_dags_read_each_range_once_however_often_they_are_started(
 
     from airflow_provider_streamsem.testing.dag_runs import run_dag
 
-    trigger = again(dags.ARRIVALS.watchers[0].trigger)
+    trigger = from_database(dags.ARRIVALS.watchers[0].trigger)
     trigger.poll_interval_s = 0.1
     listener = Listener(trigger)
     loads, reports = dags.streamsem_event_driven(), dags.streamsem_event_driven_report()
@@ -80,8 +80,8 @@ def test_event_driven_dags_read_each_range_once_however_often_they_are_started(
     with create_session() as session:
         found = session.scalars(select(AssetEvent).order_by(AssetEvent.id))
         extras = [event.extra for event in found if event.extra.get("log") == str(tmp_path / "log")]
-    told = [(e["status"], e["version"], e["ranges"], e["rows"], e["manifest"] != "") for e in extras]
-    assert told == [
+    events = [(e["status"], e["version"], e["ranges"], e["rows"], e["manifest"] != "") for e in extras]
+    assert events == [
         ("committed", 0, {"files": [0, 1]}, 499, True),
         ("empty", 0, {}, 0, False),
         ("committed", 1, {"files": [1, 2]}, 499, True),

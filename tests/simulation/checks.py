@@ -14,7 +14,7 @@ from airflow_provider_streamsem import RunResult
 from tests.simulation.scheduler import Violation
 
 _ENTRY = re.compile(r"log/\d{8}/\d{12}-(\d+)\.([pcd])\.json")
-_PART = re.compile(r"(claims|effects)/(\d+)/([^/]+)/(\d+)(?:-(\d+))?\.json")
+_CHUNK = re.compile(r"(claims|effects)/(\d+)/([^/]+)/(\d+)(?:-(\d+))?\.json")
 Part = tuple[int, str, int, int]
 
 
@@ -68,7 +68,7 @@ class RawLog:
             replaced = outcome.get("replaces")
             if replaced is not None:
                 gone = files.pop(replaced["version"], None)
-                require(gone is not None, "a redo replaced what was not visible", version, replaced)
+                require(gone is not None, "a reprocessing run replaced what was not visible", version, replaced)
             files[version] = self.files(version)
         return [key for version in sorted(files) for key in files[version]]
 
@@ -81,7 +81,7 @@ class RawLog:
         return version
 
     def root(self, version: int) -> int:
-        """The commit with which a redo's chain began; of a batch its own."""
+        """The commit with which a reprocessing run's chain began; of a batch its own."""
         while (replaced := self.outcomes[version].get("replaces")) is not None:
             version = replaced["version"]
         return version
@@ -92,9 +92,9 @@ def raw_log(objects: Mapping[str, bytes]) -> RawLog:
     for key, data in objects.items():
         if (entry := _ENTRY.fullmatch(key)) is not None:
             {"p": log.plans, "c": log.outcomes, "d": log.receipts}[entry[2]][int(entry[1])] = json.loads(data)
-        elif (part := _PART.fullmatch(key)) is not None:
-            kept = {"claims": log.claims, "effects": log.effects}[part[1]]
-            kept[int(part[2]), part[3], int(part[4]), int(part[5] or 0)] = json.loads(data)
+        elif (chunk := _CHUNK.fullmatch(key)) is not None:
+            kept = {"claims": log.claims, "effects": log.effects}[chunk[1]]
+            kept[int(chunk[2]), chunk[3], int(chunk[4]), int(chunk[5] or 0)] = json.loads(data)
     require(sorted(log.plans) == list(range(len(log.plans))), "versions are missing", sorted(log.plans))
     require(sorted(log.outcomes) == list(range(len(log.outcomes))), "outcomes are missing", sorted(log.outcomes))
     require(len(log.plans) - len(log.outcomes) in (0, 1), "more than one version is open")

@@ -19,9 +19,9 @@ from tests.simulation.store import URL
 _OPENERS = [
     f"airflow_provider_streamsem.{name}"
     for name in (
-        "sinks.files.open_dataset",
-        "sinks.staged.open_dataset",
-        "sources.files.open_store",
+        "connectors.files.sink.open_dataset",
+        "connectors.staged_parquet.sink.open_dataset",
+        "connectors.files.source.open_store",
         "testing.rows.open_store",
     )
 ]
@@ -74,9 +74,9 @@ class Directory(LocalDataset):
 class TurningEngine(RowsEngine):
     """Writes each file in two halves, and takes a turn at every step."""
 
-    def _write(self, place: str, rows: list[dict[str, Any]], format: str) -> None:
-        super()._write(place, rows, format)
-        path = os.path.join(split_url(place)[1], f"part-00000.{format}")
+    def _write(self, location: str, rows: list[dict[str, Any]], format: str) -> None:
+        super()._write(location, rows, format)
+        path = os.path.join(split_url(location)[1], f"part-00000.{format}")
         if not os.path.exists(path):  # of no rows no Parquet is written
             return
         with open(path, "rb") as file:

@@ -10,29 +10,29 @@ from typing import Any
 from unittest.mock import patch
 
 from airflow_provider_streamsem import FilesSink, Limits, Pipeline
+from airflow_provider_streamsem.connectors.http.calls import VERSION_HEADER
+from airflow_provider_streamsem.connectors.http.endpoint import Address, Answer
+from airflow_provider_streamsem.connectors.http.sink import HttpSink
 from airflow_provider_streamsem.errors import PublishError, UnavailableError
-from airflow_provider_streamsem.sinks.endpoint import Address, Answer
-from airflow_provider_streamsem.sinks.http import HttpSink
-from airflow_provider_streamsem.sinks.http_calls import VERSION_HEADER
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
 from tests.simulation.faults import Fate
 from tests.simulation.scheduler import Process, Scheduler
-from tests.simulation.worlds import World
+from tests.simulation.simulated_pipeline import PipelineFixture
 
-PART_ROWS = 2
+CHUNK_ROWS = 2
 KEY = "Idempotency-Key"
 _UNHEARD = (Fate.LATE, Fate.NEVER, Fate.CONFLICT, Fate.LOST_REPLY)
-_SINK = "airflow_provider_streamsem.sinks.http_calls"
+_SINK = "airflow_provider_streamsem.connectors.http.calls"
 _DEFERRED = 429
 
 
-class Effects(World):
-    """Files into files and two endpoints. No redo: what was called cannot be called back."""
+class Effects(PipelineFixture):
+    """Files into files and two endpoints. No reprocessing run: what was called cannot be called back."""
 
     name = "effects"
-    kinds = (*(kind for kind in World.kinds if "redo" not in kind), "skip", "skip")
+    kinds = (*(kind for kind in PipelineFixture.kinds if "reprocess" not in kind), "skip", "skip")
     outside = ("once", "keyed")
 
     def __init__(self, root: Path, scheduler: Scheduler) -> None:
@@ -46,7 +46,7 @@ class Effects(World):
     def pipeline(self, **changes: Any) -> Pipeline:
         once, keyed = (
             HttpSink(
-                staging=str(self.root / name), url=f"http://outside/{name}", part_rows=PART_ROWS, max_wait_s=60, **how
+                staging=str(self.root / name), url=f"http://outside/{name}", chunk_rows=CHUNK_ROWS, max_wait_s=60, **how
             )
             for name, how in (("once", {"delivery": "at_most_once"}), ("keyed", {"idempotent": True}))
         )
@@ -99,8 +99,8 @@ class Effects(World):
             if "max_wait_s" in error.fields and process.deferred:
                 count["gave up: the rate is limited"] += 1
                 return True
-            part = (error.fields.get("version"), error.fields.get("sink"), error.fields.get("part"))
-            if "has claimed" in str(error) and any(claim[:3] == part for claim in log.claims):
+            chunk = (error.fields.get("version"), error.fields.get("sink"), error.fields.get("chunk"))
+            if "has claimed" in str(error) and any(claim[:3] == chunk for claim in log.claims):
                 count["gave up: claimed by another run"] += 1
                 return True
         return super().excuses(process, error, log)
@@ -118,15 +118,15 @@ class Effects(World):
     def _check_receipt(self, log: RawLog, version: int, name: str) -> None:
         bodies = [f'{{"id": {row["id"]}}}' for row in checks.rows(self.root / "out", log.files(version))]
         total: Counter[str] = Counter()
-        for part in range(-(-len(bodies) // PART_ROWS)):
-            mine = bodies[part * PART_ROWS : (part + 1) * PART_ROWS]
+        for chunk in range(-(-len(bodies) // CHUNK_ROWS)):
+            mine = bodies[chunk * CHUNK_ROWS : (chunk + 1) * CHUNK_ROWS]
             turn, left = 0, len(mine)
             while left:
-                noted = log.effects.get((version, name, part, turn))
-                require(noted is not None, "receipts without effects of a part", version, name, part, turn)
+                noted = log.effects.get((version, name, chunk, turn))
+                require(noted is not None, "receipts without effects of a part", version, name, chunk, turn)
                 assert noted is not None
                 of_round = mine[len(mine) - left : len(mine) - noted.get("left", 0)]
-                self._check_round(log, version, name, (part, turn), of_round, noted, total)
+                self._check_round(log, version, name, (chunk, turn), of_round, noted, total)
                 self.scheduler.count["rounds that left records"] += bool(noted.get("left"))
                 turn, left = turn + 1, noted.get("left", 0)
         receipt = log.receipts[version]["sinks"][name]
@@ -167,9 +167,9 @@ class Effects(World):
 class TurningEndpoint:
     """An endpoint as one process sees it: every call is a turn of the scheduler."""
 
-    def __init__(self, world: Effects, at: Address) -> None:
-        self._world = world
-        self._scheduler = world.scheduler
+    def __init__(self, fixture: Effects, at: Address) -> None:
+        self._fixture = fixture
+        self._scheduler = fixture.scheduler
         self._name = at.url.rpartition("/")[2]
 
     def __enter__(self) -> TurningEndpoint:
@@ -188,25 +188,25 @@ class TurningEndpoint:
         process.answered(fate, self._name, f"{self._name}: reached")
 
     def call(self, body: bytes, headers: Mapping[str, str]) -> Answer:
-        world, process = self._world, self._scheduler.current
+        fixture, process = self._fixture, self._scheduler.current
         name, version, record = self._name, int(headers[VERSION_HEADER]), body.decode()
         by = process.name if process is not None else "by hand"
         what = f"{name}: call {version} {record}"
         fate = process.sends(what) if process is not None else Fate.GOOD
-        wait_s = world.deferral(name, record) if process is not None and fate is Fate.GOOD else 0
+        wait_s = fixture.deferral(name, record) if process is not None and fate is Fate.GOOD else 0
         if wait_s and process is not None:
             process.deferred = True
             self._scheduler.count["calls deferred"] += 1
             process.answered(fate, what, f"{what}: {_DEFERRED}, after {wait_s} s")
             return Answer("deferred", _DEFERRED, retry_after_s=wait_s)
-        world.calls[name, version, record].append(by)
+        fixture.calls[name, version, record].append(by)
         if fate is Fate.LATE:
-            self._scheduler.later(what, lambda: world.perform(name, version, headers[KEY], record))
+            self._scheduler.later(what, lambda: fixture.perform(name, version, headers[KEY], record))
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
             return Answer("unclear", 503 if fate is Fate.CONFLICT else 0, "no answer")
-        status = world.refusal(name, record)
+        status = fixture.refusal(name, record)
         if not status:
-            world.perform(name, version, headers[KEY], record)
+            fixture.perform(name, version, headers[KEY], record)
         elif process is not None:
             process.refused = True
             self._scheduler.count["calls refused"] += 1

@@ -1,4 +1,4 @@
-"""Wrong versions of the product, each wrong in one place. The simulation must see every one of them."""
+"""Wrong versions of the product, each wrong in one location. The simulation must see every one of them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem.batch import maintenance, run
-from airflow_provider_streamsem.batch.plan import plan_batch
+from airflow_provider_streamsem import dedup
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.engines import dedup
+from airflow_provider_streamsem.connectors.files.ledger import Ledger
+from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.errors import UnavailableError
+from airflow_provider_streamsem.pipeline import maintenance, run
+from airflow_provider_streamsem.pipeline.plan import plan_batch
 from airflow_provider_streamsem.protocol import codec, keys, known, machine, procedures
 from airflow_provider_streamsem.protocol.entries import Discovery, Outcome, RunPointer, StagedManifest
-from airflow_provider_streamsem.sinks.files import FilesSink
-from airflow_provider_streamsem.sources.ledger import Ledger
 from tests.simulation.scenario import world_of
 from tests.simulation.store import Truth
 
@@ -26,18 +26,18 @@ class Mutation:
     """
     :param apply: makes the product wrong until the test ends
     :param seen: what the violation says, so that a mutation that merely breaks down does not count as caught
-    :param world: the kind of world that must see it
+    :param fixture: the kind of world that must see it
     :param first: a seed that is tried first, where few see it
     """
 
     apply: Callable[[pytest.MonkeyPatch], None]
     seen: str
-    world: str = "files"
+    fixture: str = "files"
     first: int | None = None
 
     def seeds(self, seeds: int) -> list[int]:
         """Those of its kind of world, in the order in which they are tried."""
-        found = [seed for seed in range(seeds) if world_of(seed).name == self.world and seed != self.first]
+        found = [seed for seed in range(seeds) if world_of(seed).name == self.fixture and seed != self.first]
         return found if self.first is None else [self.first, *found]
 
 
@@ -108,13 +108,13 @@ def lost_plan_is_run_anyway(patch: pytest.MonkeyPatch) -> None:
 def drain_target_is_drawn_anew_for_each_batch(patch: pytest.MonkeyPatch) -> None:
     def plan(opened: Any, planner: Any, ready: Any, **named: Any) -> Any:
         if ready.target is not None:
-            ready = replace(ready, target=planner.latest_offsets())
+            ready = replace(ready, target=planner.poll(ready.head.hint).offsets)
         return plan_batch(opened, planner, ready, **named)
 
     patch.setattr(run, "plan_batch", plan)
 
 
-def redo_replaces_the_first_commit(patch: pytest.MonkeyPatch) -> None:
+def reprocess_replaces_the_first_commit(patch: pytest.MonkeyPatch) -> None:
     def find_current(version: int, head: Any) -> Any:
         return version
         yield
@@ -122,7 +122,7 @@ def redo_replaces_the_first_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(procedures, "find_current", find_current)
 
 
-def redo_trusts_the_listed_head(patch: pytest.MonkeyPatch) -> None:
+def reprocess_trusts_the_listed_head(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CommitLog, "confirm_head", lambda self, head: head)
 
 
@@ -182,7 +182,7 @@ def vacuum_deletes_attempts_of_open_versions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(maintenance, "range", lambda begin, end: range(begin, end + 1), raising=False)
 
 
-def vacuum_deletes_what_redos_replaced(patch: pytest.MonkeyPatch) -> None:
+def vacuum_deletes_what_reprocessing_runs_replaced(patch: pytest.MonkeyPatch) -> None:
     real = maintenance.vacuum
 
     def vacuum(pipeline: Any, *, log: CommitLog, **named: Any) -> Any:
@@ -222,14 +222,14 @@ def abort_forgets(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(maintenance, "Outcome", lambda **named: Outcome(**{**named, "state": None}))
 
 
-def redo_is_held_against_what_is_remembered_now(patch: pytest.MonkeyPatch) -> None:
+def reprocess_is_held_against_what_is_remembered_now(patch: pytest.MonkeyPatch) -> None:
     def remembered(self: run.Run, head: Any, plan: Any) -> Any:
         return (None if head.outcome is None else head.outcome.state), plan.planned_at_ms
 
-    patch.setattr(run.Run, "_remembered", remembered)
+    patch.setattr(run.Run, "_dedup_state", remembered)
 
 
-def redo_forgets_what_came_after_its_root(patch: pytest.MonkeyPatch) -> None:
+def reprocess_forgets_what_came_after_its_root(patch: pytest.MonkeyPatch) -> None:
     def manifest(**named: Any) -> StagedManifest:
         return StagedManifest(**{**named, "state": produced[-1].state})
 
@@ -249,12 +249,12 @@ def adoption_looks_at_no_remembered_id(patch: pytest.MonkeyPatch) -> None:
 
 
 def time_of_ids_is_asked_anew_by_each_attempt(patch: pytest.MonkeyPatch) -> None:
-    real = run.Run._remembered
+    real = run.Run._dedup_state
 
     def remembered(self: run.Run, head: Any, plan: Any) -> Any:
         return real(self, head, plan)[0], self.opened.log.clock.now_ms()
 
-    patch.setattr(run.Run, "_remembered", remembered)
+    patch.setattr(run.Run, "_dedup_state", remembered)
 
 
 def layers_are_dropped_by_their_oldest_id(patch: pytest.MonkeyPatch) -> None:
@@ -278,19 +278,19 @@ MUTATIONS = (
     Mutation(adoption_looks_at_no_file, "I6|gone"),
     Mutation(lost_plan_is_run_anyway, "I3"),
     Mutation(drain_target_is_drawn_anew_for_each_batch, "target"),
-    Mutation(redo_replaces_the_first_commit, "I20|not visible"),
-    Mutation(redo_trusts_the_listed_head, "made nothing anew|only a committed version"),
+    Mutation(reprocess_replaces_the_first_commit, "I20|not visible"),
+    Mutation(reprocess_trusts_the_listed_head, "made nothing anew|only a committed version"),
     Mutation(pointers_are_read_before_the_head, "I16|answer|more than once|miscounted", first=92),
     Mutation(pointers_are_taken_from_a_listing, "I16|answer|more than once|miscounted"),
     Mutation(newest_pointer_is_not_confirmed, "I16|answer|more than once|miscounted"),
     Mutation(drain_looks_at_its_own_last_outcome_only, "a drain is below its target but"),
     Mutation(vacuum_deletes_attempts_of_open_versions, "I6|gone"),
-    Mutation(vacuum_deletes_what_redos_replaced, "I6|gone"),
+    Mutation(vacuum_deletes_what_reprocessing_runs_replaced, "I6|gone"),
     Mutation(files_that_a_listing_missed_are_forgotten, "D1|doubled"),
     Mutation(lost_discovery_is_kept, ".", first=122),
     Mutation(abort_forgets, "repeat|lost or doubled|id twice", "dedup", first=597),
-    Mutation(redo_is_held_against_what_is_remembered_now, "other ids|lost or doubled", "dedup"),
-    Mutation(redo_forgets_what_came_after_its_root, "repeat|lost or doubled|id twice", "dedup"),
+    Mutation(reprocess_is_held_against_what_is_remembered_now, "other ids|lost or doubled", "dedup"),
+    Mutation(reprocess_forgets_what_came_after_its_root, "repeat|lost or doubled|id twice", "dedup"),
     Mutation(adoption_looks_at_no_remembered_id, "remembered ids is gone|magic bytes", "dedup", first=133),
     Mutation(time_of_ids_is_asked_anew_by_each_attempt, "repeat|other ids", "dedup"),
     Mutation(layers_are_dropped_by_their_oldest_id, "repeat|other ids", "dedup"),

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem.batch import maintenance, publish, run
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.http.calls import Publication
+from airflow_provider_streamsem.connectors.http.sink import HttpSink
+from airflow_provider_streamsem.connectors.sql import database
+from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
+from airflow_provider_streamsem.pipeline import maintenance, publish, run
 from airflow_provider_streamsem.protocol import procedures
 from airflow_provider_streamsem.protocol.entries import Marker, Receipt, Receipts
 from airflow_provider_streamsem.protocol.view import Head
-from airflow_provider_streamsem.sinks import database, jdbc
-from airflow_provider_streamsem.sinks.contract import Batch, SinkMarker
-from airflow_provider_streamsem.sinks.http import HttpSink
-from airflow_provider_streamsem.sinks.http_calls import Publication
-from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from tests.simulation.mutations import Mutation
 
 
@@ -62,14 +62,15 @@ def skip_moves_no_marker(patch: pytest.MonkeyPatch) -> None:
 
 
 def publisher_believes_itself_and_not_the_marker(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(jdbc, "_receipt", lambda batch, state: Receipt(result="applied", rows=batch.committable.rows))
+    applied = staticmethod(lambda batch, state, detail=None: Receipt(result="applied", rows=batch.committable.rows))
+    patch.setattr(JdbcSink, "receipt", applied)
 
 
-def redo_does_not_replace(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(JdbcSink, "_take_out", lambda self, connection, target, batch: None)
+def reprocess_does_not_replace(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JdbcSink, "_delete_replaced", lambda self, connection, target, batch: None)
 
 
-def redo_replaces_the_rows_of_the_version_it_names(patch: pytest.MonkeyPatch) -> None:
+def reprocess_replaces_the_rows_of_the_version_it_names(patch: pytest.MonkeyPatch) -> None:
     real = publish.batch_of
 
     def batch_of(opened: Any, outcome: Any, sha: str, name: str) -> Batch:
@@ -79,7 +80,7 @@ def redo_replaces_the_rows_of_the_version_it_names(patch: pytest.MonkeyPatch) ->
     patch.setattr(publish, "batch_of", batch_of)
 
 
-def empty_redo_leaves_what_stands(patch: pytest.MonkeyPatch) -> None:
+def empty_reprocess_leaves_what_stands(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Batch, "is_nothing", property(lambda self: not self.committable.files))
 
 
@@ -106,7 +107,7 @@ def receipts_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
 
     def read_head(version: int) -> Any:
         head = yield from real(version)
-        return None if head is None else replace(head, owes=False)
+        return None if head is None else replace(head, has_pending_publishes=False)
 
     patch.setattr(procedures, "read_head", read_head)
 
@@ -132,13 +133,13 @@ def last_sink_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def staged_rows_are_deleted_before_the_receipts(patch: pytest.MonkeyPatch) -> None:
-    real = maintenance._Place.spent
+    real = maintenance._SinkLocation.spent
 
     def spent(self: Any, version: int, lost: Any) -> Any:
         everyone = (attempt for _, attempt in sorted(self.sink.attempts(version)))
         return everyone if self._is_spent else real(self, version, lost)
 
-    patch.setattr(maintenance._Place, "spent", spent)
+    patch.setattr(maintenance._SinkLocation, "spent", spent)
 
 
 def claim_is_not_checked(patch: pytest.MonkeyPatch) -> None:
@@ -152,11 +153,11 @@ def claim_is_not_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def claim_is_the_runs_and_not_the_entrys(patch: pytest.MonkeyPatch) -> None:
-    def claim(self: publish.LoggedEffects, part: int, round: int) -> bool:
+    def claim(self: publish.LoggedEffects, chunk: int, round: int) -> bool:
         plan = self._log.plan(self._version)
         assert plan is not None
         nonce = plan[0].run_key
-        wanted = publish.Claim(version=self._version, sink=self._sink, part=part, round=round, nonce=nonce)
+        wanted = publish.Claim(version=self._version, sink=self._sink, chunk=chunk, round=round, nonce=nonce)
         return self._log.claim(wanted)
 
     patch.setattr(publish.LoggedEffects, "claim", claim)
@@ -165,8 +166,10 @@ def claim_is_the_runs_and_not_the_entrys(patch: pytest.MonkeyPatch) -> None:
 def unknown_is_called_done(patch: pytest.MonkeyPatch) -> None:
     real = publish.LoggedEffects.record
 
-    def record(self: publish.LoggedEffects, part: int, round: int, *, done: int, unknown: int = 0, **named: int) -> Any:
-        return real(self, part, round, done=done + unknown, **named)
+    def record(
+        self: publish.LoggedEffects, chunk: int, round: int, *, done: int, unknown: int = 0, **named: int
+    ) -> Any:
+        return real(self, chunk, round, done=done + unknown, **named)
 
     patch.setattr(publish.LoggedEffects, "record", record)
 
@@ -175,17 +178,17 @@ def effects_are_noted_before_the_calls(patch: pytest.MonkeyPatch) -> None:
     real = Publication._performed
 
     def performed(self: Publication, endpoint: Any, at: Any) -> Any:
-        self._effects.record(at.part, at.number, done=at.rows)
+        self._effects.record(at.chunk, at.number, done=at.rows)
         return real(self, endpoint, at)
 
     patch.setattr(Publication, "_performed", performed)
 
 
 def skip_claims_nothing(patch: pytest.MonkeyPatch) -> None:
-    def given_up(self: Publication, at: Any) -> Any:
-        return self._effects.record(at.part, at.number, done=0, skipped=at.rows)
+    def skipped_sinks(self: Publication, at: Any) -> Any:
+        return self._effects.record(at.chunk, at.number, done=0, skipped=at.rows)
 
-    patch.setattr(Publication, "_given_up", given_up)
+    patch.setattr(Publication, "_given_up", skipped_sinks)
 
 
 def other_runs_close_claims(patch: pytest.MonkeyPatch) -> None:
@@ -211,14 +214,14 @@ def at_most_once_calls_again(patch: pytest.MonkeyPatch) -> None:
 
 def rest_of_a_part_is_performed_under_the_first_claim(patch: pytest.MonkeyPatch) -> None:
     real = publish.LoggedEffects.claim
-    patch.setattr(publish.LoggedEffects, "claim", lambda self, part, round: round > 0 or real(self, part, round))
+    patch.setattr(publish.LoggedEffects, "claim", lambda self, chunk, round: round > 0 or real(self, chunk, round))
 
 
 def deferred_calls_are_counted_as_done(patch: pytest.MonkeyPatch) -> None:
     real = publish.LoggedEffects.record
 
-    def record(self: publish.LoggedEffects, part: int, round: int, *, done: int, left: int = 0, **named: int) -> Any:
-        return real(self, part, round, done=done + left, **named)
+    def record(self: publish.LoggedEffects, chunk: int, round: int, *, done: int, left: int = 0, **named: int) -> Any:
+        return real(self, chunk, round, done=done + left, **named)
 
     patch.setattr(publish.LoggedEffects, "record", record)
 
@@ -229,9 +232,9 @@ PUBLISH_MUTATIONS = (
     Mutation(marker_and_rows_are_two_transactions, "I18", "tables"),
     Mutation(skip_moves_no_marker, "I15|I18|marker", "tables"),
     Mutation(publisher_believes_itself_and_not_the_marker, "receipts", "tables"),
-    Mutation(redo_does_not_replace, "I18", "tables"),
-    Mutation(redo_replaces_the_rows_of_the_version_it_names, "I18|failed", "tables", first=321),
-    Mutation(empty_redo_leaves_what_stands, "I18", "tables", first=193),
+    Mutation(reprocess_does_not_replace, "I18", "tables"),
+    Mutation(reprocess_replaces_the_rows_of_the_version_it_names, "I18|failed", "tables", first=321),
+    Mutation(empty_reprocess_leaves_what_stands, "I18", "tables", first=193),
     Mutation(receipts_are_written_before_publishing, "I15|I18|receipts", "tables"),
     Mutation(receipts_are_not_waited_for, "before the receipts|I2", "tables"),
     Mutation(last_sink_is_forgotten, "I15|I18", "tables"),

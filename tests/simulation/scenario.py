@@ -14,11 +14,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from airflow_provider_streamsem import Limits, RunResult, redo, run_batch
-from airflow_provider_streamsem.batch import maintenance
-from airflow_provider_streamsem.batch.publish import skip
+from airflow_provider_streamsem import Limits, RunResult, reprocess, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import PublishError
+from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.publish import skip
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers.files import open_log
@@ -30,19 +30,28 @@ from tests.simulation.checks import RawLog, require
 from tests.simulation.disk import TurningEngine, turning_directories
 from tests.simulation.effects import Effects
 from tests.simulation.scheduler import Process, Scheduler, Violation
+from tests.simulation.simulated_pipeline import PipelineFixture, Repeats
 from tests.simulation.tables import Tables
-from tests.simulation.worlds import Repeats, World
 from tests.small_nodes import small_nodes
 
-SINGLES, DRAINS, REDOS = ("single-a", "single-b"), ("drain-a", "drain-b"), ("redo-a", "redo-b")
-WORLDS: tuple[type[World], ...] = (
-    *(World, Tables, World, Effects, World, Repeats, World, World),
-    *(World, World, World, Effects, World, Repeats, World, World),
+SINGLES, DRAINS, REDOS = ("single-a", "single-b"), ("drain-a", "drain-b"), ("reprocess-a", "reprocess-b")
+WORLDS: tuple[type[PipelineFixture], ...] = (
+    *(PipelineFixture, Tables, PipelineFixture, Effects, PipelineFixture, Repeats, PipelineFixture, PipelineFixture),
+    *(
+        PipelineFixture,
+        PipelineFixture,
+        PipelineFixture,
+        Effects,
+        PipelineFixture,
+        Repeats,
+        PipelineFixture,
+        PipelineFixture,
+    ),
 )
 """The kinds of world, seed by seed, over and over: the costly ones come more seldom"""
 
 
-def world_of(seed: int) -> type[World]:
+def world_of(seed: int) -> type[PipelineFixture]:
     return WORLDS[seed % len(WORLDS)]
 
 
@@ -61,17 +70,17 @@ class Simulation:
     answers: list[tuple[str, RunResult]] = field(default_factory=list)
     announced: set[int] = field(default_factory=set)
     readings: dict[int, tuple[list[str], Counter[int]]] = field(default_factory=dict)
-    redone: dict[str, int] = field(default_factory=dict)
+    reprocessed: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rng = Random(self.seed)
         self.scheduler = Scheduler(self.rng)
-        self.truth = self.scheduler.truth
+        self.summary = self.scheduler.summary
         self.count = self.scheduler.count
-        self.world = world_of(self.seed)(self.root, self.scheduler)
-        wide = self.world.pipeline()
+        self.fixture = world_of(self.seed)(self.root, self.scheduler)
+        wide = self.fixture.pipeline()
         self.pipelines = (wide, wide.replace(limits=Limits(max_files=1)))
-        self.waiting = [self.rng.choice(self.world.kinds) for _ in range(self.rng.randrange(5, 10))]
+        self.waiting = [self.rng.choice(self.fixture.kinds) for _ in range(self.rng.randrange(5, 10))]
         self.waiting[0] = self.rng.choice(("single", "drain"))
         self.restarts: list[tuple[str, str]] = []
 
@@ -79,11 +88,11 @@ class Simulation:
 
     def arrive(self) -> None:
         """One more file, mostly newer than all others; sometimes it was written earlier than it shows; sometimes with a bad line."""
-        n = self.world.made
+        n = self.fixture.made
         name = f"{n:03d}.json"
         bad = "{not json\n" if self.rng.random() < 0.2 else ""
         path = self.root / "in" / name
-        path.write_text("".join(json.dumps({"id": i}) + "\n" for i in self.world.next_ids()) + bad)
+        path.write_text("".join(json.dumps({"id": i}) + "\n" for i in self.fixture.next_ids()) + bad)
         back = self.rng.choice((0, 0, 0, 3))
         stamp = 1_700_000_000_000_000_000 + (n - back) * 1_000_000
         os.utime(path, ns=(stamp, stamp))
@@ -91,7 +100,7 @@ class Simulation:
         self.scheduler.says("(world)", f"{name} arrives" + (" with a bad line" if bad else ""))
 
     def raw(self) -> RawLog:
-        return checks.raw_log(self.truth.everything())
+        return checks.raw_log(self.summary.everything())
 
     def more(self) -> bool:
         """Whether anybody is still to come."""
@@ -109,7 +118,11 @@ class Simulation:
             scheduler.kill(self.rng.choice(scheduler.live))
 
     def begin(self, kind: str) -> None:
-        if kind in ("redo", "named redo", "reader", "vacuum") and self.truth.closed < 0 and self.rng.random() < 0.9:
+        if (
+            kind in ("reprocess", "named reprocess", "reader", "vacuum")
+            and self.summary.closed < 0
+            and self.rng.random() < 0.9
+        ):
             # There is nothing for it yet; sometimes it comes nevertheless.
             self.waiting.append(kind)
             kind = "drain" if not self.scheduler.live else "nobody"
@@ -121,11 +134,11 @@ class Simulation:
             if self.rng.random() < 0.5:
                 self.arrive()
             self.run_again("run", self.rng.choice(SINGLES if kind == "single" else DRAINS))
-        elif kind == "named redo":
-            self.run_again("redo", self.rng.choice(REDOS))
+        elif kind == "named reprocess":
+            self.run_again("reprocess", self.rng.choice(REDOS))
         else:
             body: Callable[[Process], Any] = {
-                "redo": self.redo_anew,
+                "reprocess": self.reprocess_anew,
                 "abort": self.abort,
                 "vacuum": self.vacuum,
                 "reader": self.read,
@@ -134,8 +147,8 @@ class Simulation:
             self.scheduler.start(kind, body)
 
     def run_again(self, what: str, run_key: str) -> None:
-        if what == "redo":
-            self.scheduler.start("named redo", lambda process: self.redo_named(process, run_key))
+        if what == "reprocess":
+            self.scheduler.start("named reprocess", lambda process: self.reprocess_named(process, run_key))
         else:
             kind = "drain" if run_key in DRAINS else "single"
             self.scheduler.start(kind, lambda process: self.run(process, run_key))
@@ -147,7 +160,7 @@ class Simulation:
 
     def run(self, process: Process, run_key: str) -> str:
         process.retry = ("run", run_key)
-        self.world.run_keys[process.name] = run_key
+        self.fixture.run_keys[process.name] = run_key
         drain = run_key in DRAINS
         result = run_batch(
             self.rng.choice(self.pipelines), run_key=run_key, drain=drain, engine=self.engine(process), log=process.log
@@ -155,36 +168,36 @@ class Simulation:
         self.answered(process, result, run_key)
         return run_key
 
-    def redo_named(self, process: Process, run_key: str) -> None:
-        process.retry = ("redo", run_key)
+    def reprocess_named(self, process: Process, run_key: str) -> None:
+        process.retry = ("reprocess", run_key)
         committed = self.raw().committed
-        if run_key not in self.redone:
+        if run_key not in self.reprocessed:
             if not committed:
                 return
-            self.redone[run_key] = self.rng.choice(committed)
-        result = redo(
+            self.reprocessed[run_key] = self.rng.choice(committed)
+        result = reprocess(
             self.pipelines[0],
-            self.redone[run_key],
+            self.reprocessed[run_key],
             run_key=run_key,
             engine=self.engine(process),
             log=process.log,
         )
         self.answered(process, result, run_key)
 
-    def redo_anew(self, process: Process) -> None:
-        """A redo without a run key: whatever redos there were, the rows are made anew, after it was asked for."""
+    def reprocess_anew(self, process: Process) -> None:
+        """A reprocessing run without a run key: whatever reprocessing runs there were, the rows are reprocessed, after it was asked for."""
         before = self.raw()
         if not before.committed:
             return
         version = self.rng.choice(before.committed)
-        result = redo(self.pipelines[0], version, engine=self.engine(process), log=process.log)
+        result = reprocess(self.pipelines[0], version, engine=self.engine(process), log=process.log)
         self.answered(process, result, result.run_key)
         held = before.newest_of_chain(version)
-        require(result.version > held, "a redo made nothing anew", process.name, result.version, held)
+        require(result.version > held, "a reprocessing run made nothing anew", process.name, result.version, held)
 
     def abort(self, process: Process) -> None:
         for _ in range(40):  # a person comes when a version hangs
-            if self.truth.planned == self.truth.closed:
+            if self.summary.planned == self.summary.closed:
                 process.turn()
         record = process.log.read_pipeline()
         version = self.raw().open
@@ -203,25 +216,25 @@ class Simulation:
     def skip(self, process: Process) -> None:
         """A person gives up what waits for one of the sinks."""
         for _ in range(60):  # and comes when something waits
-            if self.truth.closed > self.truth.published and (version := self.raw().owing) is not None:
+            if self.summary.closed > self.summary.published and (version := self.raw().owing) is not None:
                 break
             process.turn()
         else:
             return
-        sink = self.rng.choice(self.world.outside)
+        sink = self.rng.choice(self.fixture.outside)
         receipts = skip(self.pipelines[0], version, sink=sink, reason="asked for", log=process.log)
         stored = self.raw().receipts[version]
         require(plain(receipts)["sinks"] == stored["sinks"], "a skip was answered by what is not stored", version)
 
     def read(self, process: Process) -> None:
         """The head, then a version that is fixed: it reads as it did to everybody before."""
-        closed = self.truth.closed
+        closed = self.summary.closed
         if process.log.read_pipeline() is None:
             return
         opened = open_log(process.log)
         view = opened.view()
-        within = view.version <= self.truth.closed and (process.saw_stale or closed <= view.version)
-        require(within, "a reader saw a head that is not there", view.version, closed, self.truth.closed)
+        within = view.version <= self.summary.closed and (process.saw_stale or closed <= view.version)
+        require(within, "a reader saw a head that is not there", view.version, closed, self.summary.closed)
         self.reading(view.version, [file.file.key for file in view.sink("out")])
         version = self.rng.choice([view.version, *self.readings])
         for _ in range(2):
@@ -230,9 +243,9 @@ class Simulation:
             self.count["readings"] += 1
 
     def reading(self, version: int, files: list[str]) -> None:
-        seen = (files, self.world.ids(files))
+        seen = (files, self.fixture.ids(files))
         twice = seen[1] and max(seen[1].values()) > 1
-        require(not (twice and self.world.once), "a reader saw an id twice", version)
+        require(not (twice and self.fixture.once), "a reader saw an id twice", version)
         require(self.readings.setdefault(version, seen) == seen, "a version reads in another way (I7)", version)
 
     def answered(self, process: Process, result: RunResult, run_key: str) -> None:
@@ -247,7 +260,7 @@ class Simulation:
             require(not known, "an empty answer of a run that committed", result, known)
         checks.check_announced(log, result, run_key)
         self.announced.update(range(*result.versions))
-        self.world.check(log)
+        self.fixture.check(log)
 
     # --- how processes end
 
@@ -262,7 +275,7 @@ class Simulation:
     def excuse(self, process: Process) -> None:
         """A process may fail for want of an answer, or because what a person asked for is not so (any more); for nothing else."""
         error = process.error
-        if not self.world.excuses(process, error, self.raw()):
+        if not self.fixture.excuses(process, error, self.raw()):
             raise Violation(f"{process.name} failed: {type(error).__name__}: {error}") from error
         if isinstance(error, PublishError) and self.rng.random() < 0.5:
             self.waiting.insert(0, "skip")
@@ -274,10 +287,10 @@ class Simulation:
             return
         prefix = keys.attempts(version) + process.name
         seen = {key for other in self.scheduler.live for key in other.manifests}
-        mine = [s.key for s in self.truth.list(prefix) if s.key not in seen]
+        mine = [s.key for s in self.summary.list(prefix) if s.key not in seen]
         for key in mine:
             prefix = keys.data_prefix(version, key.split("/")[-1].removesuffix(".json"))
-            staged = [path for place in self.world.places() for path in sorted((place / prefix).glob("*"))]
+            staged = [path for location in self.fixture.locations() for path in sorted((location / prefix).glob("*"))]
             for path in self.rng.sample(staged, self.rng.randrange(1, len(staged))) if len(staged) > 1 else staged:
                 if self.rng.random() < 0.5:
                     path.unlink()
@@ -290,7 +303,7 @@ class Simulation:
 
     def play(self) -> None:
         """The whole simulation, and all that must be true afterwards."""
-        with turning_directories(self.scheduler, str(self.root / "log")), self.world.turning():
+        with turning_directories(self.scheduler, str(self.root / "log")), self.fixture.turning():
             for _ in range(self.rng.randrange(1, 4)):
                 self.arrive()
             self.scheduler.run(self.tick, self.ended, self.more)
@@ -313,22 +326,22 @@ class Simulation:
     def repeat(self, n: int, run_key: str, result: RunResult) -> None:
         """A run again under the key that it was given: the same answer, and no work."""
         engine, log = RowsEngine(), self.by_hand(f"again{n}")
-        stored = len(self.truth.history)
+        stored = len(self.summary.history)
         if run_key in (*SINGLES, *DRAINS, "last"):
             again = run_batch(self.pipelines[0], run_key=run_key, drain=run_key not in SINGLES, engine=engine, log=log)
         else:
-            again = redo(self.pipelines[0], self.raw().committed[0], run_key=run_key, engine=engine, log=log)
+            again = reprocess(self.pipelines[0], self.raw().committed[0], run_key=run_key, engine=engine, log=log)
         require(again == result, "the same run was answered otherwise", again, result)
-        require((engine.staged, len(self.truth.history)) == (0, stored), "an answered run did work again", run_key)
+        require((engine.staged, len(self.summary.history)) == (0, stored), "an answered run did work again", run_key)
 
     def by_hand(self, name: str) -> CommitLog:
-        return CommitLog(self.truth, ManualClock(self.scheduler.now_ms, name))
+        return CommitLog(self.summary, ManualClock(self.scheduler.now_ms, name))
 
     def check(self) -> None:
         log = self.by_hand("check")
         raw = self.raw()
         require(raw.open is None, "a version stayed open")
-        unnamed = {v for v in raw.committed if raw.plans[v]["run_key"].startswith("redo:")}
+        unnamed = {v for v in raw.committed if raw.plans[v]["run_key"].startswith("reprocess:")}
         silent = {*raw.committed} - self.announced - {v for v in unnamed if v > max(self.announced, default=-1)}
         require(not silent, "no answer announced these commits (A5)", silent)
         checks.check_runs(raw)
@@ -341,8 +354,8 @@ class Simulation:
         require(verdict.clean, "verify", *verdict.findings)
         require(verdict.orphans == 0, "vacuum left orphans", verdict.orphans)
         head = len(raw.outcomes) - 1
-        self.world.check(raw)
-        self.world.check_end(raw)
+        self.fixture.check(raw)
+        self.fixture.check_end(raw)
         for version in sorted({*self.readings, head}):
             files = [os.path.relpath(file.path, self.root / "out") for file in opened.files(version=version)]
             require(files == raw.visible(version), "the reader and the raw log differ", version)

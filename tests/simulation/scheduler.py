@@ -58,7 +58,7 @@ class Process:
     """
     One process: it dies, waits and is answered as its fate has it. Dead, it can do nothing more, whatever it tries while it unwinds.
 
-    :attr holds_locks: whether others would wait for it for ever: what it does to files meanwhile is no turn
+    :attr holds_locks: whether others would wait for it forever: what it does to files meanwhile is no turn
     :attr refused: whether a sink outside the log refused it something
     :attr deferred: whether an endpoint limited the rate of its calls
     :attr manifests: keys of staged manifests that it read or made, and could decide
@@ -79,14 +79,14 @@ class Process:
         self.refused = False
         self.deferred = False
         self.holds_locks = False
-        self.began_at = scheduler.truth.closed
+        self.began_at = scheduler.summary.closed
         self.manifests: set[str] = set()
         self.retry: tuple[str, str] | None = None
         self.result: Any = None
         self.error: Exception | None = None
         self.ended = ""
         self.log = CommitLog(
-            View(self, scheduler.truth),
+            View(self, scheduler.summary),
             TurningClock(self, scheduler.rng.randrange(-5_000, 5_000)),
             Patience(tries=scheduler.rng.choice((2, 3, 5))),
         )
@@ -168,7 +168,7 @@ class Scheduler:
     def __init__(self, rng: Random) -> None:
         self.rng = rng
         self.weather = Weather(rng)
-        self.truth = Truth()
+        self.summary = Truth()
         self.hub = getcurrent()
         self.turns = 0
         self.live: list[Process] = []

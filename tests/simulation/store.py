@@ -70,10 +70,10 @@ class Truth(MemoryStore):
 class View:
     """The store as one process sees it. Every request is a turn of the scheduler, and meets a fate there."""
 
-    def __init__(self, process: Process, truth: Truth) -> None:
-        self.url = truth.url
+    def __init__(self, process: Process, summary: Truth) -> None:
+        self.url = summary.url
         self._process = process
-        self._truth = truth
+        self._truth = summary
 
     def create(self, key: str, data: bytes) -> bool:
         fate = self._sent("create", key)
@@ -142,7 +142,7 @@ class View:
         elif letter == "c":
             entry = json.loads(data)
             count[f"outcomes: {entry['result']}"] += 1
-            count["outcomes of redos"] += entry.get("replaces") is not None
+            count["outcomes of reprocessing runs"] += entry.get("replaces") is not None
             count["quarantined rows"] += entry["quarantine"]["rows"]
             if entry["attempt_id"] is not None and not entry["attempt_id"].startswith(self._process.name + "-"):
                 count["adoptions"] += 1
@@ -154,7 +154,7 @@ def shown(key: str) -> str:
     if parsed is not None:
         return f"{_ENTRIES[parsed[1]]}({parsed[0]})"
     directory, _, rest = key.partition("/")
-    if directory in ("specs", "genesis"):
+    if directory in ("specs", "initial_offsets"):
         return f"{directory}/…"
     if directory == "sources":
         return f"sources/…/{shown(rest.partition('/')[2])}"

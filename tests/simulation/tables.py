@@ -14,16 +14,16 @@ from unittest.mock import patch
 import sqlalchemy as sa
 
 from airflow_provider_streamsem import FilesSink, Pipeline
+from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.sql import database
+from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import MarkerLostError, PublishError, StreamsemError
-from airflow_provider_streamsem.sinks import database
-from airflow_provider_streamsem.sinks.contract import Batch, SinkMarker
-from airflow_provider_streamsem.sinks.jdbc import JdbcSink
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
 from tests.simulation.faults import Fate
 from tests.simulation.scheduler import Process, Scheduler, WaitingClock
-from tests.simulation.worlds import World
+from tests.simulation.simulated_pipeline import PipelineFixture
 
 Row = dict[str, int]
 _TABLES = """
@@ -33,11 +33,11 @@ _TABLES = """
 """
 
 
-class Tables(World):
+class Tables(PipelineFixture):
     """Files into files and two tables. Rows say which attempt made them; of some attempts no row, or not every one, gets into ``mart``."""
 
     name = "tables"
-    kinds = (*World.kinds, "redo", "named redo", "skip")
+    kinds = (*PipelineFixture.kinds, "reprocess", "named reprocess", "skip")
     outside = ("audit", "mart")
 
     def __init__(self, root: Path, scheduler: Scheduler) -> None:
@@ -76,11 +76,14 @@ class Tables(World):
                 (database, "read_marker", partial(self._read_marker, marker)),
                 (JdbcSink, "_commit", lambda sink, *given: self._commit(partial(commit, sink), *given)),
                 # The rehearsal brings no row, and takes long.
-                (JdbcSink, "accept", lambda sink, schema: schema),
+                (JdbcSink, "resolve_schema", lambda sink, schema: schema),
             ):
                 stack.enter_context(patch.object(where, name, what))
             stack.enter_context(
-                patch("airflow_provider_streamsem.sinks.jdbc.SYSTEM_CLOCK", WaitingClock(self.scheduler))
+                patch(
+                    "airflow_provider_streamsem.connectors.staged_parquet.transactions.SYSTEM_CLOCK",
+                    WaitingClock(self.scheduler),
+                )
             )
             yield
 
@@ -178,7 +181,7 @@ class Tables(World):
                 require(found == expected, "a table is not what was decided (I18)", name, found, expected)
 
     def _decided(self, log: RawLog, name: str, at: int, state: str) -> Counter[tuple[int, int, int]]:
-        standing: dict[int, int] = {}
+        current_output: dict[int, int] = {}
         for version in log.committed:
             done = log.receipts.get(version)
             told = "" if done is None else done["sinks"][name]["result"]
@@ -186,10 +189,10 @@ class Tables(World):
                 require(told in ("", state), "receipts say what the marker does not", version, name, told, state)
                 told = state
             if told == "applied":
-                standing[log.root(version)] = version
+                current_output[log.root(version)] = version
         return Counter(
             (row["id"], row["attempt"], root)
-            for root, version in standing.items()
+            for root, version in current_output.items()
             for row in self._made(log, version)
             if _belongs(row, name)
         )

@@ -29,7 +29,7 @@ SEEDS_PER_TEST = 250
 FRESH_SEEDS = 20_000
 ROOT = Path(__file__).parents[2]
 
-KINDS = {kind for world in WORLDS for kind in world.kinds if kind != "arrival"}
+KINDS = {kind for fixture in WORLDS for kind in fixture.kinds if kind != "arrival"}
 ENOUGH = {
     **{fate.name: 500 for fate in Fate if fate is not Fate.GOOD},
     **{f"started: {kind}": 300 for kind in KINDS},
@@ -39,7 +39,7 @@ ENOUGH = {
     "adoptions": 100,
     "outcomes: commit": 2_000,
     "outcomes: abort": 100,
-    "outcomes of redos": 500,
+    "outcomes of reprocessing runs": 500,
     "lost creates of plans": 1_000,
     "lost creates of outcomes": 1_000,
     "quarantined rows": 500,
@@ -73,9 +73,9 @@ ENOUGH = {
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    place = scratch()
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
+    location = scratch()
+    yield location
+    shutil.rmtree(location, ignore_errors=True)
 
 
 def play(root: Path, first: int, seeds: int) -> Counter[str]:
@@ -165,4 +165,4 @@ def test_the_dead_do_nothing_more(root: Path) -> None:
     process.greenlet.switch()
     simulation.scheduler.kill(process)
     assert (process.ended, tried) == ("died", ["b", "c"])
-    assert simulation.truth.everything() == {}
+    assert simulation.summary.everything() == {}

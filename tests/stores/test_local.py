@@ -137,7 +137,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def modes(root: Path) -> set[int]:
-    """The permission bits of all directories and files below a place, the place itself included."""
+    """The permission bits of all directories and files below a location, the location itself included."""
     return {path.stat().st_mode & 0o777 for path in (root, *root.rglob("*"))}
 
 

@@ -155,10 +155,10 @@ def test_key_that_exists_but_cannot_be_read_spends_patience() -> None:
 def test_folder_objects_are_no_files(streamsem_log: str) -> None:
     from airflow_provider_streamsem import FilesSource
 
-    place = open_store(streamsem_log)
-    assert isinstance(place, S3Store)
+    location = open_store(streamsem_log)
+    assert isinstance(location, S3Store)
     for key in ("in/", "in/day/"):
-        place._client.put_object(Bucket=place.bucket, Key=place.prefix + key, Body=b"")
+        location._client.put_object(Bucket=location.bucket, Key=location.prefix + key, Body=b"")
     open_store(f"{streamsem_log}/in").create("day/a.json", b"{}")
     source = FilesSource(path=f"{streamsem_log}/in", format="json", schema="id long")
     assert [(f.path, f.identity[:5]) for f in source.listing(0)] == [("day/a.json", "etag:")]

@@ -1,4 +1,4 @@
-"""The crash matrix of one's own pipeline: every step is killed once, and what is broken is found and named."""
+"""The crash matrix of a user's pipeline: it kills every step once, and finds and names what breaks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pipeline(transform: Any = None, **changes: Any) -> Pipeline:
 
 
 def named(steps: list[str]) -> list[str]:
-    """Steps without what differs from run to run."""
+    """Replace the parts of step names that differ from run to run."""
     return [re.sub(r"[0-9a-f]{32,}|(?<=sources/)[0-9a-f]{16}", "ID", step) for step in steps]
 
 
@@ -49,7 +49,7 @@ def report(call: Callable[[], object]) -> str:
 
 @pytest.fixture
 def matrix(tmp_path: Path) -> Callable[..., list[str]]:
-    """The crash matrix of a transform of lists of dicts, over two batches, one of them with a bad record."""
+    """Return a function that runs the crash matrix of a transform of lists of dicts, over two batches. One batch has a bad record."""
 
     def run(transform: Any = None, **arguments: Any) -> list[str]:
         harness = PipelineHarness(pipeline(transform), tmp_path)
@@ -59,7 +59,7 @@ def matrix(tmp_path: Path) -> Callable[..., list[str]]:
 
 
 class TestSteps:
-    def test_process_dies_at_its_step_and_takes_none_after_it(self) -> None:
+    def test_process_dies_at_its_step_and_runs_none_after_it(self) -> None:
         steps = Steps(1)
         steps("a")
         for _ in range(2):
@@ -94,10 +94,10 @@ class TestSteps:
 class TestWithoutSpark:
     def test_kills_at_every_request_and_every_step_of_the_engine(self, matrix: Callable[..., list[str]]) -> None:
         steps = named(matrix())
-        # Each is told twice: before and after. What a first run asks of its log stands in PROTOCOL.md, 4.
+        # Each request is two steps: before and after. PROTOCOL.md, 4 has the requests of a first run.
         requests = [
             "read pipeline.json", "create specs/ID.json", "create pipeline.json", "read pipeline.json", "list log/",
-            "read genesis/ID.json", "create genesis/ID.json", "read genesis/ID.json", "read runs/ID/999999999999-0.json",
+            "read initial_offsets/ID.json", "create initial_offsets/ID.json", "read initial_offsets/ID.json", "read runs/ID/999999999999-0.json",
             "list sources/ID/discovered/", "create sources/ID/discovered/999999999999-0.json", "create log/99999999/999999999999-0.p.json", *ENGINE,
             "create quarantine/0/ID/00000.jsonl", "create attempts/0/ID.json", "create runs/ID/999999999999-0.json", "create log/99999999/999999999999-0.c.json",
             "create log/99999999/999999999998-1.p.json", *ENGINE,
@@ -106,7 +106,7 @@ class TestWithoutSpark:
         ]  # fmt: skip
         assert steps == [s for r in requests for s in ([r] if r in ENGINE else [f"before {r}", f"after {r}"])]
 
-    def test_each_step_is_killed_once_and_each_run_starts_anew(
+    def test_each_step_is_killed_once_and_each_run_starts_from_scratch(
         self, matrix: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         killed: list[int] = []
@@ -126,17 +126,17 @@ class TestWithoutSpark:
         assert killed == list(range(len(steps)))
         assert next(started) == len(steps) + 2
 
-    def test_effect_outside_the_sinks_is_found_to_be_doubled_and_the_steps_are_named(
-        self, matrix: Callable[..., list[str]]
-    ) -> None:
+    def test_duplicated_side_effect_is_found_and_its_steps_are_named(self, matrix: Callable[..., list[str]]) -> None:
         sent: list[int] = []
 
         def mails(rows: Rows) -> Rows:
             sent.extend(row["id"] for row in rows)
             return rows
 
-        said = report(lambda: matrix(mails, prepare=sent.clear, observe=lambda: Counter(sent)))
-        found = re.findall(r"killed at step (\d+) of (\d+), ([^\n]*):\n    observed: doubled (\d+)", named([said])[0])
+        report_text = report(lambda: matrix(mails, prepare=sent.clear, observe=lambda: Counter(sent)))
+        found = re.findall(
+            r"killed at step (\d+) of (\d+), ([^\n]*):\n    observed: doubled (\d+)", named([report_text])[0]
+        )
         between = ["write lake", "collect lake", "staged"]
         assert [(step, doubled) for _, _, step, doubled in found] == [
             *[(step, "2") for step in [*between, "before create quarantine/0/ID/00000.jsonl", "after create quarantine/0/ID/00000.jsonl", "before create attempts/0/ID.json"]],
@@ -144,10 +144,10 @@ class TestWithoutSpark:
         ]  # fmt: skip
 
     @pytest.mark.parametrize("reconciled", [True, False])
-    def test_sink_that_collects_what_another_attempt_wrote_is_found_out(
+    def test_sink_that_collects_files_of_another_attempt_is_detected(
         self, matrix: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, reconciled: bool
     ) -> None:
-        """The product's own reconciliation refuses such an attempt; without it the matrix sees the doubled rows."""
+        """The pipeline's own row counts refuse such an attempt. Without that check the matrix finds the duplicated rows."""
         collect = FilesSink.collect
 
         def of_all_attempts(sink: FilesSink, version: int, attempt_id: str) -> Committable:
@@ -158,15 +158,15 @@ class TestWithoutSpark:
         monkeypatch.setattr(FilesSink, "collect", of_all_attempts)
         if not reconciled:
             monkeypatch.setattr(invariants, "check_i14_staged", lambda *args, **named: None)
-        said = report(matrix)
+        report_text = report(matrix)
         difference = (
             "the retry failed: StageError: .* handed=2 files=4"
             if reconciled
             else r".*\n.*I8(.*\n)*.*rows of lake: doubled 2: \{'id': 1\} \(2 times\)"
         )
-        assert re.search(rf"killed at step 28 of 56, collect lake:\n    {difference}", said), said
+        assert re.search(rf"killed at step 28 of 56, collect lake:\n    {difference}", report_text), report_text
 
-    def test_sink_that_loses_the_first_write_after_a_kill_is_found_to_lose_rows(
+    def test_sink_that_loses_the_first_write_after_a_kill_is_detected(
         self, matrix: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         collect = FilesSink.collect
@@ -177,28 +177,26 @@ class TestWithoutSpark:
 
         monkeypatch.setattr(FilesSink, "collect", half)
         monkeypatch.setattr(invariants, "check_i14_staged", lambda *args, **named: None)
-        said = report(matrix)
+        report_text = report(matrix)
         assert re.search(
             r"killed at step 28 of 56, collect lake:\n    counts: .*\n    rows of lake: lost 2: \{'id': 1\} \(2 times\)",
-            said,
-        ), said
+            report_text,
+        ), report_text
 
-    def test_transform_that_differs_from_run_to_run_is_refused_before_any_kill(
-        self, matrix: Callable[..., list[str]]
-    ) -> None:
+    def test_nondeterministic_transform_is_refused_before_any_kill(self, matrix: Callable[..., list[str]]) -> None:
         evaluated = count()
 
         def stamped(rows: Rows) -> Rows:
             at = next(evaluated)
             return [{**row, "loaded": at} for row in rows]
 
-        said = report(lambda: matrix(stamped))
-        assert "ignore=" in said
-        assert "killed" not in said
-        assert "rows of lake: lost 3" in said
+        report_text = report(lambda: matrix(stamped))
+        assert "ignore=" in report_text
+        assert "killed" not in report_text
+        assert "rows of lake: lost 3" in report_text
         assert len(matrix(stamped, ignore=["loaded"])) == 56
 
-    def test_retry_that_fails_is_a_finding_of_the_step_before_it(self, matrix: Callable[..., list[str]]) -> None:
+    def test_failed_retry_is_a_finding_of_the_step_before_it(self, matrix: Callable[..., list[str]]) -> None:
         seen: set[int] = set()
 
         def once(rows: Rows) -> Rows:
@@ -219,7 +217,7 @@ class TestWithoutSpark:
         with pytest.raises(InvalidError, match="could not fail"):
             PipelineHarness(pipeline(), tmp_path).crash_matrix()
 
-    def test_death_that_somebody_translates_is_a_death_all_the_same(
+    def test_crash_wrapped_in_another_error_still_counts_as_a_crash(
         self, matrix: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stage = RowsEngine.stage
@@ -248,10 +246,10 @@ class TestComparison:
 
     def test_kill_that_is_never_reached_fails(self) -> None:
         same: Iterator[Output] = iter([{"rows": 1}] * 9)
-        said = report(lambda: crash_matrix(self.trial(same, iter([2, 2, 1, 2, 1]))))
-        assert "killed at step 2 of 2, step 1:\n    the run took only 1 steps" in said
+        report_text = report(lambda: crash_matrix(self.trial(same, iter([2, 2, 1, 2, 1]))))
+        assert "killed at step 2 of 2, step 1:\n    the run took only 1 steps" in report_text
 
-    def test_differences_say_what_was_lost_doubled_and_new(self) -> None:
+    def test_differences_name_lost_duplicated_and_new_rows(self) -> None:
         wanted = {"rows": multiset([{"id": 1}, {"id": 2}, {"id": 3}]), "counts": {"read": 3}}
         found = {"rows": multiset([{"id": 1}, {"id": 1}, {"id": 4}, {"id": 3}]), "counts": {"read": 4}}
         assert compare(wanted, found) == [
@@ -260,11 +258,11 @@ class TestComparison:
         ]
         assert compare(wanted, wanted) == []
 
-    def test_many_rows_are_told_by_a_few_and_their_number(self) -> None:
-        (said,) = compare({"rows": multiset([])}, {"rows": multiset({"id": n} for n in range(9))})
-        assert said == "rows: new 9: {'id': 0}, {'id': 1}, {'id': 2}, {'id': 3}, {'id': 4}, and 4 others"
+    def test_many_rows_are_reported_by_a_few_and_their_number(self) -> None:
+        (report_text,) = compare({"rows": multiset([])}, {"rows": multiset({"id": n} for n in range(9))})
+        assert report_text == "rows: new 9: {'id': 0}, {'id': 1}, {'id': 2}, {'id': 3}, {'id': 4}, and 4 others"
 
-    def test_rows_are_equal_whatever_the_order_of_their_columns_and_differ_by_type(self) -> None:
+    def test_rows_are_equal_in_any_column_order_and_differ_by_type(self) -> None:
         row: Mapping[str, Any] = {"a": [1, {"x": None}], "b": float("nan")}
         assert multiset([row]) == multiset([dict(reversed(row.items()))])
         assert multiset([{"a": 1}]) != multiset([{"a": "1"}])
@@ -293,10 +291,10 @@ class TestOnSpark:
             "read", "transform", "write lake", "write users", "collect lake", "collect users", "staged",
         ]  # fmt: skip
 
-    def test_sink_that_appends_outside_its_attempts_place_is_found(
+    def test_sink_that_appends_outside_its_attempts_location_is_detected(
         self, streamsem_harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """A sink that keeps a copy of what it stages in one directory, for readers that list it."""
+        """The sink copies what it stages into one directory, for readers that list it."""
         stage = FilesSink.stage
         copy = tmp_path / "copy"
 
@@ -313,7 +311,7 @@ class TestOnSpark:
 
         monkeypatch.setattr(FilesSink, "stage", appends)
         harness = streamsem_harness(pipeline())
-        said = named([report(lambda: harness.crash_matrix([{"id": 1}], prepare=prepare, observe=listed))])[0]
-        assert re.findall(r"killed at step \d+ of \d+, ([^\n]*):\n    observed: doubled 1: \{\"id\":1\}", said) == [
+        report_text = named([report(lambda: harness.crash_matrix([{"id": 1}], prepare=prepare, observe=listed))])[0]
+        assert re.findall(r"killed at step \d+ of \d+, ([^\n]*):\n    observed: doubled 1: \{\"id\":1\}", report_text) == [
             "collect lake", "staged", "before create attempts/0/ID.json",
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""One's own DAG over rows of a test, killed at every step in Airflow's own machinery."""
+"""A user's DAG over rows of a test, killed at every step of Airflow's own execution."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ MADE = [orders(), opens_another_log(), no_pipeline(), mapped(), two_of_one_name(
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamsem_airflow: None) -> Iterator[Any]:
-    """A dags folder with one file, as a module."""
+    """Return a dags folder with one file, as a module."""
     from airflow import settings
 
     folder = tmp_path / "dags"
@@ -103,7 +103,7 @@ def harness(module: Any, tmp_path: Path) -> Callable[[str], DagHarness]:
 BATCHES = {"orders": [[{"id": 1}, "{broken", {"id": 0}], [{"id": 2}]]}
 
 
-def test_dag_runs_over_given_rows_and_its_tasks_find_the_log_by_its_own_name(
+def test_dag_runs_over_given_rows_and_its_tasks_find_the_log_by_its_production_name(
     harness: Callable[[str], DagHarness], module: Any
 ) -> None:
     committed = harness("orders").run(BATCHES)["orders"]
@@ -112,7 +112,7 @@ def test_dag_runs_over_given_rows_and_its_tasks_find_the_log_by_its_own_name(
     assert module.SENT == [1, 1]
 
 
-def test_killed_task_gets_another_try_in_the_same_dag_run_and_an_effect_that_it_doubles_is_found(
+def test_killed_task_gets_another_try_and_a_duplicated_side_effect_is_found(
     harness: Callable[[str], DagHarness], module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[tuple[str, dict[str, tuple[str, int]]]] = []
@@ -135,7 +135,7 @@ def test_killed_task_gets_another_try_in_the_same_dag_run_and_an_effect_that_it_
         harness("orders").crash_matrix(
             {"orders": [[{"id": 1}]]}, prepare=module.SENT.clear, observe=lambda: Counter(module.SENT)
         )
-    # The task sends its mail and dies before Airflow knows of it: the one step at which another try sends it again.
+    # Only one step duplicates the mail: the task sends it and dies before Airflow records its success.
     doubled = (
         r"1 of (\d+) steps\nkilled at step (\d+) of \1, before Airflow gets SucceedTask:\n    observed: doubled 1: 1$"
     )
@@ -152,16 +152,16 @@ def test_killed_task_gets_another_try_in_the_same_dag_run_and_an_effect_that_it_
         assert all(retried[task] == ("success", 2) for task in died)
         assert {state for state, _ in retried.values()} == {"success"}
         unfinished += len(died)
-    # The two links of the batch's task are pushed when it has succeeded: two steps each.
+    # The two links of the batch's task are pushed after it has succeeded, with two steps each.
     assert unfinished == steps - 2 - 4, (
         "only a kill after Airflow took the success of one of the two tasks leaves none running"
     )
 
 
-def test_task_that_returns_something_else_after_a_kill_is_found(
+def test_task_that_returns_another_result_after_a_kill_is_found(
     harness: Callable[[str], DagHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that is known by the try would find its own batch committed by somebody else, and tell its downstream tasks of nothing."""
+    """A run key with the try number finds its own batch committed by another run, and returns an empty result to its downstream tasks."""
     from airflow_provider_streamsem.operators import micro_batch
 
     run_key = micro_batch.run_key
@@ -172,7 +172,7 @@ def test_task_that_returns_something_else_after_a_kill_is_found(
     assert "before create log/99999999/999999999999-0.p.json" not in str(caught.value)
 
 
-def test_production_is_put_back_and_no_other_log_can_be_opened(
+def test_production_settings_are_restored_and_no_other_log_can_be_opened(
     harness: Callable[[str], DagHarness], module: Any
 ) -> None:
     made = harness("opens_another_log")
@@ -187,21 +187,19 @@ def test_production_is_put_back_and_no_other_log_can_be_opened(
     ("name", "message"),
     [("no_pipeline", "no task"), ("mapped", "mapped"), ("two_of_one_name", "different pipelines"), ("from_a_file", "without templates")],
 )  # fmt: skip
-def test_dag_that_cannot_be_put_elsewhere_is_refused(
-    harness: Callable[[str], DagHarness], name: str, message: str
-) -> None:
+def test_dag_that_cannot_be_relocated_is_refused(harness: Callable[[str], DagHarness], name: str, message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         harness(name)
 
 
-def test_batches_of_other_pipelines_than_the_dags_are_refused(harness: Callable[[str], DagHarness]) -> None:
+def test_batches_of_pipelines_that_the_dag_lacks_are_refused(harness: Callable[[str], DagHarness]) -> None:
     with pytest.raises(InvalidError, match=r"accepted=\['orders'\]"):
         harness("orders").run({"order": []})
     with pytest.raises(InvalidError, match="could not fail"):
         harness("orders").crash_matrix({"orders": []})
 
 
-def test_pipeline_file_is_run_at_other_places(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_file_is_run_at_other_locations(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATH", str(tmp_path / "p.toml"))
     (tmp_path / "p.toml").write_text(
         '[source]\ntype = "files"\npath = "/data/in"\nformat = "json"\nschema = "id long"\n'
@@ -227,7 +225,7 @@ ORDER = {"id": 1, "user": "Ann Lee", "cents": 5, "at": "2026-01-02T03:04:05Z"}
 
 @pytest.fixture
 def orders_dag(streamsem_dag_harness: Callable[[Any], DagHarness], monkeypatch: pytest.MonkeyPatch) -> DagHarness:
-    """The DAG of the dags folder: from Kafka to S3, on the cluster of a connection. None of them is here."""
+    """The DAG of the dags folder, from Kafka to S3 on the cluster of a connection. The test has none of them."""
     monkeypatch.syspath_prepend(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
     import streamsem_orders
 

@@ -1,4 +1,4 @@
-"""The test files on the page for users are run as they stand there."""
+"""The test files on the documentation page are run exactly as the page shows them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import pytest
 
 from airflow_provider_streamsem.testing import plugin
 
-PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "test-pipelines.md").read_text()
 FILES = dict(re.findall(r"```python\n# ([\w/]+\.py)\n(.*?)```", PAGE, re.DOTALL))
 
 
-def run_page(place: Path, name: str) -> str:
-    """Lay down the files of the page and run one of its test files in a process of its own; returns pytest's report."""
+def run_page(location: Path, name: str) -> str:
+    """Write the files of the page, run one of its test files in a separate process, and return pytest's report."""
     for path, code in FILES.items():
-        (place / path).parent.mkdir(exist_ok=True)
-        (place / path).write_text(code)
+        (location / path).parent.mkdir(exist_ok=True)
+        (location / path).write_text(code)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(place), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment["PYTHONPATH"] = os.pathsep.join([str(location), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(place), name],
-        cwd=place, env=environment, capture_output=True, text=True, timeout=290, check=False,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(location), name],
+        cwd=location, env=environment, capture_output=True, text=True, timeout=290, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     return done.stdout

@@ -1,4 +1,4 @@
-"""The harness: a production pipeline over rows of a test, unchanged but for its places."""
+"""The harness: a production pipeline over rows of a test, unchanged except for its locations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NULLS = dict.fromkeys(FULL)
 
 
 def files(format: str = "json", **changes: Any) -> Pipeline:
-    """A pipeline as in production: on places that do not exist here."""
+    """Return a production pipeline, whose locations do not exist here."""
     source: dict[str, Any] = {
         "path": "s3://lake/arrivals",
         "format": format,
@@ -69,7 +69,7 @@ def without_spark(**changes: Any) -> Pipeline:
 
 
 class TestWithoutSpark:
-    def test_run_returns_what_it_committed_and_nothing_of_the_runs_before(self, tmp_path: Path) -> None:
+    def test_run_returns_only_what_it_committed_and_nothing_of_earlier_runs(self, tmp_path: Path) -> None:
         harness = PipelineHarness(without_spark(transform=doubled), tmp_path)
         first = harness.run([{"id": 1}, "{broken", '{"id": 2}'])
         assert first.rows() == first.rows("lake") == [{"id": 1, "twice": 2}, {"id": 2, "twice": 4}]
@@ -82,7 +82,7 @@ class TestWithoutSpark:
         assert harness.run().rows() == []
         assert verify(harness.pipeline.log).clean
 
-    def test_transform_may_give_each_sink_rows_of_its_own(self, tmp_path: Path) -> None:
+    def test_transform_may_give_each_sink_different_rows(self, tmp_path: Path) -> None:
         sinks = {name: FilesSink(f"/data/{name}", format="json") for name in ("low", "high")}
 
         def split(rows: list[dict[str, int]]) -> dict[str, list[dict[str, int]]]:
@@ -116,34 +116,32 @@ class TestWithoutSpark:
     @pytest.mark.parametrize(
         "changes", [{"where": "id > 1"}, {"sinks": {"lake": FilesSink("/o")}}, {"sinks": {"lake": FilesSink("/o", format="json", partition_by=["id"])}}]
     )  # fmt: skip
-    def test_what_only_spark_does_is_refused_and_not_left_out(self, tmp_path: Path, changes: dict[str, Any]) -> None:
+    def test_features_that_need_spark_are_refused_without_it(self, tmp_path: Path, changes: dict[str, Any]) -> None:
         with pytest.raises(InvalidError, match="without Spark"):
             PipelineHarness(without_spark(**changes), tmp_path).run([{"id": 1}])
 
     @pytest.mark.parametrize(
         "rows", [{"id": 1}, "text", [5], [{"id": object()}]], ids=["map", "text", "numbers", "objects"]
     )
-    def test_rows_that_are_none_are_refused(self, tmp_path: Path, rows: Any) -> None:
+    def test_invalid_rows_are_refused(self, tmp_path: Path, rows: Any) -> None:
         with pytest.raises(InvalidError):
             PipelineHarness(without_spark(), tmp_path).run(rows)
 
-    def test_sink_that_cannot_be_put_elsewhere_is_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_sink_that_cannot_be_relocated_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from airflow_provider_streamsem import registry
 
         @dataclass
         class OtherSink:
-            delivery, reasons, place, format = "exactly_once", (), "/o", "json"
+            delivery, reasons, location, format = "exactly_once", (), "/o", "json"
 
-            def guarded(self) -> dict[str, str]:
+            def immutable_config(self) -> dict[str, str]:
                 return {}
 
         monkeypatch.setattr(registry, "name_of", lambda kind, value: "other")
         with pytest.raises(InvalidError, match=r"lake.*OtherSink"):
             PipelineHarness(without_spark().replace(sinks={"lake": OtherSink()}), tmp_path)
 
-    def test_logs_may_lie_on_s3(self, tmp_path: Path, streamsem_log: str) -> None:
+    def test_logs_may_be_on_s3(self, tmp_path: Path, streamsem_log: str) -> None:
         harness = PipelineHarness(without_spark(), tmp_path, log=streamsem_log)
         assert harness.run([{"id": 1}]).rows() == [{"id": 1}]
         assert harness.pipeline.log.startswith(streamsem_log)
@@ -173,9 +171,7 @@ class TestFilesOnSpark:
             {"header": "true"}, {"sep": ";", "nullValue": "NA"}, {"quote": "'", "escape": "'", "Header": "TRUE"}, {"delimiter": "\t", "escape": '"'},
         ],
     )  # fmt: skip
-    def test_rows_of_csv_are_read_back_as_they_were_given(
-        self, streamsem_harness: Harness, options: dict[str, str]
-    ) -> None:
+    def test_rows_of_csv_are_read_back_unchanged(self, streamsem_harness: Harness, options: dict[str, str]) -> None:
         schema = "id long, user string, amount decimal(12,2), at timestamp, day date, paid boolean"
         given = {name: value for name, value in FULL.items() if name not in ("raw", "tags")}
         rows = [given, {**dict.fromkeys(given), "id": 2}]
@@ -203,12 +199,14 @@ class TestFilesOnSpark:
         with pytest.raises(InvalidError, match="ammount"):
             streamsem_harness(files(format)).run([{"id": 1, "ammount": 5}])
 
-    def test_raw_text_is_refused_where_records_have_none(self, streamsem_harness: Harness) -> None:
+    def test_raw_text_is_refused_for_columnar_formats(self, streamsem_harness: Harness) -> None:
         with pytest.raises(InvalidError, match="mapping"):
             streamsem_harness(files("parquet")).run(["x"])
 
     @pytest.mark.parametrize("format", ["json", "parquet"])
-    def test_data_frames_are_rows(self, streamsem_harness: Harness, spark: SparkSession, format: str) -> None:
+    def test_data_frames_are_accepted_as_rows(
+        self, streamsem_harness: Harness, spark: SparkSession, format: str
+    ) -> None:
         import pandas
         import pyarrow
 
@@ -220,16 +218,16 @@ class TestFilesOnSpark:
         for n, frame in enumerate((spark_frame, table, pandas.DataFrame({"id": [3], "user": ["c"]})), 1):
             assert [(row["id"], row["user"]) for row in harness.run(frame).rows()] == [(n, "abc"[n - 1])]
 
-    def test_source_of_a_kind_that_is_not_known_gives_typed_columns(
+    def test_source_of_an_unknown_kind_gives_typed_columns(
         self, streamsem_harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from airflow_provider_streamsem import registry
 
         @dataclass
         class Elsewhere:
-            delivery, terms, unit, limits, reasons, place = "exactly_once", "", "rows", ("max_rows",), (), None
+            delivery, terms, unit, limits, reasons, location = "exactly_once", "", "rows", ("max_rows",), (), None
 
-            def guarded(self) -> dict[str, str]:
+            def immutable_config(self) -> dict[str, str]:
                 return {}
 
         real = registry.name_of
@@ -294,21 +292,23 @@ class TestKafkaOnSpark:
         )
         assert streamsem_harness(pipeline).run([row]).rows() == [row]
 
-    def test_offsets_of_a_partition_go_on_from_batch_to_batch(self, streamsem_harness: Harness) -> None:
+    def test_offsets_of_a_partition_continue_from_batch_to_batch(self, streamsem_harness: Harness) -> None:
         harness = streamsem_harness(kafka())
         harness.run([{"id": 1}, {"id": 2, "kafka_partition": 1}])
         run = harness.run([{"id": 3}, {"id": 4, "kafka_partition": 1}, {"id": 5}])
         assert {row["id"]: row["kafka_offset"] for row in run.rows()} == {3: 1, 4: 1, 5: 2}
 
-    def test_value_that_cannot_be_decoded_is_quarantined_with_its_place_as_from_kafka(
+    def test_value_that_cannot_be_decoded_is_quarantined_with_its_location_as_from_kafka(
         self, streamsem_harness: Harness
     ) -> None:
         run = streamsem_harness(kafka()).run(
             ["{broken", {"id": 1}, b"\xff", KafkaMessage(value="[]", topic="returns", partition=2, offset=7, key="k")]
         )
         assert [row["id"] for row in run.rows()] == [1]
-        places = {(r["topic"], r["partition"], r["offset"], r["raw"], r["encoding"], r["key"]) for r in run.quarantined}
-        assert places == {
+        locations = {
+            (r["topic"], r["partition"], r["offset"], r["raw"], r["encoding"], r["key"]) for r in run.quarantined
+        }
+        assert locations == {
             ("orders", 0, 0, "{broken", "utf-8", ""), ("orders", 0, 2, "/w==", "base64", ""), ("returns", 2, 7, "[]", "utf-8", "k"),
         }  # fmt: skip
 
@@ -316,7 +316,7 @@ class TestKafkaOnSpark:
         run = streamsem_harness(kafka()).run([KafkaMessage(value=None, key="gone")])
         assert [(row["id"], row["kafka_key"]) for row in run.rows()] == [(None, b"gone")]
 
-    def test_without_a_decoder_rows_are_kafkas_own_columns(self, streamsem_harness: Harness) -> None:
+    def test_rows_without_a_decoder_are_kafka_columns(self, streamsem_harness: Harness) -> None:
         run = streamsem_harness(kafka(source={"value": None})).run(
             [{"value": b"\x00", "key": "k", "offset": 9}, "text"]
         )
@@ -327,7 +327,7 @@ class TestKafkaOnSpark:
         ]
         assert list(rows[0]) == ["topic", "partition", "offset", "timestamp", "headers", "key", "value"]
 
-    def test_key_that_is_decoded_may_be_given_by_its_fields(self, streamsem_harness: Harness) -> None:
+    def test_decoded_key_may_be_given_by_its_fields(self, streamsem_harness: Harness) -> None:
         run = streamsem_harness(kafka(source={"key": Json("shop int")})).run([{"id": 1, "kafka_key": {"shop": 5}}])
         assert [row["kafka_key"] for row in run.rows()] == [{"shop": 5}]
 
@@ -339,7 +339,7 @@ class TestKafkaOnSpark:
             ({"value": Avro('{"type": "record", "name": "O", "fields": []}')}, {"id": 1}, "Json"),
         ],
     )  # fmt: skip
-    def test_row_of_which_no_message_can_be_made_is_refused(
+    def test_row_that_is_no_valid_message_is_refused(
         self, streamsem_harness: Harness, source: dict[str, Any], row: Any, message: str
     ) -> None:
         with pytest.raises(InvalidError, match=message):

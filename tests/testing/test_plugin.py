@@ -1,4 +1,4 @@
-"""The pytest plugin: found by its entry point, loads nothing until it is used, leaves the environment as it was."""
+"""The pytest plugin: it is found by its entry point, loads nothing until it is used, and restores the environment."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def run_tests(place: Path, code: str, **environment: str) -> str:
-    """Run a test file in a process of its own, as in an environment where the package is installed; returns pytest's report."""
-    (place / "test_it.py").write_text(textwrap.dedent(code))
+def run_tests(location: Path, code: str, **environment: str) -> str:
+    """Run a test file in a separate process, as with the package installed, and return pytest's report."""
+    (location / "test_it.py").write_text(textwrap.dedent(code))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(place), "test_it.py"],
-        cwd=place, env={**os.environ, **environment}, capture_output=True, text=True, timeout=200, check=False,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(location), "test_it.py"],
+        cwd=location, env={**os.environ, **environment}, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     return done.stdout + done.stderr
 
 
-def test_plugin_that_is_not_used_loads_nothing_heavy(tmp_path: Path) -> None:
-    said = run_tests(
+def test_unused_plugin_loads_nothing_heavy(tmp_path: Path) -> None:
+    pytest_report = run_tests(
         tmp_path,
         """
         import sys
@@ -42,11 +42,11 @@ def test_plugin_that_is_not_used_loads_nothing_heavy(tmp_path: Path) -> None:
             assert ours == {"airflow_provider_streamsem.testing", "airflow_provider_streamsem.testing.plugin"}
         """,
     )
-    assert "1 passed" in said, said
+    assert "1 passed" in pytest_report, pytest_report
 
 
-def test_log_on_s3_is_each_tests_own_and_the_environment_is_put_back(tmp_path: Path) -> None:
-    said = run_tests(
+def test_each_test_has_a_separate_log_on_s3_and_the_environment_is_restored(tmp_path: Path) -> None:
+    pytest_report = run_tests(
         tmp_path,
         """
         import os
@@ -72,18 +72,18 @@ def test_log_on_s3_is_each_tests_own_and_the_environment_is_put_back(tmp_path: P
 
         def test_environment():
             assert {name: value for name, value in os.environ.items() if name.startswith("AWS_")} == BEFORE
-            places, servers = zip(*SEEN)
-            assert (len(set(places)), len(set(servers))) == (2, 1)
+            locations, servers = zip(*SEEN)
+            assert (len(set(locations)), len(set(servers))) == (2, 1)
         """,
         AWS_PROFILE="production",
         AWS_ENDPOINT_URL_S3="http://127.0.0.1:1",
         AWS_ACCESS_KEY_ID="real",
     )
-    assert "3 passed" in said, said
+    assert "3 passed" in pytest_report, pytest_report
 
 
-def test_log_on_s3_is_there_after_a_test_of_others_has_emptied_moto(tmp_path: Path) -> None:
-    said = run_tests(
+def test_log_on_s3_exists_after_another_test_has_reset_moto(tmp_path: Path) -> None:
+    pytest_report = run_tests(
         tmp_path,
         """
         import pytest
@@ -106,7 +106,7 @@ def test_log_on_s3_is_there_after_a_test_of_others_has_emptied_moto(tmp_path: Pa
             assert open_commit_log(streamsem_log).store.create("key", b"data")
         """,
     )
-    assert "4 passed" in said, said
+    assert "4 passed" in pytest_report, pytest_report
 
 
 @pytest.mark.parametrize(
@@ -117,23 +117,21 @@ def test_log_on_s3_is_there_after_a_test_of_others_has_emptied_moto(tmp_path: Pa
         ("streamsem_log", "sys.modules['moto'] = None", "pip install 'airflow-provider-streamsem[testing]'"),
     ],
 )  # fmt: skip
-def test_what_a_fixture_needs_and_the_machine_lacks_is_said(
-    tmp_path: Path, fixture: str, setup: str, message: str
-) -> None:
-    said = run_tests(tmp_path, f"import os, sys\n{setup}\ndef test_it({fixture}): pass\n")
-    assert "1 error" in said
-    assert message in said
+def test_missing_requirement_of_a_fixture_is_reported(tmp_path: Path, fixture: str, setup: str, message: str) -> None:
+    pytest_report = run_tests(tmp_path, f"import os, sys\n{setup}\ndef test_it({fixture}): pass\n")
+    assert "1 error" in pytest_report
+    assert message in pytest_report
 
 
 @pytest.mark.spark
-def test_session_that_is_active_already_is_used_and_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_active_session_is_used_and_left_unchanged(spark: SparkSession, tmp_path: Path) -> None:
     with local_session(str(tmp_path)) as session:
         assert session is spark
     assert spark.range(3).count() == 3
 
 
 def test_session_is_small_and_in_utc(tmp_path: Path) -> None:
-    said = run_tests(
+    pytest_report = run_tests(
         tmp_path,
         """
         def test_session(streamsem_spark):
@@ -146,10 +144,10 @@ def test_session_is_small_and_in_utc(tmp_path: Path) -> None:
             assert {name: streamsem_spark.conf.get(name) for name in settings} == settings
         """,
     )
-    assert "1 passed" in said, said
+    assert "1 passed" in pytest_report, pytest_report
 
 
-def test_java_is_looked_for_where_spark_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_is_searched_where_spark_searches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(InvalidError, match="Java 17 or 21"):
         with local_session(str(tmp_path)):

@@ -1,4 +1,4 @@
-"""A trigger under a loop of a test's own, made from what Airflow stores of it."""
+"""Runs a trigger in an event loop of the test. The trigger is created from its serialized form."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from importlib import import_module
 from typing import Any
 
 
-def again(trigger: Any) -> Any:
-    """The trigger as the triggerer makes it: by the path and the arguments that Airflow stored as JSON."""
+def from_database(trigger: Any) -> Any:
+    """Create the trigger as the triggerer does: from the path and the arguments that Airflow stored as JSON."""
     path, arguments = trigger.serialize()
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)(**json.loads(json.dumps(arguments)))
 
 
 class Listener:
-    """A trigger that runs, and goes on running between two calls of :meth:`next`."""
+    """A running trigger. It continues to run between two calls of :meth:`next`."""
 
     def __init__(self, trigger: Any) -> None:
         self.loop = asyncio.new_event_loop()
@@ -26,7 +26,7 @@ class Listener:
         self.pending: asyncio.Task[Any] | None = None
 
     def next(self, seconds: float = 5.0) -> dict[str, Any] | None:
-        """The payload of the next event; ``None`` where there is none in time, or none will come."""
+        """Return the payload of the next event, or ``None`` if there is none in time or the trigger has ended."""
 
         async def wait() -> None:
             self.pending = self.pending or asyncio.ensure_future(anext(self.stream, None))
@@ -52,7 +52,7 @@ class Listener:
 
 @contextmanager
 def listening(trigger: Any) -> Iterator[Listener]:
-    listener = Listener(again(trigger))
+    listener = Listener(from_database(trigger))
     try:
         yield listener
     finally:

@@ -1,4 +1,4 @@
-"""Triggers on a real event loop: they ask in threads, travel as JSON, and say what waits as often as it is needed."""
+"""Triggers on a real event loop: they check in threads, are stored as JSON, and emit pending events as often as needed."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import Limits, OffsetRangeTrigger, Pipeline, run_batch
+from airflow_provider_streamsem.connectors.files.source import FilesSource
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.readers.conditions import OffsetsAvailable, to_text
 from airflow_provider_streamsem.readers.lag import lag
-from airflow_provider_streamsem.sources.files import FilesSource
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
 from airflow_provider_streamsem.triggers import condition as condition_module
 from airflow_provider_streamsem.triggers.condition import ConditionTrigger
-from tests.triggers.listener import Listener, again, listening
-from tests.worlds import World
+from tests.pipeline_fixture import PipelineFixture
+from tests.triggers.listener import Listener, from_database, listening
 
 pytestmark = pytest.mark.airflow
 _NAMES = count()
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path, store=open_memory_store(f"triggers-{next(_NAMES)}"))
+def fixture(tmp_path: Path) -> PipelineFixture:
+    return PipelineFixture(tmp_path, store=open_memory_store(f"triggers-{next(_NAMES)}"))
 
 
 @pytest.fixture(autouse=True)
-def files_arrive_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A question that is under way in a thread sees all files of an ``arrive`` or none, so that an event's range is known."""
+def files_arrive_together(fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the listing of a check see all files of an ``arrive`` or none, so that an event's range is known."""
     arriving = threading.Lock()
-    listing, arrive = FilesSource.listing, world.arrive
+    listing, arrive = FilesSource.listing, fixture.arrive
 
     def list_whole(source: FilesSource, now_ms: int) -> Any:
         with arriving:
@@ -55,27 +55,27 @@ def files_arrive_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None
             arrive(files, **arguments)
 
     monkeypatch.setattr(FilesSource, "listing", list_whole)
-    monkeypatch.setattr(world, "arrive", arrive_whole)
+    monkeypatch.setattr(fixture, "arrive", arrive_whole)
 
 
 def watch(pipeline: Pipeline, **arguments: Any) -> OffsetRangeTrigger:
     return OffsetRangeTrigger(pipeline, **{"poll_interval_s": 0.02, **arguments})
 
 
-TRIGGERS: dict[str, Callable[[World], Any]] = {
-    "condition": lambda world: ConditionTrigger(
-        to_text(OffsetsAvailable(pipeline=world.pipeline())), poll_interval_s=0.1
+TRIGGERS: dict[str, Callable[[PipelineFixture], Any]] = {
+    "condition": lambda fixture: ConditionTrigger(
+        to_text(OffsetsAvailable(pipeline=fixture.pipeline())), poll_interval_s=0.1
     ),
-    "offset range": lambda world: watch(world.pipeline()),
+    "offset range": lambda fixture: watch(fixture.pipeline()),
 }
 
 
 @pytest.mark.parametrize("kind", TRIGGERS)
 @pytest.mark.parametrize("where", ["in a thread", "on the loop"])
-def test_a_source_of_two_seconds_does_not_stop_the_triggerers_loop(
-    world: World, monkeypatch: pytest.MonkeyPatch, kind: str, where: str
+def test_slow_source_does_not_block_the_triggerers_loop(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, kind: str, where: str
 ) -> None:
-    """Airflow's own watchdog looks on. A trigger that asks on the loop itself is what it finds."""
+    """Airflow's own watchdog runs beside the trigger. It must report a trigger that checks on the loop itself."""
     from airflow.jobs.triggerer_job_runner import TriggerRunner
 
     listing = FilesSource.listing
@@ -87,8 +87,8 @@ def test_a_source_of_two_seconds_does_not_stop_the_triggerers_loop(
 
         for module in ("condition", "offsets"):
             monkeypatch.setattr(f"airflow_provider_streamsem.triggers.{module}.in_thread", at_once)
-    world.run("first")
-    world.arrive(1)
+    fixture.run("first")
+    fixture.arrive(1)
     warned: list[str] = []
     gaps: list[float] = []
 
@@ -103,29 +103,31 @@ def test_a_source_of_two_seconds_does_not_stop_the_triggerers_loop(
             gaps.append(time.monotonic() - last)
             last = time.monotonic()
 
-    async def look() -> Any:
+    async def peek() -> Any:
         runner = TriggerRunner()
         runner.log = Log()
-        runner.blocked_main_thread_warning_threshold = 1.0  # Airflow's own 0.2 is as long as a loaded machine may take
+        runner.blocked_main_thread_warning_threshold = (
+            1.0  # Airflow's default of 0.2 may be exceeded on a loaded machine
+        )
         others = [asyncio.create_task(beat()), asyncio.create_task(runner.block_watchdog())]
         await asyncio.sleep(0.3)
-        event = await anext(again(TRIGGERS[kind](world)).run())
+        event = await anext(from_database(TRIGGERS[kind](fixture)).run())
         await asyncio.sleep(0.3)
         runner.stop = True
         await others[1]
         others[0].cancel()
         return event
 
-    assert asyncio.run(look()).payload
+    assert asyncio.run(peek()).payload
     assert bool(warned) == (where == "on the loop"), warned
     assert (max(gaps) > 1.0) == (where == "on the loop")
 
 
 @pytest.mark.parametrize("kind", TRIGGERS)
-def test_one_question_is_asked_at_a_time_and_never_on_the_loops_thread(
-    world: World, monkeypatch: pytest.MonkeyPatch, kind: str
+def test_checks_run_one_at_a_time_and_never_on_the_event_loop_thread(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    world.run("first")
+    fixture.run("first")
     asking, most, threads = [0], [0], set()
     listing = FilesSource.listing
 
@@ -138,7 +140,7 @@ def test_one_question_is_asked_at_a_time_and_never_on_the_loops_thread(
         return listing(*given)
 
     monkeypatch.setattr(FilesSource, "listing", counted)
-    trigger = TRIGGERS[kind](world)
+    trigger = TRIGGERS[kind](fixture)
     trigger.poll_interval_s = 0.001
     with listening(trigger) as listener:
         assert listener.next(1.0) is None
@@ -148,15 +150,15 @@ def test_one_question_is_asked_at_a_time_and_never_on_the_loops_thread(
 
 
 @pytest.mark.parametrize("kind", TRIGGERS)
-def test_a_trigger_that_is_cancelled_ends_while_its_question_hangs(
-    world: World, monkeypatch: pytest.MonkeyPatch, kind: str
+def test_cancelled_trigger_ends_while_its_check_hangs(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    world.run("first")
+    fixture.run("first")
     answered = threading.Event()
     monkeypatch.setattr(FilesSource, "listing", lambda *given: answered.wait(10) and [])
 
     async def cancel() -> float:
-        task = asyncio.ensure_future(anext(again(TRIGGERS[kind](world)).run()))
+        task = asyncio.ensure_future(anext(from_database(TRIGGERS[kind](fixture)).run()))
         await asyncio.sleep(0.3)
         before = time.monotonic()
         task.cancel()
@@ -168,26 +170,26 @@ def test_a_trigger_that_is_cancelled_ends_while_its_question_hangs(
     assert asyncio.run(cancel()) < 1
 
 
-def test_paths_and_arguments_of_triggers_are_for_ever(world: World) -> None:
-    """They lie in Airflow's database with every deferred task and every watcher; an upgrade must still read them."""
+def test_paths_and_arguments_of_triggers_stay_compatible(fixture: PipelineFixture) -> None:
+    """Airflow's database stores them with every deferred task and every watcher. A newer release must still read them."""
     stored = json.dumps(
         {
-            "format": 1, "name": "world", "log": world.store.url, "limits": {"max_files": 2, "min_rows": 1, "max_delay_s": 300},
-            "source": {"type": "files", "path": f"{world.root}/in", "format": "json", "schema": "id long"},
-            "sinks": {"out": {"type": "files", "path": f"{world.root}/out", "format": "json"}},
+            "format": 1, "name": "world", "log": fixture.store.url, "limits": {"max_files": 2, "min_rows": 1, "max_delay_s": 300},
+            "source": {"type": "files", "path": f"{fixture.root}/in", "format": "json", "schema": "id long"},
+            "sinks": {"out": {"type": "files", "path": f"{fixture.root}/out", "format": "json"}},
         }
     )  # fmt: skip
-    path, arguments = OffsetRangeTrigger(world.pipeline()).serialize()
+    path, arguments = OffsetRangeTrigger(fixture.pipeline()).serialize()
     assert path == "airflow_provider_streamsem.triggers.offsets.OffsetRangeTrigger"
     assert set(arguments) == {"pipeline", "poll_interval_s"}
     assert json.loads(arguments["pipeline"])["limits"]["max_delay_s"] == 300
-    world.run("makes the log")
-    world.arrive(1)
+    fixture.run("makes the log")
+    fixture.arrive(1)
     with listening(OffsetRangeTrigger(pipeline=stored, poll_interval_s=30.0)) as listener:
         event = listener.next()
     assert event is not None
     assert event["ranges"] == {"files": [0, 1]}
-    path, arguments = ConditionTrigger(to_text(OffsetsAvailable(pipeline=world.pipeline())), 5.0, True).serialize()
+    path, arguments = ConditionTrigger(to_text(OffsetsAvailable(pipeline=fixture.pipeline())), 5.0, True).serialize()
     assert path == "airflow_provider_streamsem.triggers.condition.ConditionTrigger"
     assert (arguments.pop("poll_interval_s"), arguments.pop("is_patient")) == (5.0, True)
     (text,) = arguments.values()
@@ -209,16 +211,16 @@ def test_modules_that_the_triggerer_imports_on_its_loop_are_light() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_watchers_are_one_to_airflow_only_where_they_watch_one_pipeline(world: World) -> None:
+def test_watchers_share_a_hash_only_if_they_watch_one_pipeline(fixture: PipelineFixture) -> None:
     from airflow.triggers.base import BaseEventTrigger
 
-    def known_as(pipeline: Pipeline, **arguments: Any) -> int:
+    def hash_of(pipeline: Pipeline, **arguments: Any) -> int:
         return BaseEventTrigger.hash(*OffsetRangeTrigger(pipeline, **arguments).serialize())
 
-    spec = world.pipeline()
-    assert known_as(spec) == known_as(world.pipeline(transform=lambda rows: rows))
+    spec = fixture.pipeline()
+    assert hash_of(spec) == hash_of(fixture.pipeline(transform=lambda rows: rows))
     others = [spec.replace(name="other"), spec.replace(log="memory://elsewhere")]
-    hashes = {known_as(p) for p in (spec, *others)} | {known_as(spec, min_rows=7, max_wait=60)}
+    hashes = {hash_of(p) for p in (spec, *others)} | {hash_of(spec, min_rows=7, max_wait=60)}
     assert len(hashes) == 4
 
 
@@ -231,74 +233,74 @@ def test_watchers_are_one_to_airflow_only_where_they_watch_one_pipeline(world: W
         ({"pipeline": "/nowhere.toml"}, "cannot be read"),
     ],
 )
-def test_bad_arguments_of_a_watcher_are_named_when_the_dag_is_parsed(
-    world: World, arguments: dict[str, Any], message: str
+def test_invalid_arguments_of_a_watcher_are_named_when_the_dag_is_parsed(
+    fixture: PipelineFixture, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidError, match=message):
-        OffsetRangeTrigger(**{"pipeline": world.pipeline(), **arguments})
+        OffsetRangeTrigger(**{"pipeline": fixture.pipeline(), **arguments})
 
 
-def test_templates_under_a_watcher_are_refused(world: World) -> None:
-    spec = world.pipeline(source=FilesSource(path="/in/{{ ds }}", format="json", schema="id long"))
+def test_templates_in_a_watcher_are_refused(fixture: PipelineFixture) -> None:
+    spec = fixture.pipeline(source=FilesSource(path="/in/{{ ds }}", format="json", schema="id long"))
     with pytest.raises(InvalidError, match="templates"):
         OffsetRangeTrigger(spec)
 
 
-def run_now(world: World, run_key: str, *, drain: bool = False) -> None:
-    """On the system's clock, as the trigger is: to a look that falls into its midst, a run on the world's clock would seem dead for ages."""
-    run_batch(world.pipeline(), run_key=run_key, drain=drain, engine=RowsEngine())
+def run_now(fixture: PipelineFixture, run_key: str, *, drain: bool = False) -> None:
+    """Run a batch on the system's clock, as the trigger does. By the fixture's clock, a check during the run would treat it as long dead."""
+    run_batch(fixture.pipeline(), run_key=run_key, drain=drain, engine=RowsEngine())
 
 
-def test_one_event_for_each_bounded_range(world: World) -> None:
-    world.run("makes the log")
-    with listening(watch(world.pipeline())) as listener:
+def test_one_event_for_each_bounded_range(fixture: PipelineFixture) -> None:
+    fixture.run("makes the log")
+    with listening(watch(fixture.pipeline())) as listener:
         assert listener.next(0.3) is None
-        world.arrive(4)
+        fixture.arrive(4)
         event = listener.next()
         assert event is not None
         assert (event["pipeline"], event["version"], event["ranges"]) == ("world", -1, {"files": [0, 2]})
-        assert (event["lag"], event["unit"], event["log"]) == (4, "files", world.store.url)
+        assert (event["lag"], event["unit"], event["log"]) == (4, "files", fixture.store.url)
         assert listener.next(0.3) is None
-        run_now(world, "first")
+        run_now(fixture, "first")
         event = listener.next()
         assert event is not None
         assert event["ranges"] == {"files": [2, 4]}
-        # A look may fall between the plan that takes the files before these and its outcome.
+        # A check may fall between the plan of the earlier files and its outcome.
         assert event["version"] in (-1, 0)
-        run_now(world, "second")
+        run_now(fixture, "second")
         assert listener.next(0.3) is None
 
 
-def test_a_drain_is_one_event_and_what_comes_after_it_the_next(world: World) -> None:
-    world.run("makes the log")
-    world.arrive(6)
-    with listening(watch(world.pipeline())) as listener:
+def test_drain_is_one_event_and_later_files_are_the_next(fixture: PipelineFixture) -> None:
+    fixture.run("makes the log")
+    fixture.arrive(6)
+    with listening(watch(fixture.pipeline())) as listener:
         assert listener.next() is not None
-        run_now(world, "drain", drain=True)
+        run_now(fixture, "drain", drain=True)
         assert listener.next(0.3) is None
-        world.arrive(1)
+        fixture.arrive(1)
         event = listener.next()
         assert event is not None
         assert event["ranges"] == {"files": [6, 7]}
 
 
-def test_a_trigger_that_is_started_anew_repeats_what_nobody_planned_and_nothing_else(world: World) -> None:
-    world.run("makes the log")
-    world.arrive(2)
+def test_restarted_trigger_emits_only_unplanned_ranges_again(fixture: PipelineFixture) -> None:
+    fixture.run("makes the log")
+    fixture.arrive(2)
     for _ in range(2):
-        with listening(watch(world.pipeline())) as listener:
+        with listening(watch(fixture.pipeline())) as listener:
             event = listener.next()
             assert event is not None
             assert event["ranges"] == {"files": [0, 2]}
-    world.run("takes it")
-    with listening(watch(world.pipeline())) as listener:
+    fixture.run("takes it")
+    with listening(watch(fixture.pipeline())) as listener:
         assert listener.next(0.3) is None
 
 
-def test_an_event_that_nobody_acted_on_is_repeated_after_max_wait(world: World) -> None:
-    world.run("makes the log")
-    world.arrive(2)
-    with listening(watch(world.pipeline(), min_rows=1, max_wait=1)) as listener:
+def test_event_that_nobody_acted_on_is_emitted_again_after_max_wait(fixture: PipelineFixture) -> None:
+    fixture.run("makes the log")
+    fixture.arrive(2)
+    with listening(watch(fixture.pipeline(), min_rows=1, max_wait=1)) as listener:
         first = listener.next()
         before = time.monotonic()
         assert listener.next(0.5) is None
@@ -306,9 +308,9 @@ def test_an_event_that_nobody_acted_on_is_repeated_after_max_wait(world: World) 
         assert 0.9 < time.monotonic() - before < 3
 
 
-def test_a_range_whose_run_died_is_told_again_after_max_wait(world: World) -> None:
-    spec = world.pipeline()
-    world.arrive(2)
+def test_range_whose_run_died_is_emitted_again_after_max_wait(fixture: PipelineFixture) -> None:
+    spec = fixture.pipeline()
+    fixture.arrive(2)
     with listening(watch(spec, min_rows=1, max_wait=2)) as listener:
         assert listener.next() is not None
 
@@ -316,35 +318,35 @@ def test_a_range_whose_run_died_is_told_again_after_max_wait(world: World) -> No
             raise Crash
 
         with pytest.raises(Crash):
-            run_batch(spec, run_key="dies", engine=RowsEngine(die))  # as run_now
+            run_batch(spec, run_key="dies", engine=RowsEngine(die))  # uses the system's clock, as run_now does
         assert listener.next(1) is None
         event = listener.next(5)
         assert event is not None
         assert (event["open_version"], event["ranges"]) == (0, {"files": [0, 2]})
 
 
-def test_a_pipeline_without_a_log_is_told_once(world: World) -> None:
-    with listening(watch(world.pipeline())) as listener:
+def test_pipeline_without_a_log_is_emitted_once(fixture: PipelineFixture) -> None:
+    with listening(watch(fixture.pipeline())) as listener:
         event = listener.next()
         assert event is not None
         assert (event["is_new"], event["ranges"]) == (True, {})
         assert listener.next(0.3) is None
-        world.run("makes the log")
-        world.arrive(1)
+        fixture.run("makes the log")
+        fixture.arrive(1)
         event = listener.next()
         assert event is not None
         assert (event["is_new"], event["ranges"]) == (False, {"files": [0, 1]})
 
 
-def test_an_error_that_only_a_person_can_heal_is_one_event(world: World) -> None:
-    world.run("makes the log")
-    world.arrive(2)
-    planner = world.planner()
-    planner.latest_offsets()
-    lost = world.root / "in" / "00000.json"
+def test_error_that_only_a_user_can_fix_is_one_event(fixture: PipelineFixture) -> None:
+    fixture.run("makes the log")
+    fixture.arrive(2)
+    planner = fixture.planner()
+    planner.poll(None)
+    lost = fixture.root / "in" / "00000.json"
     data, stat = lost.read_bytes(), lost.stat()
     lost.unlink()
-    with listening(watch(world.pipeline(), min_rows=1, max_wait=1)) as listener:
+    with listening(watch(fixture.pipeline(), min_rows=1, max_wait=1)) as listener:
         event = listener.next()
         assert event is not None
         assert event["error"].startswith("SourceChangedError")
@@ -358,9 +360,9 @@ def test_an_error_that_only_a_person_can_heal_is_one_event(world: World) -> None
 
 
 @pytest.mark.parametrize("error", [UnavailableError("no answer"), RuntimeError("a bug")])
-def test_a_look_that_failed_is_taken_again(world: World, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    world.run("makes the log")
-    world.arrive(1)
+def test_failed_check_is_repeated(fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    fixture.run("makes the log")
+    fixture.arrive(1)
     listing, failures = FilesSource.listing, [error, error]
 
     def fails_twice(*given: Any) -> Any:
@@ -369,39 +371,41 @@ def test_a_look_that_failed_is_taken_again(world: World, monkeypatch: pytest.Mon
         return listing(*given)
 
     monkeypatch.setattr(FilesSource, "listing", fails_twice)
-    with listening(watch(world.pipeline())) as listener:
+    with listening(watch(fixture.pipeline())) as listener:
         event = listener.next()
         assert event is not None
         assert event["ranges"] == {"files": [0, 1]}
 
 
-def test_deferred_question_ends_with_what_was_seen(world: World) -> None:
-    world.run("makes the log")
-    with listening(TRIGGERS["condition"](world)) as listener:
+def test_deferred_condition_ends_with_its_finding(fixture: PipelineFixture) -> None:
+    fixture.run("makes the log")
+    with listening(TRIGGERS["condition"](fixture)) as listener:
         assert listener.next(0.5) is None
-        world.arrive(1)
+        fixture.arrive(1)
         event = listener.next()
         assert event is not None
         assert event["seen"]["ranges"] == {"files": [0, 1]}
         assert listener.next() is None
 
 
-def test_errors_of_a_deferred_question_are_told_with_what_to_do_and_without_their_cause(
-    world: World, monkeypatch: pytest.MonkeyPatch
+def test_errors_of_a_deferred_condition_are_emitted_with_their_fields_and_without_their_cause(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*given: Any) -> Any:
-        raise UnavailableError("no answer", place="p", tries=(1, 2)) from RuntimeError("password=secret")
+        raise UnavailableError("no answer", location="p", tries=(1, 2)) from RuntimeError("password=secret")
 
     monkeypatch.setattr(FilesSource, "listing", fails)
-    made = to_text(OffsetsAvailable(pipeline=world.pipeline()))
+    made = to_text(OffsetsAvailable(pipeline=fixture.pipeline()))
     with listening(ConditionTrigger(made, 0.02)) as listener:
         event = listener.next()
-    assert event == {"error": "UnavailableError", "truth": "no answer", "fields": {"place": "p", "tries": "(1, 2)"}}
+    assert event == {"error": "UnavailableError", "truth": "no answer", "fields": {"location": "p", "tries": "(1, 2)"}}
     with listening(ConditionTrigger(made, 0.02, is_patient=True)) as listener:
         assert listener.next(0.5) is None
 
 
-def test_connections_are_airflows_in_the_thread_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_airflow_connections_are_found_in_the_thread_too(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from airflow_provider_streamsem.connections import connection
 
     monkeypatch.setenv("AIRFLOW_CONN_MINE", '{"conn_type": "kafka", "host": "h"}')
@@ -413,14 +417,12 @@ def test_connections_are_airflows_in_the_thread_too(world: World, monkeypatch: p
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_lost_doubled_and_reordered_events_change_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch, seed: int
+def test_lost_duplicated_and_reordered_events_change_nothing(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """
-    A watcher that dies now and then, a scheduler that loses, doubles and reorders what it says, and runs that die: each range is read once, none is missed.
-    """
+    """A watcher dies at random, a scheduler loses, duplicates and reorders its events, and runs die. Still each range is read once, and none is missed."""
     from airflow_provider_streamsem import MicroBatchOperator
-    from airflow_provider_streamsem.engines import spark
+    from airflow_provider_streamsem.spark import engine as spark
     from tests.operators.test_airflow import context
 
     chance = random.Random(seed)
@@ -431,11 +433,11 @@ def test_lost_doubled_and_reordered_events_change_nothing(
             raise Crash
 
     monkeypatch.setattr(spark, "SparkEngine", lambda **given: RowsEngine(step))
-    spec = world.pipeline(limits=Limits(max_files=2))
-    runs, told, underway = count(), 0, []
+    spec = fixture.pipeline(limits=Limits(max_files=2))
+    runs, events, underway = count(), 0, []
 
     def act() -> None:
-        """A DAG run that an event started; retried until it succeeds, or given up."""
+        """Run a DAG run that an event started. Retry it until it succeeds or its retries are used up."""
         task = MicroBatchOperator(task_id="t", pipeline=spec, drain=chance.random() < 0.5)
         run_id = f"asset_triggered__{next(runs)}"
         for attempt in range(1, 3):
@@ -446,10 +448,10 @@ def test_lost_doubled_and_reordered_events_change_nothing(
             except Crash:
                 continue
 
-    def hear(listener: Listener, seconds: float) -> bool:
-        nonlocal told
+    def receive(listener: Listener, seconds: float) -> bool:
+        nonlocal events
         event = listener.next(seconds)
-        told += event is not None
+        events += event is not None
         if event is not None:
             underway.extend([event] * chance.choice([0, 1, 1, 2]))
         return event is not None
@@ -457,46 +459,46 @@ def test_lost_doubled_and_reordered_events_change_nothing(
     for _ in range(6):
         with listening(watch(spec)) as listener:
             for _ in range(chance.randint(1, 2)):
-                world.arrive(chance.randint(0, 3))
-                hear(listener, 0.15)
+                fixture.arrive(chance.randint(0, 3))
+                receive(listener, 0.15)
                 chance.shuffle(underway)
                 while underway and chance.random() < 0.6:
                     underway.pop()
                     act()
-    chance.random = lambda: 1.0  # type: ignore[method-assign]  # nobody dies any more
+    chance.random = lambda: 1.0  # type: ignore[method-assign]  # no process dies from here on
     with listening(watch(spec, min_rows=1, max_wait=1)) as listener:
-        while lag(spec).lag:  # what nobody acted on is told again, until there is nothing left
-            assert hear(listener, 20)
+        while lag(spec).lag:  # events that nobody acted on are emitted again, until there is no lag
+            assert receive(listener, 20)
             act()
-    assert told
-    world.check()
-    read = [(outcome.version, plan.ranges["files"]) for outcome, plan in committed(world)]
+    assert events
+    fixture.check()
+    read = [(outcome.version, plan.ranges["files"]) for outcome, plan in committed(fixture)]
     assert [start for _, (start, _) in read] == [0, *[end for _, (_, end) in read]][: len(read)]
-    assert read[-1][1][1] == world.made
+    assert read[-1][1][1] == fixture.made
 
 
-def committed(world: World) -> list[Any]:
+def committed(fixture: PipelineFixture) -> list[Any]:
     found = []
-    for version in world.opened().versions(newest_first=False):
+    for version in fixture.opened().versions(newest_first=False):
         if version.outcome is not None and version.outcome.committed:
             found.append((version.outcome, version.plan))
     return found
 
 
-def test_what_a_trigger_is_not_told_is_the_pipelines_own(tmp_path: Path) -> None:
+def test_trigger_uses_the_pipelines_limits_unless_it_is_given_others(tmp_path: Path) -> None:
     from airflow_provider_streamsem import Limits
     from airflow_provider_streamsem.readers.conditions import of_spec_text
 
-    world = World(tmp_path)
+    fixture = PipelineFixture(tmp_path)
 
     def limits(pipeline: Pipeline, **given: Any) -> tuple[int | None, int | None]:
         found = of_spec_text(OffsetRangeTrigger(pipeline, **given).pipeline).limits
         return found.min_rows, found.max_delay_s
 
-    own = world.pipeline(limits=Limits(min_rows=1000, max_delay_s=900))
+    own = fixture.pipeline(limits=Limits(min_rows=1000, max_delay_s=900))
     assert limits(own) == (1000, 900)
     assert limits(own, max_wait=60) == (1000, 60)
     assert limits(own, min_rows=10) == (10, 900)
-    assert limits(world.pipeline()) == (1, 300)
-    assert limits(world.pipeline(), max_wait=60) == (1, 60)
-    assert limits(world.pipeline(), min_rows=10) == (10, 300)
+    assert limits(fixture.pipeline()) == (1, 300)
+    assert limits(fixture.pipeline(), max_wait=60) == (1, 60)
+    assert limits(fixture.pipeline(), min_rows=10) == (10, 300)

@@ -1,4 +1,4 @@
-"""The DAG under test: wait deferred, as for offsets, then drain the topic; again and again."""
+"""The DAG under test. It waits deferred, as for offsets, then drains the topic, and repeats."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.chaos.subjects.streamsem import Streamsem
 from tests.integration.parts.spark import session_conf
 
 SETTING = Setting.read(os.environ["STREAMSEM_CHAOS_SETTING"])
-# A slow machine must keep up with the producer, or each run is longer than the one before it.
+# A slow machine must keep up with the producer. Otherwise each run is longer than the one before it.
 LIMITS = Limits(max_rows=2_000)
 PYTHON = {"spark.pyspark.python": sys.executable, "spark.driver.memory": "512m"}
 
 
 class Wait(BaseOperator):  # type: ignore[misc]
-    """Gives its slot away for two seconds."""
+    """Defers for two seconds."""
 
     def execute(self, context: Any) -> None:
         self.defer(trigger=TimeDeltaTrigger(timedelta(seconds=2)), method_name="resumed")

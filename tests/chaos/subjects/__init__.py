@@ -1,4 +1,4 @@
-"""The subjects under test, by name: this package's own pipeline, and the obvious ways to do without it."""
+"""The subjects under test, by name: this package's pipeline, and the obvious alternatives to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a subject is: a way to drain a topic, and a reader of its result that shares no code with it."""
+"""The interface of a subject: a way to drain a topic, and a reader of its result that shares no code with it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.chaos.setting import Setting
 
 
 @dataclass
-class Seen:
+class VisibleRows:
     """
-    What a reader of the dataset finds.
+    The rows that a reader of the dataset finds.
 
     :param counts: number → how often it is visible
-    :param reached: partition → the highest offset that is visible
-    :param unreadable: files that a reader is led to and that are no whole Parquet files
-    :param findings: what may not be so at the end
+    :param reached: partition → the highest visible offset
+    :param unreadable: files that a reader finds and that are no complete Parquet files
+    :param findings: conditions that must not exist at the end
     """
 
     counts: Counter[int] = field(default_factory=Counter)
@@ -41,14 +41,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Rows:
-    """Of one file."""
+    """The rows of one file."""
 
     numbers: list[int]
     reached: dict[int, int]
 
 
 def rows_of(file: Any) -> Rows:
-    """Rows of one Parquet file, with Kafka's own columns."""
+    """Read one Parquet file with Kafka's columns."""
     table = pyarrow.parquet.ParquetFile(file).read(columns=["value", "partition", "offset"])
     reached: dict[int, int] = {}
     for partition, offset in zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True):
@@ -57,23 +57,23 @@ def rows_of(file: Any) -> Rows:
 
 
 def in_delta(entries: Iterable[str]) -> list[str]:
-    """Paths that the entries of a Delta table's log add and do not remove, folded one after the other."""
-    there: dict[str, None] = {}
+    """Replay the entries of a Delta table's log, and return the paths that they add and do not remove."""
+    paths: dict[str, None] = {}
     for entry in entries:
         for action in map(json.loads, entry.splitlines()):
             if "add" in action:
-                there[unquote(action["add"]["path"])] = None
+                paths[unquote(action["add"]["path"])] = None
             if "remove" in action:
-                there.pop(unquote(action["remove"]["path"]), None)
-    return list(there)
+                paths.pop(unquote(action["remove"]["path"]), None)
+    return list(paths)
 
 
 class Subject:
     """
     One way to drain a topic.
 
-    :cvar title: for the report
-    :cvar needs: parts beside Kafka and Spark: ``s3``, ``cluster``, ``postgres``
+    :cvar title: title in the report
+    :cvar needs: servers besides Kafka and Spark: ``s3``, ``cluster``, ``postgres``
     """
 
     title: ClassVar[str]
@@ -85,41 +85,41 @@ class Subject:
         self._read: dict[tuple[str, int, int], Rows] = {}
 
     def prepare(self) -> None:
-        """Make what the subject finds there, before its first run."""
+        """Create what the subject needs before its first run."""
 
     def exposed(self) -> Callable[[], bool]:
-        """Says whether the moment has come in which a death costs most; asked anew for each fault. Half of the faults wait for it."""
+        """Return a function that says whether a crash would do most harm now. It is called again for each fault, and half of the faults wait for it."""
         return Uncommitted(self)
 
     def drain(self, run_key: str) -> bool:
-        """In a runner's process: read what is there and write it; ``True`` where nothing was new."""
+        """Read the new records in a runner's process and write them. Return ``True`` if there were none."""
         raise NotImplementedError
 
     def commits(self) -> int:
-        """How many batches the subject holds for committed."""
+        """Return how many batches the subject counts as committed."""
         raise NotImplementedError
 
     def files_written(self) -> int:
-        """How many data files lie there, committed or not."""
+        """Return the number of data files, committed or not."""
         return sum(1 for _ in self._files())
 
     def moment(self) -> str:
-        """What it was about, as far as can be told from outside."""
+        """Describe the state of the subject, as far as it is visible from outside."""
         return f"{self.commits()} committed, {self.files_written()} files"
 
-    def visible(self) -> Seen:
-        """What a reader finds: here, in every file of the directory that is not hidden, as every reader that is not Spark passes over hidden ones."""
+    def visible(self) -> VisibleRows:
+        """Return the rows that a reader finds: here those of every file that is not hidden, as readers other than Spark ignore hidden files."""
         return self.seen_in(sorted(self._files()))
 
     def _files(self) -> Iterator[Path]:
-        for place, below, names in os.walk(self.out):  # passes over a directory that vanishes meanwhile
+        for location, below, names in os.walk(self.out):  # os.walk skips a directory that is deleted concurrently
             below[:] = [name for name in below if not name.startswith(("_", "."))]
             for name in names:
                 if name.endswith(".parquet") and not name.startswith(("_", ".")):
-                    yield Path(place, name)
+                    yield Path(location, name)
 
-    def seen_in(self, files: Any) -> Seen:
-        seen = Seen()
+    def seen_in(self, files: Any) -> VisibleRows:
+        seen = VisibleRows()
         for path in map(Path, files):
             try:
                 at = path.stat()
@@ -133,7 +133,7 @@ class Subject:
 
 
 class Uncommitted:
-    """Whether files have come since the last commit: work that a death throws away."""
+    """Says whether files were written since the last commit, so that a crash would lose their work."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject

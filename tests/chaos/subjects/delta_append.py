@@ -1,11 +1,11 @@
-"""The same plain task on a Delta table, without `txnAppId` and `txnVersion`; read by folding the JSON entries of its log."""
+"""The same plain task on a Delta table, without `txnAppId` and `txnVersion`. The reader replays the JSON entries of the table's log."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tests.chaos.setting import Setting
-from tests.chaos.subjects.contract import Seen, in_delta
+from tests.chaos.subjects.contract import VisibleRows, in_delta
 from tests.chaos.subjects.offsets_task import OffsetsTask
 
 
@@ -28,6 +28,6 @@ class DeltaAppend(OffsetsTask):
     def append(self, frame: Any) -> None:
         frame.write.format("delta").mode("append").save(str(self.out))
 
-    def visible(self) -> Seen:
+    def visible(self) -> VisibleRows:
         log = sorted(p for p in (self.out / "_delta_log").glob("*.json") if p.stem.isdigit())
         return self.seen_in(self.out / path for path in in_delta(entry.read_text() for entry in log))

@@ -1,4 +1,4 @@
-"""Structured Streaming's own Parquet sink; its directory is read by a reader that does not know `_spark_metadata`."""
+"""Structured Streaming's Parquet sink. Its directory is read by a reader that ignores `_spark_metadata`."""
 
 from __future__ import annotations
 

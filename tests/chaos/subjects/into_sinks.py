@@ -1,7 +1,7 @@
 """
-KafkaSource → Parquet and a Delta table on S3, a Postgres table and a Kafka topic, decided by one object and published one after the other.
+KafkaSource → Parquet and a Delta table on S3, a Postgres table and a Kafka topic. One outcome commits them, and they are published one after the other.
 
-Each is read by what its own world has: the bytes of the logs, SQL, a plain consumer. A number counts as visible when all of them show it.
+Each sink is read by its own means: the bytes of the logs, SQL, a plain consumer. A number counts as visible when all sinks show it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import psycopg
 from botocore.exceptions import BotoCoreError, ClientError
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.chaos.expected import read_topic
 from tests.chaos.producer import PARTITIONS
 from tests.chaos.setting import BUCKET, Setting
-from tests.chaos.subjects.contract import Rows, Seen, in_delta
+from tests.chaos.subjects.contract import Rows, VisibleRows, in_delta
 from tests.chaos.subjects.streamsem import Streamsem
-from tests.chaos.truth import read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,7 +30,7 @@ TABLE = "numbers"
 
 
 def shaped(frame: DataFrame) -> Mapping[str, DataFrame]:
-    """Kafka's columns for the files, numbers for the database, a key for the topic."""
+    """Return Kafka's columns for the files, numbers for the database, and a key for the topic."""
     rows = frame.select("value", "partition", "offset")
     numbers = frame.selectExpr("CAST(CAST(value AS STRING) AS BIGINT) AS id", "partition", "offset")
     return {"out": rows, "delta": rows, "database": numbers, "topic": frame.selectExpr("value AS key", "value")}
@@ -43,24 +43,24 @@ class StreamsemIntoSinks(Streamsem):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._topic = f"{setting.topic}-out"
-        self._waits_for_owing = False
+        self._waits_for_pending_publishes = False
 
     def pipeline(self) -> Pipeline:
         from airflow_provider_streamsem import DeltaSink, JdbcSink, KafkaSink
 
         plain = super().pipeline()
-        place = f"s3://{BUCKET}/{self.setting.topic}"
+        location = f"s3://{BUCKET}/{self.setting.topic}"
         sinks = {
             **plain.sinks,
-            "delta": DeltaSink(f"{place}/delta"),
-            "database": JdbcSink("chaos", TABLE, f"{place}/for-database"),
+            "delta": DeltaSink(f"{location}/delta"),
+            "database": JdbcSink("chaos", TABLE, f"{location}/for-database"),
             "topic": KafkaSink(
-                f"{place}/for-topic", topic=self._topic, bootstrap_servers=self.setting.bootstrap, transaction_timeout_s=20
+                f"{location}/for-topic", topic=self._topic, bootstrap_servers=self.setting.bootstrap, transaction_timeout_s=20
             ),
         }  # fmt: skip
         return plain.replace(sinks=sinks, transform=shaped)
 
-    # The checker: no line of the package's own code below.
+    # The checker. It uses no code of the package.
 
     def prepare(self) -> None:
         with psycopg.connect(self.setting.postgres, autocommit=True) as connection:
@@ -69,27 +69,27 @@ class StreamsemIntoSinks(Streamsem):
         admin.create_topics([NewTopic(self._topic, PARTITIONS)])[self._topic].result(30)
 
     def exposed(self) -> Callable[[], bool]:
-        """Besides the time before a commit, by turns, the time in which some sinks have it and others do not."""
-        self._waits_for_owing = not self._waits_for_owing
-        return self._owes if self._waits_for_owing else super().exposed()
+        """Alternate between the time before a commit and the time in which only some sinks have the version."""
+        self._waits_for_pending_publishes = not self._waits_for_pending_publishes
+        return self._has_pending_publishes if self._waits_for_pending_publishes else super().exposed()
 
-    def _owes(self) -> bool:
+    def _has_pending_publishes(self) -> bool:
         try:
-            newest, is_decided = self.newest()
-            return is_decided and not any(key.endswith(f"-{newest}.d.json") for key in self._keys("log/log/"))
+            newest, is_committed = self.newest()
+            return is_committed and not any(key.endswith(f"-{newest}.d.json") for key in self._keys("log/log/"))
         except (BotoCoreError, ClientError):
             return False
 
     def moment(self) -> str:
-        return super().moment() + (", not yet everywhere" if self._owes() else "")
+        return super().moment() + (", not yet everywhere" if self._has_pending_publishes() else "")
 
-    def visible(self) -> Seen:
+    def visible(self) -> VisibleRows:
         rows = {"out": super().visible(), "delta": self._delta(), "database": self._database()}
         return self.together({**rows, "topic": self._consumed()})
 
-    def together(self, each: Mapping[str, Seen]) -> Seen:
-        """What all show, as often as the one that shows it most; whatever only some show is a finding."""
-        seen = Seen(unreadable=[name for one in each.values() for name in one.unreadable])
+    def together(self, each: Mapping[str, VisibleRows]) -> VisibleRows:
+        """Merge the sinks: a number that all show counts as often as in the sink with most copies. A number that only some show is a finding."""
+        seen = VisibleRows(unreadable=[name for one in each.values() for name in one.unreadable])
         for number in set().union(*(one.counts for one in each.values())):
             times = {name: one.counts[number] for name, one in each.items()}
             if all(times.values()):
@@ -102,22 +102,22 @@ class StreamsemIntoSinks(Streamsem):
             )
         return seen
 
-    def _delta(self) -> Seen:
-        """The table's log folded, entry by entry."""
+    def _delta(self) -> VisibleRows:
+        """Replay the table's log, entry by entry."""
         entry = re.compile(r"/\d{20}\.json$")
         log = sorted(key for key in self._keys("delta/_delta_log/") if entry.search(key))
-        seen = Seen()
+        seen = VisibleRows()
         for path in in_delta(self._bytes(key).decode() for key in log):
             self._add(seen, f"{self._prefix}delta/{path}")
         return seen
 
-    def _database(self) -> Seen:
-        seen = Seen()
+    def _database(self) -> VisibleRows:
+        seen = VisibleRows()
         with psycopg.connect(self.setting.postgres) as connection:
             for number, partition, offset in connection.execute(f'SELECT id, "partition", "offset" FROM {TABLE}'):
                 seen.add(Rows([number], {partition: offset}))
         return seen
 
-    def _consumed(self) -> Seen:
+    def _consumed(self) -> VisibleRows:
         found = read_topic(self.setting.bootstrap, self._topic)
-        return Seen(counts=Counter({number: len(places) for number, places in found.items()}))
+        return VisibleRows(counts=Counter({number: len(locations) for number, locations in found.items()}))

@@ -1,7 +1,8 @@
 """
 A plain task: read the offsets file, read up to a bounded end, append, replace the offsets file.
 
-As a careful engineer writes it: the end is fixed before the reading and is the last stable offset, the offsets are replaced at once and only after the write.
+It is written as a careful engineer would. The end is fixed before the read and is the last stable offset. The offsets are replaced atomically, and only after
+the write.
 """
 
 from __future__ import annotations

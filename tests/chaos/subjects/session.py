@@ -1,4 +1,4 @@
-"""A plain Spark session, and a plain reading of Kafka, as the alternatives start them."""
+"""A plain Spark session and a plain Kafka stream for the alternatives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def session(setting: Setting, conf: Mapping[str, str] | None = None) -> SparkSes
 
 
 def stream(setting: Setting) -> Any:
-    """The topic as a stream, read as committed."""
+    """Return the topic as a stream with isolation level read_committed."""
     return (
         session(setting)
         .readStream.format("kafka")
@@ -39,7 +39,7 @@ def stream(setting: Setting) -> Any:
 
 
 def drained(writer: Any, checkpoint: str) -> bool:
-    """Run a query until the end that the topic had when it started; whether there was nothing to do."""
+    """Run a query up to the end that the topic had at its start. Return whether there was no input."""
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     return not any(progress["numInputRows"] for progress in query.recentProgress)

@@ -1,4 +1,4 @@
-"""KafkaSource → FilesSink on S3, its log on the same server; read by boto3 and pyarrow alone, from the bytes of the log."""
+"""KafkaSource → FilesSink on S3, with its log on the same server. The checker reads the bytes of the log with only boto3 and pyarrow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.chaos.setting import BUCKET, MAX_ROWS, Setting
-from tests.chaos.subjects.contract import Rows, Seen, Subject, rows_of
+from tests.chaos.subjects.contract import Rows, Subject, VisibleRows, rows_of
 from tests.integration.parts.s3 import ACCESS_KEY, SECRET_KEY
 
 if TYPE_CHECKING:
@@ -38,19 +38,19 @@ class Streamsem(Subject):
     def pipeline(self) -> Pipeline:
         from airflow_provider_streamsem import FilesSink, KafkaSource, Limits, Pipeline
 
-        place = f"s3://{BUCKET}/{self.setting.topic}"
+        location = f"s3://{BUCKET}/{self.setting.topic}"
         return Pipeline(
             name="chaos",
-            log=f"{place}/log",
+            log=f"{location}/log",
             source=KafkaSource(topics=[self.setting.topic], bootstrap_servers=self.setting.bootstrap),
-            sinks={"out": FilesSink(path=f"{place}/out")},
+            sinks={"out": FilesSink(path=f"{location}/out")},
             limits=Limits(max_rows=MAX_ROWS),
             require="exactly_once",
         )
 
     def drain(self, run_key: str) -> bool:
         from airflow_provider_streamsem import run_batch
-        from airflow_provider_streamsem.engines.spark import SparkEngine
+        from airflow_provider_streamsem.spark.engine import SparkEngine
 
         engine = SparkEngine(master=self.setting.master, conf=self._conf())
         return run_batch(self.pipeline(), run_key=run_key, drain=True, engine=engine).status == "empty"
@@ -60,7 +60,7 @@ class Streamsem(Subject):
 
         return session_conf()
 
-    # The checker: no line of the package's own code below.
+    # The checker. It uses no code of the package.
 
     @cached_property
     def _s3(self) -> Any:
@@ -84,7 +84,7 @@ class Streamsem(Subject):
         return self._entries[key]
 
     def commits(self) -> int:
-        with suppress(BotoCoreError, ClientError):  # the server may be the one that is down
+        with suppress(BotoCoreError, ClientError):  # the fault may have stopped the S3 server
             self._commits = sum(key.endswith(".c.json") for key in self._keys("log/log/"))
         return self._commits
 
@@ -94,26 +94,26 @@ class Streamsem(Subject):
         return 0
 
     def newest(self) -> tuple[int, bool]:
-        """The newest version that is planned, -1 before the first; and whether it is decided."""
+        """Return the newest planned version, or -1 before the first, and whether it is committed or aborted."""
         found = {(int(m[1]), m[2]) for key in self._keys("log/log/") if (m := ENTRY.search(key))}
         version = max((n for n, _ in found), default=-1)
         return version, (version, "c") in found
 
     def files_of(self, version: int) -> list[str]:
-        """Keys of the data files that all attempts at a version wrote."""
+        """Return the keys of the data files that all attempts at a version wrote."""
         return self._keys(f"out/data/{version}/")
 
     def moment(self) -> str:
-        newest, is_decided = self.newest()
+        newest, is_committed = self.newest()
         if newest < 0:
             return "before the first plan"
-        if is_decided:
+        if is_committed:
             return f"version {newest} decided"
         staged = "staged" if self._keys(f"log/attempts/{newest}/") else "planned"
         return f"version {newest} {staged}, {len(self.files_of(newest))} data files"
 
-    def visible(self) -> Seen:
-        seen = Seen()
+    def visible(self) -> VisibleRows:
+        seen = VisibleRows()
         for key in self._keys("log/log/"):
             if key.endswith(".c.json"):
                 outcome = self._json(key)
@@ -126,9 +126,9 @@ class Streamsem(Subject):
         sinks = outcome["sinks"]
         return self._json(f"{self._prefix}log/spill/{sinks['$spill']}.json") if "$spill" in sinks else sinks
 
-    def _add(self, seen: Seen, key: str) -> None:
+    def _add(self, seen: VisibleRows, key: str) -> None:
         if key not in self._rows:
-            self._rows[key] = rows_of(io.BytesIO(self._bytes(key)))  # a file that is named and is not there is an error
+            self._rows[key] = rows_of(io.BytesIO(self._bytes(key)))  # a missing file that an outcome names is an error
         seen.add(self._rows[key])
 
 
@@ -143,5 +143,5 @@ class StreamsemOnACluster(Streamsem):
             "spark.hadoop.fs.s3a.secret.key": of_aws.pop("AWS_SECRET_ACCESS_KEY"),
         }
         shown = {f"spark.executorEnv.{key}": value for key, value in of_aws.items()}
-        # One core a driver: of two runners at once each gets an executor.
+        # One core for each driver, so that each of two concurrent runners gets an executor.
         return {**super()._conf(), **secret, **shown, "spark.executor.memory": "512m", "spark.cores.max": "1"}

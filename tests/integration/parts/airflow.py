@@ -1,4 +1,4 @@
-"""A real Airflow on loopback: API server, DAG processor, triggerer, schedulers with LocalExecutor; and the questions that tests ask its REST API."""
+"""A real Airflow on loopback: API server, DAG processor, triggerer and schedulers with LocalExecutor, and a client of its REST API."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SUPERVISOR, TASK = (
 
 class Airflow:
     """
-    One Airflow in a scratch home; its parts are killed and started again one by one.
+    One Airflow in a temporary home. Its components are killed and restarted one by one.
 
     :param home: an empty directory
     :param dags: the folder of the DAG files
-    :param database: SQLAlchemy's URL of an empty database; default: SQLite in the home
-    :param schedulers: how many; more than one needs a server as database
-    :param environment: for all parts and their tasks
+    :param database: SQLAlchemy URL of an empty database; default: SQLite in the home
+    :param schedulers: number of schedulers; more than one needs a database server
+    :param environment: environment of all components and their tasks
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Airflow:
         self.environment = {**_settings(home, dags, database, self.url), **(environment or {})}
         (home / "simple_auth_manager_passwords.json.generated").write_text(json.dumps({USER: PASSWORD}))
         names = ["dag-processor", "triggerer", *(f"scheduler-{n}" for n in range(schedulers))]
-        # The API server comes last: the others come up while it does.
+        # The API server is started last. The other components start up in parallel with it.
         self.parts = {**{n: self._part(n, home) for n in names}, "api-server": self._part("api-server", home, port)}
         self._sessions: set[int] = set()
         self._token = ""
@@ -63,7 +63,7 @@ class Airflow:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """All parts up on a database that was just made; in the end every process is gone."""
+        """Run all components on a new database. At the end, kill every process."""
         migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
         done = subprocess.run(
             migrate, env={**os.environ, **self.environment}, capture_output=True, text=True, check=False
@@ -81,10 +81,10 @@ class Airflow:
         try:
             part.start()
         finally:
-            self._sessions.add(part.pid)  # also where an interrupt ends the wait for its port
+            self._sessions.add(part.pid)  # also if an interrupt ends the wait for its port
 
     def end(self) -> None:
-        """SIGKILL to every process, until none is left: a scheduler that dies may just have started another."""
+        """Send SIGKILL to every process until none is left. A dying scheduler may just have started another process."""
         while found := self.processes():
             for process in found:
                 with suppress(psutil.Error):
@@ -93,10 +93,11 @@ class Airflow:
 
     def processes(self) -> list[psutil.Process]:
         """
-        Every live process of the parts, of their tasks, and of what those started, orphans too.
+        Return every live process of the components, of their tasks, and of their children, including orphans.
 
-        They are known by their session, which each part begins and nothing leaves: LocalExecutor gives tasks groups of their own, and
-        setproctitle overwrites the environment that /proc would show.
+        They are identified by the session that each component starts. No child leaves it, since LocalExecutor gives tasks process groups only. The
+        environment
+        in /proc does not help, since setproctitle overwrites it.
         """
         found = []
         for pid in psutil.pids():
@@ -109,9 +110,9 @@ class Airflow:
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """
-        One request of the public API, ``path`` below ``/api/v2``.
+        Send one request to the public API, with ``path`` below ``/api/v2``.
 
-        :raises OSError: no answer, or (``urllib.error.HTTPError``) a refusal
+        :raises OSError: no answer, or a refusal (``urllib.error.HTTPError``)
         """
         if not self._token:
             given = {"username": USER, "password": PASSWORD}
@@ -122,18 +123,18 @@ class Airflow:
         return f"/dags/{dag}/dagRuns/{quote(run, safe='')}"
 
     def state(self, dag: str, run: str, task: str = "") -> str | None:
-        """Of a run, or of a task in it; ``None`` before it has one."""
+        """Return the state of a run, or of a task in it. It is ``None`` before there is one."""
         path = self.run_path(dag, run) + (f"/taskInstances/{task}" if task else "")
         state: str | None = self.ask("GET", path)["state"]
         return state
 
     def tries(self, dag: str, run: str, task: str) -> int:
-        """How often a task was begun."""
+        """Return how often a task was started."""
         tries: int = self.ask("GET", f"{self.run_path(dag, run)}/taskInstances/{task}")["try_number"]
         return tries
 
     def result(self, dag: str, run: str, task: str) -> Any:
-        """What a task returned."""
+        """Return the result of a task."""
         path = f"{self.run_path(dag, run)}/taskInstances/{task}/xcomEntries/return_value?deserialize=false"
         return self.ask("GET", path)["value"]
 
@@ -148,7 +149,7 @@ class Airflow:
         self.ask("POST", f"{self.run_path(dag, run)}/clear", {"dry_run": False, "only_failed": False})
 
     def mark(self, dag: str, run: str, state: str, task: str = "") -> None:
-        """``success`` or ``failed``: a task, or a whole run."""
+        """Mark a task or a whole run as ``success`` or ``failed``."""
         if task:
             self.ask("PATCH", f"{self.run_path(dag, run)}/taskInstances/{task}", {"new_state": state})
         else:
@@ -156,7 +157,7 @@ class Airflow:
 
     def until(self, what: str, ask: Callable[[], Any], seconds: float) -> Any:
         """
-        Ask until the answer is true, and return it.
+        Poll until the result is true, and return it.
 
         :raises TimeoutError: with the ends of the logs
         """
@@ -174,7 +175,7 @@ class Airflow:
 
 
 def _settings(home: Path, dags: Path, database: str, url: str) -> dict[str, str]:
-    """Short time-outs, few processes, loopback only, and an API that asks who calls."""
+    """Return settings with short timeouts, few processes, loopback only, and an API that authenticates its callers."""
     secret = "a-secret-of-one-test-" + "x" * 48
     return {
         "PYTHONPATH": search_path(),

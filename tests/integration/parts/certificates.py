@@ -1,4 +1,4 @@
-"""Certificates of a test: an authority, a server on loopback, and a client."""
+"""Certificates for a test: an authority, a server on loopback, and a client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files: ``authority.pem``; ``server.pem`` with its key, as Java takes both; ``client.pem`` and ``client.key``."""
+    """PEM files: ``authority.pem``, ``server.pem`` with its key (Java reads both from one file), ``client.pem`` and ``client.key``."""
 
     home: Path
 
@@ -37,7 +37,7 @@ class Certificates:
 
 
 def make(home: Path) -> Certificates:
-    """Certificates for a day, in files below ``home``."""
+    """Create certificates that are valid for a day, in files below ``home``."""
     home.mkdir(parents=True, exist_ok=True)
     made = Certificates(home)
     authority_key, server_key, client_key = (_key() for _ in range(3))

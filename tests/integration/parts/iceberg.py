@@ -1,4 +1,4 @@
-"""Iceberg's own REST catalog server, and readers of Iceberg that are not ours: Spark's, and DuckDB's."""
+"""Iceberg's REST catalog server, and independent Iceberg readers: Spark's and DuckDB's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print(json.dumps([[list(row) for row in session.sql(query).collect()] for query 
 
 
 class RestCatalog(Server):
-    """The server behind Apache's Docker image ``iceberg-rest-fixture``, with SQLite below it. It listens on every address of the machine."""
+    """The server of Apache's Docker image ``iceberg-rest-fixture``, with SQLite as its database. It listens on every address of the machine."""
 
     def __init__(self, home: Path) -> None:
         jars = [install.classpath("iceberg"), *map(str, sorted(_JARS.glob("hadoop-client-*.jar")))]
@@ -59,7 +59,7 @@ class RestCatalog(Server):
 
 
 def read_by_spark(catalog: RestCatalog, *queries: str) -> list[list[list[Any]]]:
-    """Rows of each query over the catalog ``lake``, by Spark's own Iceberg reader in a process of its own."""
+    """Run queries on the catalog ``lake`` with Spark's own Iceberg reader in a separate process, and return the rows of each."""
     conf = session_conf()
     jars = f"{conf['spark.driver.extraClassPath']}:{install.classpath('peers')}"
     conf |= {
@@ -74,7 +74,7 @@ def read_by_spark(catalog: RestCatalog, *queries: str) -> list[list[list[Any]]]:
 
 
 def read_by_duckdb(metadata: str, columns: str) -> list[list[Any]]:
-    """Columns of the table of a metadata file, by DuckDB's own Iceberg reader in a process of its own."""
+    """Read columns of the table of a metadata file with DuckDB's own Iceberg reader in a separate process."""
     path = metadata.removeprefix("file:")
     rows: list[list[Any]] = _printed([sys.executable, "-c", _DUCKDB_READS, path, columns])
     return rows

@@ -1,7 +1,7 @@
 """
-Bring the real parts onto this machine by name: jars by Maven, the S3 servers by Go. `python -m tests.integration.parts.install`.
+Install the real servers on this machine: jars with Maven, S3 servers with Go. `python -m tests.integration.parts.install`.
 
-Jars stay in Maven's own repository; `.parts/` holds the class paths that name them, and the servers that were built.
+Jars stay in Maven's repository. `.parts/` holds the class paths that name them, and the compiled S3 servers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-PLACE = ROOT / ".parts"
+PARTS = ROOT / ".parts"
 POM = Path(__file__).parents[1] / "pom.xml"
 S3_SERVERS = {
     "versitygw": "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
@@ -22,14 +22,14 @@ S3_SERVERS = {
 
 
 class MissingPartError(Exception):
-    """A part of the integration run is not on this machine. It is never passed over: the run fails."""
+    """A program of the integration tests is not on this machine. Such a test is never skipped. The run fails."""
 
 
 def classpath(profile: str) -> str:
-    """The jars of one profile of the pom, as a class path; brought here where they are not."""
-    file = PLACE / f"{profile}.classpath"
-    if not file.exists() or file.stat().st_mtime < POM.stat().st_mtime or not _all_there(file):
-        PLACE.mkdir(exist_ok=True)
+    """Return the jars of one profile of the pom as a class path. Missing jars are downloaded."""
+    file = PARTS / f"{profile}.classpath"
+    if not file.exists() or file.stat().st_mtime < POM.stat().st_mtime or not _all_exist(file):
+        PARTS.mkdir(exist_ok=True)
         _run(
             [tool("mvn"), "-q", "-B", "-f", str(POM), "-P", profile, "dependency:build-classpath", f"-Dmdep.outputFile={file}"]
         )  # fmt: skip
@@ -37,20 +37,20 @@ def classpath(profile: str) -> str:
     return file.read_text().strip()
 
 
-def _all_there(file: Path) -> bool:
+def _all_exist(file: Path) -> bool:
     return all(os.path.exists(jar) for jar in file.read_text().strip().split(":"))
 
 
 def s3_server(name: str = "versitygw") -> str:
-    """The program of an S3 server, built where it is not there."""
-    program = PLACE / "bin" / name
+    """Return the program of an S3 server. It is built if it is missing."""
+    program = PARTS / "bin" / name
     if not program.exists():
         _run([tool("go"), "install", S3_SERVERS[name]], GOBIN=str(program.parent), GOFLAGS="-mod=mod")
     return str(program)
 
 
 def debian(*packages: str) -> None:
-    """Debian's packages that are not there; their services are not started."""
+    """Install missing Debian packages without starting their services."""
     missing = [name for name in packages if not _is_installed(name)]
     if not missing:
         return
@@ -66,10 +66,10 @@ def _is_installed(package: str) -> bool:
     return done.stdout == "install ok installed"
 
 
-def tool(name: str, *places: str) -> str:
-    """A program of the machine."""
+def tool(name: str, *locations: str) -> str:
+    """Return the path of a program on this machine."""
     found = shutil.which(name) or next(
-        (p for place in places if os.access(p := os.path.join(place, name), os.X_OK)), None
+        (p for location in locations if os.access(p := os.path.join(location, name), os.X_OK)), None
     )
     if found is None:
         raise MissingPartError(
@@ -79,7 +79,7 @@ def tool(name: str, *places: str) -> str:
 
 
 def java() -> str:
-    """The machine's Java, or the one that Spark runs on."""
+    """Return the machine's Java, or the one that Spark uses."""
     return tool("java", os.path.join(os.environ.get("JAVA_HOME", ""), "bin"))
 
 

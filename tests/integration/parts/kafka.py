@@ -1,4 +1,4 @@
-"""A Kafka broker in KRaft mode, one node, from Maven's jars."""
+"""A single-node Kafka broker in KRaft mode, from Maven's jars."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ auto.create.topics.enable=false
 
 class Broker(Server):
     """
-    ``bootstrap`` without security. ``bootstrap_sasl``: :data:`USER` with :data:`PASSWORD` as they are; ``bootstrap_scram``: the same by SCRAM-SHA-512 over TLS;
-    ``bootstrap_mutual``: TLS with the client's certificate of ``certificates``.
+    A broker with four listeners.
+
+    ``bootstrap`` has no security. ``bootstrap_sasl`` uses SASL PLAIN with :data:`USER` and :data:`PASSWORD`, without encryption. ``bootstrap_scram`` uses the
+    same user with SCRAM-SHA-512 over TLS. ``bootstrap_mutual`` uses TLS with the client certificate of ``certificates``.
     """
 
     def __init__(self, home: Path) -> None:

@@ -1,4 +1,4 @@
-"""A MariaDB server of its own, from Debian's programs (``mariadb-server``), run by an ordinary user."""
+"""A private MariaDB server from Debian's programs (``mariadb-server``), run by an unprivileged user."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MariaDB(Server):
             made = [install.tool("mariadb-install-db"), "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal", "--skip-test-db"]  # fmt: skip
             subprocess.run([*as_user, *made], check=True, capture_output=True, cwd="/")
         first = home / "first.sql"
-        first.write_text(  # a statement a line
+        first.write_text(  # one statement per line
             "CREATE DATABASE IF NOT EXISTS test;\n"
             "CREATE USER IF NOT EXISTS me@'127.0.0.1' IDENTIFIED BY 'hunter2';\n"
             "GRANT ALL ON test.* TO me@'127.0.0.1';\n"

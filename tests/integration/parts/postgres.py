@@ -1,4 +1,4 @@
-"""A Postgres server of its own, from Debian's programs, run by an ordinary user."""
+"""A private Postgres server from Debian's programs, run by an unprivileged user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROGRAMS = sorted((str(p) for p in Path("/usr/lib/postgresql").glob("*/bin")), r
 
 
 class Postgres(Server):
-    """Database ``postgres`` of user ``postgres``, trusted on loopback."""
+    """Database ``postgres`` of user ``postgres``, with trust authentication on loopback."""
 
     def __init__(self, home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ class Postgres(Server):
         self._claimed = data / "postmaster.pid"
 
     def start(self, *, seconds: float = 90) -> None:
-        """Start, and return when it takes connections: after a death it has to recover first."""
+        """Start, and return when the server accepts connections. After a crash it has to recover first."""
         self._claimed.unlink(missing_ok=True)
         super().start(seconds=seconds)
         deadline = time.monotonic() + seconds
@@ -60,7 +60,7 @@ class Postgres(Server):
                 time.sleep(0.1)
 
     def send(self, signal_: signal.Signals) -> None:
-        """A death, and a halt, are those of its sessions, too: each is a process in a session of its own."""
+        """Send a signal to the server. SIGKILL, SIGSTOP and SIGCONT also go to its backends, each of which has its own session."""
         sessions: list[psutil.Process] = []
         if signal_ in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT):
             with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""A RabbitMQ broker of its own, from Debian's programs."""
+"""A private RabbitMQ broker from Debian's programs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from tests.integration.parts import install
 from tests.integration.parts.server import Server, answers, free_port
 
-PROGRAMS = "/usr/lib/rabbitmq/bin"  # that on the path changes to a user who cannot write into a scratch home
+PROGRAMS = "/usr/lib/rabbitmq/bin"  # the wrapper on PATH switches to a user who cannot write to a temporary home
 
 
 class RabbitMQ(Server):
-    """``host`` takes the user ``guest`` with the password ``guest``. Queues and messages that are durable outlive a kill."""
+    """``host`` accepts the user ``guest`` with the password ``guest``. Durable queues and messages survive a kill."""
 
     def __init__(self, home: Path) -> None:
         program = shutil.which("rabbitmq-server", path=PROGRAMS) or install.tool("rabbitmq-server")
@@ -37,7 +37,7 @@ class RabbitMQ(Server):
             "ERL_EPMD_PORT": str(names),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
         }
-        # Erlang starts this by itself where it is not there, and leaves it behind.
+        # Otherwise Erlang starts epmd itself and leaves it running.
         self._names = Server("epmd", home, [install.tool("epmd")], port=names, environment=environment)
         super().__init__("rabbitmq", home, [program], port=port, environment=environment)
 
@@ -48,12 +48,12 @@ class RabbitMQ(Server):
         super().start(seconds=seconds)
 
     def wait(self) -> None:
-        """Until the process has ended, and the one that it started, too."""
+        """Wait until the process and the one that it started have ended."""
         super().wait()
         while answers(self.port):
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End both."""
+        """Stop the broker and epmd."""
         super().stop()
         self._names.stop()

@@ -1,4 +1,4 @@
-"""A server on loopback, started and stopped by its pid, which can also be killed, frozen and started again where it was."""
+"""A server process on loopback, managed by its pid. It can be killed, frozen, and restarted with the same command."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROOT = Path(__file__).parents[3]
 
 class Server:
     """
-    One process in a session of its own.
+    One process in its own session.
 
-    :param name: of its log file under ``home``
+    :param name: name of its log file under ``home``
     :param argv: the command
-    :param port: answers when the server is up; 0 for one that has none
-    :param address: of loopback, at which it answers
+    :param port: port that answers when the server is up, or 0 for a server without a port
+    :param address: loopback address of the port
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the running process."""
+        """Process id of the running process."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the process that was started lives."""
+        """Whether the started process is alive."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, *, seconds: float = 90) -> None:
-        """Start, and return when the port answers; without a port, when the process is there."""
+        """Start, and return when the port answers. A server without a port counts as up when its process exists."""
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 self._argv,
@@ -81,17 +81,17 @@ class Server:
             os.killpg(self.pid, signal_)
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end."""
+        """Send SIGKILL, and wait for the end of the process."""
         self.send(signal.SIGKILL)
         self.wait()
 
     def wait(self) -> None:
-        """Until the process has ended."""
+        """Wait until the process has ended."""
         assert self._process is not None
         self._process.wait()
 
     def stop(self) -> None:
-        """Ask the process to end; after 20 seconds it has to."""
+        """Send SIGTERM to the process, and SIGKILL after 20 seconds."""
         if self._process is None:
             return
         self.send(signal.SIGCONT)
@@ -101,18 +101,18 @@ class Server:
         except subprocess.TimeoutExpired:
             self.kill()
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # children that outlived it
+            os.killpg(self._process.pid, signal.SIGKILL)  # children that are still alive
 
 
 def answers(port: int, address: str = "127.0.0.1") -> bool:
-    """Whether something listens."""
+    """Return whether something listens on the port."""
     with suppress(OSError), socket.create_connection((address, port), timeout=1):
         return True
     return False
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
+    """Return a port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -121,20 +121,20 @@ def free_port() -> int:
 
 @contextmanager
 def home_for_others() -> Iterator[Path]:
-    """A temporary directory that a server which runs as another user may enter: pytest's own only its owner may."""
+    """Create a temporary directory that a server of another user may enter. Only its owner may enter pytest's directory."""
     with tempfile.TemporaryDirectory(prefix="streamsem-") as home:
         Path(home).chmod(0o755)
         yield Path(home)
 
 
 def search_path() -> str:
-    """PYTHONPATH of a Python process that finds these tests, and whatever this process finds."""
+    """Return the PYTHONPATH with which a Python process finds these tests and everything that this process finds."""
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 @contextmanager
 def running(*servers: Server) -> Iterator[None]:
-    """Start servers one after the other, stop them in the opposite order."""
+    """Start servers one after the other, and stop them in the opposite order."""
     started: list[Server] = []
     try:
         for server in servers:
@@ -147,5 +147,5 @@ def running(*servers: Server) -> Iterator[None]:
 
 
 def stop_servers_on_sigterm() -> None:
-    """Make SIGTERM unwind the program, so that :func:`running` stops its servers: they have sessions of their own."""
+    """Make SIGTERM unwind the program, so that :func:`running` stops its servers, which are in other sessions."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

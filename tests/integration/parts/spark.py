@@ -1,4 +1,4 @@
-"""A Spark standalone cluster (a master, two workers) and a Spark Connect server, from pip's own pyspark."""
+"""A Spark standalone cluster (a master and two workers) and a Spark Connect server, from pip's pyspark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def session_conf() -> dict[str, str]:
-    """Settings of a session that needs the jars: both sides find them where Maven put them, so nothing is copied."""
+    """Return the settings of a session with the jars. Driver and executors read them from Maven's repository, so nothing is copied."""
     jars = install.classpath("spark")
     return {
         "spark.driver.extraClassPath": jars,
@@ -43,7 +43,7 @@ def session_conf() -> dict[str, str]:
 
 
 def peers_conf() -> dict[str, str]:
-    """Settings of a local session that has other table formats' own readers and writers beside the jars."""
+    """Return the settings of a local session with the readers and writers of other table formats."""
     return {
         "spark.driver.extraClassPath": f"{install.classpath('spark')}:{install.classpath('peers')}",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -52,7 +52,7 @@ def peers_conf() -> dict[str, str]:
 
 
 class Cluster:
-    """A master and workers of one core each."""
+    """A master, and workers with one core each."""
 
     def __init__(self, home: Path, workers: int = 2) -> None:
         home.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ class Cluster:
         self.workers = [self._worker(n) for n in range(workers)]
 
     def _worker(self, n: int) -> Server:
-        # Each on an address of its own: Spark starts no copy of a slow task on the host that runs it.
+        # Each worker has its own address, since Spark starts no speculative copy of a task on the host that runs it.
         port, host = free_port(), f"127.0.0.{n + 1}"
         argv = [
             f"{HOME}/bin/spark-class", "org.apache.spark.deploy.worker.Worker", "-h", host, "-p", str(port), "--webui-port", "0",
@@ -83,7 +83,7 @@ class Cluster:
         return Server(f"spark-worker-{n}", self._home, argv, port=port, address=host, environment=environment)
 
     def executors(self) -> list[psutil.Process]:
-        """Those that run now: the workers' children."""
+        """Return the running executors, which are children of the workers."""
         found = []
         for worker in self.workers:
             with suppress(psutil.Error):
@@ -95,17 +95,17 @@ class Cluster:
 
     @property
     def connection(self) -> dict[str, Any]:
-        """Airflow's, by which an operator finds it."""
+        """Airflow connection to the cluster."""
         return {"conn_type": "spark", "host": "spark://127.0.0.1", "port": self.master.port}
 
     @property
     def servers(self) -> list[Server]:
-        """In the order in which they start."""
+        """The servers in start order."""
         return [self.master, *self.workers]
 
 
 class ConnectServer(Server):
-    """A Spark Connect server with a local master; ``url`` is what a client asks for."""
+    """A Spark Connect server with a local master. Clients connect to ``url``."""
 
     def __init__(self, home: Path, conf: dict[str, str] | None = None) -> None:
         home.mkdir(parents=True, exist_ok=True)
@@ -126,5 +126,5 @@ class ConnectServer(Server):
 
     @property
     def connection(self) -> dict[str, Any]:
-        """Airflow's, by which an operator finds it."""
+        """Airflow connection to the server."""
         return {"conn_type": "spark_connect", "host": "127.0.0.1", "port": self.port}

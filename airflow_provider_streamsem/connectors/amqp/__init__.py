@@ -1,0 +1,1 @@
+"""Client for the queues of RabbitMQ and other AMQP 0-9-1 brokers."""

@@ -1,0 +1,1 @@
+"""Names and types of columns, as sinks compare them."""

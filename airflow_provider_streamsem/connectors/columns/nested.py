@@ -1,0 +1,49 @@
+"""Inspects values inside nested columns. Imports pyspark, so only sources and sinks that an engine loads import this module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from operator import or_
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+
+def holds(kind: DataType, sought: type[DataType]) -> bool:
+    """Return whether a type is the sought type or contains it at any depth."""
+    return isinstance(kind, sought) or any(holds(inner, sought) for inner in _inner(kind))
+
+
+def _inner(kind: DataType) -> list[DataType]:
+    if isinstance(kind, ArrayType):
+        return [kind.elementType]
+    if isinstance(kind, MapType):
+        return [kind.keyType, kind.valueType]
+    return [field.dataType for field in kind.fields] if isinstance(kind, StructType) else []
+
+
+def anywhere(value: Column, kind: DataType, sought: type[DataType], is_bad: Callable[[Column], Column]) -> Column:
+    """
+    Return a condition that is true if a value, or a value inside it, has the sought type and is bad.
+
+    :param kind: the type of ``value``; :func:`holds` must be true for it
+    :param is_bad: returns the condition for one value of the sought type
+    """
+    found = [is_bad(value)] if isinstance(kind, sought) else []
+
+    def look_at_each(parts: Column, inner: DataType) -> None:
+        if holds(inner, sought):
+            found.append(F.exists(parts, lambda part: anywhere(part, inner, sought, is_bad)))
+
+    if isinstance(kind, ArrayType):
+        look_at_each(value, kind.elementType)
+    elif isinstance(kind, MapType):
+        look_at_each(F.map_keys(value), kind.keyType)
+        look_at_each(F.map_values(value), kind.valueType)
+    elif isinstance(kind, StructType):
+        for field in kind.fields:
+            if holds(field.dataType, sought):
+                found.append(anywhere(value.getField(field.name), field.dataType, sought, is_bad))
+    return reduce(or_, found)

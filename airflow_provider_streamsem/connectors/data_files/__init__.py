@@ -1,0 +1,1 @@
+"""Data files that Spark writes: writer, row counts and column statistics."""

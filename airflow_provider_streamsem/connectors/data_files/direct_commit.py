@@ -1,0 +1,149 @@
+"""
+Writes files directly under their final names, with the writer and the commit protocol of Spark's streaming file sink.
+
+Every task attempt writes under unique random names. Spark's driver lists the files of the task attempts that it accepted. A manifest built from that list
+needs no rename and no later step. It never names a file of a task attempt that failed, was too slow or resumed late.
+
+The JVM classes that this module uses are not public API. The module is written against Spark 4.0 and 4.1. If a class is missing, :func:`is_possible` returns
+``False``.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Hadoop's checksummed local file system writes a .crc file beside each file, and starts a shell to set file modes.
+PLAIN_FILES = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
+_FORMATS = {"csv": "CSVFileFormat", "json": "JsonFileFormat", "orc": "OrcFileFormat", "parquet": "ParquetFileFormat"}
+
+
+def is_possible(session: SparkSession) -> bool:
+    """Return whether Python can call the JVM of this session, and whether the JVM has the required classes."""
+    inner: Any = session
+    try:
+        _classes(inner._sc._gateway)
+    except Exception:  # a class is missing, or the session uses Spark Connect
+        return False
+    return True
+
+
+def write(
+    frame: DataFrame, location: str, format: str, *, partition_by: Sequence[str], options: Mapping[str, str]
+) -> frozenset[str]:
+    """
+    Write a DataFrame below a location that has no other writer.
+
+    :param partition_by: columns that become directories ``name=value`` and are not in the files; their values need no escaping
+    :returns: the names, relative to ``location``, of the files that Spark accepted; the location may contain other files
+    """
+    inner: Any = frame
+    session: Any = frame.sparkSession
+    java_session = session._jsparkSession
+    spark = _classes(session._sc._gateway)
+    query = inner._jdf.queryExecution()
+    output = query.analyzed().output()
+    columns = {c.name(): c for c in (output.apply(i) for i in range(output.length()))} if partition_by else {}
+    given = spark.map(options)
+    with tempfile.TemporaryDirectory(prefix="streamsem-") as directory:
+        job = spark.committer("streamsem", location)
+        job.setupManifestOptions(spark.list_in(directory, java_session), 0)
+        # Spark's streaming sink also runs its writer inside a SQL execution. Listeners receive it and the UI shows it.
+        spark.execute(
+            query, java_session, query.executedPlan(), spark.formats[format](), job, spark.output(location, spark.no_locations, output),
+            java_session.sessionState().newHadoopConfWithOptions(given),
+            spark.sequence([columns[name] for name in partition_by]), spark.nothing, spark.empty, given,
+        )  # fmt: skip
+        (list_of_files,) = [path for path in Path(directory).iterdir() if not path.name.startswith(".")]
+        _, *lines = list_of_files.read_text(encoding="utf-8").strip("\n").split("\n")
+    depth = len(partition_by) + 1
+    return frozenset("/".join(str(json.loads(line)["path"]).split("/")[-depth:]) for line in lines)
+
+
+class _MissingError(Exception):
+    """A required JVM class is missing. Never leaves this module."""
+
+
+class _Classes:
+    """
+    The required classes of one JVM, resolved once.
+
+    :raises _MissingError: a class is missing
+    """
+
+    def __init__(self, gateway: Any) -> None:
+        jvm = gateway.jvm
+        execution = jvm.org.apache.spark.sql.execution
+        self.committer = _found(execution.streaming.ManifestFileCommitProtocol)
+        try:
+            self._list = _found(execution.streaming.sinks.FileStreamSinkLog)
+            manager = _found(execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager)
+        except _MissingError:  # before 4.1
+            self._list = _found(execution.streaming.FileStreamSinkLog)
+            manager = _found(execution.streaming.FileSystemBasedCheckpointFileManager)
+        self._list_settings = {**PLAIN_FILES, "spark.sql.streaming.checkpointFileManagerClass": manager._fqn}
+        writer = _found(execution.datasources.FileFormatWriter)
+        self.output = writer.OutputSpec
+        packages = execution.datasources
+        self.formats = {name: _found(getattr(getattr(packages, name), kind)) for name, kind in _FORMATS.items()}
+        self.nothing = jvm.scala.Option.empty()
+        self.empty = jvm.PythonUtils.toSeq([])
+        self.no_locations = jvm.PythonUtils.toScalaMap({})
+        self.map = jvm.PythonUtils.toScalaMap
+        self.sequence = jvm.PythonUtils.toSeq
+        # py4j cannot pass functions to the JVM, so a method handle binds the writer's method to its arguments.
+        load = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass
+        (write,) = [m for m in load(writer._fqn).getMethods() if m.getName() == "write"]
+        handles = jvm.java.lang.invoke.MethodHandles
+        no_static_partitions = gateway.new_array(jvm.java.lang.Object, 1)
+        no_static_partitions[0] = 0
+        self._write = handles.insertArguments(handles.publicLookup().unreflect(write), 10, no_static_partitions)
+        self._implement = jvm.java.lang.invoke.MethodHandleProxies.asInterfaceInstance
+        self._function = load("scala.Function0")
+        self._execution = execution.SQLExecution.withNewExecutionId
+        self._name = jvm.scala.Option.apply("save")
+
+    def list_in(self, directory: str, java_session: Any) -> Any:
+        """
+        Return Spark's log of the sink's files, created in a local directory.
+
+        A streaming query keeps this log beside its checkpoint. The log uses a cloned session, so that its settings do not affect the caller's session.
+        """
+        session = java_session.cloneSession()
+        conf = session.sessionState().conf()
+        for name, value in self._list_settings.items():
+            conf.setConfString(name, value)
+        return self._list(1, session, f"file://{directory}", self.nothing)
+
+    def execute(self, query: Any, *given: Any) -> None:
+        """Call the writer with all its arguments, inside one SQL execution."""
+        write = reduce(lambda handle, argument: handle.bindTo(argument), given, self._write)
+        try:
+            self._execution(query, self._name, self._implement(self._function, write))
+        except Exception as error:
+            # The interface declares no checked exceptions, so Java wraps them, and pyspark does not recognize the wrapper.
+            thrown: Any = getattr(error, "java_exception", None)
+            if thrown is None or thrown.getClass().getSimpleName() != "UndeclaredThrowableException":
+                raise
+            from pyspark.errors.exceptions.captured import convert_exception
+
+            as_on_the_other_path = convert_exception(thrown.getCause())
+            raise as_on_the_other_path from None
+
+
+def _found(given: Any) -> Any:
+    from py4j.java_gateway import JavaClass  # the Spark Connect client does not install py4j
+
+    if not isinstance(given, JavaClass):  # py4j resolves an unknown name to a package
+        raise _MissingError(str(given))
+    return given
+
+
+_classes = lru_cache(maxsize=1)(_Classes)

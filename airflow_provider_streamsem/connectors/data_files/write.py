@@ -1,0 +1,288 @@
+"""Writes DataFrames with Spark for the file sink. Imports pyspark, so only engines import this module."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
+
+from airflow_provider_streamsem.connectors.columns.names import more_than_once
+from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
+from airflow_provider_streamsem.connectors.data_files import direct_commit as direct
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.stores.local import process_umask
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.connectors.files.sink import FilesSink
+
+_LONGEST_VALUE = 100
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_]{1,100}")
+_DAY_US = 86_400_000_000
+_EPOCH = date(1970, 1, 1)
+UMASK = "fs.permissions.umask-mode"
+_NO_PARTITION = (ArrayType, MapType, StructType, BinaryType, VariantType)
+_NULL_TEXT_FOUND = "streamsem: the text that stands for null in column "
+_KEY_TWICE_FOUND = "streamsem: a map with a key twice in column "
+_BAD_TEXT_FOUND = "streamsem: text that is not UTF-8 in column "
+_LOST_DAY_FOUND = "streamsem: a day that ORC lacks in column "
+_REFUSED_TEXTS = {
+    _LOST_DAY_FOUND: "a date is one of 1582-10-05 to 1582-10-14, which ORC files do not have; nothing became visible",
+    _NULL_TEXT_FOUND: "a text is \\N, which stands for null in CSV files, and would be read back as null; nothing became visible",
+    _KEY_TWICE_FOUND: "a map has a key twice, of which this sink would keep one value; nothing became visible",
+    _BAD_TEXT_FOUND: "a text has bytes that are not UTF-8, which this sink cannot keep; nothing became visible",
+}
+_OPTIONS = {
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    "mapreduce.fileoutputcommitter.algorithm.version": "1",
+}
+_TIMES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",  # historical UTC offsets have seconds
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+TEXT_OPTIONS: dict[str, dict[str, str]] = {
+    "csv": {
+        "header": "true",
+        "escape": '"',  # RFC 4180 quoting
+        "nullValue": "\\N",  # distinguishes null from an empty string
+        "multiLine": "true",  # for reading, because a field may contain a line break
+        "lineSep": "\n",
+        "ignoreLeadingWhiteSpace": "false",
+        "ignoreTrailingWhiteSpace": "false",
+        **_TIMES,
+    },
+    "json": _TIMES,
+}
+"""Spark options for writing text formats and for reading the same values back"""
+
+
+def write_files(frame: DataFrame, sink: FilesSink, location: str) -> frozenset[str] | None:
+    """
+    Write a DataFrame into an attempt's own directory.
+
+    Each partition column is written twice: unchanged, and encoded under a reserved name. Spark partitions by the encoded copy and does not store it in the
+    files.
+
+    :returns: the names, relative to ``location``, of the files that Spark accepted; ``None``: all files there, because Spark's committer moves only accepted
+        files to it
+    :raises DataError: a partition column is missing or has an unsupported type, or column names collide; or a value cannot be stored without loss
+    """
+    by_name = {field.name: field.dataType for field in frame.schema.fields}
+    _refuse_twins(frame, sink)
+    missing = [name for name in sink.partition_by if name not in by_name]
+    if missing:
+        raise DataError(
+            "the transform's result lacks partition columns", sink=sink.path, missing=missing, columns=list(by_name)
+        )
+    copies = partition_columns(sink.partition_by)
+    taken = sorted(name for name in by_name if name.lower() in {copy.lower() for copy in copies})
+    if taken:
+        what = "columns have names that directories of partitions need; rename them"
+        raise DataError(what, sink=sink.path, columns=taken, partition_by=list(sink.partition_by))
+    odd = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
+    if odd:
+        raise DataError("columns of this type cannot partition a dataset", sink=sink.path, columns=odd)
+    if sink.format in TEXT_OPTIONS or sink.partition_by:
+        frame = refusing_lossy_values(frame, None if sink.format in TEXT_OPTIONS else sink.partition_by)
+    if sink.format == "csv":
+        frame = _refusing(frame, StringType, _is_null_text, _NULL_TEXT_FOUND)
+    if sink.format == "orc":
+        frame = _refusing(frame, DateType, _is_lost_day, _LOST_DAY_FOUND)
+    for copy, name in zip(copies, sink.partition_by, strict=True):
+        frame = frame.withColumn(copy, directory_value(quoted(name), by_name[name]))
+    if sink.target_file_bytes is not None:
+        frame.sparkSession.conf.set("spark.sql.adaptive.advisoryPartitionSizeInBytes", str(sink.target_file_bytes))
+        frame = frame.hint("rebalance", *copies)
+    codec = sink.codec or ("zstd" if sink.format in ("parquet", "orc") else "none")
+    options = {**_OPTIONS, **TEXT_OPTIONS.get(sink.format, {}), "compression": codec}
+    if not _is_on_s3(location):
+        options |= direct.PLAIN_FILES  # the manifest stores checksums
+        options |= _modes(frame.sparkSession)
+    elif direct.is_possible(frame.sparkSession):
+        # Hadoop's committers rename files, which is a copy on S3, or send requests at many steps.
+        with _refusals_named(sink):
+            return direct.write(frame, location, sink.format, partition_by=copies, options=options)
+    # The location is empty, because its name contains the attempt's random id. All modes except append query the store for existing files.
+    writer = frame.write.format(sink.format).mode("append").options(**options)
+    with _refusals_named(sink):
+        (writer.partitionBy(*copies) if copies else writer).save(location)
+    return None
+
+
+def refusing_lossy_values(
+    frame: DataFrame, names: Sequence[str] | None = None, *, keeps_maps: bool = False
+) -> DataFrame:
+    """
+    Return the same rows, but fail the write where JSON, CSV or a Python client would change a value.
+
+    Such values are strings that are not valid UTF-8, and maps with duplicate keys.
+
+    :param names: the columns to check; ``None``: all
+    :param keeps_maps: whether the output keeps duplicate keys of a map; they are then not checked
+    """
+    fields = frame.schema.fields
+    columns = [_refused(f, keeps_maps) if names is None or f.name in names else quoted(f.name) for f in fields]
+    return frame.select(*columns)
+
+
+def _refused(field: StructField, keeps_maps: bool) -> Column:
+    """Return the value of a column. Its evaluation fails where a sink that writes JSON would lose part of the value."""
+    value = quoted(field.name)
+    if not keeps_maps:
+        value = _checked(value, field, MapType, _has_key_twice, _KEY_TWICE_FOUND)
+    value = _checked(value, field, StringType, lambda text: ~F.is_valid_utf8(text), _BAD_TEXT_FOUND)
+    return value.alias(field.name)
+
+
+def _checked(
+    value: Column, field: StructField, sought: type[DataType], is_bad: Callable[[Column], Column], found: str
+) -> Column:
+    """Return the value. Its evaluation fails if the column, or a value inside it, has the sought type and is bad."""
+    if not holds(field.dataType, sought):
+        return value
+    return F.when(anywhere(quoted(field.name), field.dataType, sought, is_bad), _refusal(found, field)).otherwise(value)
+
+
+def _refusal(found: str, field: StructField) -> Column:
+    return F.raise_error(F.lit(f"{found}{json.dumps(field.name)}")).cast(field.dataType)
+
+
+def _has_key_twice(value: Column) -> Column:
+    keys = F.map_keys(value)
+    return F.size(keys) > F.size(F.array_distinct(keys))
+
+
+def _refusing(frame: DataFrame, sought: type[DataType], is_bad: Callable[[Column], Column], found: str) -> DataFrame:
+    """Return the same rows, but fail the write if a value of the sought type is bad."""
+    fields = frame.schema.fields
+    return frame.select(*[_checked(quoted(f.name), f, sought, is_bad, found).alias(f.name) for f in fields])
+
+
+def _is_lost_day(day: Column) -> Column:
+    """Return whether ORC lacks the day. Readers would get 1582-10-15 instead. Dates that come from Python would shift, too."""
+    return (day >= F.expr("date'1582-10-05'")) & (day <= F.expr("date'1582-10-14'"))
+
+
+def _is_null_text(text: Column) -> Column:
+    """Return whether a string equals the CSV representation of null, so that readers would return null."""
+    return text == TEXT_OPTIONS["csv"]["nullValue"]
+
+
+@contextmanager
+def _refusals_named(sink: FilesSink) -> Iterator[None]:
+    refused = None
+    try:
+        yield
+    except Exception as error:
+        refused = re.search(f"({'|'.join(_REFUSED_TEXTS)})" + r'("(?:[^"\\]|\\.)*")', str(error))
+        if refused is None:
+            raise
+    if refused is not None:
+        raise DataError(_REFUSED_TEXTS[refused[1]], sink=sink.path, column=json.loads(refused[2]))
+
+
+def _modes(session: SparkSession) -> dict[str, str]:
+    """Return the process's umask as a Hadoop option if Spark's configuration sets none. Hadoop's default lets every user read the files."""
+    names = (UMASK, f"spark.hadoop.{UMASK}")
+    is_given = any(session.conf.get(name, "") for name in names)
+    return {} if is_given else {UMASK: f"{process_umask():03o}"}
+
+
+def _is_on_s3(location: str) -> bool:
+    return location.startswith("s3a://")
+
+
+def _refuse_twins(frame: DataFrame, sink: FilesSink) -> None:
+    """
+    Refuse names that differ only in case.
+
+    Spark's readers treat them as one column, unless every later session sets ``spark.sql.caseSensitive``.
+    """
+    twins = more_than_once(frame.columns)
+    if twins:
+        what = "columns have the same name, or names that differ only in upper and lower case; nothing became visible"
+        raise DataError(what, sink=sink.path, columns=twins)
+
+
+def partition_columns(names: Sequence[str]) -> list[str]:
+    """
+    Return the names of the encoded partition columns, such as ``__day`` for ``day`` in the directory ``__day=2026-01-01``.
+
+    A name that is longer than 100 characters, or has characters other than letters, digits and ``_``, becomes ``__p<n>``. The column's own name is never used.
+    Readers with Hive partition discovery would replace the column's value with the directory's text.
+    """
+    plain = [f"__{name}" for name in names if _PLAIN_NAME.fullmatch(name)]
+    odd = (f"__p{n}" for n in range(2 * len(names)))
+    free = (name for name in odd if name.lower() not in {taken.lower() for taken in plain})
+    return [f"__{name}" if _PLAIN_NAME.fullmatch(name) else next(free) for name in names]
+
+
+def directory_value(value: Column, kind: DataType) -> Column:
+    """
+    Return the encoded form of a value for a directory name. Letters, digits, ``.`` and ``-`` stay unchanged. Different values have different names.
+
+    * ``_XX``: a byte of UTF-8 in hexadecimal digits
+    * ``_null``: null
+    * ``_empty``: an empty string
+    * ``_sha256-<hex>``: a long string
+    * ``2026-01-01~120000Z``: a timestamp in UTC; without ``Z`` if the type has no time zone
+    """
+    if isinstance(kind, TimestampType):
+        return F.coalesce(F.concat(_timestamp(_in_utc(value)), F.lit("Z")), F.lit("_null"))
+    if isinstance(kind, TimestampNTZType):
+        return F.coalesce(_timestamp(value), F.lit("_null"))
+    if isinstance(kind, (DoubleType, FloatType)):
+        value = F.when(value == 0, F.lit(0).cast(kind)).otherwise(value)  # -0.0 equals 0.0
+    text = value.cast("string")
+    escaped = F.url_encode(text)
+    for character, escape in (("_", "%5F"), ("+", "%20"), ("*", "%2A"), ("%", "_")):
+        escaped = F.replace(escaped, F.lit(character), F.lit(escape))
+    return (
+        F.when(value.isNull(), F.lit("_null"))
+        .when(text == "", F.lit("_empty"))
+        .when(F.length(escaped) <= _LONGEST_VALUE, escaped)
+        .otherwise(F.concat(F.lit("_sha256-"), F.sha2(text.cast("binary"), 256)))
+    )
+
+
+def _timestamp(value: Column) -> Column:
+    """Format a timestamp without a time zone as ``2026-01-01~120000.5``. Encoded strings never contain an unescaped ``~``."""
+    return F.translate(value.cast("string"), " :+", "~")
+
+
+def _in_utc(value: Column) -> Column:
+    """
+    Convert a timestamp to UTC without a time zone, independent of the session's time zone.
+
+    When clocks are set back, two instants share one local time in the session's time zone.
+    """
+    micros = F.unix_micros(value)
+    of_day = F.pmod(micros, F.lit(_DAY_US))
+    days = F.call_function("div", micros - of_day, F.lit(_DAY_US)).cast("int")
+    midnight = F.date_add(F.lit(_EPOCH), days).cast("timestamp_ntz")
+    return midnight + F.make_dt_interval(secs=(of_day / 1_000_000).cast("decimal(18,6)"))
+
+
+def quoted(name: str) -> Column:
+    """Return a column by its name, which may contain any character."""
+    return F.col("`" + name.replace("`", "``") + "`")

@@ -1,0 +1,150 @@
+"""
+Merges rows into a Delta table by key (extra ``delta``). delta-rs rewrites the files that contain the keys, in one entry of the table's log.
+
+The publisher reads a merged batch into memory and writes its rows a second time. It does neither for an appended batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import unquote
+
+from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
+from airflow_provider_streamsem.connectors.staged_parquet.old_times import is_near, misread_columns, refuse_misread
+from airflow_provider_streamsem.errors import DataError, PublishError
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
+"""texts that delta-rs writes for a null partition value"""
+
+
+_PARTITION_TYPES = ("boolean", "byte", "date", "integer", "long", "short", "string")
+_EXACTLY_BOUND = ("byte", "date", "integer", "long", "short", "string")
+_TIMES = ("date", "timestamp", "timestamp_ntz")
+_OWN_COLUMNS = "__delta_rs_"
+_READERS = 16
+
+
+def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
+    """
+    Refuse columns that delta-rs would write incorrectly, or not at all, after the commit.
+
+    :param fields: columns in Delta's form
+    :raises DataError: names the columns
+    """
+    odd = [f["name"] for f in fields if f["name"] in partition_by and f["type"] not in _PARTITION_TYPES]
+    if odd:
+        what = "columns of this type cannot partition a Delta table that is merged by key; nothing became visible"
+        raise DataError(what, columns=odd, accepted=list(_PARTITION_TYPES))
+    own = [field["name"] for field in fields if field["name"].startswith(_OWN_COLUMNS)]
+    if own:
+        raise DataError("columns have names that merging uses itself; nothing became visible", columns=own)
+
+
+def unmergeable(table: Any) -> list[str]:
+    """
+    Return the requirements of a table that a merge does not satisfy.
+
+    These are ``delta.appendOnly``, columns and nested fields that must not be null, and column names that the merge itself uses.
+    """
+    only = ["delta.appendOnly"] if table.metadata().configuration.get("delta.appendOnly", "").lower() == "true" else []
+    fields = json.loads(table.schema().to_json())["fields"]
+    full = [f"{field['name']}: NOT NULL" for field in fields if not _may_be_null(field)]
+    return [*only, *full, *(field["name"] for field in fields if field["name"].startswith(_OWN_COLUMNS))]
+
+
+def _may_be_null(kind: Any) -> bool:
+    """Whether a field or type is nullable in all its parts."""
+    if isinstance(kind, list):
+        return all(_may_be_null(item) for item in kind)
+    if not isinstance(kind, dict):
+        return True
+    marks = ("nullable", "containsNull", "valueContainsNull")
+    return all(kind.get(mark, True) for mark in marks) and all(_may_be_null(part) for part in kind.values())
+
+
+def merge(table: Any, location: str, batch: Batch, keys: Sequence[str], properties: Any) -> bool:
+    """
+    Commit one entry in which each row of a batch replaces the row with its keys, or is inserted. Returns whether the entry was committed.
+
+    :param table: a ``deltalake.DeltaTable``; the merge applies to its version
+    :param properties: ``deltalake.CommitProperties`` with the marker and without retries
+    """
+    rows = last_of_each(location, batch, keys)
+    _refuse_old_times(table, location, batch, keys, rows)
+    same = " AND ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in keys)
+    values = {f"t.{_quoted(name)}": f"s.{_quoted(name)}" for name in rows.schema.names}
+    before = table.version()
+    types = {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
+    # delta-rs skips files by their bounds only if the merge is not streamed. Bounds of decimals (floats) and times (milliseconds) are not exact.
+    streamed = any(types[name] not in _EXACTLY_BOUND for name in keys)
+    merger = table.merge(
+        rows, same, source_alias="s", target_alias="t", commit_properties=properties, streamed_exec=streamed
+    )
+    merger.when_matched_update(values).when_not_matched_insert(values).execute()
+    return bool(table.version() > before)
+
+
+def _refuse_old_times(table: Any, location: str, batch: Batch, keys: Sequence[str], rows: Any) -> None:
+    """
+    Refuse files that the merge may rewrite if they contain dates or times that delta-rs reads as different values.
+
+    :param rows: the batch, as a pyarrow table
+    :raises PublishError: names such a file and its columns
+    """
+    import pyarrow
+    import pyarrow.compute
+
+    fields = json.loads(table.schema().to_json())["fields"]
+    types = {field["name"]: field["type"] for field in fields}
+    stored = {name: kind for name, kind in types.items() if name not in table.metadata().partition_columns}
+    bounds = {key: pyarrow.compute.min_max(rows[key]).as_py() for key in keys if types[key] in _EXACTLY_BOUND}
+    suspects = [
+        file["path"]
+        for file in pyarrow.table(table.get_add_actions(flatten=True)).to_pylist()
+        if _may_hold(file, bounds) and not _is_near(file, stored)
+    ]
+    dataset = open_dataset(location)
+
+    def misread(path: str) -> list[str]:
+        stat = dataset.stat(unquote(path))
+        if stat is None:
+            what = "a file of the Delta table is not below its path, so a merge cannot be checked; nothing of the batch is in the table"
+            raise PublishError(what, table=location, version=batch.version, file=path)
+        with dataset.open(stat) as opened:
+            return misread_columns(opened)
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        for path, columns in zip(suspects, pool.map(misread, suspects), strict=True):
+            refuse_misread(location, batch, path, columns)
+
+
+def _may_hold(file: dict[str, Any], bounds: dict[str, dict[str, Any]]) -> bool:
+    """Whether a file may contain one of the keys, according to its bounds in the table's log."""
+    for key, found in bounds.items():
+        least, most = file.get(f"min.{key}"), file.get(f"max.{key}")
+        if least is not None and most is not None and (most < found["min"] or least > found["max"]):
+            return False
+    return True
+
+
+def _is_near(file: dict[str, Any], types: dict[str, Any]) -> bool:
+    """Whether the table's log proves that every reader reads all dates and times of a file as the same values."""
+    for name, kind in types.items():
+        if not isinstance(kind, str):
+            if any(time in json.dumps(kind) for time in _TIMES):
+                return False
+        elif kind in _TIMES:
+            rows = file["num_records"]
+            is_null = rows is not None and file.get(f"null_count.{name}") == rows
+            if not is_null and not (is_near(file.get(f"min.{name}")) and is_near(file.get(f"max.{name}"))):
+                return False
+    return True
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,263 @@
+"""
+Checks what a Delta table requires of its writers (extra ``delta``).
+
+Publishing adds files that Spark wrote as plain Parquet, so no Delta writer checks their rows. A table is accepted only if it requires nothing, or
+only what this module checks. The table features and table properties are allow-lists, so an unknown feature is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.protocol.entries import Committable
+from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
+
+_NEWEST_PROTOCOL = (3, 7)
+_WITH_IDENTITY = 6  # implies identity columns in every table; delta-rs does not write such tables
+# An entry that adds and removes files satisfies these features. Constraints and generated columns are checked one by one.
+_FEATURES = frozenset(
+    [
+        "appendOnly",
+        "invariants",
+        "checkConstraints",
+        "changeDataFeed",
+        "generatedColumns",
+        "timestampNtz",
+        "v2Checkpoint",
+    ]
+)
+# Settings of checkpoints, statistics and clean-up, and of the file sizes and names of other writers.
+_PROPERTIES = frozenset(
+    f"delta.{name}"
+    for name in [
+        "appendOnly",
+        "checkpointInterval",
+        "checkpointPolicy",
+        "checkpointRetentionDuration",
+        "columnMapping.maxColumnId",
+        "dataSkippingNumIndexedCols",
+        "dataSkippingStatsColumns",
+        "deletedFileRetentionDuration",
+        "enableChangeDataFeed",
+        "enableExpiredLogCleanup",
+        "isolationLevel",
+        "logRetentionDuration",
+        "minReaderVersion",
+        "minWriterVersion",
+        "randomPrefixLength",
+        "randomizeFilePrefixes",
+        "targetFileSize",
+        "tuneFileSizesForRewrites",
+    ]
+)
+_PROPERTY_GROUPS = ("delta.autoOptimize.", "delta.checkpoint.", "delta.feature.", "delta.parquet.")
+_SWITCHED_OFF = ("false", "none")
+_TEXT_LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
+_COLUMN_NOTES = frozenset([_TEXT_LENGTH, "delta.columnMapping.id", "delta.columnMapping.physicalName"])
+_DEFAULTS = ("CURRENT_DEFAULT", "EXISTS_DEFAULT")
+
+
+def unwritable(table: Any) -> list[str]:
+    """Return the requirements of a table that adding files does not satisfy, by their Delta names; empty if the table is accepted."""
+    protocol, metadata = table.protocol(), table.metadata()
+    asked = set(protocol.writer_features or ()) | set(protocol.reader_features or ())
+    asked -= _FEATURES
+    version = (protocol.min_reader_version, protocol.min_writer_version)
+    if any(found > known for found, known in zip(version, _NEWEST_PROTOCOL, strict=True)):
+        asked.add(f"protocol version {version}")
+    if protocol.min_writer_version == _WITH_IDENTITY:
+        asked.add("identityColumns")
+    # A retention of transaction identifiers is refused too: a late publisher would find none, and publish its batch again.
+    asked |= {name for name, value in metadata.configuration.items() if not _is_accepted(name, value)}
+    for path, field in _fields(_schema(table)):
+        name = ".".join(path)
+        asked |= {f"{name}: {note}" for note in field["metadata"] if _is_required(note)}
+        asked |= {f"{name}: NOT NULL inside an array or map" for kind in [field["type"]] if _has_required(kind)}
+        length = field["metadata"].get(_TEXT_LENGTH)
+        if length is not None and (len(path) > 1 or _length(length) is None):
+            asked.add(f"{name}: {length} inside another type")
+    return sorted(asked)
+
+
+def is_append_only(table: Any) -> bool:
+    """Whether the table forbids removing rows (``delta.appendOnly``)."""
+    return str(table.metadata().configuration.get("delta.appendOnly", "")).lower() == "true"
+
+
+def _is_accepted(name: str, value: str | None) -> bool:
+    if not name.lower().startswith("delta.") or name in _PROPERTIES or name.startswith(_PROPERTY_GROUPS):
+        return True
+    return str(value).lower() in _SWITCHED_OFF and not name.lower().startswith("delta.constraints.")
+
+
+def _is_required(note: str) -> bool:
+    return note in _DEFAULTS or (note.startswith(("delta.", "__")) and note not in _COLUMN_NOTES)
+
+
+def _schema(table: Any) -> list[Any]:
+    fields: list[Any] = json.loads(table.schema().to_json())["fields"]
+    return fields
+
+
+def _fields(fields: Sequence[Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each column and each field of its structs, with its path. Fields inside arrays and maps are not included."""
+    for field in fields:
+        path = (*above, field["name"])
+        yield path, field
+        if isinstance(field["type"], dict) and field["type"]["type"] == "struct":
+            yield from _fields(field["type"]["fields"], path)
+
+
+def _has_required(kind: Any, *, inside: bool = False) -> bool:
+    """
+    Whether an array or map has parts that must not be null, or fields with metadata that requires something of writers.
+
+    Delta's own writers do not check these either.
+    """
+    if not isinstance(kind, dict) or (kind["type"] == "struct" and not inside):
+        return False
+    if not all(kind.get(mark, True) for mark in ("containsNull", "valueContainsNull")):
+        return True
+    fields = kind.get("fields", [])
+    if any(not field["nullable"] or any(map(_is_required, field["metadata"])) for field in fields):
+        return True
+    parts = [field["type"] for field in fields] + [kind[n] for n in ("elementType", "keyType", "valueType") if n in kind]  # fmt: skip
+    return any(_has_required(part, inside=True) for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """
+    What a table requires of values.
+
+    :param never_null: paths of the columns and struct fields that must not be null. A field counts as null if its struct is null, as in Delta's own writer
+    :param lengths: entries (text column, kind, n): ``varchar`` allows at most n characters, ``char`` requires exactly n
+    """
+
+    never_null: tuple[tuple[str, ...], ...]
+    lengths: tuple[tuple[str, str, int], ...]
+
+    @classmethod
+    def of(cls, table: Any) -> Requirements:
+        """Read the requirements from a table's schema."""
+        fields = list(_fields(_schema(table)))
+        lengths = []
+        for path, field in fields:
+            found = _length(field["metadata"].get(_TEXT_LENGTH, ""))
+            if found is not None and len(path) == 1:
+                lengths.append((path[0], *found))
+        return cls(tuple(path for path, field in fields if not field["nullable"]), tuple(lengths))
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        """
+        Refuse rows that lack a column which must not be null.
+
+        :param names: columns of the rows; empty for a batch without rows
+        :raises DataError: names the missing columns
+        """
+        lacking = sorted({path[0] for path in self.never_null if len(path) == 1} - {*names}) if names else []
+        if lacking:
+            what = "the rows lack columns that are NOT NULL in the Delta table; nothing became visible"
+            raise DataError(what, columns=lacking)
+
+    def check_values(self, location: str, staged: Committable) -> None:
+        """
+        Refuse staged files with values that the table does not accept. Nulls are counted by the footers, or by reading a file whose footer has no counts.
+
+        :raises DataError: names the columns
+        """
+        if not staged.rows or not (self.never_null or self.lengths):
+            return
+        dataset = open_dataset(location)
+        null, long = set[str](), set[str]()
+        for file in staged.files:
+            null |= {".".join(path) for path in _with_nulls(dataset, file.key, self.never_null)}
+            long |= _of_other_length(dataset, file.key, self.lengths)
+        if null:
+            what = "rows have nulls in columns that are NOT NULL in the Delta table; nothing became visible"
+            raise DataError(what, table=location, columns=sorted(null))
+        if long:
+            what = (
+                "text is longer than VARCHAR(n), or not as long as CHAR(n), of the Delta table; nothing became visible"
+            )
+            accepted = {name: f"{kind}({most})" for name, kind, most in self.lengths if name in long}
+            raise DataError(what, table=location, columns=accepted)
+
+
+def _length(kind: str) -> tuple[str, int] | None:
+    found = re.fullmatch(r"(char|varchar)\((\d+)\)", kind)
+    return None if found is None else (found[1], int(found[2]))
+
+
+def _with_nulls(dataset: Dataset, key: str, paths: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    import pyarrow.compute as pc
+    import pyarrow.parquet
+
+    if not paths:
+        return set()
+    found = set()
+    with dataset.open(_there(dataset, key)) as opened:
+        file = pyarrow.parquet.ParquetFile(opened)
+        columns = {name.name for name in file.schema_arrow}
+        for path in paths:
+            if path[0] not in columns:
+                found.add(path)
+                continue
+            count = _counted(file.metadata, path)
+            if count is None:
+                values = file.read(columns=[path[0]])[path[0]]
+                for name in path[1:]:
+                    values = pc.struct_field(values, name)  # null if the struct is null
+                count = values.null_count
+            if count:
+                found.add(path)
+    return found
+
+
+def _counted(parquet: Any, path: tuple[str, ...]) -> int | None:
+    """Count the nulls of a column from the footer; ``None`` if the footer does not say, or if the column is nested further."""
+    if any("." in name for name in path):
+        return None
+    names = [parquet.schema.column(at).path for at in range(parquet.num_columns)]
+    if ".".join(path) not in names:
+        return None
+    at = names.index(".".join(path))
+    if parquet.schema.column(at).max_definition_level == 0:
+        return 0
+    chunks = [parquet.row_group(group).column(at).statistics for group in range(parquet.num_row_groups)]
+    if any(chunk is None or not chunk.has_null_count for chunk in chunks):
+        return None
+    return sum(int(chunk.null_count) for chunk in chunks)
+
+
+def _of_other_length(dataset: Dataset, key: str, lengths: Sequence[tuple[str, str, int]]) -> set[str]:
+    import pyarrow
+    import pyarrow.compute as pc
+    import pyarrow.parquet
+
+    if not lengths:
+        return set()
+    wrong = set()
+    with dataset.open(_there(dataset, key)) as opened:
+        file = pyarrow.parquet.ParquetFile(opened)
+        there = {field.name for field in file.schema_arrow}
+        for batch in file.iter_batches(columns=[name for name, _, _ in lengths if name in there]):
+            for name, kind, most in lengths:
+                if name in there:
+                    bounds = pc.min_max(pc.utf8_length(batch[name].cast(pyarrow.string())))
+                    least, longest = bounds["min"].as_py(), bounds["max"].as_py()
+                    if longest is not None and (longest > most or (kind == "char" and least != most)):
+                        wrong.add(name)
+    return wrong
+
+
+def _there(dataset: Dataset, key: str) -> Any:
+    stat = dataset.stat(key)
+    if stat is None:
+        raise DataError("a staged file was deleted before it was published", file=key)
+    return stat

@@ -1,0 +1,513 @@
+"""
+A sink for Delta tables whose data files are the files that Spark staged (extra ``delta``).
+
+Publishing commits one entry of the table's log, and writes no data. Rows that are merged by key are the exception
+(:mod:`airflow_provider_streamsem.connectors.delta.merge`).
+
+The table's own transaction identifier is the marker. One entry holds the files and ``(pipeline uuid/sink) → version`` (Delta protocol, *Transaction
+Identifiers*). Of two writers of the same entry, one wins. The sink does not rely on the error of a failed commit. It opens the table again and reads
+the transaction identifier.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.connectors.columns.names import more_than_once
+from airflow_provider_streamsem.connectors.columns.types import VOID, bare, widened
+from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
+from airflow_provider_streamsem.connectors.delta import merge as delta_merge
+from airflow_provider_streamsem.connectors.delta.requirements import Requirements, is_append_only, unwritable
+from airflow_provider_streamsem.connectors.delta.table import OWN_ENTRY, HeldTable, create, is_transient, take
+from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
+from airflow_provider_streamsem.connectors.staged_parquet.table_sink import TableSink, attempts_named
+from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    DataError,
+    InvalidError,
+    MarkerLostError,
+    PublishError,
+    StreamsemError,
+    UnavailableError,
+)
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
+from airflow_provider_streamsem.stores.contract import normalised
+
+_PRIMITIVES = frozenset(
+    [
+        "string",
+        "long",
+        "integer",
+        "short",
+        "byte",
+        "float",
+        "double",
+        "boolean",
+        "binary",
+        "date",
+        "timestamp",
+        "timestamp_ntz",
+    ]
+)
+_DIGITS = 15
+
+
+@dataclass(slots=True)
+class _Open:
+    """
+    A table for one try.
+
+    :param held: ``None`` if there is no table
+    :param entry: the entry that this try committed
+    """
+
+    held: HeldTable | None
+    entry: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSink(TableSink[_Open]):
+    """
+    Rows of a Delta table. Any Delta reader can read it. Other writers may append to it, compact it and delete from it.
+
+    The first batch with rows creates the table. An existing table is used if its columns and partition columns fit. Columns that the transform adds
+    are added to the table. Column types never change, and narrower rows are cast to them. A reprocessing run replaces the files of the version that
+    it reprocesses.
+
+    :param path: location of the table: an absolute path, ``file:///path`` or ``s3://bucket/prefix``; files are staged below its ``data/``
+    :param partition_by: the table's partition columns
+    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same keys (MERGE); the last row of a key in the order of the staged files
+        wins. For ``upsert`` the publisher reads the batch into memory, and reprocessing is refused
+    :param keys: for ``upsert``: the columns that identify a row; none may be null
+    """
+
+    extra: ClassVar[str] = "delta"
+    once: ClassVar[str] = (
+        "each version is one entry of the table's log, which holds {holds} and the pipeline's transaction number; no second one of that number is made"
+    )
+    null_texts: ClassVar[Sequence[str]] = delta_merge.NULL_TEXTS
+    reopens: ClassVar[bool] = False
+    path: str
+    partition_by: Sequence[str] = ()
+    mode: str = "append"
+    keys: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self.take_arguments("sink delta:")
+        accepted = "a path without backslashes and %XX, which delta-rs and Spark read in different ways"
+        arguments.text("sink delta: path", self.path, pattern=r"(?:[^%\\]|%(?![0-9A-Fa-f]{2}))*", accepted=accepted)
+
+    def immutable_config(self) -> Json:
+        """The table, its partition columns and, for a merge, the mode and keys. An appending sink's staged files are files of the table."""
+        location = {"path": normalised(self.path), "partition_by": list(self.partition_by)}
+        return {"type": "delta", **location, **self.immutable_mode}
+
+    def resolve_schema(self, schema: str) -> str:
+        """Check that Delta has the column types and that the columns fit an existing table. The rows are then staged with the table's types."""
+        fields = _fields(schema)
+        lacking = sorted(set(self.partition_by) - {field["name"] for field in fields})
+        if fields and lacking:
+            raise DataError("the rows lack partition columns; nothing became visible", missing=lacking)
+        held = take(self.path, refusal=DataError)
+        if held is not None:
+            table = held.table
+            self._check_partitions(table)
+            if problems := self._problems(table):
+                what = "the Delta table requires more of its writers than this sink does; nothing became visible"
+                raise DataError(what, table=self.path, requires=problems)
+            Requirements.of(table).check_columns([field["name"] for field in fields])
+            fields = self._as_in(table, fields)
+            held.keep()
+        keyed_rows.check_keys(fields, self.keys)
+        if self.merges:
+            delta_merge.check_columns(fields, self.partition_by)
+        return _with_types(schema, fields)
+
+    def attempts_in_use(self) -> set[tuple[int, str]]:
+        """The attempts whose files the table references."""
+        held = take(self.path)
+        return set() if held is None else attempts_named(held.table.get_add_actions()["path"].to_pylist())
+
+    def check_reprocess(self, replaced: Committable | None) -> None:
+        """Check that the table allows removing rows, and still has the files that the reprocessing run replaces."""
+        if replaced is None or not replaced.files:
+            return
+        held = take(self.path, refusal=InvalidError)
+        if held is None:
+            return
+        if is_append_only(held.table):
+            what = "the Delta table takes only appends (delta.appendOnly=true), so no version of it can be reprocessed; nothing was written"
+            raise InvalidError(what, table=self.path)
+        if missing := _missing(held.table, replaced.files):
+            what = "others rewrote or deleted files of this version in the Delta table, so it cannot be reprocessed; nothing was written"
+            raise InvalidError(what, table=self.path, files=missing)
+        held.keep()
+
+    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
+        """
+        Count each file of the attempt, and refuse values that the table does not accept.
+
+        Empty text is refused as a partition value. Delta has no representation for it, and some readers return null.
+        """
+        found = TableSink.collect(self, version, attempt_id, accepted)
+        empty = sorted({name for file in found.files for name, value in file.partition.items() if value == ""})
+        if empty:
+            raise DataError(
+                "an empty text cannot be a partition value of a Delta table: readers differ on whether it is null; nothing became visible",
+                table=self.path,
+                columns=empty,
+            )
+        held = take(self.path, refusal=DataError)
+        if held is not None:
+            Requirements.of(held.table).check_values(self.path, found)
+            held.keep()
+        return found
+
+    def stats(self, parquet: Any) -> str:
+        """
+        Return Delta's statistics for the file; ``""`` for a merge, because delta-rs computes the statistics of the files that it writes.
+
+        Refuses times that delta-rs cannot read. delta-rs fails on a whole table if it cannot read one of its partition values.
+        """
+        if self.merges:
+            keyed_rows.check_times(parquet)
+            return ""
+        keyed_rows.check_times(parquet, self.partition_by)
+        return delta_stats(parquet, without=frozenset(self.partition_by))
+
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
+        """Read the marker from the table's transaction identifiers. RESTORE keeps them but removes the rows, so a restored table is an error."""
+        held = take(self.path)
+        app = f"{pipeline_uuid}/{sink}"
+        found = None if held is None else _marker(held, app)
+        if held is None or found is None:
+            return None
+        restored = held.restored_since(app)
+        if restored is not None:
+            raise MarkerLostError(_restored(found.version, restored), table=self.path, sink=sink)
+        return found
+
+    @contextmanager
+    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
+        """Open the current table, if there is one."""
+        yield _Open(take(self.path, refusal=PublishError))
+
+    def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
+        """Read the marker from the table's transaction identifiers."""
+        return None if handle.held is None else _marker(handle.held, _app(batch))
+
+    def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
+        """Check that the table has the pipeline's transaction identifier and was not restored."""
+        what = "has no transaction number of this pipeline: it was deleted and created again, or replaced"
+        what = "is missing: it was deleted or renamed" if handle.held is None else what
+        if not batch.is_settled(found):
+            truth = f"the Delta table, which has rows of this pipeline by its receipts, {what}"
+            batch.check_marker(found, truth, table=self.path)
+        if handle.held is not None and found is not None:
+            self._check_not_restored(batch, handle.held, found)
+
+    def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
+        """Commit one entry with the files or merged rows, the marker, and the removal of the files that reprocessing replaces."""
+        handle.held = held = handle.held or create(self.path, _fields(batch.schema), self.partition_by)
+        app = _app(batch)
+        entry = held.table.version() + 1  # deltalake does not retry here, so it commits this entry or none
+        if not self._committed(held.table, batch, app, skipped=skips):
+            return False
+        held.committed(_marks(batch, app, skipped=skips), app, entry)
+        held.keep()
+        handle.entry = entry
+        return True
+
+    def detail(self, handle: _Open, batch: Batch) -> Json:
+        """The version of the table that has the marker."""
+        assert handle.held is not None
+        return {"table_version": handle.held.table.version() if handle.entry is None else handle.entry}
+
+    def basis(self, handle: _Open) -> object:
+        """The version of the table. Another writer's entry may have caused a failure. On the same version, the commit fails again."""
+        return -1 if handle.held is None else handle.held.table.version()
+
+    def is_refusal(self, error: Exception) -> bool:
+        """Every error that does not come from the store."""
+        return not is_transient(error)
+
+    def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
+        """Return an error that names the type of the cause."""
+        what = "the Delta table refuses the batch; nothing of it is in the table"
+        error = PublishError(what, table=self.path, version=batch.version, problem=type(cause).__name__)
+        error.__cause__ = cause
+        return error
+
+    def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
+        """Return an error that names the table and the number of tries."""
+        what = "the Delta table gave no clear answer; whether the batch is in it is unknown"
+        error = UnavailableError(what, table=self.path, version=batch.version, tries=self.tries)
+        error.__cause__ = cause
+        return error
+
+    def _check_not_restored(self, batch: Batch, held: HeldTable, found: SinkMarker) -> None:
+        """Refuse a restored table. It keeps its transaction identifiers, but not the rows that they stand for."""
+        restored = held.restored_since(_app(batch))
+        if restored is not None:
+            raise batch.lost(_restored(found.version, restored), table=self.path)
+
+    def _committed(self, table: Any, batch: Batch, app: str, *, skipped: bool) -> bool:
+        """Commit the entry, and return whether it was committed. If the table lacks columns, commit only the columns and return ``False``."""
+        from deltalake import CommitProperties, Schema
+        from deltalake.transaction import Transaction
+
+        marks = [Transaction(name, number) for name, number in _marks(batch, app, skipped=skipped).items()]
+        actions: list[Any] = []
+        if not skipped:
+            if not self._ready(table, batch):
+                return False
+            self.check_staged(batch)
+            actions = [] if self.merges else self._changes(table, batch)
+        own = {OWN_ENTRY: app}
+        properties = CommitProperties(app_transactions=marks, max_commit_retries=0, custom_metadata=own)
+        if self.merges and batch.committable.rows and not skipped:
+            return delta_merge.merge(table, self.location, batch, self.keys, properties)
+        schema = Schema.from_json(table.schema().to_json())
+        table.create_write_transaction(actions, "append", schema, list(self.partition_by), commit_properties=properties)
+        return True
+
+    def _ready(self, table: Any, batch: Batch) -> bool:
+        """
+        Check the table again, because other writers may have changed it since the batch was staged. Returns whether it has all columns.
+
+        Missing columns are added in a separate entry.
+        """
+        from deltalake import CommitProperties
+        from deltalake.schema import Field
+
+        if problems := self._problems(table):
+            raise PublishError(
+                "the Delta table was changed and now requires more of its writers than this sink does; nothing of the batch is in it",
+                table=self.path,
+                version=batch.version,
+                requires=problems,
+            )
+        try:
+            self._check_partitions(table)
+            Requirements.of(table).check_values(self.path, batch.committable)
+            new = self._lacking(table, batch)
+        except (ConflictError, DataError) as error:
+            raise PublishError(
+                "the Delta table was changed after the batch was staged and does not take its rows; nothing of the batch is in it",
+                version=batch.version,
+                problem=error.summary,
+                **{"table": self.path, **error.fields},
+            ) from error
+        if new:
+            table.alter.add_columns(
+                [Field.from_json(json.dumps(field)) for field in new],
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        return not new
+
+    def _changes(self, table: Any, batch: Batch) -> list[Any]:
+        """Return the actions that add the staged files, and remove the files that a reprocessing run replaces."""
+        from deltalake.transaction import AddAction, RemoveAction
+
+        now_ms = SYSTEM_CLOCK.now_ms()
+        come = [
+            AddAction(file.key, file.bytes, dict(file.partition), now_ms, True, file.stats)
+            for file in batch.committable.files
+        ]
+        gone = [
+            RemoveAction(file.key, True, now_ms, size=file.bytes, partition_values=dict(file.partition))
+            for file in self._files_to_replace(table, batch)
+        ]
+        return [*come, *gone]
+
+    def _files_to_replace(self, table: Any, batch: Batch) -> Sequence[DataFile]:
+        """
+        Return the files that a reprocessing run removes. The table must still reference all of them, or their rows would stay in the table in other files.
+        """
+        files = () if batch.replaced is None else batch.replaced.files
+        if files and is_append_only(table):
+            what = "the Delta table takes only appends (delta.appendOnly=true), and the reprocessed rows must replace others; nothing of the batch is in it"
+            raise PublishError(what, table=self.path, version=batch.version)
+        if missing := _missing(table, files):
+            raise PublishError(
+                "files that a reprocessing run replaces were rewritten or deleted in the Delta table by others; the reprocessing run would double their rows",
+                table=self.path,
+                version=batch.version,
+                files=missing,
+            )
+        return files
+
+    def _as_in(self, table: Any, fields: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """
+        Return the columns with the types of the table.
+
+        :raises DataError: a column of the table has a type that cannot hold the values, or spells the name differently
+        """
+        there = {field["name"].lower(): field for field in _columns(table)}
+        fitted = []
+        for field in fields:
+            known = there.get(field["name"].lower())
+            if known is not None and known["name"] != field["name"]:
+                what = "a column is of another type or spelling in the Delta table; nothing became visible"
+                raise DataError(what, table=self.path, column=field["name"], found=known["name"])
+            kind = field["type"] if known is None else self._held(known, field["type"])
+            fitted.append({**field, "type": kind})
+        return fitted
+
+    def _held(self, known: dict[str, Any], given: Any) -> Any:
+        try:
+            return widened(_nullable(known["type"]), given, known["name"], grows=_never, lacks=not self.merges)
+        except DataError as error:
+            raise DataError(
+                "a column is of another type or spelling in the Delta table; nothing became visible",
+                table=self.path,
+                column=error.fields.get("column", known["name"]),
+                given=error.fields.get("found", given),
+                found=error.fields.get("recorded", known["type"]),
+            ) from error
+
+    def _lacking(self, table: Any, batch: Batch) -> list[dict[str, Any]]:
+        """
+        Return the columns and struct fields that the table lacks.
+
+        :raises DataError: the staged files have another type than the table
+        """
+        fields = _fields(batch.schema)
+        there = {field["name"]: field for field in _columns(table)}
+        for field, fitted in zip(fields, self._as_in(table, fields), strict=True):
+            # The types must be equal, so the reverse direction is checked too: the files are already written, and no reader casts them.
+            self._held(field, fitted["type"])
+        return [new for field in fields if (new := _added(there.get(field["name"]), field)) is not None]
+
+    def _problems(self, table: Any) -> list[str]:
+        """Return the requirements of the table that this sink does not satisfy."""
+        return [*unwritable(table), *(delta_merge.unmergeable(table) if self.merges else [])]
+
+    def _check_partitions(self, table: Any) -> None:
+        found = list(table.metadata().partition_columns)
+        if found != list(self.partition_by):
+            raise ConflictError(
+                "the Delta table has other partition columns than the sink",
+                table=self.path,
+                partition_by=list(self.partition_by),
+                found=found,
+            )
+
+
+def _app(batch: Batch) -> str:
+    return f"{batch.pipeline_uuid}/{batch.sink}"
+
+
+def _restored(marker: int, entry: int) -> str:
+    return f"the Delta table was restored, by entry {entry} of its log, to a state from before version {marker} of this pipeline was published"
+
+
+def _marks(batch: Batch, app: str, *, skipped: bool) -> dict[str, int]:
+    """
+    Return the transaction numbers that an entry sets: application → number.
+
+    Checkpoints keep transaction numbers, but not an entry's commit information. A number has 63 bits, so the outcome is stored as the first 15
+    hexadecimal digits of its sha256.
+    """
+    marks = {app: batch.version, f"{app}#outcome": int(batch.outcome[:_DIGITS], 16)}
+    return {**marks, f"{app}#skipped": batch.version} if skipped else marks
+
+
+def _marker(held: HeldTable, app: str) -> SinkMarker | None:
+    """Build the marker from the table's transaction numbers."""
+    version, outcome, skipped = (held.transaction(name) for name in (app, f"{app}#outcome", f"{app}#skipped"))
+    if version is None:
+        return None
+    state = "skipped" if skipped == version else "applied"
+    return SinkMarker(version, state, "" if outcome is None else f"{outcome:0{_DIGITS}x}")
+
+
+def _fields(schema: str) -> list[dict[str, Any]]:
+    """
+    Return the columns in Delta's form. Spark's schema JSON is Delta's, except that every column here is nullable.
+
+    :raises DataError: a column has a type that Delta does not have
+    """
+    fields: list[dict[str, Any]] = [_nullable(field) for field in json.loads(schema)["fields"]]
+    odd = [field["name"] for field in fields if not _is_known(field["type"])]
+    if odd:
+        raise DataError("columns are of types that Delta does not have; nothing became visible", columns=odd)
+    twice = more_than_once(field["name"] for field in fields)
+    if twice:
+        raise DataError("columns differ only in upper and lower case; nothing became visible", columns=twice)
+    return fields
+
+
+def _is_known(kind: Any) -> bool:
+    """Whether the Delta protocol has a type (*Schema Serialization Format*)."""
+    if isinstance(kind, dict):
+        parts = [field["type"] for field in kind.get("fields", [])]
+        parts += [kind[name] for name in ("elementType", "keyType", "valueType") if name in kind]
+        return kind["type"] in ("struct", "array", "map") and all(_is_known(part) for part in parts)
+    return kind in _PRIMITIVES or kind == VOID or kind.startswith("decimal(")
+
+
+def _nullable(kind: Any) -> Any:
+    """Return a field or type with every part nullable. A table with fields that are not nullable requires a feature that some readers lack."""
+    if isinstance(kind, list):
+        return [_nullable(item) for item in kind]
+    if not isinstance(kind, dict):
+        return kind
+    marks = {"nullable", "containsNull", "valueContainsNull"}
+    return {
+        name: True if name in marks else ({} if name == "metadata" else _nullable(item)) for name, item in kind.items()
+    }
+
+
+def _columns(table: Any) -> list[dict[str, Any]]:
+    fields: list[dict[str, Any]] = json.loads(table.schema().to_json())["fields"]
+    return fields
+
+
+def _never(column: str, recorded: str, wider: str) -> bool:
+    """Refuse every type change. Delta changes a column's type only with the feature typeWidening, which this sink does not write."""
+    return False
+
+
+def _with_types(schema: str, fields: Sequence[dict[str, Any]]) -> str:
+    """Return a schema with the types of these columns; the identical text if the types are unchanged."""
+    given = json.loads(schema)
+    types = [field["type"] for field in fields]
+    if all(bare(field["type"]) == bare(kind) for field, kind in zip(given["fields"], types, strict=True)):
+        return schema
+    typed = [{**field, "type": kind} for field, kind in zip(given["fields"], types, strict=True)]
+    return json.dumps({**given, "fields": typed}, separators=(",", ":"))
+
+
+def _added(there: dict[str, Any] | None, field: dict[str, Any]) -> dict[str, Any] | None:
+    """Reduce a column to the parts that the table lacks, for example a field of a struct; ``None`` if it lacks nothing."""
+    if there is None:
+        return field
+    kind = _added_type(there["type"], field["type"])
+    return None if kind is None else {**there, "type": kind}
+
+
+def _added_type(there: Any, kind: Any) -> Any:
+    if not isinstance(kind, dict):
+        return None
+    if kind["type"] == "struct":
+        known = {field["name"]: field for field in there["fields"]}
+        added = [part for field in kind["fields"] if (part := _added(known.get(field["name"]), field)) is not None]
+        return {**there, "fields": added} if added else None
+    parts = {name: _added_type(there[name], kind[name]) for name in ("elementType", "keyType", "valueType") if name in kind}  # fmt: skip
+    added_parts = {name: part for name, part in parts.items() if part is not None}
+    return {**there, **added_parts} if added_parts else None
+
+
+def _missing(table: Any, files: Sequence[DataFile]) -> list[str]:
+    """Return the files that a table no longer references."""
+    there = set(table.file_uris()) if files else set()
+    return [file.key for file in files if not any(uri.endswith(f"/{file.key}") for uri in there)]

@@ -1,0 +1,221 @@
+"""
+Opens Delta tables, and caches them between the batches of one process (extra ``delta``).
+
+Opening a table reads every entry of its log since the last checkpoint. So does the lookup of a transaction identifier. A table that this process has
+written is instead updated by the entries committed since.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+from airflow_provider_streamsem.errors import InvalidError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.stores import s3
+from airflow_provider_streamsem.stores.contract import ObjectStat, normalised, split_url
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+OWN_ENTRY = "streamsem"
+"""key in an entry's commit information; its value is the application whose transaction identifier the entry sets"""
+_MOST_KEPT = 8
+_MOST_ENTRIES = 1000
+_NO_PERMISSION = re.compile(r"\b40[13]\b|AccessDenied|PermissionDenied|Forbidden|Unauthenticated|Unauthorized")
+_OF_THE_STORE = re.compile(
+    r"object ?store|Generic \w+ error|error sending request|timed? ?out|connection|throttl|SlowDown|Too ?Many ?Requests|\b(429|50[0-9])\b",
+    re.IGNORECASE,
+)
+_kept: dict[str, HeldTable] = {}
+_lock = Lock()
+
+
+class HeldTable:
+    """
+    A table at one version, used by one caller at a time.
+
+    :param table: a ``deltalake.DeltaTable``
+    """
+
+    def __init__(self, path: str, options: Mapping[str, str], table: Any) -> None:
+        self.table = table
+        self._path, self._options = path, options
+        self._own_entry = -1
+        self._newest: ObjectStat | None = None
+        self._markers: dict[str, tuple[int, int | None]] = {}
+
+    def transaction(self, app: str) -> int | None:
+        """Return the transaction number of an application at this version; ``None`` if there is none."""
+        at: int = self.table.version()
+        known = self._markers.get(app)
+        if known is None or known[0] != at:
+            known = self._markers[app] = at, self.table.transaction_version(app)
+        return known[1]
+
+    def restored_since(self, app: str) -> int | None:
+        """
+        Return the entry that restored the table to a state from before the application's newest entry; ``None`` if there is none.
+
+        Reads the entries since the application's newest one: a single read if there are no other writers. A RESTORE is not found if more than a
+        thousand entries follow it, or if the table's log was cleaned up since.
+        """
+        at: int = self.table.version()
+        if self._own_entry >= at:
+            return None
+        for limit in (1, _MOST_ENTRIES):
+            restored: dict[int, int] = {}
+            for entry in self.table.history(limit):
+                if entry.get(OWN_ENTRY) == app:
+                    return _lost_by(restored, at, own=entry["version"])
+                if entry.get("operation") == "RESTORE":
+                    to = str((entry.get("operationParameters") or {}).get("version")).strip('"')
+                    restored[entry["version"]] = int(to) if to.isdecimal() else -1  # by time, not by version
+        return None
+
+    def committed(self, marks: Mapping[str, int], app: str, entry: int) -> None:
+        """
+        Cache the transaction numbers that this caller's own entry has set, as the numbers at that version of the table.
+
+        :param marks: application → number. Other numbers that were cached at the version right before the entry stay valid if their application name
+            starts with ``app``
+        """
+        known = {name: number for name, (at, number) in self._markers.items() if at == entry - 1}
+        kept = {name: (entry, number) for name, number in known.items() if name.startswith(app)}
+        self._markers |= kept | {name: (entry, number) for name, number in marks.items()}
+        self._own_entry = entry
+
+    def keep(self) -> None:
+        """
+        Return the table to the cache, for the next caller in this process. Do not call this after a failure, because the state of the table is then unknown.
+        """
+        self._newest = self._newest_known()
+        with _lock:
+            _kept.pop(self._path, None)
+            if self._newest is not None:
+                _kept[self._path] = self
+            for path in list(_kept)[:-_MOST_KEPT]:
+                del _kept[path]
+
+    def is_current(self, options: Mapping[str, str]) -> bool:
+        """
+        Update the table to its newest version, and return whether that succeeded.
+
+        The update is refused if the newest entry known to the cache has changed in the store, for example because the table was recreated.
+        """
+        if options != self._options or self._newest_known() != self._newest:
+            return False
+        try:
+            self.table.update_incremental()
+        except Exception:
+            return False
+        return True
+
+    def _newest_known(self) -> ObjectStat | None:
+        number = max(self.table.version(), self._own_entry)  # a commit does not advance the version of this DeltaTable
+        return open_dataset(self._path).stat(f"_delta_log/{number:020d}.json")
+
+
+def _lost_by(restored: Mapping[int, int], at: int, *, own: int) -> int | None:
+    """
+    Return the entry that removed the rows of the entry ``own`` from the state at ``at``.
+
+    :param restored: RESTORE entries after ``own`` → the version that each one restored. That version may itself be an earlier RESTORE
+    """
+    while by := max((entry for entry in restored if entry <= at), default=None):
+        at = restored[by]
+        if at < own:
+            return by
+    return None
+
+
+def is_transient(error: BaseException) -> bool:
+    """
+    Whether a deltalake error comes from the store, so that the same request may succeed later: I/O, timeouts, throttling. A denied permission is not
+    transient.
+
+    deltalake reports a store failure during a commit as a failed commit. Only the message distinguishes the two.
+    """
+    text = str(error)
+    if isinstance(error, PermissionError) or _NO_PERMISSION.search(text):
+        return False
+    return isinstance(error, (OSError, MemoryError, UnavailableError)) or _OF_THE_STORE.search(text) is not None
+
+
+def _kind(error: BaseException, refusal: type[StreamsemError]) -> type[StreamsemError]:
+    return UnavailableError if is_transient(error) else refusal
+
+
+def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> HeldTable | None:
+    """
+    Return the current table, from the cache if possible; ``None`` if there is no table.
+
+    :param refusal: the error to raise if deltalake permanently cannot read the table
+    :raises UnavailableError: the table cannot be opened now
+    """
+    options = _store_options(path)
+    with _lock:
+        held = _kept.pop(path, None)
+    if held is not None and held.is_current(options):
+        return held
+    try:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+    except ImportError as error:
+        raise InvalidError(
+            "the deltalake library is not installed", accepted="pip install 'airflow-provider-streamsem[delta]'"
+        ) from error
+    try:
+        return HeldTable(path, options, DeltaTable(normalised(path), storage_options=options or None))
+    except TableNotFoundError:
+        return None
+    except Exception as error:
+        raise _kind(error, refusal)(
+            "the Delta table cannot be opened", table=path, problem=type(error).__name__
+        ) from error
+
+
+def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str]) -> HeldTable:
+    """
+    Create an empty table, or return the table that another process created concurrently.
+
+    :param fields: its columns, in Delta's form
+    :raises UnavailableError: the table cannot be created now
+    :raises PublishError: the table cannot be created
+    """
+    from deltalake import CommitProperties, DeltaTable, Schema
+
+    schema = Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+    options = _store_options(path)
+    try:
+        table = DeltaTable.create(
+            normalised(path),
+            schema,
+            mode="error",
+            partition_by=list(partition_by),
+            storage_options=options or None,
+            commit_properties=CommitProperties(max_commit_retries=0),
+        )
+    except Exception as error:
+        held = take(path)
+        if held is None:
+            what = "the Delta table cannot be created; nothing of the batch is in it"
+            raise _kind(error, PublishError)(what, table=path, problem=type(error).__name__) from error
+        return held
+    return HeldTable(path, options, table)
+
+
+def _store_options(path: str) -> dict[str, str]:
+    """Return this process's S3 access options in deltalake's form. A local table needs none, so no credentials are resolved for it."""
+    if split_url(path)[0] != "s3":
+        return {}
+    access = s3.resolved()
+    options = {
+        "aws_endpoint_url": access.endpoint_url,
+        "aws_region": access.region_name,
+        "aws_access_key_id": access.access_key_id,
+        "aws_secret_access_key": access.secret_access_key,
+        "aws_session_token": access.session_token,
+        "aws_allow_http": "true" if (access.endpoint_url or "").startswith("http://") else None,
+    }
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,1 @@
+"""Source and sink for files on local disk or S3."""

@@ -1,0 +1,206 @@
+"""
+Parses CSV lines into columns on Spark, according to RFC 4180. Imports pyspark, so only engines import this module.
+
+Each line is parsed exactly or marked as bad. After a broken quote, Spark's reader silently keeps the remaining text as a value. This module therefore splits
+lines itself.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from functools import partial
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import (
+    BinaryType,
+    CharType,
+    DataType,
+    DateType,
+    DecimalType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VarcharType,
+)
+from pyspark.sql.types import BooleanType as Boolean
+
+from airflow_provider_streamsem.connectors.parsing import values as exact
+from airflow_provider_streamsem.connectors.parsing.sql_text import (
+    Parsed,
+    any_of,
+    for_each,
+    literal,
+    rlike,
+    type_name,
+    when,
+    with_sql,
+)
+from airflow_provider_streamsem.errors import InvalidError
+
+_TYPES = (*exact.INTEGERS, *exact.FLOATS, Boolean, DateType, DecimalType, StringType, TimestampNTZType, TimestampType)
+_INFINITE = {"nanvalue": "NaN", "positiveinf": "Infinity", "negativeinf": "-Infinity"}
+_SPACE = " \t"
+
+
+class Csv:
+    """
+    The CSV dialect of a source.
+
+    :param options: options of Spark's CSV reader, as ``FilesSource`` accepts them
+    :raises InvalidError: a column has a type that CSV cannot represent exactly, or the separator, quote or escape is invalid
+    """
+
+    def __init__(self, columns: StructType, options: Mapping[str, str]) -> None:
+        self._columns = columns
+        self._given = {name.lower(): text for name, text in options.items()}
+        refused = sorted(
+            {
+                f.dataType.simpleString()
+                for f in columns.fields
+                if not isinstance(f.dataType, _TYPES) or isinstance(f.dataType, (BinaryType, CharType, VarcharType))
+            }
+        )
+        if refused:
+            raise InvalidError("schema has types that CSV cannot hold exactly", types=refused).advising(
+                "declare the columns as string, and convert them in the transform. No rows were committed."
+            )
+        separator = self._given.get("sep", self._given.get("delimiter", ","))
+        self._separator = "\t" if separator == "\\t" else separator
+        self._quote = self._given.get("quote", '"')
+        self._escape = self._given.get("escape", self._quote)
+        if not self._separator or len(self._quote) > 1 or len(self._escape) > 1 or self._quote == self._separator:
+            raise InvalidError(
+                "CSV needs a sep of at least one character, and a quote and an escape of one other character",
+                given=sorted(self._given),
+            )
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the first line of each file is a header."""
+        return self._given.get("header", "false").lower() == "true"
+
+    def header(self, found: str) -> str:
+        """
+        Return the header that every file must have.
+
+        It is ``found`` if that names the columns of the schema, else the names joined by the separator. Case is ignored.
+
+        :param found: first line of the first file that has one
+        """
+        dialect = {
+            "delimiter": self._separator,
+            "quotechar": self._quote or None,
+            "quoting": csv.QUOTE_MINIMAL if self._quote else csv.QUOTE_NONE,
+        }
+        names = [f.name for f in self._columns.fields]
+        try:
+            given = next(csv.reader([found], strict=True, **dialect), [])  # type: ignore[arg-type]
+        except (csv.Error, TypeError):  # the separator has several characters
+            given = []
+        return found if [n.lower() for n in given] == [n.lower() for n in names] else self._separator.join(names)
+
+    def with_columns(self, frame: DataFrame, raw: str, into: str) -> Parsed:
+        """
+        Add the columns of CSV lines to a frame, and a column that marks bad lines.
+
+        A line is bad unless it has one field for each column, and each field's text is exactly a value of the column's type. Columns of the same type are
+        converted as one array (:mod:`airflow_provider_streamsem.connectors.parsing.wide`).
+
+        :param raw: SQL of the line
+        :param into: prefix of the names of the added columns
+        """
+        fields = f"{into}_fields"
+        groups: dict[tuple[DataType, bool], list[int]] = {}
+        for n, field in enumerate(self._columns.fields):
+            groups.setdefault((field.dataType, field.nullable), []).append(n)
+        texts, values, tests = {}, {}, []
+        locations: dict[int, str] = {}
+        for g, ((kind, nullable), positions) in enumerate(groups.items()):
+            text, value = f"{into}_texts_{g}", f"{into}_values_{g}"
+            texts[text] = self._texts(fields, positions, kind)
+            values[value] = for_each("transform", text, partial(self._value, kind=kind))
+            missing = _nulls(value)
+            tests.append(f"{missing} != {_nulls(text)}" if nullable else f"{missing} > 0")
+            locations |= {n: f"get({value}, {at})" for at, n in enumerate(positions)}
+        tests += [f"{fields} IS NULL", f"size({fields}) != {len(self._columns.fields)}", f"NOT is_valid_utf8({raw})"]
+        steps = with_sql(with_sql(with_sql(frame, {fields: self._split(raw)}), texts), values)
+        steps = with_sql(steps, {f"{into}_bad": f"coalesce({any_of(tests)}, true)"})
+        found = {field.name: locations[n] for n, field in enumerate(self._columns.fields)}
+        return Parsed(steps.drop(fields, *texts), found, f"{into}_bad")
+
+    def has_open_quote(self, raw: str) -> str:
+        """Return a condition that is true if a line has an odd number of quotes. It is then part of a record with line breaks."""
+        if not self._quote:
+            return "false"
+        if self._escape != self._quote:
+            escaped = literal(f"{re.escape(self._escape)}[\\s\\S]")
+            raw = f"regexp_replace({raw}, {escaped}, '')"
+        return f"(length({raw}) - length(replace({raw}, {literal(self._quote)}, ''))) % 2 = 1"
+
+    def _split(self, raw: str) -> str:
+        """Split a line into fields that keep their quotes. The result is null if the quotes violate RFC 4180."""
+        separator = re.escape(self._separator)
+        plain = f"split({raw}, {literal(separator)}, -1)"
+        if not self._quote:
+            return plain
+        quote, escape = re.escape(self._quote), re.escape(self._escape)
+        inside = rf"(?:[^{quote}]|{quote}{quote})*+" if escape == quote else rf"(?:[^{quote}{escape}]|{escape}[\s\S])*+"
+        before, after = (rf"[{_SPACE}]*+" if self._trims(side) else "" for side in ("leading", "trailing"))
+        unquoted = rf"(?:(?!{separator})[^{quote}])*+"
+        field = rf"{separator}({before}{quote}{inside}{quote}{after}(?={separator}|\z)|{unquoted})"
+        line = f"concat({literal(self._separator)}, {raw})"
+        found = when((rlike(line, rf"^(?:{field})++\z"), f"regexp_extract_all({line}, {literal(field)}, 1)"))
+        return when((f"contains({raw}, {literal(self._quote)})", found), otherwise=plain)
+
+    def _trims(self, side: str) -> bool:
+        return self._given.get(f"ignore{side}whitespace", "false").lower() == "true"
+
+    def _texts(self, fields: str, positions: list[int], kind: DataType) -> str:
+        at = f"array({', '.join(map(str, positions))})"
+        return for_each("transform", at, lambda n: self._text(f"get({fields}, {n})", kind))
+
+    def _text(self, field: str, kind: DataType) -> str:
+        """Return the text of a field; null if the line has no value for it."""
+        if self._trims("leading"):
+            field = f"ltrim({literal(_SPACE)}, {field})"
+        if self._trims("trailing"):
+            field = f"rtrim({literal(_SPACE)}, {field})"
+        null = literal(self._given.get("nullvalue", ""))
+        text = when((f"{field} != '' AND {field} != {null}", field))
+        if not self._quote:
+            return text
+        inside = f"substr({field}, 2, length({field}) - 2)"
+        if self._escape == self._quote:
+            inside = f"replace({inside}, {literal(self._quote * 2)}, {literal(self._quote)})"
+        else:
+            quote, escape = re.escape(self._quote), re.escape(self._escape)
+            inside = f"regexp_replace({inside}, {literal(f'{escape}([{quote}{escape}])')}, '$1')"
+        if not isinstance(
+            kind, StringType
+        ):  # Only a string can be empty. Writers that quote every field write a missing value as "".
+            inside = when((f"{inside} != '' AND {inside} != {null}", inside))
+        return when((f"startswith({field}, {literal(self._quote)})", inside), otherwise=text)
+
+    def _value(self, text: str, *, kind: DataType) -> str:
+        value = exact.value(text, kind, self._given)
+        if not isinstance(kind, exact.FLOATS):
+            return value
+        named = {self._given[option]: name for option, name in _INFINITE.items() if option in self._given}
+        return (
+            when(
+                *(
+                    (f"{text} = {literal(given)}", f"CAST('{name}' AS {type_name(kind)})")
+                    for given, name in named.items()
+                ),
+                otherwise=value,
+            )
+            if named
+            else value
+        )
+
+
+def _nulls(values: str) -> str:
+    return f"size({for_each('filter', values, lambda value: f'{value} IS NULL')})"

@@ -1,0 +1,119 @@
+"""Assigns ordinals to discovered files in the log, and finds files by ordinal (PROTOCOL.md, 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.protocol import discovery, keys, procedures
+from airflow_provider_streamsem.protocol.codec import decode
+from airflow_provider_streamsem.protocol.entries import Discovery, FoundFile
+
+BLOCK_FILES = 1_000
+"""ordinals that one read covers"""
+
+
+class Ledger:
+    """
+    The discovered files of one log. Caches the newest discovery that this process has read.
+
+    :param newest_hint: number of the newest discovery that is known to exist; -1: find it by listing the log
+    """
+
+    def __init__(self, log: CommitLog, newest_hint: int = -1) -> None:
+        self._log = log
+        self._newest: Discovery | None = None
+        self._newest_hint = newest_hint
+        self._kept: tuple[int, list[FoundFile]] = (0, [])
+
+    def newest(self) -> Discovery | None:
+        """
+        Return the newest known discovery; ``None`` before the first one.
+
+        Another process may have created a later discovery. :meth:`add` and :meth:`files` find it.
+        """
+        if self._newest is None:
+            if self._newest_hint < 0:
+                self._newest_hint = self._listed()
+            if self._newest_hint >= 0:
+                self._newest = self._entry(self._newest_hint)
+        return self._newest
+
+    def unseen(self, listed: Sequence[FoundFile]) -> tuple[FoundFile, ...]:
+        """Return the files of a listing that have no ordinal, in the order in which they would get ordinals. Writes nothing."""
+        return self._log.perform(discovery.compare(self.newest(), listed)).new
+
+    def add(self, listed: Sequence[FoundFile]) -> int | None:
+        """
+        Assign ordinals to the new files of a listing.
+
+        :returns: the next unassigned ordinal. ``None``: another discoverer created the discovery first, and this ledger now holds that discovery. Do: list
+            again, because this listing may be older than that discovery (D2)
+        """
+        newest = self.newest()
+        compared = self._log.perform(discovery.compare(newest, listed))
+        made = self._log.perform(discovery.extend(newest, compared, self._log.clock.new_id()))
+        if made is None:
+            return 0 if newest is None else newest.end
+        return made.end if self._create(made) else None
+
+    def files(self, start: int, end: int) -> Iterator[FoundFile]:
+        """
+        Yield the files with ordinals ``[start, end)``, in order. Reads blocks of at most :data:`BLOCK_FILES` ordinals, as the caller consumes them.
+
+        :raises LogDamagedError: no discovery assigned one of these ordinals
+        """
+        if start >= end:
+            return
+        newest = self.newest()
+        if newest is None or newest.end < end:
+            newest = self._reaching(end)
+        while start < end:
+            first, block = self._block(newest, start)
+            yield from block[start - first : end - first]
+            start = first + len(block)
+
+    def _block(self, newest: Discovery, start: int) -> tuple[int, list[FoundFile]]:
+        """
+        Return the ordinal of the first file of a block, and the block's files. The block has consecutive ordinals and contains ``start``.
+
+        The ledger caches the last block for the next batch of a drain.
+        """
+        first, kept = self._kept
+        if not first <= start < first + len(kept):
+            end = min(start + BLOCK_FILES, newest.end)
+            found = self._log.perform(discovery.files(newest.pages, start, end))
+            found += newest.recent[max(start - newest.paged, 0) : max(end - newest.paged, 0)]
+            self._kept = start, found
+        return self._kept
+
+    def _reaching(self, end: int) -> Discovery:
+        """Return a discovery that covers all ordinals below ``end``: the newest listed one, or a later one that the listing does not show yet."""
+        i = max(self._listed(), self._newest_hint, 0)
+        self._newest = self._entry(i)
+        while self._newest.end < end:
+            i += 1
+            self._newest = self._entry(i)
+        return self._newest
+
+    def _create(self, entry: Discovery) -> bool:
+        key = keys.discovered(entry.i)
+        written = self._log.perform(procedures.create_entry(key, entry))
+        if written.mine:
+            self._newest = entry
+        else:
+            newer = self._listed()
+            self._newest = self._entry(newer) if newer > entry.i else decode(Discovery, key, written.data)
+        return written.mine
+
+    def _listed(self) -> int:
+        """Return the number of the newest discovery that a listing shows; -1 if it shows none."""
+        numbers = map(keys.parse_newest_first, self._log.list_keys(keys.DISCOVERED, 1))
+        return max((i for i in numbers if i is not None), default=-1)
+
+    def _entry(self, i: int) -> Discovery:
+        found = self._log.perform(procedures.read_entry(Discovery, keys.discovered(i)))
+        if found is None:
+            raise LogDamagedError("a discovery is missing", invariant="I1", key=keys.discovered(i))
+        return found[0]

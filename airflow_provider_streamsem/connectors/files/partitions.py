@@ -1,0 +1,222 @@
+"""
+Partition columns of files in directories named ``column=value``, as Hive and Spark write them: ``day=2026-01-01/part-0.parquet``.
+
+A file's partition columns come from the consecutive directories of this form that are nearest to the file. The value is text with ``%XX`` escapes. Types are
+inferred as in Spark's partition discovery, with one exception: text that only Java parses as a number (``1d``, ``0x1p3``, `` 1``) stays a string.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
+
+from airflow_provider_streamsem.connectors.files.pins import FilePin
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.protocol.entries import Json
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+_INTEGER = re.compile(r"[+-]?\d+")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_INFERRED_TIMESTAMP = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9])?")
+_TIMESTAMP = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?)?")
+_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_MAX_FLOAT, _MAX_DOUBLE = 3.4028234663852886e38, sys.float_info.max
+_MAX_DIGITS = 38
+_DIGITS = {"int": 10, "bigint": 20}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """
+    The position of a file in a partitioned directory tree.
+
+    :param base: the directory above the partition directories, relative to the source's path; ``""`` is the source's path
+    :param values: ``(column, escaped value)`` from the outermost directory to the innermost
+    """
+
+    base: str
+    values: tuple[tuple[str, str], ...]
+
+
+def layout(path: str) -> Layout:
+    """
+    Parse the partition directories of one file.
+
+    :param path: relative to the source's path
+    :raises DataError: a directory has an empty column name or value, or two directories name the same column, or a column name is reserved. Rename the
+        directory, or set ``hive_partitions=False``
+    """
+    directories = path.split("/")[:-1]
+    end = len(directories)
+    while end and "=" not in directories[end - 1]:
+        end -= 1
+    start = end
+    while start and "=" in directories[start - 1]:
+        start -= 1
+    values = []
+    for directory in directories[start:end]:
+        name, _, value = directory.partition("=")
+        if not name or not value:
+            raise DataError(
+                "a directory has '=' in its name but is not of the form column=value; nothing became visible. Rename it, "
+                "or set hive_partitions=False",
+                file=path,
+                directory=directory,
+            )
+        values.append((_unescaped(name), value))
+    names = [name.lower() for name, _ in values]
+    if len(set(names)) < len(names) or any(name.startswith("__streamsem") for name in names):
+        raise DataError(
+            "the directories of a file name one partition column twice, or a reserved column; nothing became visible. Rename "
+            "them, or set hive_partitions=False",
+            file=path,
+            columns=names,
+        )
+    return Layout(base="/".join(directories[:start]), values=tuple(values))
+
+
+def types_of(paths: Iterable[str], recorded: Mapping[str, str]) -> dict[str, str]:
+    """
+    Return partition column → Spark type of its values.
+
+    A column in ``recorded`` keeps its recorded type. The reader of the files checks that every value fits.
+
+    :param recorded: the types with which earlier batches were read
+    :raises DataError: see :func:`layout`
+    """
+    types = dict(recorded)
+    known = {name.lower() for name in recorded}
+    spelling: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for path in paths:
+        for name, value in layout(path).values:
+            key = name.lower()
+            if key not in known:
+                spelling.setdefault(key, name)
+                found[key] = _wider(found.get(key, "void"), _inferred(value))
+    for key, inferred in found.items():
+        types[spelling[key]] = "string" if inferred == "void" else inferred
+    return types
+
+
+def pinned_types(pins: Iterable[FilePin]) -> dict[str, str]:
+    """Return partition column → type, from the pins of a plan."""
+    return {name: type for pin in pins for name, type in pin.partition_types.items()}
+
+
+def recorded_types(hint: Json) -> dict[str, str]:
+    """Return partition column → type, from a hint; empty if it has none."""
+    types = hint.get("partition_columns") if isinstance(hint, Mapping) else None
+    return dict(types) if isinstance(types, Mapping) else {}
+
+
+def hint(types: Mapping[str, str]) -> dict[str, Json]:
+    """Return the part of a hint that :func:`recorded_types` reads; ``{}`` if there are no types."""
+    return {"partition_columns": dict(types)} if types else {}
+
+
+def fits(value: str, type: str) -> bool:
+    """
+    Return whether Spark reads an escaped partition value as this type without a change.
+
+    :param type: a Spark type, as returned by ``simpleString``
+    """
+    if value == NULL or type == "string":
+        return True
+    if type in _BITS:
+        return _INTEGER.fullmatch(value) is not None and -(1 << _BITS[type] - 1) <= int(value) < 1 << _BITS[type] - 1
+    if type in ("float", "double"):
+        if value in ("NaN", "Infinity", "-Infinity"):
+            return True
+        most = _MAX_FLOAT if type == "float" else _MAX_DOUBLE
+        return _NUMBER.fullmatch(value) is not None and abs(float(value)) <= most
+    if type.startswith("decimal("):
+        precision, scale = (int(part) for part in type[len("decimal(") : -1].split(","))
+        return _fits_decimal(value, precision, scale)
+    if type == "boolean":
+        return value.lower() in ("true", "false")
+    if type == "date":
+        return _DATE.fullmatch(value) is not None and _is_date(value)
+    if type in ("timestamp", "timestamp_ntz"):
+        plain = _unescaped(value)
+        return _TIMESTAMP.fullmatch(plain) is not None and _is_time(plain)
+    return False
+
+
+def _unescaped(text: str) -> str:
+    return re.sub("%([0-9a-fA-F]{2})", lambda found: chr(int(found[1], 16)), text)
+
+
+def _inferred(value: str) -> str:
+    if value == NULL:
+        return "void"
+    for type in ("int", "bigint"):
+        if fits(value, type):
+            return type
+    digits = _whole_digits(value)
+    if digits is not None and digits <= _MAX_DIGITS:
+        return f"decimal({digits},0)"
+    if fits(value, "double"):
+        return "double"
+    plain = _unescaped(value)
+    if _INFERRED_TIMESTAMP.fullmatch(plain) and _is_time(plain):
+        return "timestamp"
+    return "date" if fits(value, "date") else "string"
+
+
+def _wider(one: str, other: str) -> str:
+    """Return the type that holds the values of both types, by Spark's rule for partition columns."""
+    kinds = {one, other}
+    if one == other or "void" in kinds:
+        return other if one == "void" else one
+    if kinds == {"int", "bigint"}:
+        return "bigint"
+    if kinds == {"int", "double"}:
+        return "double"
+    if kinds == {"date", "timestamp"}:
+        return "timestamp"
+    if all(kind in _DIGITS or kind.startswith("decimal") for kind in kinds):
+        return f"decimal({min(_MAX_DIGITS, max(_DIGITS.get(k) or int(k[8:-3]) for k in kinds))},0)"
+    return "string"
+
+
+def _whole_digits(value: str) -> int | None:
+    """Return the number of digits of a number without a fraction; ``None`` for any other text."""
+    if not _NUMBER.fullmatch(value):
+        return None
+    _, digits, exponent = Decimal(value).as_tuple()
+    return len(digits) + exponent if isinstance(exponent, int) and exponent >= 0 else None
+
+
+def _fits_decimal(value: str, precision: int, scale: int) -> bool:
+    if not _NUMBER.fullmatch(value):
+        return False
+    try:
+        _, digits, exponent = Decimal(value).normalize().as_tuple()
+    except InvalidOperation:
+        return False
+    assert isinstance(exponent, int)
+    return -exponent <= scale and len(digits) + exponent <= precision - scale
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_time(text: str) -> bool:
+    day, _, time = text.replace("T", " ").partition(" ")
+    whole, _, _ = (time or "00:00:00").partition(".")
+    try:
+        datetime.fromisoformat(f"{day} {whole}")
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,44 @@
+"""The pin of a file: what identifies it in a plan (D5). A plan comes from the log, so its pins are checked against what the source reads (R6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.protocol.codec import build
+from airflow_provider_streamsem.protocol.entries import SPARSE, Json
+
+
+@dataclass(frozen=True, slots=True)
+class FilePin:
+    """
+    A planned file.
+
+    :param path: relative to the location of the source
+    :param bytes: its size
+    :param identity: ``etag:<etag>`` or ``mtime:<nanoseconds>``
+    :param partition_types: partition column → Spark type, for all partition columns of the plan
+    """
+
+    path: str
+    bytes: int
+    identity: str
+    partition_types: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)
+
+
+def read_pins(pins: Json, *, location: str, is_read: Callable[[str], bool]) -> tuple[FilePin, ...]:
+    """
+    Decode the pins of a plan.
+
+    :param is_read: returns whether the source may read a path
+    :raises LogDamagedError: the pins have another form, or name a file that the source does not read
+    """
+    what = "the pins of a plan are not files of the source; nothing was read"
+    try:
+        found = tuple(build(FilePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
+    except LogDamagedError as error:
+        raise LogDamagedError(what, invariant="R6", location=location) from error
+    if not all(is_read(pin.path) for pin in found):
+        raise LogDamagedError(what, invariant="R6", location=location)
+    return found

@@ -1,0 +1,411 @@
+"""Loads files as records on Spark. Every physical record is either parsed or marked as bad. Imports pyspark, so only engines import this module."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, DecimalType, StringType, StructField, StructType
+
+from airflow_provider_streamsem.connectors.contract import BadRecord
+from airflow_provider_streamsem.connectors.files import columnar, partitions
+from airflow_provider_streamsem.connectors.files.columnar import Footer
+from airflow_provider_streamsem.connectors.files.csv_lines import Csv
+from airflow_provider_streamsem.connectors.files.source import ENCODING
+from airflow_provider_streamsem.connectors.files.text_lines import (
+    PATH,
+    RAW,
+    decoded,
+    lines,
+    lines_below_headers,
+    plain_path,
+    refuse_lines_inside_records,
+    text_of,
+)
+from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+from airflow_provider_streamsem.connectors.parsing.sql_text import Parsed, quoted
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.stores.contract import spark_path, split_url
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.connectors.files.pins import FilePin
+    from airflow_provider_streamsem.connectors.files.source import FilesSource
+
+_RECORD, _BAD = "__streamsem_record", "__streamsem_record_bad"
+_UTC = ("UTC", "Etc/UTC", "GMT", "Z")
+_WIDE = 100
+"""number of columns above which Spark's constraint propagation is disabled"""
+_MANY = 100
+"""number of files above which small files share tasks"""
+_OPEN_COST = "spark.sql.files.openCostInBytes"
+_OPEN_COST_BYTES = 1 << 18
+"""the cost that Spark adds to the size of each file when it assigns files to tasks. With Spark's default of 4 MiB, 10,000 small files become 312 tasks"""
+# Hadoop stores checksums beside local files, under names that it cannot build from a name with a colon. S3A buffers blocks in local files
+# and needs the checksummed file system for them. These options therefore apply only to local paths with a colon.
+_RAW_LOCAL = {
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+
+
+@dataclass(frozen=True)
+class _Group:
+    """
+    Files that one reader can read: their partition directories name the same columns below the same directory.
+
+    :param partitions: the partition columns and their types
+    :param options: options of Spark's reader
+    :param located: the paths in the form that Spark's reader accepts
+    """
+
+    partitions: StructType
+    options: Mapping[str, str]
+    located: list[str]
+
+
+class FileRecords:
+    """
+    The records of the pinned files (:class:`airflow_provider_streamsem.connectors.contract.Loaded`).
+
+    This package reads JSON and CSV as lines of text and parses them itself. Spark's own readers change values and drop text after a record.
+
+    :param pins: the pinned files
+    """
+
+    bad: Column | None
+    frame: DataFrame
+    drop: tuple[str, ...]
+
+    def __init__(self, spark: SparkSession, source: FilesSource, pins: Sequence[FilePin]) -> None:
+        self._spark, self._source = spark, source
+        if len(pins) > _MANY and spark.conf.get(_OPEN_COST, None) is None:
+            spark.conf.set(_OPEN_COST, _OPEN_COST_BYTES)  # only this attempt uses the session
+        self._schema = None if source.schema is None else parsing.struct(source.schema, "source files")
+        self._partitions = self._typed_partitions(pins)
+        self._footers = self._checked_footers(pins)
+        self._first = pins[0].path
+        self._csv_lines: list[tuple[DataFrame, Csv]] = []
+        frames = []
+        self._groups = self._grouped([pin.path for pin in pins])
+        for group in self._groups:
+            self._group = group
+            if source.format == "csv":
+                self._read_csv(spark, group.located)
+            elif source.format == "json":
+                self._read_json(spark, group.located)
+            elif source.format == "text":
+                self._read_text(spark, group.located)
+            else:
+                self.bad, self.drop = None, ()
+                self.frame = self._read_columnar(spark)
+            frames.append(self._ordered(self.frame))
+        self._refuse_contradictions(frames)
+        self.frame = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+
+    def _refuse_contradictions(self, frames: list[DataFrame]) -> None:
+        """
+        Refuse a column that has different types in different groups. A union would convert its values to another type.
+
+        :raises DataError: a column has two types
+        """
+        types: dict[str, DataType] = {}
+        for frame in frames if len(frames) > 1 else ():
+            for field in frame.schema.fields:
+                if types.setdefault(field.name.lower(), field.dataType) != field.dataType:
+                    what = "a column has one type in some planned files and another in others; nothing became visible"
+                    raise DataError(what, column=field.name, **self._contradiction())
+
+    def check_read(self, read: int) -> None:
+        """
+        Compare the number of records read with the row counts in the footers of Parquet and ORC files.
+
+        :param read: number of records that Spark read
+        :raises DataError: the numbers differ; the error names the first file that differs
+        """
+        if self._footers is None or read == sum(footer.rows for footer in self._footers.values()):
+            return
+        root = plain_root(self._source.path)
+        counted: dict[str, int] = {}
+        for group in self._groups:
+            self._group = group
+            paths = self._read_columnar(self.frame.sparkSession).select(F.col("_metadata.file_path").alias(PATH))
+            for path, rows in paths.groupBy(PATH).count().collect():
+                counted[plain_path(path).removeprefix(root)] = rows
+        differing = [path for path, footer in self._footers.items() if counted.get(path, 0) != footer.rows]
+        path = differing[0] if differing else None
+        raise DataError(
+            "Spark read another number of rows than the footers of the planned files say; nothing became visible",
+            file=path or next(iter(self._footers)),
+            files=len(differing) or len(self._footers),
+            footer=self._footers[path].rows if path else sum(footer.rows for footer in self._footers.values()),
+            read=counted.get(path, 0) if path else read,
+        )
+
+    def _typed_partitions(self, pins: Sequence[FilePin]) -> dict[str, StructField]:
+        """
+        Return lower-case name → partition column. Its type comes from the schema, else from the recorded types.
+
+        :raises DataError: a value does not fit the type, or the name collides with the column of text lines
+        """
+        if not self._source.hive_partitions:
+            return {}
+        paths = [pin.path for pin in pins]
+        types = partitions.types_of(paths, partitions.pinned_types(pins))
+        declared = {} if self._schema is None else {field.name.lower(): field for field in self._schema.fields}
+        fields = {
+            name.lower(): declared.get(name.lower())
+            or StructField(name, parsing.struct(f"`c` {type}", "").fields[0].dataType)
+            for name, type in types.items()
+        }
+        ordered: dict[str, StructField] = {}
+        for path in paths:
+            for name, value in partitions.layout(path).values:
+                field = ordered.setdefault(name.lower(), fields[name.lower()])
+                if self._source.format == "text" and field.name.lower() == "value":
+                    raise DataError(
+                        "a partition column has the name of the column of text lines; nothing became visible. Rename the "
+                        "directories, or set hive_partitions=False",
+                        file=path,
+                        column=name,
+                    )
+                if not partitions.fits(value, field.dataType.simpleString()):
+                    raise DataError(
+                        "the value of a partition column does not fit the column's type; nothing became visible. Name the column "
+                        "in the source's schema with a type that holds every value, such as string, or rename the directory",
+                        file=path,
+                        column=field.name,
+                        type=field.dataType.simpleString(),
+                        type_from="schema" if name.lower() in declared else "earlier values",
+                    )
+        return {**ordered, **fields}
+
+    def _checked_footers(self, pins: Sequence[FilePin]) -> dict[str, Footer] | None:
+        """Read the footers of Parquet and ORC files and check that their columns fit the schema; ``None`` for other formats."""
+        if self._source.format not in ("parquet", "orc"):
+            return None
+        found = columnar.footers(self._source.path, self._source.format, pins)
+        local = columnar.local_times(found) if self._source.format == "orc" else None
+        if local is not None:
+            self._check_zone(*local)
+        if self._schema is not None:
+            wanted = {path: self._data_columns(names) for path, names in self._names(found).items()}
+            columnar.check_columns(found, wanted, format=self._source.format, missing=self._source.missing_columns)
+        return found
+
+    def _check_zone(self, path: str, columns: list[str]) -> None:
+        """
+        Require UTC as Java's time zone.
+
+        Spark reads ORC timestamps without a time zone in Java's default time zone, whatever the session's time zone is. A retry on another worker could return
+        other rows.
+
+        :raises DataError: Java's time zone is not UTC
+        """
+        (zone,) = self._spark.sql("SELECT java_method('java.time.ZoneId', 'systemDefault')").first() or ("",)
+        if zone not in _UTC:
+            raise DataError(
+                "an ORC file holds times without a time zone, which Spark reads by the time zone of Java; nothing became visible. "
+                "Set -Duser.timezone=UTC in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions",
+                file=path,
+                columns=columns,
+                java_zone=zone,
+            )
+
+    def _grouped(self, paths: list[str]) -> list[_Group]:
+        """Group files by layout, one reader each. A single reader would silently drop files beside partition directories."""
+        members: dict[Any, list[str]] = {}
+        for path, names in self._names(paths).items():
+            where = spark_path(self._source.path, path)
+            # Hadoop cannot glob a path with a colon. If such a path also needs escaping, a separate reader takes it literally.
+            alone = path if ":" in where.removeprefix("s3a:") and "\\" in where else None
+            key = (partitions.layout(path).base if names else "", names, ":" in where.removeprefix("s3a:"), alone)
+            members.setdefault(key, []).append(path)
+        root = plain_root(self._source.path)
+        groups = []
+        for (base, names, has_colon, alone), group in members.items():
+            options = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+            if self._source.format == "parquet":
+                options["parquet.page.verify-checksum.enabled"] = "true"
+            if names:
+                options["basePath"] = root + base
+            if has_colon and root.startswith("/"):
+                options |= _RAW_LOCAL
+            if alone is not None:
+                options["__globPaths__"] = "false"
+            located = [root + path if alone else spark_path(self._source.path, path) for path in group]
+            groups.append(_Group(StructType([_as_read(self._partitions[name]) for name in names]), options, located))
+        return groups
+
+    def _names(self, paths: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Return path → lower-case names of the partition columns in its directories."""
+        if not self._source.hive_partitions:
+            return dict.fromkeys(paths, ())
+        return {path: tuple(name.lower() for name, _ in partitions.layout(path).values) for path in paths}
+
+    def _data_columns(self, partitions: Collection[str]) -> StructType:
+        """Return the schema's columns that the files store, which are all except ``partitions``."""
+        return StructType([f for f in (self._schema or StructType()).fields if f.name.lower() not in partitions])
+
+    def _columns(self) -> StructType:
+        """Return the schema's columns that the files of the group store."""
+        return self._data_columns({field.name.lower() for field in self._group.partitions.fields})
+
+    def _reader(self, spark: SparkSession, columns: StructType, options: Mapping[str, str]) -> DataFrameReader:
+        """Return a reader of the group's files with these columns, followed by the partition columns."""
+        schema = StructType([*columns.fields, *self._group.partitions.fields])
+        return spark.read.options(**{**options, **self._group.options}).schema(schema)
+
+    def _read_columnar(self, spark: SparkSession) -> DataFrame:
+        if self._schema is not None:
+            reader = self._reader(spark, self._columns(), self._source.options)
+            return reader.format(self._source.format).load(self._group.located)
+        reader = spark.read.options(**{**self._source.options, **self._group.options}).format(self._source.format)
+        # Files of one batch may have different columns. Without a schema, the result has all of them, and a contradiction is an error.
+        frame = self._merged(reader.option("mergeSchema", "true"))
+        typed = {field.name.lower(): field for field in self._group.partitions.fields}
+        fields = [typed.get(field.name.lower(), field) for field in frame.schema.fields]
+        if [f.dataType for f in fields] != [f.dataType for f in frame.schema.fields]:
+            # From this batch, Spark inferred types of partition columns that differ from those in the schema or the plan.
+            return reader.schema(StructType(fields)).load(self._group.located)
+        return frame
+
+    def _merged(self, reader: DataFrameReader) -> DataFrame:
+        """
+        Load the group's files with the union of their columns.
+
+        :raises DataError: Spark cannot read the columns of a file, or they contradict those of another file; the error names the file
+        """
+        assert self._footers is not None
+        try:
+            frame = reader.load(self._group.located)
+            frame.schema  # noqa: B018  Spark Connect merges the columns when the schema is requested
+            return frame
+        except Exception as error:
+            condition = error.getCondition() if isinstance(error, PySparkException) else ""
+            if "CANNOT_MERGE_SCHEMAS" in str(error):  # a classic session raises a JVM error
+                condition = "CANNOT_MERGE_SCHEMAS"
+            if not condition or condition == "PATH_NOT_FOUND":
+                raise
+            what = "the columns of a planned file cannot be read, or contradict those of the other files; nothing became visible"
+            raise DataError(what, condition=condition, **self._culprit(reader)) from error
+
+    def _culprit(self, reader: DataFrameReader) -> dict[str, str]:
+        """Return the file whose columns Spark cannot read, else two files that contradict each other."""
+        assert self._footers is not None
+        for path in columnar.distinct(self._footers):
+            try:
+                reader.load(spark_path(self._source.path, path)).schema  # noqa: B018
+            except PySparkException:
+                return {"file": path}
+        return self._contradiction()
+
+    def _contradiction(self) -> dict[str, str]:
+        """Return two files whose columns contradict each other; the first file if the footers show no contradiction."""
+        pair = columnar.contradicting(self._footers or {})
+        return {"first_file": self._first} if pair is None else {"file": pair[0], "other_file": pair[1]}
+
+    def _ordered(self, frame: DataFrame) -> DataFrame:
+        """Order the columns as Spark does: schema columns, then partition columns. A partition column that a file lacks is null."""
+        # With Spark Connect, reading the columns of a frame sends a request. With a schema, the columns are known without it.
+        names = (
+            frame.columns
+            if self._schema is None
+            else [f.name for f in (*self._columns().fields, *self._group.partitions.fields)]
+        )
+        held = {name.lower() for name in names}
+        absent = [field for key, field in self._partitions.items() if key not in held]
+        frame = frame.select("*", *[F.lit(None).cast(f.dataType).alias(f.name) for f in absent])
+        for read in self._group.partitions.fields:
+            field = self._partitions[read.name.lower()]
+            if field != read:
+                frame = frame.withColumn(read.name, _quoted(read.name).cast(field.dataType))
+        if self._schema is None:
+            return frame
+        names = [f.name for f in (*self._data_columns(self._partitions).fields, *self._partitions.values())]
+        return frame.selectExpr(*map(quoted, (*names, *self.drop)))
+
+    @property
+    def _error(self) -> str:
+        if self._source.format == "text":
+            return 'not a line of UTF-8: the source option "encoding" names another character encoding'
+        return f"not a {self._source.format} record of the schema {self._source.schema}"
+
+    def _read_csv(self, spark: SparkSession, located: list[str]) -> None:
+        csv = Csv(self._columns(), self._source.options)
+        reader, partitions = spark.read.options(**self._group.options), self._group.partitions
+        encoding = self._source.encoding
+        read = partial(lines_below_headers, csv=csv, encoding=encoding) if csv.has_header else lines
+        found = read(reader, located, partitions).where(F.col(RAW).rlike(r"[^\x00-\x20]"))
+        parsed = csv.with_columns(found, decoded(RAW, encoding), _RECORD)
+        self._csv_lines.append((parsed.frame, csv))
+        self._set(parsed)
+
+    def _read_json(self, spark: SparkSession, located: list[str]) -> None:
+        reader = spark.read.options(**self._group.options)
+        found = lines(reader, located, self._group.partitions).where(F.trim(RAW) != "")
+        options = {name: text for name, text in self._source.options.items() if name.lower() != ENCODING}
+        text = decoded(RAW, self._source.encoding)
+        self._set(parsing.with_json(found, text, self._columns(), options, _RECORD))
+
+    def _read_text(self, spark: SparkSession, located: list[str]) -> None:
+        found = lines(spark.read.options(**self._group.options), located, self._group.partitions)
+        text = decoded(RAW, self._source.encoding)
+        partitions = [_quoted(field.name) for field in self._group.partitions.fields]
+        is_bad = F.expr(f"NOT is_valid_utf8({text})").alias(_BAD)
+        self.frame = found.select(F.expr(text).alias("value"), *partitions, is_bad, RAW, PATH)
+        self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
+
+    def _set(self, parsed: Parsed) -> None:
+        if len(self._columns().fields) > _WIDE:
+            # Constraint propagation takes minutes for a plan with thousands of columns. Only this attempt uses the session.
+            self._spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
+        partitions = [quoted(field.name) for field in self._group.partitions.fields]
+        self.frame = parsed.frame.selectExpr(*parsed.columns, *partitions, _BAD, RAW, PATH)
+        self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
+
+    def bad_records(self) -> Iterator[BadRecord]:
+        """
+        Read the same files a second time, for the bad records only.
+
+        :raises DataError: in a CSV file, a line inside a record with quoted line breaks looks like a complete record
+        """
+        if self.bad is None:
+            return
+        for parsed, csv in self._csv_lines:
+            refuse_lines_inside_records(parsed, _BAD, csv)
+        asked = [F.expr(f"count({quoted(name)}) AS c{i}") for i, name in enumerate(self.frame.columns)]
+        from pyspark.sql import Observation
+
+        # Observing every column prevents column pruning, which would change which records are bad.
+        rows = self.frame.observe(Observation(), *asked).where(self.bad).select(PATH, F.col(RAW).cast("binary"))
+        for path, line in rows.toLocalIterator():
+            raw, encoding = text_of(bytes(line))
+            yield BadRecord(
+                location={"path": plain_path(path), "encoding": encoding},
+                raw=raw,
+                error=self._error,
+            )
+
+
+def _as_read(field: StructField) -> StructField:
+    """
+    Return a partition column with the type that is requested from Spark.
+
+    Decimals are requested as strings, because Spark 4.1 returns ``1.5`` in a ``decimal(9,2)`` partition column of Parquet files as 0.15.
+    """
+    return StructField(field.name, StringType()) if isinstance(field.dataType, DecimalType) else field
+
+
+def _quoted(name: str) -> Column:
+    return F.col(quoted(name))
+
+
+def plain_root(location: str) -> str:
+    """Return a source's path in the form of :func:`plain_path`, with a trailing slash."""
+    scheme, rest = split_url(location)
+    return (f"s3a://{rest}" if scheme == "s3" else rest.rstrip("/")) + "/"

@@ -1,0 +1,342 @@
+"""
+Sink for files in a dataset of this package: Parquet, ORC, JSON lines or CSV, in an attempt's own directory.
+
+A file becomes visible only when an outcome names it. Readers query the log (``read_committed``, ``streamsem files``), never a listing. A dataset is stored on
+local or mounted disk, or in an S3 bucket, to which Spark writes through Hadoop's S3A.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.connectors.data_files import footers
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    DataError,
+    DatasetOwnedError,
+    LogDamagedError,
+    StageError,
+    UnavailableError,
+)
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.codec import canonical, read_json
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, normalised
+from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_FILES_AT_ONCE = 8
+FORMATS = ("csv", "json", "orc", "parquet")
+CODECS = {
+    "parquet": ("zstd", "snappy", "gzip", "lz4", "none"),
+    "orc": ("zstd", "snappy", "zlib", "lz4", "none"),
+    "json": ("gzip", "none"),
+    "csv": ("gzip", "none"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSink:
+    """
+    Files below ``path``. The marker ``path/_streamsem.json`` names the pipeline and the log that own the dataset.
+
+    Partition columns stay in the files, with their types. Each file holds one combination of partition values, so that null, an empty string and unusual
+    strings stay distinct. Timestamps are stored in microseconds (Parquet ``TIMESTAMP_MICROS``, not ``INT96``).
+
+    :param path: the root of the dataset: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
+    :param format: ``parquet``, ``orc``, ``json`` (one object a line) or ``csv`` (with header). CSV represents null as a backslash and N, and refuses strings
+        equal to it, and binary columns
+    :param partition_by: partition columns
+    :param codec: ``zstd`` (default of Parquet and ORC), ``snappy``, ``gzip``, ``lz4``, ``zlib`` or ``none``, as far as the format supports it
+    :param target_file_bytes: target size of a file in bytes, at the cost of a shuffle; ``None``: one file for each Spark task and partition value
+    """
+
+    extra: ClassVar[str] = ""
+    publishes: ClassVar[bool] = False
+    delivery: ClassVar[str] = "exactly_once"
+    reasons: ClassVar[tuple[str, ...]] = (
+        "every attempt writes under a name of its own, and one create-if-absent object decides which attempt's files are visible",
+        "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
+    )
+    path: str
+    format: str = "parquet"
+    partition_by: Sequence[str] = ()
+    codec: str | None = None
+    target_file_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        where = "sink files:"
+        open_dataset(arguments.text(f"{where} path", self.path))
+        arguments.choice(f"{where} format", self.format, FORMATS)
+        object.__setattr__(self, "partition_by", arguments.text_list(f"{where} partition_by", self.partition_by))
+        if self.codec is not None:
+            arguments.choice(f"{where} codec of format {self.format}", self.codec, CODECS[self.format])
+        if self.target_file_bytes is not None:
+            arguments.integer(f"{where} target_file_bytes", self.target_file_bytes, least=65_536)
+
+    @property
+    def location(self) -> str:
+        """The root of the dataset, as given."""
+        return self.path
+
+    def immutable_config(self) -> Json:
+        """
+        Return the root of the dataset and the format.
+
+        Partitioning, codec and file size may change, because the manifest stores what readers need for each file.
+        """
+        return {"type": "files", "path": normalised(self.path), "format": self.format}
+
+    def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
+        """
+        Check the dataset's marker, or create it if the log is new.
+
+        :param new: whether the log has no version yet
+        :raises LogDamagedError: the marker is missing although the log has versions
+        :raises ConflictError: the dataset belongs to another pipeline or log, or contains output without a marker
+        :raises UnavailableError: the store gave no clear response
+        """
+        mark = canonical({"format": 1, "entry": "dataset", "pipeline_uuid": pipeline_uuid, "log": normalised(log)})
+        store = self._dataset()
+        try:
+            stored = store.read(keys.DATASET_MARKER)
+            if stored is None and not new:
+                raise LogDamagedError(
+                    "a dataset has lost its mark: is it another directory, or was it emptied?",
+                    location=self.path,
+                    key=keys.DATASET_MARKER,
+                )
+            if stored is None:
+                occupied = self._holds_files(store)
+                # Re-read the marker, because another writer creates its marker before its first file.
+                stored = store.read(keys.DATASET_MARKER)
+                if stored is None and occupied:
+                    raise _unknown_output(self.path)
+                if stored is None:
+                    store.create(keys.DATASET_MARKER, mark)
+                    stored = store.read(keys.DATASET_MARKER)
+        except UnknownAnswerError as error:
+            raise UnavailableError(
+                "the dataset's location gave no clear answer; nothing became visible", location=self.path
+            ) from error
+        if stored != mark:
+            raise DatasetOwnedError(
+                "the dataset belongs to another pipeline or log",
+                location=self.path,
+                pipeline_uuid=pipeline_uuid,
+                log=normalised(log),
+                **_marked(stored),
+            )
+
+    def refuse_orphan(self, log: str) -> None:
+        """
+        Refuse a dataset that has a marker or output but no log. A pipeline never starts over in such a dataset.
+
+        :raises ConflictError: the dataset has a marker or output
+        """
+        store = self._dataset()
+        if store.stat(keys.DATASET_MARKER) is not None:
+            raise DatasetOwnedError(
+                "the dataset is marked as the output of a log, but there is no log at the given location",
+                location=self.path,
+                log=normalised(log),
+                **_marked(store.read(keys.DATASET_MARKER)),
+            )
+        if self._holds_files(store):
+            raise _unknown_output(self.path)
+
+    def _holds_files(self, store: Dataset) -> bool:
+        return next(store.list("data/", limit=1), None) is not None
+
+    def attempt_location(self, version: int, attempt_id: str) -> str:
+        """Return the attempt's own directory or prefix."""
+        return self._dataset().engine_path(keys.data_prefix(version, attempt_id))
+
+    def resolve_schema(self, schema: str) -> str:
+        """
+        Refuse columns that the format cannot store, and return the schema unchanged.
+
+        * CSV cannot represent binary values.
+        * JSON cannot represent map keys that are not strings. Spark writes such keys as text that it cannot read back.
+        * In ORC, Spark cannot find columns whose names contain a backtick or are empty.
+        * Spark returns ORC timestamps with a time zone in the time zone of the Java process that reads them.
+
+        :raises DataError: the format cannot store a column; cast or rename it in the transform
+        """
+        fields = json.loads(schema)["fields"]
+        binary = [field["name"] for field in fields if field["type"] == "binary"]
+        keyed = [field["name"] for field in fields if self.format == "json" and _has_other_keys(field["type"])]
+        if keyed:
+            what = "JSON files cannot hold maps whose keys are not text: cast the keys in the transform; nothing became visible"
+            raise DataError(what, sink=self.path, columns=keyed)
+        zoned = [field["name"] for field in fields if self.format == "orc" and _has(field["type"], "timestamp")]
+        if zoned:
+            what = (
+                "ORC files give timestamps with a time zone back by the time zone of the Java that reads; nothing became visible. "
+                "Cast them to timestamp_ntz in the transform"
+            )
+            raise DataError(what, sink=self.path, columns=zoned)
+        unread = sorted(name for name in _names(fields) if self.format == "orc" and ("`" in name or not name))
+        if unread:
+            what = (
+                "Spark cannot read ORC columns with these names: rename them in the transform; nothing became visible"
+            )
+            raise DataError(what, sink=self.path, columns=unread)
+        if self.format == "csv" and binary:
+            raise DataError(
+                "CSV files cannot hold binary columns: convert them in the transform, to text by base64(column); nothing became visible",
+                sink=self.path,
+                columns=binary,
+            )
+        return schema
+
+    def grows(self, column: str, recorded: str, wider: str) -> bool:
+        """
+        Return whether readers get the same values from files of earlier batches in a wider type.
+
+        In text formats, ``float`` cannot become ``double``: the text 0.1 is one number as ``float`` and another as ``double``.
+        """
+        return self.format not in ("csv", "json") or recorded != "float"
+
+    def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
+        """Write the frame with Spark's writer."""
+        from airflow_provider_streamsem.connectors.data_files import write
+
+        return write.write_files(frame, self, self.attempt_location(version, attempt_id))
+
+    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
+        """Make each file of the attempt durable, and count its rows."""
+        return self.collected(version, attempt_id, accepted)
+
+    def collected(
+        self,
+        version: int,
+        attempt_id: str,
+        accepted: frozenset[str] | None,
+        stats: Callable[[Any], str] = lambda parquet: "",
+    ) -> Committable:
+        """
+        Collect the files as :meth:`collect` does, with statistics for each Parquet file.
+
+        :param stats: returns the statistics to record, from pyarrow's metadata of a file
+        """
+        prefix = keys.data_prefix(version, attempt_id)
+        dataset = self._dataset()
+        found = {stat.key[len(prefix) :]: stat for stat in dataset.list(prefix) if _is_data(stat.key[len(prefix) :])}
+        missing = (accepted or frozenset()) - found.keys()
+        if missing:
+            what = "files that Spark wrote are not at the attempt's location; nothing became visible"
+            raise StageError(what, location=self.path, version=version, missing=sorted(missing)[:3])
+        staged = [stat for name, stat in found.items() if accepted is None or name in accepted]
+        dataset.make_durable([stat.key for stat in staged], prefix)
+
+        def counted(stat: ObjectStat) -> DataFile:
+            described = footers.describe(dataset, stat, self.format)
+            values = footers.partition_values(stat.key[len(prefix) :], dataset, stat, self.format, self.partition_by)
+            return DataFile(
+                key=stat.key,
+                bytes=stat.bytes,
+                rows=described.rows,
+                checksum=described.checksum,
+                partition=values,
+                stats="" if described.parquet is None else stats(described.parquet),
+            )
+
+        at_once = 1 if self.format == "csv" else _FILES_AT_ONCE  # counting loads a CSV file into memory
+        with ThreadPoolExecutor(at_once) as pool:
+            files = tuple(pool.map(counted, staged))
+        return Committable(format=self.format, rows=sum(f.rows for f in files), files=files)
+
+    def attempts(self, version: int | None = None) -> set[tuple[int, str]]:
+        """Return the attempts that have a directory."""
+        dataset = self._dataset()
+        versions = dataset.directories("data/") if version is None else [str(version)]
+        directories = (f"data/{v}/{name}/" for v in versions for name in dataset.directories(f"data/{v}/"))
+        return {attempt for key in directories if (attempt := keys.attempt_of_data(key))}
+
+    def discard(self, version: int, attempt_id: str, *, dry_run: bool = False) -> int:
+        """Remove the attempt's directory; return its size in bytes."""
+        dataset, prefix = self._dataset(), keys.data_prefix(version, attempt_id)
+        size = sum(stat.bytes for stat in dataset.list(prefix))
+        if not dry_run:
+            dataset.remove_tree(prefix)
+        return size
+
+    def file_identity(self, key: str, format: str) -> tuple[int, str] | None:
+        """Return size in bytes and checksum of a file; ``None`` if it is missing."""
+        dataset = self._dataset()
+        stat = dataset.stat(key)
+        return None if stat is None else (stat.bytes, footers.checksum(dataset, stat, format))
+
+    def count(self, key: str, format: str) -> int:
+        """Return the rows of a file from its footer, or by reading it; 0 if it is missing."""
+        dataset = self._dataset()
+        stat = dataset.stat(key)
+        return 0 if stat is None else footers.describe(dataset, stat, format).rows
+
+    def is_complete(self, committable: Committable) -> bool:
+        """Return whether every file has the recorded size and checksum."""
+        return all(
+            self.file_identity(file.key, committable.format) == (file.bytes, file.checksum)
+            for file in committable.files
+        )
+
+    def _dataset(self) -> Dataset:
+        return open_dataset(self.path)
+
+
+def _marked(mark: bytes | None) -> dict[str, str]:
+    """Return the pipeline and the log that a marker names, as fields of an error; empty values if the marker is unreadable."""
+    try:
+        found = read_json(mark or b"{}", keys.DATASET_MARKER)
+    except LogDamagedError:
+        found = {}
+    named = found if isinstance(found, dict) else {}
+    return {"marked_uuid": str(named.get("pipeline_uuid", "")), "marked_log": str(named.get("log", ""))}
+
+
+def _has_other_keys(kind: Any) -> bool:
+    """Return whether a type contains a map whose keys are not strings."""
+    if not isinstance(kind, dict):
+        return False
+    return (kind["type"] == "map" and kind["keyType"] != "string") or any(map(_has_other_keys, _parts(kind)))
+
+
+def _has(kind: Any, sought: str) -> bool:
+    """Return whether a type is the named type or contains it."""
+    return kind == sought if isinstance(kind, str) else any(_has(part, sought) for part in _parts(kind))
+
+
+def _names(fields: Sequence[Any]) -> Iterator[str]:
+    """Yield the names of columns and of the fields inside them."""
+    for field in fields:
+        yield field["name"]
+        kinds = [field["type"]]
+        while kinds:
+            kind = kinds.pop()
+            if isinstance(kind, dict):
+                yield from (inner["name"] for inner in kind.get("fields", ()))
+                kinds += _parts(kind)
+
+
+def _parts(kind: Any) -> list[Any]:
+    """Return the types inside a nested type."""
+    inner = [kind[name] for name in ("elementType", "keyType", "valueType") if name in kind]
+    return [*inner, *(field["type"] for field in kind.get("fields", ()))]
+
+
+def _is_data(relative: str) -> bool:
+    """Return whether a name is that of a data file, not a committer's file and not S3A's directory marker."""
+    parts = relative.split("/")
+    return bool(parts[-1]) and not any(part.startswith(("_", ".")) and "=" not in part for part in parts)
+
+
+def _unknown_output(location: str) -> ConflictError:
+    return ConflictError("the dataset's location holds output that no log names", location=location, directory="data/")

@@ -1,0 +1,495 @@
+"""
+Source of files that arrive below a path: JSON lines, CSV, Parquet, ORC or text, on local disk or under an S3 prefix.
+
+Discovery lists the path. Its cost is linear in the number of listed files; ``start_after`` and a narrower path reduce it. The reads and writes in the *log*
+depend only on the files that changed since the previous listing, not on all files ever discovered. As in Hadoop and Spark, some names mark unfinished files:
+those with a path component that starts with ``_`` or ``.``, and those that end in ``._COPYING_``. The source skips them until they are renamed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.contract import Limits, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.files import partitions, tables, truncation
+from airflow_provider_streamsem.connectors.files.ledger import Ledger
+from airflow_provider_streamsem.connectors.files.pins import FilePin, read_pins
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    RecordsMissingError,
+    SourceChangedError,
+    UnavailableError,
+)
+from airflow_provider_streamsem.protocol.entries import FoundFile, Json
+from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
+from airflow_provider_streamsem.stores.contract import (
+    ObjectStat,
+    Store,
+    UnknownAnswerError,
+    lineage_name,
+    normalised,
+    open_store,
+    split_url,
+)
+from airflow_provider_streamsem.stores.local import LocalStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_streamsem.connectors.files.records import FileRecords
+
+logger = logging.getLogger(__name__)
+
+PARTITION = "files"
+FORMATS = ("csv", "json", "orc", "parquet", "text")
+NEEDS_SCHEMA = ("csv", "json")
+MISSING_COLUMNS = ("refuse", "null")
+ASSUMED_BYTES_PER_ROW = 100
+_TIMES = {"dateFormat", "timestampFormat", "timestampNTZFormat", "timeZone", "locale"}
+_LAX_JSON = {"allowUnquotedFieldNames", "allowSingleQuotes", "allowNumericLeadingZeros", "allowNonNumericNumbers"}
+ENCODING = "encoding"
+ENCODINGS = ("UTF-8", "ISO-8859-1", "windows-1252")
+_CSV = {
+    "header",
+    "sep",
+    "delimiter",
+    "quote",
+    "escape",
+    "nullValue",
+    "nanValue",
+    "positiveInf",
+    "negativeInf",
+    "ignoreLeadingWhiteSpace",
+    "ignoreTrailingWhiteSpace",
+}
+OPTIONS: dict[str, frozenset[str]] = {
+    "csv": frozenset(_CSV | _TIMES | {ENCODING}),
+    "json": frozenset(_LAX_JSON | _TIMES | {ENCODING}),
+    "parquet": frozenset({"datetimeRebaseMode", "int96RebaseMode"}),
+    "orc": frozenset(),
+    "text": frozenset({ENCODING}),
+}
+"""Options of Spark's readers that may change values, but never the number of records or which of them are bad"""
+
+
+_ONE_BY_ONE = 32
+_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesSource:
+    """
+    Files below a path. Each file is read once, as a whole.
+
+    Offsets are ordinals: the order in which the log discovered the files. Files discovered in one listing are ordered by modification time, then path. A file
+    is identified by path, size and ETag (S3), or by path, size and modification time (disk). An overwritten file is a new file. A file that changes after it
+    was planned fails the batch.
+
+    :param path: the root of the files: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
+    :param format: ``json`` (one object a line), ``csv``, ``parquet``, ``orc`` or ``text`` (one column ``value``)
+    :param schema: columns as Spark DDL, such as ``"id long, at timestamp"``; required for ``json`` and ``csv``, refused for ``text``, optional otherwise
+    :param options: options of Spark's reader, such as ``{"header": "true"}``. Only those of :data:`OPTIONS` are accepted, because they lose no record
+    :param glob: pattern of the file names to discover, such as ``*.csv``; matches the name only, not its directories
+    :param start_after: listings exclude paths up to and including this one (relative to ``path``). May contain ``strftime`` fields, which are filled with the
+        UTC time ``lookback_days`` before the listing. A file that arrives at or before this path is never read
+    :param lookback_days: days to subtract from the time of the listing; only for ``start_after`` with fields
+    :param hive_partitions: whether directories named ``column=value`` add columns to the records, as in Spark. A column has the type in ``schema``, else the
+        type inferred from the first batch that had the column. ``False``: such directories are ordinary directories
+    :param missing_columns: for Parquet and ORC with a schema, if no file of a batch holds a column of the schema: ``"refuse"`` the batch, or read the column
+        as ``"null"``
+    """
+
+    delivery: ClassVar[str] = "exactly_once"
+    terms: ClassVar[str] = ""
+    extra: ClassVar[str] = ""
+    unit: ClassVar[str] = "files"
+    spark_packages: ClassVar[tuple[str, ...]] = ()
+    limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
+    reasons: ClassVar[tuple[str, ...]] = (
+        "each file gets one ordinal, forever; the plan pins its size and ETag or time of modification, checked before and after it is read",
+        "a record that cannot be parsed goes to the quarantine of the same commit",
+    )
+    path: str
+    format: str
+    schema: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    glob: str = "*"
+    start_after: str = ""
+    lookback_days: int = 0
+    hive_partitions: bool = True
+    missing_columns: str = "refuse"
+
+    def __post_init__(self) -> None:
+        where = "source files:"
+        split_url(arguments.text(f"{where} path", self.path))
+        arguments.choice(f"{where} format", self.format, FORMATS)
+        if self.schema is not None:
+            arguments.text(f"{where} schema", self.schema, accepted='Spark DDL, such as "id long, at timestamp"')
+        if self.schema is None and self.format in NEEDS_SCHEMA:
+            raise InvalidError(
+                f"{where} schema is required for this format: a schema guessed from each batch would change with it",
+                format=self.format,
+            )
+        if self.schema is not None and self.format == "text":
+            raise InvalidError(
+                f"{where} schema is not accepted for this format: its one column is `value string`", format=self.format
+            )
+        object.__setattr__(self, "options", arguments.options(f"{where} options", self.options))
+        accepted = {name.lower() for name in OPTIONS[self.format]}
+        refused = sorted(name for name in self.options if name.lower() not in accepted)
+        if refused:
+            what = f"{where} options holds names that this format does not take, or that would change which records are counted"
+            raise InvalidError(what, given=refused, format=self.format, accepted=sorted(OPTIONS[self.format]))
+        arguments.choice(f"{where} options encoding", self.encoding, ENCODINGS)
+        arguments.text(f"{where} glob", self.glob, pattern=r"[^/]+", accepted="a pattern of file names, without '/'")
+        if not isinstance(self.start_after, str):
+            raise InvalidError(f"{where} start_after must be text", given=type(self.start_after).__name__)
+        arguments.integer(f"{where} lookback_days", self.lookback_days, least=0)
+        if self.lookback_days and "%" not in self.start_after:
+            raise InvalidError(
+                f"{where} lookback_days needs a start_after with fields, such as 'date=%Y-%m-%d'",
+                given=self.start_after,
+            )
+        arguments.flag(f"{where} hive_partitions", self.hive_partitions)
+        arguments.choice(f"{where} missing_columns", self.missing_columns, MISSING_COLUMNS)
+
+    @property
+    def encoding(self) -> str:
+        """The character encoding of text, JSON and CSV files, one of :data:`ENCODINGS`."""
+        given = next((text for name, text in self.options.items() if name.lower() == ENCODING), ENCODINGS[0])
+        return next((known for known in ENCODINGS if known.lower() == given.lower()), given)
+
+    @property
+    def location(self) -> str:
+        """The path of the files, as given."""
+        return self.path
+
+    def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
+        """Return the OpenLineage name of the path."""
+        return [lineage_name(self.path)]
+
+    def immutable_config(self) -> Json:
+        """Return the path and the format."""
+        return {"type": "files", "path": normalised(self.path), "format": self.format}
+
+    def initial_offsets(self) -> Offsets:
+        """Return the first ordinal, 0."""
+        return {PARTITION: 0}
+
+    def open(self, log: CommitLog, hint: Json) -> FilesPlanner:
+        """Bind the source to a log."""
+        return FilesPlanner(self, log, hint)
+
+    def read_pins(self, pins: Json) -> tuple[FilePin, ...]:
+        """Decode the pins of a plan."""
+        return read_pins(pins, location=self.path, is_read=_is_data)
+
+    def next_hint(self, hint: Json, pins: Sequence[FilePin], counts: Mapping[str, int]) -> Json:
+        """Return the hint of the plan with the bytes per row of this batch and the types of its partition columns."""
+        size, rows = sum(pin.bytes for pin in pins), counts.get("read", 0)
+        per_row = max(1, size // rows) if rows else _bytes_per_row(hint)
+        types = {**partitions.recorded_types(hint), **partitions.pinned_types(pins)}
+        return _hint(types, newest=_number(hint, "newest", -1), bytes_per_row=per_row)
+
+    def listing(self, now_ms: int) -> list[FoundFile]:
+        """
+        List all files that the source discovers, in their current state.
+
+        :param now_ms: current time in milliseconds UTC, for ``start_after``
+        :raises UnavailableError: the directory is missing, or the store gave no clear response
+        :raises DataError: a file name is not UTF-8; rename the file
+        """
+        stats = [stat for stat in self._listed(now_ms) if self._counts(stat.key)]
+        for stat in stats:
+            if any("\ud800" <= character <= "\udfff" for character in stat.key):
+                what = "a file's name is not UTF-8 and cannot be written down; rename it. Nothing was written"
+                raise DataError(what, location=self.path, file=ascii(stat.key))
+        return [_found(stat) for stat in stats]
+
+    def _listed(self, now_ms: int) -> list[ObjectStat]:
+        """Return every object below the path that sorts after ``start_after``, including objects that the source does not discover."""
+        after = self.start_after
+        if "%" in after:
+            after = (
+                datetime.fromtimestamp(now_ms / 1000, tz=timezone.utc) - timedelta(days=self.lookback_days)
+            ).strftime(after)
+        self.require_location()
+        try:
+            return [*self._store().list("", start_after=after)]
+        except UnknownAnswerError as error:
+            what = "the source's location gave no clear answer to a listing; nothing was written"
+            raise UnavailableError(what, location=self.path) from error
+
+    def refuse_tables(self, now_ms: int) -> None:
+        """
+        Refuse a path inside a table or dataset, and files inside one below the path.
+
+        :raises InvalidError: the path or a file is inside one
+        """
+        tables.refuse_table(self.path)
+        keys = [stat.key for stat in self._listed(now_ms)]
+        tables.refuse_tables_below(self.path, keys, [key for key in keys if self._counts(key)])
+
+    def _store(self) -> Store:
+        """Open the store of the path. On local disk, symbolic links to files count as files."""
+        store = open_store(self.path)
+        if isinstance(store, LocalStore):
+            store.follows_links = True
+        return store
+
+    def stat(self, path: str) -> ObjectStat | None:
+        """
+        Return one file below the path; ``None`` if it is missing.
+
+        :raises UnavailableError: the store gave no clear response
+        """
+        try:
+            return self._store().stat(path)
+        except UnknownAnswerError as error:
+            what = "the source's location gave no clear answer; nothing became visible"
+            raise UnavailableError(what, location=self.path, file=path) from error
+
+    def refuse_empty_location(self) -> None:
+        """
+        Refuse an empty path. Called before a file is reported as missing, because an empty directory may be an unmounted file system.
+
+        :raises UnavailableError: the path is empty or missing
+        """
+        self.require_location()
+        if next(self._store().list("", limit=1), None) is None:
+            what = (
+                "files that wait to be read are gone and nothing else lies in the source's location: is it mounted? Nothing was "
+                "written. If it was emptied on purpose, put any file there"
+            )
+            raise UnavailableError(what, location=self.path)
+
+    def require_location(self) -> None:
+        """
+        Check that the path of a local source is a directory.
+
+        :raises UnavailableError: the directory is missing or not mounted
+        """
+        scheme, location = split_url(self.path)
+        if scheme == "file" and not os.path.isdir(location):
+            what = "the source's directory is not there, or is not mounted; nothing was written"
+            raise UnavailableError(what, location=self.path).advising(
+                "mount or create the directory, or correct the source's path; then run again."
+            )
+
+    def _counts(self, key: str) -> bool:
+        """
+        Return whether the source discovers a listed file.
+
+        A discovered file is read even if ``glob`` changes later, because its ordinal is part of the offsets.
+        """
+        return _is_data(key) and fnmatchcase(key.rpartition("/")[2], self.glob)
+
+    def check_pins(self, pins: Sequence[FilePin], *, was_read: bool) -> None:
+        """
+        Check that each pinned file exists with the pinned size and identity (D5).
+
+        :raises RecordsMissingError: a file is missing, or was changed after it was planned
+        :raises DataError: Spark would silently lose records of a file (:mod:`truncation`)
+        :raises UnavailableError: the path is empty or missing, or the store gave no clear response
+        """
+        for pin, stat in zip(pins, self._stats([pin.path for pin in pins]), strict=True):
+            where = {"location": self.path, "file": pin.path}
+            if stat is None:
+                self.refuse_empty_location()
+                raise RecordsMissingError("a planned file is no longer there; nothing became visible", **where)
+            if (stat.bytes, _identity(stat)) != (pin.bytes, pin.identity):
+                what = "a planned file was changed after it was planned; nothing became visible"
+                raise RecordsMissingError(what, **where)
+            flaw = truncation.flaw(self.format, pin.path, pin.bytes)
+            if flaw:
+                raise DataError(f"{flaw}; nothing became visible", **where, format=self.format)
+
+    def _stats(self, paths: Sequence[str]) -> Iterable[ObjectStat | None]:
+        """Return :meth:`stat` of each file. Many files are requested concurrently, because a store needs some milliseconds for each response."""
+        if len(paths) <= _ONE_BY_ONE:
+            return map(self.stat, paths)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            contexts = [copy_context() for _ in paths]
+            return list(pool.map(lambda context, path: context.run(self.stat, path), contexts, paths))
+
+    def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> FileRecords:
+        """Load the pinned files on Spark."""
+        from airflow_provider_streamsem.connectors.files.records import FileRecords
+
+        return FileRecords(spark, self, pins)
+
+
+def _is_data(key: str) -> bool:
+    """Return whether a path can be a data file: not hidden, not in a hidden directory, and not unfinished."""
+    hidden = any(part[:1] in ("_", ".", "") for part in key.split("/"))
+    return "\0" not in key and not hidden and not key.endswith("._COPYING_")
+
+
+def _identity(stat: ObjectStat) -> str:
+    return f"etag:{stat.etag}" if stat.etag else f"mtime:{stat.mtime_ns}"
+
+
+def _found(stat: ObjectStat) -> FoundFile:
+    return FoundFile(path=stat.key, bytes=stat.bytes, identity=_identity(stat), mtime_ns=stat.mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedEnd(SourceEnd):
+    """
+    The end after a listing.
+
+    :param listed: path → size and identity. The slice asks the store only for files that the listing lacks
+    """
+
+    listed: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+
+
+class FilesPlanner:
+    """A :class:`FilesSource` bound to a log for one process. It caches the discoveries that it read."""
+
+    def __init__(self, source: FilesSource, log: CommitLog, hint: Json) -> None:
+        self._source = source
+        self._clock = log.clock
+        self._ledger = Ledger(log, newest_hint=_number(hint, "newest", -1))
+
+    def poll(self, hint: Json) -> ListedEnd:
+        """
+        List the path and assign ordinals to new files.
+
+        :raises InvalidError: the pipeline is new, and the path or a file is inside a table or dataset
+        """
+        if hint is None:
+            self._source.refuse_tables(self._clock.now_ms())
+        return self.discover()
+
+    def discover(self) -> ListedEnd:
+        """List the path and assign ordinals to new files."""
+        end = None
+        while end is None:
+            listed = self._source.listing(self._clock.now_ms())
+            end = self._ledger.add(listed)
+        return ListedEnd({PARTITION: end}, {file.path: (file.bytes, file.identity) for file in listed})
+
+    def slice(
+        self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
+    ) -> SourceSlice | None:
+        """
+        Select files in the order of their ordinals, as many as the limits allow, but at least one; ``None`` if there are no files.
+
+        Files that are missing, changed or refused by :mod:`truncation` become gaps with ``on_data_loss="record_gap"``.
+
+        :raises DataError: with ``"fail"``: :mod:`truncation` refuses a file
+        :raises SourceChangedError: with ``"fail"``: a file is missing or was changed
+        :raises UnavailableError: the path is empty or missing, or the store gave no clear response
+        """
+        first, last = position(start, PARTITION), position(end.offsets, PARTITION)
+        if limits.max_files is not None:
+            last = min(last, first + limits.max_files)
+        if first >= last:
+            return None
+        per_row, recorded = _bytes_per_row(hint), partitions.recorded_types(hint)
+        most = [limits.max_bytes] if limits.max_bytes is not None else []
+        most += [limits.max_rows * per_row] if limits.max_rows is not None else []
+        files = dict(enumerate(_within(self._ledger.files(first, last), min(most, default=None)), first))
+        listed = end.listed if isinstance(end, ListedEnd) else {}
+        gaps = self._unreadable([*files.values()], first, listed, on_data_loss)
+        read = [file for at, file in files.items() if at not in gaps]
+        types = partitions.types_of((f.path for f in read), recorded) if self._source.hive_partitions else {}
+        newest = self._ledger.newest()
+        return SourceSlice(
+            ranges={PARTITION: (first, first + len(files))},
+            gaps={PARTITION: tuple((at, at + 1) for at in gaps)} if gaps else {},
+            pins=[FilePin(file.path, file.bytes, file.identity, types) for file in read],
+            hint=_hint(recorded, newest=-1 if newest is None else newest.i, bytes_per_row=per_row),
+            # Rounded up: a file that is not empty has at least one row.
+            rows=-(-sum(file.bytes for file in read) // per_row),
+        )
+
+    def _unreadable(
+        self, files: Sequence[FoundFile], first: int, listed: Mapping[str, tuple[int, str]], on_data_loss: str
+    ) -> list[int]:
+        """The ordinals of the files that cannot be read, ascending."""
+        location = self._source.path
+        flaws = truncation.flaws(self._source.format, first, files)
+        for at, flaw in flaws.items():
+            if on_data_loss == "fail":
+                what = f'{flaw}; nothing was written. With on_data_loss="record_gap" such files become gaps'
+                raise DataError(what, location=location, file=files[at - first].path, files=len(flaws))
+            logger.warning("recording a file as a gap: %s: %s", files[at - first].path, flaw)
+        missing = [at for at, file in enumerate(files, first) if at not in flaws and not self._is_there(file, listed)]
+        if missing:
+            self._source.refuse_empty_location()
+            path = files[missing[0] - first].path
+            if on_data_loss == "fail":
+                what = "a file that waits to be read was changed or removed; nothing was written"
+                raise SourceChangedError(what, location=location, file=path, files=len(missing))
+            what = "recording %d files as gaps: they were changed or removed; the first is %s"
+            logger.warning(what, len(missing), path)
+        return sorted([*missing, *flaws])
+
+    def _is_there(self, file: FoundFile, listed: Mapping[str, tuple[int, str]]) -> bool:
+        """
+        Return whether a file is unchanged since its discovery.
+
+        The latest listing answers this for most files without a request. A file that it lacks may only be outside the listed range, so the store is asked.
+        """
+        if listed.get(file.path) == (file.bytes, file.identity):
+            return True
+        stat = self._source.stat(file.path)
+        return stat is not None and (stat.bytes, _identity(stat)) == (file.bytes, file.identity)
+
+    def lag(self, start: Offsets, hint: Json) -> int:
+        """Return the number of files at or after ``start``: discovered files, and listed files without an ordinal."""
+        newest = self._ledger.newest()
+        discovered = 0 if newest is None else newest.end
+        return discovered - position(start, PARTITION) + len(self._unseen())
+
+    def unread_before(self, start: Offsets, at_ms: int) -> int:
+        """Return how many of these files have a modification time before ``at_ms`` (milliseconds UTC, exclusive)."""
+        newest = self._ledger.newest()
+        first = position(start, PARTITION)
+        discovered: Iterable[FoundFile] = () if newest is None else self._ledger.files(first, newest.end)
+        return sum(file.mtime_ns < at_ms * 1_000_000 for file in (*discovered, *self._unseen()))
+
+    def discovered(self) -> bool:
+        """Return whether the log knows any file."""
+        return self._ledger.newest() is not None
+
+    def _unseen(self) -> Sequence[FoundFile]:
+        return self._ledger.unseen(self._source.listing(self._clock.now_ms()))
+
+
+def _number(hint: Json, name: str, default: int) -> int:
+    value = hint.get(name) if isinstance(hint, Mapping) else None
+    return value if type(value) is int else default
+
+
+def _bytes_per_row(hint: Json) -> int:
+    return max(1, _number(hint, "bytes_per_row", ASSUMED_BYTES_PER_ROW))
+
+
+def _hint(types: Mapping[str, str], *, newest: int, bytes_per_row: int) -> Json:
+    """The hint of a plan or outcome: the number of the newest discovery, bytes per row, and the types of partition columns."""
+    return {**partitions.hint(types), "newest": newest, "bytes_per_row": bytes_per_row}
+
+
+def _within(files: Iterable[FoundFile], most_bytes: int | None) -> list[FoundFile]:
+    taken: list[FoundFile] = []
+    total = 0
+    for file in files:
+        total += file.bytes
+        if most_bytes is not None and total > most_bytes and taken:
+            break
+        taken.append(file)
+    return taken

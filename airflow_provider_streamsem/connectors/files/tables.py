@@ -1,0 +1,90 @@
+"""Detects tables and datasets below or above a path. Only the log of a table or dataset defines which of its files are visible."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
+from airflow_provider_streamsem.protocol.keys import DATASET_MARKER
+from airflow_provider_streamsem.stores.contract import open_store, split_url
+
+_LOGS = {"_delta_log/": "a Delta table", ".hoodie/": "a Hudi table"}
+_ICEBERG = "metadata/"
+_ICEBERG_FILE = r"metadata/(?:v[0-9]+|[0-9]{5,}-[0-9a-f-]{36})(?:\.gz)?\.metadata\.json"
+_INSIDE = re.compile(
+    rf"(?P<root>(?:.*/)?)(?:(?:_delta_log|\.hoodie)/.*|{re.escape(DATASET_MARKER)}|{_ICEBERG_FILE})", re.DOTALL
+)
+_ABOVE = 3
+"""number of directories above the path that are inspected, such as ``data/`` and partition directories"""
+
+
+def refuse_table(path: str) -> None:
+    """
+    Refuse a path inside a table or dataset. A files source reads all files below its path.
+
+    :raises InvalidError: the path is inside a table or dataset
+    """
+    scheme, location = split_url(path)
+    location = os.path.realpath(location) if scheme == "file" else location
+    for above in range(_ABOVE + 1):
+        parts = location.rstrip("/").split("/")
+        held = "/".join(parts[: len(parts) - above])
+        if len(parts) - above < 1 or not held:
+            return
+        where = held if scheme == "file" else f"{scheme}://{held}"
+        found = _kind_if_allowed(where)
+        if found is not None:
+            raise _refusal(where, path, f"lies in {found}")
+
+
+def refuse_tables_below(path: str, listed: Iterable[str], counted: Sequence[str]) -> None:
+    """
+    Refuse files inside a table or dataset below the path.
+
+    :param listed: keys of all objects below the path
+    :param counted: keys of the files that the source would read
+    :raises InvalidError: one of these files is inside a table or dataset
+    """
+    roots = sorted({found["root"] for key in listed if (found := _INSIDE.fullmatch(key)) is not None and found["root"]})
+    inside = next(((root, key) for root in roots for key in counted if key.startswith(root)), None)
+    if inside is not None:
+        root, key = inside
+        raise _refusal(
+            f"{path.rstrip('/')}/{root.rstrip('/')}", path, "holds a table or the dataset of a pipeline", file=key
+        )
+
+
+def _refusal(table: str, path: str, what: str, **facts: str) -> InvalidError:
+    return InvalidError(
+        f"the source's path {what}: files that were replaced or never committed lie there, too, and would be read as rows",
+        path=path,
+        table=table,
+        **facts,
+    ).advising(
+        "give a path that holds no table. read_committed() and changes() read the dataset of a pipeline, and Spark reads tables. No rows were committed."
+    )
+
+
+def _kind(location: str) -> str | None:
+    store = open_store(location)
+    if store.stat(DATASET_MARKER) is not None:
+        return "the dataset of a pipeline"
+    for log, kind in _LOGS.items():
+        if any(True for _ in store.list(log, limit=1)):
+            return kind
+    names = (stat.key for stat in store.list(_ICEBERG))
+    return "an Iceberg table" if any(re.fullmatch(_ICEBERG_FILE, name) for name in names) else None
+
+
+def _kind_if_allowed(location: str) -> str | None:
+    """
+    Return :func:`_kind`; ``None`` if access is denied.
+
+    The pipeline may lack permission to inspect a directory above the path. The listing of the path itself reports errors of the path.
+    """
+    with suppress(StoreRefusedError):
+        return _kind(location)
+    return None

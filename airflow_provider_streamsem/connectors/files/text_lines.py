@@ -1,0 +1,119 @@
+"""Reads text files as lines on Spark, with the stored bytes unchanged. Imports pyspark, so only engines import this module."""
+
+from __future__ import annotations
+
+import base64
+from urllib.parse import unquote
+
+from pyspark.sql import Column, DataFrame, DataFrameReader, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from airflow_provider_streamsem.connectors.files.csv_lines import Csv
+from airflow_provider_streamsem.connectors.parsing.sql_text import literal, quoted
+from airflow_provider_streamsem.errors import DataError
+
+RAW = "__streamsem_raw"
+PATH = "__streamsem_path"
+START = "__streamsem_start"
+_ORDER = "__streamsem_order"
+_BYTES = "ISO-8859-1"
+_CONTROLS = "".join(map(chr, range(0x80, 0xA0)))
+_WINDOWS = "".join(bytes([byte]).decode("cp1252", errors="ignore") or chr(byte) for byte in range(0x80, 0xA0))
+
+
+def lines(reader: DataFrameReader, located: list[str], partitions: StructType) -> DataFrame:
+    """
+    Read the lines of text files.
+
+    :param partitions: the partition columns from the directories
+    :returns: the columns :data:`RAW`, :data:`PATH`, :data:`START` (offset of the split in the file) and the partition columns
+    """
+    schema = StructType([StructField(RAW, StringType()), *partitions.fields])
+    return reader.schema(schema).text(located).select(RAW, *_where(partitions))
+
+
+def decoded(raw: str, encoding: str) -> str:
+    """
+    Return SQL that decodes stored bytes to text.
+
+    Java's ``decode`` supports windows-1252 only with a session setting. Decoding therefore uses ISO 8859-1, and replaces the 27 characters that differ. The
+    five bytes that windows-1252 leaves undefined become control characters, as in browsers.
+
+    :param raw: name of a ``string`` column with the bytes, as Spark's text reader returns them
+    :param encoding: one of :data:`airflow_provider_streamsem.connectors.files.source.ENCODINGS`
+    """
+    if encoding == "UTF-8":
+        return raw
+    text = f"decode(CAST({raw} AS BINARY), '{_BYTES}')"
+    return f"translate({text}, {literal(_CONTROLS)}, {literal(_WINDOWS)})" if encoding == "windows-1252" else text
+
+
+def lines_below_headers(
+    reader: DataFrameReader, located: list[str], partitions: StructType, *, csv: Csv, encoding: str
+) -> DataFrame:
+    """
+    Read the lines of CSV files without the header line of each file. Spark compares each header with the expected one.
+
+    Spark's CSV reader reads each line as one column. In ISO 8859-1 each byte is a character, so lines stay unchanged. No line contains the characters of the
+    CSV options, because they are outside ISO 8859-1.
+
+    :returns: the columns of :func:`lines`
+    """
+    signs = {"sep": "\uffff", "quote": "\ufffe", "escape": "\ufffd", "comment": "\ufffc", "nullValue": "\ufffb"}
+    reader = reader.options(header="true", enforceSchema="false", encoding=_BYTES, mode="FAILFAST", **signs)
+    given = {field.name.lower() for field in partitions.fields}
+    found = [name for name in reader.csv(located).columns if name.lower() not in given]
+    header = csv.header(found[0].encode(_BYTES).decode(encoding, errors="replace") if found else "")
+    header = header.encode(encoding, errors="replace").decode(_BYTES)
+    schema = StructType([StructField(header, StringType()), *partitions.fields])
+    line = F.encode(_quoted(header), _BYTES).cast("string").alias(RAW)
+    return reader.schema(schema).csv(located).select(line, *_where(partitions))
+
+
+def refuse_lines_inside_records(parsed: DataFrame, bad: str, csv: Csv) -> None:
+    """
+    Refuse CSV files in which a line inside a record with quoted line breaks looks like a complete record.
+
+    A line with an odd number of quotes begins or ends such a record.
+
+    :param parsed: lines as returned by :func:`lines`, and the boolean column ``bad``
+    :raises DataError: such a line exists; the error names the file
+    """
+    is_part = F.expr(csv.has_open_quote(RAW))
+    paths = [path for (path,) in parsed.where(F.col(bad) & is_part).select(PATH).distinct().collect()]
+    if not paths:
+        return
+    ordered = parsed.where(F.col(PATH).isin(paths)).withColumn(_ORDER, F.monotonically_increasing_id())
+    above = Window.partitionBy(PATH).orderBy(START, _ORDER).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    has_begun = F.sum(is_part.cast("long")).over(above) % 2 == 1
+    inside = ordered.withColumn(_ORDER, has_begun).where(F.col(_ORDER) & ~F.col(bad)).select(PATH).first()
+    if inside is not None:
+        raise DataError(
+            "a CSV file has a record with line breaks inside quotes, and a line of it looks like a record. No rows were committed. "
+            "Do: replace the file by one without line breaks inside fields",
+            file=plain_path(inside[0]),
+        )
+
+
+def _where(partitions: StructType) -> list[Column]:
+    columns = [_quoted(field.name) for field in partitions.fields]
+    return [F.col("_metadata.file_path").alias(PATH), F.col("_metadata.file_block_start").alias(START), *columns]
+
+
+def _quoted(name: str) -> Column:
+    return F.col(quoted(name))
+
+
+def text_of(data: bytes) -> tuple[str, str]:
+    """Return bytes as text, and the encoding: ``utf-8``, or ``base64`` if the bytes are not UTF-8."""
+    try:
+        return data.decode(), "utf-8"
+    except UnicodeDecodeError:
+        return base64.b64encode(data).decode(), "base64"
+
+
+def plain_path(uri: str) -> str:
+    """Return a human-readable path from Spark's percent-encoded URI."""
+    plain = unquote(uri)
+    return plain.removeprefix("file://").removeprefix("file:") if plain.startswith("file:") else plain

@@ -1,0 +1,37 @@
+"""Detects files, by name and size, of which Spark would silently lose records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_provider_streamsem.protocol.entries import FoundFile
+
+_COLUMNAR = ("parquet", "orc")
+_ENDLESS = ("snappy", "lz4")
+_LEAST_BYTES = {"gz": 1, "bz2": 14, "zst": 1, "deflate": 1}
+
+
+def flaw(format: str, path: str, size: int) -> str:
+    """
+    Return why a file must not be read; ``""`` if Spark itself detects a truncated file.
+
+    :param format: the source's format
+    :param path: the file's path, whose extension names the compression codec
+    :param size: size in bytes
+    """
+    if format in _COLUMNAR:
+        return "" if size else "a file of this format cannot be empty"
+    codec = path.lower().rpartition(".")[2]
+    if codec in _ENDLESS:
+        return "Spark cannot tell whether a file of this compression is truncated: compress it as gzip, bzip2 or zstd"
+    return "a file of this compression cannot be that small" if size < _LEAST_BYTES.get(codec, 0) else ""
+
+
+def flaws(format: str, first: int, files: Sequence[FoundFile]) -> dict[int, str]:
+    """
+    Return ordinal → flaw of the files that must not be read.
+
+    :param first: ordinal of the first file
+    """
+    found = {first + n: flaw(format, file.path, file.bytes) for n, file in enumerate(files)}
+    return {ordinal: what for ordinal, what in found.items() if what}

@@ -1,0 +1,302 @@
+"""Publishes a batch by HTTP calls, in chunks and rounds, and records the results in the ledger of the commit log (PROTOCOL.md, P4 and P5)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger
+from airflow_provider_streamsem.connectors.http.endpoint import Answer, Endpoint
+from airflow_provider_streamsem.connectors.http.rate import Pace
+from airflow_provider_streamsem.connectors.json_rows.rows import json_rows
+from airflow_provider_streamsem.connectors.staged_parquet.sink import record_batches
+from airflow_provider_streamsem.errors import LogDamagedError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import Effects, Receipt
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.connectors.http.sink import HttpSink
+
+VERSION_HEADER = "Streamsem-Version"
+POSITION_HEADER = "Streamsem-Position"
+_UNCLEAR_WAITS_S = (0.1, 0.5, 2.0)
+_LONG_WAIT_S = 5.0
+_COUNTS = ("done", "refused", "unknown", "skipped")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a chunk. ``index`` is the position of its first row in the chunk, ``position`` that in the version."""
+
+    index: int
+    position: int
+    rows: int
+    key: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One round of a chunk: its last ``rows`` records, which the previous rounds left."""
+
+    chunk: int
+    number: int
+    rows: int
+
+
+class Publication:
+    """
+    One publisher of one batch.
+
+    A round ends early in three cases: the endpoint refuses a call, the endpoint defers a call for too long, or the next wait is long. It then records its
+    progress. A publisher that dies during a long wait therefore repeats no call and holds no claim.
+    """
+
+    def __init__(self, sink: HttpSink, batch: Batch, effects: EffectLedger) -> None:
+        self._sink, self._batch, self._effects = sink, batch, effects
+        self._claims = sink.delivery == "at_most_once"
+        self._rows = batch.committable.rows
+        self._clock = effects.clock
+        self._pace = Pace(effects.clock, sink.max_per_s)
+        self._total: Counter[str] = Counter()
+        self._fault: StreamsemError | None = None
+        self._released: tuple[int, int] | None = None
+        self._pieces: Iterator[list[Any]] | None = None
+        self._chunk = -1
+        self._calls: list[_Call] = []
+        self._ended: list[str] = []
+
+    def publish(self) -> Receipt:
+        """Make the calls whose result no publisher has recorded."""
+        sink = self._sink
+        with Endpoint(sink.address(), sink.method, sink.timeout_s, self._clock) as endpoint:
+            return self._over_all(lambda at: self._performed(endpoint, at))
+
+    def skip(self) -> Receipt:
+        """Give up the records whose result no publisher has recorded: record them as skipped or unknown."""
+        return self._over_all(self._given_up)
+
+    def _over_all(self, close: Callable[[_Round], Effects]) -> Receipt:
+        chunks = range(-(-self._rows // self._sink.chunk_rows))
+        for chunk in chunks:
+            at: _Round | None = _Round(chunk, 0, self._rows_of(chunk))
+            while at is not None:
+                if (
+                    self._fault is None
+                ):  # Wait before reading the ledger, because another publisher may finish the chunk during the wait.
+                    self._pace.wait()
+                found = self._effects.known(at.chunk, at.number)
+                if found is None:
+                    if self._fault is not None:
+                        raise self._fault
+                    found = close(at)
+                at = self._after(at, found)
+        if self._fault is not None:
+            raise self._fault
+        detail = {"chunks": len(chunks), **{name: self._total[name] for name in _COUNTS[1:]}}
+        if self._total["unknown"]:
+            return Receipt(result="unknown", rows=self._total["done"], detail=detail)
+        # ``skipped`` means that the sink has no row of the version.
+        is_skipped = self._total["skipped"] and not self._total["done"]
+        return Receipt(result="skipped" if is_skipped else "applied", rows=self._total["done"], detail=detail)
+
+    def _after(self, at: _Round, found: Effects) -> _Round | None:
+        """Return the next round, or ``None`` if the chunk is complete."""
+        counts = {name: getattr(found, name) for name in _COUNTS}
+        if sum(counts.values()) + found.left != at.rows or min(found.left, *counts.values()) < 0:
+            raise LogDamagedError(
+                "the effects that are recorded for a round are not those of its records",
+                invariant="I18",
+                **self._where(at),
+                expected=at.rows,
+                left=found.left,
+                **counts,
+            )
+        self._total.update(counts)
+        return _Round(at.chunk, at.number + 1, found.left) if found.left else None
+
+    def _performed(self, endpoint: Endpoint, at: _Round) -> Effects:
+        """
+        Make the calls of a round, and record the results.
+
+        A call is repeated until its answer is clear. With ``at_most_once``, it is repeated only until the endpoint may have performed it.
+        """
+        calls = self._calls_of(at.chunk)
+        if self._claims:
+            endpoint.reach()
+            if not self._effects.claim(at.chunk, at.number):
+                return self._of_another(at)
+        first = (self._rows_of(at.chunk) - at.rows) // self._sink.records_per_call
+        ended = self._ended
+        ended += [""] * (first - len(ended))  # performed by another publisher
+        error: StreamsemError | None = None
+        redirect = 0
+        while error is None and len(ended) < len(calls):
+            if self._pace.wait_s >= _LONG_WAIT_S and (self._claims or len(ended) > first):
+                break
+            self._pace.wait()
+            call = calls[len(ended)]
+            answer = self._answer(endpoint, call)
+            error = self._deferral(at, answer) if answer.kind == "deferred" else self._refusal(at, call, answer)
+            if error is None and answer.kind != "deferred":
+                ended.append(answer.kind if answer.kind in _COUNTS else "unknown")
+                redirect = answer.status if answer.kind == "redirect" else redirect
+                self._pace.ended()
+        counts = self._counts(first)
+        if error is not None and not self._claims and not counts:
+            raise error
+        left = at.rows - counts.total()
+        found = self._effects.record(at.chunk, at.number, done=counts["done"], refused=counts["refused"], unknown=counts["unknown"], left=left)  # fmt: skip
+        if found.left:
+            self._released = at.chunk, at.number + 1
+            if error is not None:
+                raise error
+        if self._claims:
+            self._fault = self._fault or self._fault_of(at, counts, redirect)
+        return found
+
+    def _counts(self, first: int) -> Counter[str]:
+        """Return the number of records of the chunk by result, from the call ``first`` on."""
+        counts: Counter[str] = Counter()
+        for call, kind in zip(self._calls[first:], self._ended[first:], strict=False):
+            counts[kind] += call.rows
+        return counts
+
+    def _answer(self, endpoint: Endpoint, call: _Call) -> Answer:
+        answer = endpoint.call(call.body, self._headers(call))
+        for wait_s in () if self._claims else _UNCLEAR_WAITS_S:
+            if answer.kind not in ("unclear", "unsent"):
+                break
+            self._clock.sleep(wait_s)
+            answer = endpoint.call(call.body, self._headers(call))
+        return answer
+
+    def _headers(self, call: _Call) -> dict[str, str]:
+        location = {VERSION_HEADER: str(self._batch.version), POSITION_HEADER: str(call.position)}
+        return {self._sink.key_header: call.key, **location}
+
+    def _deferral(self, at: _Round, answer: Answer) -> StreamsemError | None:
+        """Slow down after a deferred call. Return an error if the endpoint asks for a longer wait than ``max_wait_s`` allows."""
+        wait_s = self._pace.backoff_s(answer.retry_after_s)
+        if self._pace.waited_s + wait_s <= self._sink.max_wait_s:
+            self._pace.deferred(wait_s)
+            return None
+        again = datetime.fromtimestamp(self._clock.now_ms() // 1000 + int(wait_s) + 1, timezone.utc)
+        first = (self._rows_of(at.chunk) - at.rows) // self._sink.records_per_call
+        return UnavailableError(
+            "the endpoint limits the rate of calls and asks for a longer wait than max_wait_s; it did not perform the last call, no record is lost, "
+            "and the next try begins with that call",
+            **self._where(at),
+            status=answer.status,
+            done=self._total["done"] + self._counts(first)["done"],
+            rows=self._rows,
+            max_wait_s=self._sink.max_wait_s,
+            run_again_at=again.isoformat(),
+        )
+
+    def _refusal(self, at: _Round, call: _Call, answer: Answer) -> StreamsemError | None:
+        """Return the error with which the round ends before this call, or ``None``. The next round begins with the call."""
+        where = {**self._where(at), "record": call.index, "status": answer.status}
+        if answer.kind == "turned_away":
+            return PublishError(
+                "the endpoint turns the caller away: credentials, address or method are wrong. It did not perform the call, no record is lost, and the "
+                "next try begins with that call",
+                **where,
+            )
+        if answer.kind == "unsent" and self._claims:
+            return UnavailableError(
+                "the endpoint cannot be reached; the call was not sent, no record is lost, and the next try begins with that call",
+                problem=answer.problem,
+                **where,
+            )
+        if self._claims or answer.kind == "done":
+            return None
+        if answer.kind in ("unclear", "unsent"):
+            return UnavailableError(
+                "the endpoint gave no clear answer; the call may have been performed, and the next try repeats it",
+                problem=answer.problem,
+                **where,
+            )
+        if self._sink.on_refusal == "record" and answer.kind == "refused":
+            return None
+        return PublishError(
+            "the endpoint refuses a call; the next try begins with that call, and does not repeat those before it",
+            **where,
+        )
+
+    def _fault_of(self, at: _Round, counts: Counter[str], redirect: int) -> StreamsemError | None:
+        """Return an error if no other round should be claimed, because its records would be lost like those of this round."""
+        where = {**self._where(at), **{name: counts[name] for name in _COUNTS[:3]}}
+        if redirect:
+            what = "the endpoint names another address, which is not called; the chunk's records are counted as they ended, and chunks after it wait unclaimed"
+            return PublishError(what, status=redirect, **where)
+        if counts["unknown"] == self._rows_of(at.chunk):
+            what = "the endpoint gave no clear answer for a whole chunk: its records are counted as unknown, and chunks after it wait unclaimed"
+            return UnavailableError(what, **where)
+        return None
+
+    def _of_another(self, at: _Round) -> Effects:
+        """
+        Return the recorded effects of a round that another publisher has claimed. If there are none, record them as unknown.
+
+        :raises UnavailableError: the claim is open, and this publisher may not close it (P5). Retry the run that committed the version, or run
+            ``streamsem skip``
+        """
+        found = self._effects.known(at.chunk, at.number)
+        # If another publisher claimed the round after this publisher released it, that publisher is alive. Its claim must not be closed (P5).
+        may_close = self._effects.may_close and self._released != (at.chunk, at.number)
+        if found is None and not may_close:
+            raise UnavailableError(
+                "another entry has claimed a chunk of the effects, and has not recorded what became of it; a retry of the run that committed the version, or "
+                "`streamsem skip`, closes it as unknown",
+                **self._where(at),
+            )
+        return found or self._effects.record(at.chunk, at.number, done=0, unknown=at.rows)
+
+    def _given_up(self, at: _Round) -> Effects:
+        if self._claims and self._effects.claim(at.chunk, at.number):
+            return self._effects.record(at.chunk, at.number, done=0, skipped=at.rows)
+        return self._effects.record(at.chunk, at.number, done=0, unknown=at.rows)
+
+    def _where(self, at: _Round) -> dict[str, Any]:
+        return {"version": self._batch.version, "sink": self._batch.sink, "chunk": at.chunk}
+
+    def _rows_of(self, chunk: int) -> int:
+        return min(self._sink.chunk_rows, self._rows - chunk * self._sink.chunk_rows)
+
+    def _calls_of(self, chunk: int) -> list[_Call]:
+        """Return the calls of a chunk. Callers request chunks in order. Chunks that they do not request are skipped."""
+        if chunk == self._chunk:
+            return self._calls
+        if self._pieces is None:
+            self._pieces = _pieces(record_batches(self._sink.staging, self._batch), self._sink.chunk_rows)
+        for _ in range(chunk - self._chunk - 1):
+            next(self._pieces)
+        rows = [row for piece in next(self._pieces) for row in json_rows(piece)]
+        size = self._sink.records_per_call
+        self._chunk, self._calls, self._ended = chunk, [], []
+        for index in range(0, len(rows), size):
+            group = rows[index : index + size]
+            body = json.dumps(group if size > 1 else group[0], ensure_ascii=False, allow_nan=False).encode()
+            key = self._sink.key(self._batch, chunk, index, group[0])
+            self._calls.append(_Call(index, chunk * self._sink.chunk_rows + index, len(group), key, body))
+        return self._calls
+
+
+def _pieces(batches: Iterator[Any], rows: int) -> Iterator[list[Any]]:
+    """Split and group record batches into lists of ``rows`` rows each. The last list has the remaining rows."""
+    held: list[Any] = []
+    lacking = rows
+    for batch in batches:
+        while batch.num_rows:
+            held.append(batch.slice(0, lacking))
+            batch = batch.slice(held[-1].num_rows)
+            lacking -= held[-1].num_rows
+            if not lacking:
+                yield held
+                held, lacking = [], rows
+    if held:
+        yield held

@@ -1,0 +1,256 @@
+"""Calls an HTTP endpoint and classifies its responses. ``requests``, a dependency of Airflow, is imported on first use."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timezone
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from airflow_provider_streamsem.clock import Clock
+from airflow_provider_streamsem.connections import Connection
+from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+
+_AT_ONCE_BYTES = 65_536
+_TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
+# The keys of a connection's extra that Airflow's HTTP provider does not send as headers. It sends all other keys as headers.
+_OWN = ("verify", "cert", "proxies")
+_LEFT = ("timeout", "allow_redirects", "stream", "max_redirects", "check_response", "trust_env")
+NOT_PERFORMED = (425, 429)
+"""Statuses that mean: the server did not perform the call, and the client may send it again (RFC 8470, RFC 6585)"""
+NOT_PERFORMED_IF_DATED = (503,)
+"""Statuses that mean the same, but only with a ``Retry-After`` header (RFC 9110). Without it, the server may have performed the call in part"""
+TURNED_AWAY = (401, 403, 404, 405, 407)
+"""Statuses that reject the caller independently of the record: credentials, address or method are wrong"""
+_UNCLEAR = (408,)
+_NO_SECRETS = ("accept", "accept-language", "content-type", "user-agent")
+NOT_PERFORMED_TEXT = f"{', '.join(map(str, (*TURNED_AWAY, *NOT_PERFORMED)))}, {', '.join(map(str, NOT_PERFORMED_IF_DATED))} with Retry-After"
+_LONGEST_WAIT_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    The result of a call, by what the response proves.
+
+    * ``done``: the endpoint performed the call.
+    * ``refused``: it did not perform the call, and never will.
+    * ``turned_away``: it did not perform the call, because it rejects the caller.
+    * ``deferred``: it did not perform the call. The call may be sent again later.
+    * ``unsent``: no connection was made.
+    * ``redirect``: the endpoint names another address, which is never called.
+    * ``unclear``: a timeout, a lost connection or a server error. The endpoint may have performed the call.
+
+    :attr status: HTTP status; 0 if there was no response
+    :attr problem: class name of the exception if there was no response
+    :attr retry_after_s: seconds after which a deferred call may be sent again, if the endpoint sent them
+    """
+
+    kind: Literal["done", "refused", "turned_away", "deferred", "unsent", "redirect", "unclear"]
+    status: int = 0
+    problem: str = ""
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The URL of the endpoint, with credentials and TLS settings. Its ``repr`` shows no secrets."""
+
+    url: str
+    login: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    verify: Any = field(default=None, repr=False)
+    cert: Any = field(default=None, repr=False)
+    proxies: Any = field(default=None, repr=False)
+
+    @property
+    def sends_secrets_in_clear(self) -> bool:
+        """Whether the login, the password or a header that may be a credential is sent without encryption."""
+        is_secret = bool(self.login or self.password) or any(name.lower() not in _NO_SECRETS for name in self.headers)
+        return is_secret and urlsplit(self.url).scheme == "http"
+
+    @property
+    def shown(self) -> str:
+        """The URL without its query string, safe to log."""
+        return self.url.split("?")[0]
+
+
+def address(found: Connection, endpoint: str) -> Address:
+    """
+    Return the address of an Airflow connection of type ``http``, interpreted as Airflow's HTTP provider does.
+
+    :param found: the connection
+    :param endpoint: path below the connection's host; ``""``: the host itself
+    :raises InvalidError: the connection has no valid host, or a header that cannot be sent
+    """
+    if not found.host:
+        raise InvalidError("an http connection must have a host", conn_id=found.conn_id)
+    base = found.host if "://" in found.host else f"{found.schema or 'http'}://{found.host}"
+    parts = urlsplit(base)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise InvalidError("the host of an http connection is not acceptable", conn_id=found.conn_id)
+    if found.port and parts.port is None:
+        base = parts._replace(netloc=f"{parts.netloc}:{found.port}").geturl()
+    given = {name: value for name, value in found.extra.items() if name not in (*_OWN, *_LEFT)}
+    for name, value in given.items():
+        sendable = isinstance(value, str) and re.fullmatch(r"[ -~\t]*", value) and value == value.strip()
+        if not re.fullmatch(_TOKEN, name) or not sendable:
+            raise InvalidError(
+                "the extra of an http connection holds headers, and one cannot be sent", conn_id=found.conn_id
+            )
+    return Address(
+        url=f"{base.rstrip('/')}/{endpoint.lstrip('/')}" if endpoint else base,
+        login=found.login,
+        password=found.password,
+        headers=given,
+        **{name: found.extra.get(name) for name in _OWN},
+    )
+
+
+class Endpoint:
+    """
+    Makes calls to one address. Each call is sent once, without retries or redirects.
+
+    :param at: the address
+    :param method: ``POST``, ``PUT`` or ``PATCH``
+    :param timeout_s: timeout of the connection, and then of the response, in seconds
+    :param clock: the current time for a ``Retry-After`` date, if the response has no ``Date`` header
+    """
+
+    def __init__(self, at: Address, method: str, timeout_s: int, clock: Clock) -> None:
+        import requests
+        from requests.adapters import HTTPAdapter
+
+        self._at, self._method, self._timeout_s, self._clock = at, method, timeout_s, clock
+        self._session = requests.Session()
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, HTTPAdapter(max_retries=0))
+        self._session.headers.update({**at.headers, "Content-Type": "application/json"})
+        # Without an explicit auth, requests reads credentials from ~/.netrc.
+        auth: Any = (at.login.encode(), at.password.encode()) if at.login or at.password else _as_it_is
+        self._session.auth = auth
+        self._settings = self._session.merge_environment_settings(at.url, at.proxies or {}, None, at.verify, at.cert)
+
+    def __enter__(self) -> Endpoint:
+        """Return the endpoint itself."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the connections."""
+        self._session.close()
+
+    def reach(self) -> None:
+        """
+        Check that the endpoint accepts connections, without a call. Skips the check if a proxy is used.
+
+        :raises UnavailableError: the endpoint accepts no connection. No call was made
+        """
+        import socket
+
+        from requests.utils import select_proxy
+
+        parts = urlsplit(self._at.url)
+        if select_proxy(self._at.url, self._settings["proxies"]):
+            return
+        try:
+            where = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+            socket.create_connection(where, timeout=self._timeout_s).close()
+        except (OSError, UnicodeError) as error:
+            raise UnavailableError(
+                "nobody listens at the endpoint; no call was made",
+                endpoint=self._at.shown,
+                problem=type(error).__name__,
+            ) from None
+
+    def call(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """Send one call and classify the response. Errors of the network or the endpoint are returned, never raised."""
+        try:
+            response = self._session.request(
+                self._method,
+                self._at.url,
+                data=body,
+                headers=dict(headers),
+                timeout=self._timeout_s,
+                allow_redirects=False,
+                **{**self._settings, "stream": True},
+            )
+        except Exception as error:
+            # Keep only the class name. The text of the error may contain a header or a query string.
+            return Answer("unsent" if _is_unsent(error) else "unclear", problem=type(error).__name__)
+        status = response.status_code
+        after_s = retry_after_s(response.headers, self._clock.now_ms())
+        with suppress(Exception):
+            # Read a short body, so that the connection can be reused. Only the status matters.
+            response.raw.read(_AT_ONCE_BYTES)
+        response.close()
+        if 200 <= status < 300:
+            return Answer("done", status)
+        if 300 <= status < 400:
+            return Answer("redirect", status)
+        if status in NOT_PERFORMED or (status in NOT_PERFORMED_IF_DATED and after_s is not None):
+            return Answer("deferred", status, retry_after_s=after_s)
+        if status in TURNED_AWAY:
+            return Answer("turned_away", status)
+        if 400 <= status < 500 and status not in _UNCLEAR:
+            return Answer("refused", status)
+        return Answer("unclear", status)
+
+
+def retry_after_s(headers: Mapping[str, str], now_ms: int) -> float | None:
+    """
+    Parse ``Retry-After``, which is a number of seconds or an HTTP date.
+
+    A date is compared with the ``Date`` header of the response, so that the two clocks need not agree.
+
+    :param headers: the headers of the response
+    :param now_ms: the current time in milliseconds UTC, used if the response has no ``Date``
+    :returns: seconds to wait; ``None`` if the header is missing or invalid
+    """
+    text = headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return float(text)
+    until_ms = _date_ms(text)
+    if until_ms is None:
+        return None
+    since_ms = _date_ms(headers.get("Date", ""))
+    return min(max(0.0, (until_ms - (now_ms if since_ms is None else since_ms)) / 1000), _LONGEST_WAIT_S)
+
+
+def _date_ms(text: str) -> int | None:
+    try:
+        found = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    aware = found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)
+    return int(aware.timestamp() * 1000)
+
+
+def _is_unsent(error: Exception) -> bool:
+    """Return whether the call certainly failed before its first byte was sent: no connection, an invalid certificate, or an invalid URL or header."""
+    from requests import exceptions as failures
+    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+
+    if not isinstance(error, failures.RequestException):
+        return isinstance(
+            error, OSError
+        )  # A certificate file is missing. requests wraps every error of a connection in its own exceptions.
+    if isinstance(
+        error, (failures.ConnectTimeout, failures.InvalidHeader, failures.InvalidSchema, failures.InvalidURL)
+    ):
+        return True
+    reason = getattr(next(iter(error.args), None), "reason", None)
+    # requests raises the same proxy error if a proxy closes the connection after the call. Only the cause distinguishes the two.
+    cause = getattr(reason, "original_error", reason)
+    if isinstance(error, failures.SSLError):
+        cause = next(iter(getattr(reason, "args", ())), None)
+    return isinstance(cause, (ConnectTimeoutError, NewConnectionError, ssl.SSLCertVerificationError))
+
+
+def _as_it_is(request: Any) -> Any:
+    return request

@@ -1,0 +1,76 @@
+"""Client-side rate control by additive increase and multiplicative decrease (AIMD): slow down when the endpoint limits the rate, then speed up again."""
+
+from __future__ import annotations
+
+from airflow_provider_streamsem.clock import Clock
+
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 30.0
+_CALLS_TO_RECOVER = 50
+
+
+class Pace:
+    """
+    Controls when the next call may be made.
+
+    The first deferral of a call (status 429, for example) sets the rate to half of the measured rate. The measured rate is the calls per second that ended
+    since the previous such deferral. Each call that ends raises the rate by a fixed amount, so that it doubles after 50 calls.
+
+    :param clock: the clock. It may jump; a jump never makes a wait longer than requested
+    :param max_per_s: maximum calls per second; ``None``: only the endpoint limits the rate
+    """
+
+    def __init__(self, clock: Clock, max_per_s: int | None) -> None:
+        self._clock = clock
+        self._fastest = float("inf") if max_per_s is None else float(max_per_s)
+        self._rate = self._fastest
+        self._step = 0.0
+        self._since_ms = clock.now_ms()
+        self._ended = 0
+        self._from_ms = self._since_ms
+        self._wait_ms = 0.0
+        self._deferrals = 0
+        self.waited_s = 0.0
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next call may be made, or 0 if it may be made now."""
+        return max(0.0, min(self._wait_ms, self._wait_ms - (self._clock.now_ms() - self._from_ms))) / 1000
+
+    def wait(self) -> None:
+        """Wait until the next call may be made."""
+        if self.wait_s:
+            self._clock.sleep(self.wait_s)
+        self._hold(0.0)
+
+    def ended(self) -> None:
+        """Report that a call ended without a deferral. The endpoint accepts this rate, so increase it."""
+        self._ended += 1
+        self._deferrals, self.waited_s = 0, 0.0
+        self._rate = min(self._rate + self._step, self._fastest)
+        self._hold(min(1 / self._rate, LONGEST_BACKOFF_S))
+
+    def backoff_s(self, asked_s: float | None) -> float:
+        """
+        Return the seconds to wait after a deferral: the larger of ``asked_s`` and the exponential backoff.
+
+        The backoff doubles each time the endpoint defers the same call again, up to 30 seconds.
+
+        :param asked_s: seconds that the endpoint asked for; ``None``: it asked for none
+        """
+        return max(asked_s or 0.0, min(FIRST_BACKOFF_S * 2.0 ** min(self._deferrals, 6), LONGEST_BACKOFF_S))
+
+    def deferred(self, wait_s: float) -> None:
+        """Report that the endpoint deferred a call. Wait ``wait_s`` seconds before the next call, and continue at a lower rate."""
+        now_ms = self._clock.now_ms()
+        if not self._deferrals and self._ended:
+            measured = self._ended * 1000 / max(1, now_ms - self._since_ms)
+            self._rate = min(measured / 2, self._fastest)
+            self._step = self._rate / _CALLS_TO_RECOVER
+            self._since_ms, self._ended = now_ms, 0
+        self._deferrals += 1
+        self.waited_s += wait_s
+        self._hold(wait_s)
+
+    def _hold(self, wait_s: float) -> None:
+        self._from_ms, self._wait_ms = self._clock.now_ms(), wait_s * 1000

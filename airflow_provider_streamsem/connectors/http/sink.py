@@ -1,0 +1,283 @@
+"""
+HTTP sink: calls an endpoint for the rows of a batch, in chunks. The commit log has a ledger of the chunks (PROTOCOL.md, P4 and P5).
+
+A caller alone cannot make an HTTP call exactly once, because it may die between the call and the record of it. It can repeat such a call (at least once,
+perhaps a duplicate) or not repeat it (at most once, perhaps a loss). A repeated call is harmless only if the endpoint deduplicates calls by key, or if its
+operation is idempotent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from airflow_provider_streamsem import arguments, telemetry
+from airflow_provider_streamsem.connections import clear_text_warning, connection
+from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger, SinkMarker
+from airflow_provider_streamsem.connectors.http.calls import Publication
+from airflow_provider_streamsem.connectors.http.endpoint import NOT_PERFORMED_TEXT, Address, address
+from airflow_provider_streamsem.connectors.http.operations import OPERATIONS
+from airflow_provider_streamsem.connectors.json_rows.rows import check_types
+from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
+from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
+from airflow_provider_streamsem.errors import DataError, InvalidError
+from airflow_provider_streamsem.protocol.codec import sha256
+from airflow_provider_streamsem.protocol.entries import Json, Receipt
+from airflow_provider_streamsem.stores.contract import normalised
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+logger = telemetry.log_of(__name__)
+
+_URL = r"https?://[^\s@#]+"
+_NAME = r"[A-Za-z0-9-]{1,64}"
+_NONE_LEFT_OUT = "the calls of a chunk are repeated until the log records how each ended: no record is left out"
+_REASONS: dict[str, tuple[str, ...]] = {
+    "at_least_once": (
+        _NONE_LEFT_OUT,
+        "a crash may repeat the calls of a chunk. idempotent=True, where the endpoint performs each {header} once, makes it effectively once; "
+        'delivery="at_most_once" repeats none, and may lose some',
+    ),
+    "effectively_once": (
+        _NONE_LEFT_OUT,
+        "every try of a call carries the same {header}; that the endpoint performs one key once is its promise (idempotent=True), and is not checked",
+    ),
+    "at_most_once": (
+        "each chunk of the rows is claimed in the log before its first call, and no call is performed twice: only a call that the endpoint says it did not "
+        f"perform ({NOT_PERFORMED_TEXT}), or that could not be sent, is sent again. Records that a crash or an unclear answer leaves are "
+        "counted unknown in the receipts. "
+        'delivery="at_least_once" would lose none, and perhaps repeat some',
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSink(StagedSink):
+    """
+    Sends rows as the JSON bodies of HTTP calls.
+
+    Each call carries an idempotency key, which is the same at every try. The sink refuses reprocessing, because a call cannot be undone.
+
+    Calls are sequential. If the endpoint limits the rate, the sink waits as long as ``Retry-After`` requests, and then calls at a lower rate.
+
+    :param staging: where rows are staged as Parquet before their calls: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
+    :param url: URL of the endpoint, without secrets; either this or ``conn_id``
+    :param conn_id: an Airflow connection of type ``http``: host, login and password, headers in its extra
+    :param endpoint: path below the connection's host
+    :param method: ``POST``, ``PUT`` or ``PATCH``
+    :param delivery: ``at_least_once``: a call with an unknown result is repeated. ``at_most_once``: it is not repeated, and counts as *unknown*
+    :param operation: what the endpoint does with a record, a key of :data:`airflow_provider_streamsem.connectors.http.operations.OPERATIONS`. With an
+        idempotent operation, ``at_least_once`` becomes ``effectively_once``
+    :param idempotent: the endpoint guarantees to perform calls with the same key once. ``at_least_once`` then becomes ``effectively_once``
+    :param key_header: name of the header that carries the key
+    :param record_id: columns that identify a record; absent: its position in the version identifies it
+    :param records_per_call: records in one call. With 1 the body is an object, otherwise an array of at most this many objects
+    :param chunk_rows: rows whose effects are recorded together. After a crash up to this many rows are repeated or become *unknown*. Immutable under one log
+    :param on_refusal: ``fail`` (at least once only): a record that the endpoint refuses fails the run and blocks the pipeline. ``record``: it is counted in the
+        receipts and left out
+    :param timeout_s: timeout of the connection, and then of the response, in seconds
+    :param max_per_s: maximum calls per second; absent: as fast as the endpoint responds
+    :param max_wait_s: the longest total wait for one deferred call, in seconds. If the endpoint asks for more, the run records its progress and fails.
+        The run may be retried
+    """
+
+    can_reprocess: ClassVar[bool] = False
+    keeps_staged: ClassVar[bool] = False
+    staging: str
+    url: str | None = None
+    conn_id: str | None = None
+    endpoint: str = ""
+    method: str = "POST"
+    delivery: str = "at_least_once"
+    operation: str = "send"
+    idempotent: bool = False
+    key_header: str = "Idempotency-Key"
+    record_id: Sequence[str] = ()
+    records_per_call: int = 1
+    chunk_rows: int = 100
+    on_refusal: str | None = None
+    timeout_s: int = 30
+    max_per_s: int | None = None
+    max_wait_s: int = 300
+
+    def __post_init__(self) -> None:
+        where = "sink http:"
+        open_dataset(arguments.text(f"{where} staging", self.staging))
+        if (self.url is None) == (self.conn_id is None):
+            raise InvalidError(f"{where} exactly one of url and conn_id must be given")
+        if self.url is not None:
+            if "@" in str(self.url):  # The error does not quote the URL, which may contain a password.
+                raise InvalidError(f"{where} url must hold no credentials", accepted="conn_id=")
+            arguments.text(f"{where} url", self.url, pattern=_URL, accepted="http:// or https://, without credentials")
+            try:
+                urlsplit(str(self.url)).port  # noqa: B018
+            except ValueError as error:
+                raise InvalidError(f"{where} url has a host or a port that is none", given=self.url) from error
+        else:
+            arguments.text(f"{where} conn_id", self.conn_id)
+        arguments.text(f"{where} endpoint", self.endpoint, pattern=r"[^\s#]*", accepted="a path without spaces")
+        if self.url is not None and self.endpoint:
+            raise InvalidError(f"{where} endpoint belongs to conn_id; a url is whole", given=self.endpoint)
+        arguments.choice(f"{where} method", self.method, ("POST", "PUT", "PATCH"))
+        arguments.text(f"{where} key_header", self.key_header, pattern=_NAME, accepted=_NAME)
+        object.__setattr__(self, "record_id", arguments.text_list(f"{where} record_id", self.record_id))
+        arguments.integer(f"{where} records_per_call", self.records_per_call, least=1)
+        arguments.integer(f"{where} chunk_rows", self.chunk_rows, least=1)
+        arguments.integer(f"{where} timeout_s", self.timeout_s, least=1)
+        if self.max_per_s is not None:
+            arguments.integer(f"{where} max_per_s", self.max_per_s, least=1)
+        arguments.integer(f"{where} max_wait_s", self.max_wait_s, least=0)
+        if self.record_id and self.records_per_call != 1:
+            raise InvalidError(f"{where} record_id names one record, so records_per_call must be 1")
+        self._check_delivery(where)
+
+    def _check_delivery(self, where: str) -> None:
+        arguments.flag(f"{where} idempotent", self.idempotent)
+        arguments.choice(f"{where} operation", self.operation, tuple(OPERATIONS))
+        is_harmless = self.idempotent or OPERATIONS[self.operation].idempotent
+        words = ("at_least_once", "at_most_once", *(("effectively_once",) if is_harmless else ()))
+        arguments.choice(f"{where} delivery", self.delivery, words)
+        claims = self.delivery == "at_most_once"
+        if claims and self.idempotent:
+            raise InvalidError(
+                f"{where} at_most_once makes no call twice, so idempotent says nothing", accepted="at_least_once"
+            )
+        if is_harmless and not claims:
+            object.__setattr__(self, "delivery", "effectively_once")
+        if self.on_refusal is None:
+            object.__setattr__(self, "on_refusal", "record" if claims else "fail")
+        # Under a claim a refusal is final: a fixed record cannot be sent again.
+        arguments.choice(f"{where} on_refusal", self.on_refusal, ("record",) if claims else ("fail", "record"))
+
+    @property
+    def location(self) -> str:
+        """The location where rows are staged."""
+        return self.staging
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons for the delivery guarantee: what happens to a record if the process dies between its call and the record in the ledger."""
+        found = tuple(reason.format(header=self.key_header) for reason in _REASONS[self.delivery])
+        operation = OPERATIONS[self.operation]
+        if operation.idempotent and not self.idempotent and self.delivery == "effectively_once":
+            found = (
+                _NONE_LEFT_OUT,
+                f"what is repeated changes nothing, by the endpoint's promise ({self.operation}): {operation.why}",
+            )
+        elif self.delivery == "at_least_once":
+            found += (f"{self.operation}: {operation.why}. Instead: {operation.instead}",)
+        if self.record_id and self.idempotent:
+            named = ", ".join(self.record_id)
+            found += (
+                f"records with equal {named} are one to the endpoint: a later one with other values is not performed",
+            )
+        if self.on_refusal == "record":
+            found += ("records that the endpoint refuses are counted in the receipts, and are not there",)
+        return found
+
+    def immutable_config(self) -> Json:
+        """The settings that determine chunks, calls and keys. They must not change while a version is being published."""
+        return {
+            "type": "http",
+            "staging": normalised(self.staging),
+            "claims": self.delivery == "at_most_once",
+            "chunk_rows": self.chunk_rows,
+            "records_per_call": self.records_per_call,
+            "key_header": self.key_header,
+            "record_id": list(self.record_id),
+        }
+
+    def resolve_schema(self, schema: str) -> str:
+        """
+        Check that JSON can represent every column, that the columns of ``record_id`` exist, and that the connection is valid.
+
+        :raises DataError: JSON cannot represent a column, or a ``record_id`` column is missing. Nothing became visible
+        :raises InvalidError: the connection is not valid
+        """
+        names = check_types(schema)
+        missing = sorted({*self.record_id} - {*names}) if names else []
+        if missing:
+            raise DataError("columns of record_id are missing; nothing became visible", missing=missing, found=names)
+        for warning in self.warnings():
+            logger.warning("%s", warning)
+        return schema
+
+    def warnings(self) -> list[str]:
+        """Return a warning if the sink sends credentials without encryption."""
+        at = self.address()
+        if not at.sends_secrets_in_clear:
+            return []
+        host = urlsplit(at.url).hostname or ""
+        return clear_text_warning("sink http", self.conn_id or "", host, 'set "https" as the schema of the connection')
+
+    def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        """Perform the calls whose result no publisher has recorded, chunk by chunk."""
+        return Publication(self, batch, effects).publish()
+
+    def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        """
+        Give up the records whose result no publisher has recorded.
+
+        Without claims (at least once) they become *unknown*, because a publisher may have called the endpoint and died before it recorded the calls.
+        """
+        return Publication(self, batch, effects).skip()
+
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
+        """Return ``None``. An endpoint keeps no marker. The ledger records the progress."""
+        return None
+
+    def stats(self, parquet: Any) -> str:
+        """
+        Return no statistics. Refuse dates and times outside the years 1 to 9999 before the batch is committed.
+
+        :raises DataError: a column has such values. Nothing became visible
+        """
+        keyed_rows.check_times(parquet)
+        return ""
+
+    def address(self) -> Address:
+        """
+        Return the address of the endpoint, with the secrets of the connection.
+
+        :raises InvalidError: the connection is not valid, or its headers contain ``key_header``
+        """
+        if self.url is not None:
+            return Address(self.url)
+        found = address(connection(self.conn_id or ""), self.endpoint)
+        if self.key_header.lower() in {name.lower() for name in found.headers}:
+            raise InvalidError(
+                "the key of a call is not a connection's to give", conn_id=self.conn_id, header=self.key_header
+            )
+        return found
+
+    def key(self, batch: Batch, chunk: int, index: int, row: Json) -> str:
+        """
+        Return the idempotency key of the call that begins with record ``index`` of a chunk.
+
+        The key is the same at every try. Two calls share a key only if their records have equal ``record_id`` columns.
+        """
+        if self.record_id and all(row[name] is not None for name in self.record_id):
+            decimals = _decimals(batch.schema)
+            values = [_shortest(row[name]) if name in decimals else row[name] for name in self.record_id]
+            named = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+            return f"{batch.pipeline_uuid}-{batch.sink}-{sha256(named.encode())}"
+        return f"{batch.pipeline_uuid}-{batch.sink}-{batch.version}-{batch.outcome[:16]}-{chunk}-{index}"
+
+
+@lru_cache(maxsize=16)
+def _decimals(schema: str) -> frozenset[str]:
+    """Return the decimal columns of a schema. Cached, because every record needs them."""
+    kinds = {field["name"]: field["type"] for field in json.loads(schema)["fields"]}
+    return frozenset(name for name, kind in kinds.items() if isinstance(kind, str) and kind.startswith("decimal("))
+
+
+def _shortest(decimal: str) -> str | int:
+    """Return a decimal without trailing zeros. A widened column may return 5 as 5.0 or 5.00, which must identify the same record."""
+    return (
+        decimal.rstrip("0").rstrip(".")
+        if "." in decimal and decimal.rpartition(".")[2].strip("0")
+        else int(decimal.partition(".")[0])
+    )

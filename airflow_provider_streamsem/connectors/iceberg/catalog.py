@@ -1,0 +1,213 @@
+"""
+Opens a pyiceberg catalog by its name, properties and connection. Property values never appear in errors, logs or specs.
+
+pyiceberg imports and calls code that some properties name, including properties of a catalog server and of a table. So the user's properties are
+checked against an allow-list. Properties of servers and tables are searched for names that load code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.connections import connection
+from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.stores import s3
+from airflow_provider_streamsem.stores.contract import split_url
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+_WORDS = (
+    "audience", "credential", "downcast-ns-timestamp-to-us-on-write", "echo", "init_catalog_tables", "location", "namespace-separator",
+    "oauth2-server-uri", "pool_pre_ping", "prefix", "resource", "rest-page-size", "scan-planning-mode", "scope", "snapshot-loading-mode", "table-name",
+    "token", "type", "ugi", "uri", "view-endpoints-supported", "warehouse",
+)  # fmt: skip
+_FAMILIES = (
+    r"(adls|client|dynamodb|gcp\.bigquery|gcs|glue|hdfs|header|hf|hive|lock-check|rest|s3|s3tables)[.-][A-Za-z0-9._-]+"
+)
+_OF_SERVICES = {
+    "sqlalchemy.OperationalError",
+    "sqlalchemy.InterfaceError",
+    "sqlalchemy.IntegrityError",
+    "sqlalchemy.TimeoutError",
+    "botocore.BotoCoreError",
+    "thrift.TTransportException",
+    "google.ServerError",
+    "google.RetryError",
+    "google.TooManyRequests",
+}
+"""base classes of transient errors of the catalogs' client libraries, which may not be installed"""
+_ACCEPTED = re.compile(rf"{'|'.join(map(re.escape, _WORDS))}|{_FAMILIES}")
+_CODE = re.compile(r"impl$|^auth($|\.)|^gcs\.session-kwargs$", re.IGNORECASE)
+_CODE_OF_OTHERS = re.compile(r"(^|\.)py-[a-z.-]*impl$|^s3\.retry-strategy-impl$", re.IGNORECASE)
+_PLAIN_HEADERS = ("header.x-iceberg-access-delegation",)
+_PLAIN_SCHEMES = ("http", "https", "thrift")
+_URI_QUERY = ("application_name", "charset", "connect_timeout", "sslcert", "sslkey", "sslmode", "sslrootcert")
+
+
+def check_properties(where: str, properties: Mapping[str, str], *, accepts_secrets: bool = False) -> None:
+    """
+    Refuse properties that name code, and properties that are not in the allow-list.
+
+    :param accepts_secrets: ``True`` for properties of a connection. A spec is stored in the log, so it must not contain secrets
+    :raises InvalidError: names the properties, without their values
+    """
+    refused = sorted(name for name in properties if _CODE.search(name) or not _ACCEPTED.fullmatch(name))
+    if refused:
+        raise InvalidError(
+            f"{where} properties hold names that are not accepted: pyiceberg may load code by them",
+            given=refused,
+            accepted=[*_WORDS, "adls.*", "client.*", "gcs.*", "glue.*", "header.*", "hive.*", "rest.*", "s3.*", "…"],
+        )
+    query = set(parse_qs(_query(properties.get("uri", "")), keep_blank_values=True)) - {*_URI_QUERY}
+    if query:
+        what = f"{where} uri holds settings of a database driver that are not accepted: drivers may load code by them"
+        raise InvalidError(what, given=sorted(query), accepted=list(_URI_QUERY))
+    headers = [name for name in properties if name.startswith("header.") and name.lower() not in _PLAIN_HEADERS]
+    if headers and not accepts_secrets:
+        what = f"{where} properties that may hold a secret must come from a connection"
+        raise InvalidError(what, given=sorted(headers), accepted="conn_id=")
+    if not accepts_secrets:
+        arguments.without_secrets(f"{where} properties", properties)
+
+
+def _query(uri: str) -> str:
+    """The query string of a database URL; empty for the URL of a server, whose query is not checked."""
+    parts = urlsplit(uri)
+    return "" if parts.scheme in _PLAIN_SCHEMES else parts.query
+
+
+def _refuse_code(what: str, properties: Mapping[str, Any]) -> None:
+    code = sorted(name for name in properties if _CODE_OF_OTHERS.search(name))
+    if code:
+        raise InvalidError(
+            f"{what} names code for pyiceberg to load; it was not loaded, and no row was published", given=code
+        )
+
+
+def _without_code_of_others(catalog: Catalog, configured: Mapping[str, Any]) -> None:
+    """Make the catalog refuse code that its server or a table names. pyiceberg's own configuration on this machine may name code."""
+    _refuse_code(
+        "the Iceberg catalog's server",
+        {name: value for name, value in catalog.properties.items() if configured.get(name) != value},
+    )
+    load = catalog._load_file_io
+
+    def checked(properties: Mapping[str, Any] = MappingProxyType({}), location: str | None = None) -> Any:
+        _refuse_code("the Iceberg table", properties)
+        return load(dict(properties), location)
+
+    catalog._load_file_io = checked  # type: ignore[method-assign]
+
+
+@contextmanager
+def opened(name: str, properties: Mapping[str, str], conn_id: str | None, location: str) -> Iterator[Catalog]:
+    """
+    Open the catalog for the duration of the block.
+
+    The sink's properties take precedence over this process's S3 access, and the connection takes precedence over both. pyiceberg adds the settings
+    for this catalog name from its configuration file and from ``PYICEBERG_CATALOG__<NAME>__*``.
+
+    :param location: location of the staged files. On S3, the table's files are accessed with this process's S3 access
+    :raises InvalidError: pyiceberg or a library that the catalog needs is not installed, or the properties are not those of a catalog
+    :raises UnavailableError: the catalog cannot be opened
+    """
+    try:
+        from pyiceberg.catalog import _ENV_CONFIG, load_catalog
+        from pyiceberg.exceptions import NoSuchPropertyException, NotInstalledError
+    except ImportError as error:
+        raise InvalidError(
+            "the pyiceberg library is not installed", accepted="pip install 'airflow-provider-streamsem[iceberg]'"
+        ) from error
+    given = {**_s3_properties(location), **properties, **_of_connection(conn_id)}
+    configured = _ENV_CONFIG.get_catalog_config(name) or {}
+    try:
+        catalog = load_catalog(name, **given)
+        _without_code_of_others(catalog, configured)
+    except InvalidError:
+        raise
+    except (ImportError, NotInstalledError) as error:
+        raise InvalidError("this kind of catalog needs a library that is not installed", catalog=name) from error
+    except (ValueError, NoSuchPropertyException) as error:
+        # The cause is not chained, because pyiceberg's message contains all properties.
+        raise InvalidError(
+            "the properties are not those of a catalog",
+            catalog=name,
+            given=sorted({**properties, **_of_connection(conn_id)}),
+            problem=type(error).__name__,
+        ) from None
+    except Exception as error:
+        raise UnavailableError("the Iceberg catalog cannot be opened", catalog=name) from error
+    with catalog:
+        yield catalog
+
+
+def is_transient(error: BaseException) -> bool:
+    """
+    Whether an error comes from the catalog service, the store or another writer, so that the same request may succeed later.
+
+    Transient errors are I/O errors, timeouts, throttling, refused commits, and tables that other writers created or dropped concurrently. All other
+    errors repeat, including denied permissions.
+    """
+    from pyiceberg import exceptions as told
+
+    from airflow_provider_streamsem.connectors.iceberg.commit import RefusedError
+
+    if isinstance(error, PermissionError):
+        return False
+    named = (
+        told.CommitFailedException, told.CommitStateUnknownException, told.ServiceUnavailableError, told.ServerError, told.TooManyRequestsError,
+        told.AuthorizationExpiredError, told.WaitingForLockException, told.TableAlreadyExistsError, told.NamespaceAlreadyExistsError,
+        told.NoSuchTableError, told.GenericDynamoDbError, told.ConditionalCheckFailedException,
+    )  # fmt: skip
+    if isinstance(error, (OSError, MemoryError, UnavailableError, RefusedError, *named)):
+        return True
+    kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
+    if "botocore.ClientError" in kinds:
+        answer: Any = getattr(error, "response", {})
+        status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 500))
+        code = str(answer.get("Error", {}).get("Code", ""))
+        return status >= 500 or status in (408, 409, 429) or "Throttl" in code or "Concurrent" in code
+    return bool(kinds & _OF_SERVICES)
+
+
+def _s3_properties(location: str) -> dict[str, str]:
+    if split_url(location)[0] != "s3":
+        return {}
+    access = s3.resolved()
+    found = {
+        "s3.endpoint": access.endpoint_url,
+        "s3.region": access.region_name,
+        "s3.access-key-id": access.access_key_id,
+        "s3.secret-access-key": access.secret_access_key,
+        "s3.session-token": access.session_token,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _of_connection(conn_id: str | None) -> dict[str, str]:
+    """
+    Return the catalog properties of a connection. The extra holds properties, the host is the ``uri``, and login and password are the ``credential``
+    of a REST catalog.
+    """
+    if conn_id is None:
+        return {}
+    found = connection(conn_id)
+    properties: dict[str, str] = {}
+    if found.host:
+        properties["uri"] = found.host
+    if found.login and found.password:
+        properties["credential"] = f"{found.login}:{found.password}"
+    properties |= {name: _text(value) for name, value in found.extra.items()}
+    check_properties(f"the iceberg connection {conn_id}:", properties, accepts_secrets=True)
+    return properties
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

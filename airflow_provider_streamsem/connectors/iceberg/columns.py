@@ -1,0 +1,311 @@
+"""Matches columns of staged rows, in Spark's form, with the columns of an Iceberg table."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.connectors.columns.names import more_than_once
+from airflow_provider_streamsem.connectors.columns.types import bare, widened
+from airflow_provider_streamsem.errors import DataError
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.name_mapping import MappedField, NameMapping
+    from pyiceberg.types import IcebergType, NestedField
+
+_PRIMITIVES = {
+    "boolean": "boolean",
+    "byte": "int",
+    "short": "int",
+    "integer": "int",
+    "long": "long",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "binary": "binary",
+    "date": "date",
+    "timestamp": "timestamptz",
+    "timestamp_ntz": "timestamp",
+}
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_NO_PARTITION = {"float", "double", "binary"}
+_SPARK_NAMES = {name: spark for spark, name in _PRIMITIVES.items() if spark not in ("byte", "short")}
+_PROMOTED = {
+    ("integer", "long"),
+    ("byte", "integer"),
+    ("short", "integer"),
+    ("byte", "long"),
+    ("short", "long"),
+    ("float", "double"),
+}
+_NEWEST_FORMAT = 2
+
+
+def iceberg_schema(schema: str, partition_by: Sequence[str]) -> Schema:
+    """
+    Convert the columns of the staged rows to an Iceberg schema. Every column is optional. The field ids are provisional, because the table assigns its own.
+
+    :param schema: schema JSON in Spark's form; ``""`` means no columns
+    :raises DataError: a column has a type that Iceberg lacks, or a partition column is missing or has a type that cannot partition
+    """
+    from pyiceberg.schema import Schema
+
+    ids = count(1)
+    given = json.loads(schema)["fields"] if schema else []
+    fields = _fields(given, ids)
+    twice = more_than_once(field.name for field in fields)
+    if twice:
+        raise DataError("columns differ only in upper and lower case; nothing became visible", columns=twice)
+    types = {field.name: field.field_type for field in fields}
+    missing = [name for name in partition_by if fields and name not in types]
+    if missing:
+        raise DataError("the transform's result lacks partition columns", missing=missing, columns=list(types))
+    odd = [name for name in partition_by if name in types and not _partitions(types[name])]
+    if odd:
+        raise DataError("columns of this type cannot partition an Iceberg table; nothing became visible", columns=odd)
+    return Schema(*fields)
+
+
+def _partitions(kind: IcebergType) -> bool:
+    return kind.is_primitive and str(kind) not in _NO_PARTITION
+
+
+def _fields(given: Sequence[Any], ids: Any) -> list[NestedField]:
+    from pyiceberg.types import NestedField
+
+    return [
+        NestedField(
+            field_id=next(ids), name=item["name"], field_type=_type(item["type"], item["name"], ids), required=False
+        )
+        for item in given
+    ]
+
+
+def _type(given: Any, column: str, ids: Any) -> IcebergType:
+    from pyiceberg.types import DecimalType, IcebergType, ListType, MapType, StructType
+
+    kind = given.get("type") if isinstance(given, dict) else given
+    if kind == "struct":
+        return StructType(*_fields(given["fields"], ids))
+    if kind == "array":
+        return ListType(next(ids), _type(given["elementType"], column, ids), element_required=False)
+    if kind == "map":
+        key, value = next(ids), next(ids)
+        of_key, of_value = _type(given["keyType"], column, ids), _type(given["valueType"], column, ids)
+        return MapType(key, of_key, value, of_value, value_required=False)
+    if isinstance(kind, str) and kind in _PRIMITIVES:
+        return IcebergType.model_validate(_PRIMITIVES[kind])
+    decimal = _DECIMAL.fullmatch(kind) if isinstance(kind, str) else None
+    if decimal is None:
+        raise DataError(
+            "a column is of a type that Iceberg does not have; nothing became visible", column=column, given=kind
+        )
+    return DecimalType(int(decimal[1]), int(decimal[2]))
+
+
+def unwritable(table: TableMetadata, *, expires: bool) -> list[str]:
+    """
+    Return the requirements of a table that this sink does not satisfy, by their Iceberg names; empty if the table is accepted.
+
+    Other properties (``write.*``) are preferences of writers and do not change the meaning of rows. A sort order is a preference too, because the
+    manifest does not mark the staged files as sorted.
+
+    :param expires: whether the sink expires snapshots
+    """
+    asked = []
+    if table.format_version > _NEWEST_FORMAT:  # default values, row lineage, variant, deletion vectors
+        asked.append(f"format-version {table.format_version}")
+    asked += [f"{name}: must not be null" for name, required in _required(table.schema()) if required]
+    asked += [
+        name for name in table.properties if name.startswith("encryption.") or name == "write.py-location-provider.impl"
+    ]
+    if expires and table.properties.get("gc.enabled", "true").lower() == "false":
+        asked.append("gc.enabled=false, and expire_after_s is set")
+    return sorted(asked)
+
+
+def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, lacks: bool) -> str:
+    """
+    Return the columns with the types of the table, or with wider types to which Iceberg promotes the table's types.
+
+    :param schema: schema JSON in Spark's form
+    :param lacks: whether structs may lack fields that the table has
+    :returns: the same columns; the identical text if they have the table's types
+    :raises DataError: a column has another type or spelling in the table, or was renamed or dropped there
+    """
+    if not schema:
+        return schema
+    current, mapping = table.schema(), table.name_mapping()
+    there = {field.name.lower(): field for field in current.fields}
+    # The files have column names and no field ids, so the name mapping assigns the ids.
+    mapped = {} if mapping is None else {name: field.field_id for field in mapping for name in field.names}
+
+    def grows(column: str, recorded: str, wider: str) -> bool:
+        return column not in partition_by and _promotes(recorded, wider)
+
+    given = json.loads(schema)
+    types = []
+    for field in given["fields"]:
+        name, known = field["name"], there.get(field["name"].lower())
+        if known is None and name in mapped:
+            raise DataError("a column was renamed or dropped in the Iceberg table; nothing became visible", column=name)
+        if known is None:
+            types.append(field["type"])
+            continue
+        if mapping is not None and mapped.get(known.name) != known.field_id:
+            raise DataError(
+                "the Iceberg table's name mapping does not lead to a column; nothing became visible", column=name
+            )
+        kind = _spark_type(known.field_type)
+        try:
+            _check_spelling(name, known)
+            types.append(widened(kind, field["type"], name, grows=grows, lacks=lacks))
+        except DataError as error:
+            raise DataError(
+                "a column is of another type or spelling in the Iceberg table; nothing became visible",
+                column=error.fields.get("column", name),
+                given=error.fields.get("found", field["type"]),
+                found=error.fields.get("recorded", f"{known.name}: {known.field_type}"),
+            ) from error
+        if mapping is not None:
+            _check_dropped(mapping, current, types[-1], name)
+    if bare(types) == bare([field["type"] for field in given["fields"]]):
+        return schema
+    fields = [{**field, "type": kind} for field, kind in zip(given["fields"], types, strict=True)]
+    return json.dumps({**given, "fields": fields}, separators=(",", ":"))
+
+
+COLUMNS = "streamsem.columns"
+"""the table property that records the columns with which this package appended files, as JSON: name → id"""
+
+
+def check_names(table: TableMetadata) -> None:
+    """
+    Check that the column names of appended files still belong to the same columns.
+
+    Readers find the columns of files without ids by name. If a column takes the name of another column, every reader returns the other column's
+    values from these files.
+
+    :raises DataError: names the column
+    """
+    current = table.schema()
+    for name, at in json.loads(table.properties.get(COLUMNS, "{}")).items():
+        if name in current.column_names and current.find_field(name).field_id != at:
+            raise DataError(
+                "a column of the Iceberg table has the name that another column had when files were appended: readers find the values of that one in it; "
+                "nothing became visible",
+                column=name,
+                ids=[at, current.find_field(name).field_id],
+            ).advising(
+                "rename the new column, or rewrite the table's files by Spark (CALL system.rewrite_data_files with rewrite-all) while the names were as "
+                f"before, and remove the property {COLUMNS}."
+            )
+
+
+def noted_names(table: TableMetadata, schema: str) -> str:
+    """
+    Return the value of the property :data:`COLUMNS` with the columns of a batch added.
+
+    :param schema: columns of the staged files, as schema JSON in Spark's form
+    """
+    known = json.loads(table.properties.get(COLUMNS, "{}"))
+    columns = [
+        path
+        for field in json.loads(schema)["fields"]
+        for path in (field["name"], *_paths(field["type"], field["name"]))
+    ]
+    there = {path: table.schema().find_field(path).field_id for path in columns if path in table.schema().column_names}
+    return json.dumps({**known, **there}, sort_keys=True)
+
+
+def check_staged_types(table: TableMetadata, schema: str) -> None:
+    """
+    Check that staged files have the types of the table, or narrower types that Iceberg promotes to them. Readers apply the same promotion.
+
+    :raises DataError: names the column
+    """
+    types = {field.name: _spark_type(field.field_type) for field in table.schema().fields}
+    for field in json.loads(schema)["fields"] if schema else []:
+        if field["name"] in types:
+            promotes = lambda column, recorded, wider: _promotes(recorded, wider)  # noqa: E731
+            widened(field["type"], types[field["name"]], field["name"], grows=promotes, lacks=True)
+
+
+def _check_spelling(name: str, known: NestedField) -> None:
+    if name != known.name:
+        raise DataError("a column is spelled in another way", column=name)
+
+
+def _promotes(narrow: str, wide: str) -> bool:
+    """Whether Iceberg promotes one type to another (*Schema Evolution*)."""
+    both = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
+    if both[0] and both[1]:
+        return both[0][2] == both[1][2]
+    return (narrow, wide) in _PROMOTED
+
+
+def _check_dropped(mapping: NameMapping, current: Schema, kind: Any, column: str) -> None:
+    """Refuse a struct field that was renamed or dropped in the table, because the name mapping leads to the old field."""
+    dropped = set(_mapped(mapping)) - {*current.column_names}
+    found = sorted(dropped.intersection(_paths(kind, column)))
+    if found:
+        what = "a column was renamed or dropped in the Iceberg table; nothing became visible"
+        raise DataError(what, column=found[0])
+
+
+def _mapped(fields: Iterable[MappedField], above: str = "") -> Iterator[str]:
+    for field in fields:
+        for name in field.names:
+            yield f"{above}{name}"
+            yield from _mapped(field.fields, f"{above}{name}.")
+
+
+def _paths(kind: Any, column: str) -> Iterator[str]:
+    """Yield the paths of the struct fields in a type."""
+    if not isinstance(kind, dict):
+        return
+    for field in kind.get("fields", []):
+        yield f"{column}.{field['name']}"
+        yield from _paths(field["type"], f"{column}.{field['name']}")
+    for part, name in (("elementType", "element"), ("keyType", "key"), ("valueType", "value")):
+        yield from _paths(kind.get(part), f"{column}.{name}")
+
+
+def _spark_type(kind: IcebergType) -> Any:
+    """Return a type of the table in Spark's schema JSON, every part nullable. For a type that Spark lacks, return a string with its Iceberg name."""
+    from pyiceberg.types import DecimalType, ListType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        fields = [
+            {"name": field.name, "type": _spark_type(field.field_type), "nullable": True, "metadata": {}}
+            for field in kind.fields
+        ]
+        return {"type": "struct", "fields": fields}
+    if isinstance(kind, ListType):
+        return {"type": "array", "elementType": _spark_type(kind.element_type), "containsNull": True}
+    if isinstance(kind, MapType):
+        key, value = _spark_type(kind.key_type), _spark_type(kind.value_type)
+        return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
+    if isinstance(kind, DecimalType):
+        return f"decimal({kind.precision},{kind.scale})"
+    return _SPARK_NAMES.get(str(kind), f"iceberg {kind}")
+
+
+def _required(schema: Schema) -> list[tuple[str, bool]]:
+    """Return every field of a schema by its full name, and whether it is required. Map keys, which are never null, count as not required."""
+    from pyiceberg.types import MapType
+
+    fields = {schema.find_column_name(field.field_id): field for field in _every(schema)}
+    keys = {field.field_type.key_id for field in fields.values() if isinstance(field.field_type, MapType)}
+    return [(str(name), field.required and field.field_id not in keys) for name, field in fields.items()]
+
+
+def _every(schema: Schema) -> list[NestedField]:
+    from pyiceberg.schema import index_by_id
+
+    return list(index_by_id(schema).values())

@@ -1,0 +1,91 @@
+"""Sends one commit to an Iceberg table, once. Imports pyiceberg, so only the sink imports this module, when it publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, ValidationException
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.update import RemoveSnapshotsUpdate, UpdatesAndRequirements, UpdateTableMetadata
+
+
+class OneCommit(Transaction):
+    """A transaction on a loaded table. The caller must find out whether a failed commit was applied."""
+
+    def __init__(self, table: Table) -> None:
+        table.catalog = _Once(table.catalog)  # type: ignore[assignment]
+        super().__init__(table)
+        self._seen: tuple[int, TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """The table metadata with all staged updates. Cached, because pyiceberg reads it repeatedly and copies every snapshot each time."""
+        if self._seen is None or self._seen[0] != len(self._updates):
+            self._seen = (len(self._updates), super().table_metadata)
+        return self._seen[1]
+
+    def add_snapshot(self, files: Sequence[DataFile], gone: Sequence[DataFile], properties: dict[str, str]) -> None:
+        """Stage one snapshot that adds ``files`` and removes ``gone``."""
+        update = self.update_snapshot(snapshot_properties=properties)
+        merges = self.table_metadata.properties.get("commit.manifest-merge.enabled", "").lower() == "true"
+        producer: Any = update.overwrite() if gone else update.merge_append() if merges else update.fast_append()
+        with producer:
+            for file in gone:
+                producer.delete_data_file(file)
+            for file in files:
+                producer.append_data_file(file)
+
+    def expire(self, *, older_than_ms: int, marked: str) -> None:
+        """Stage the expiry of old snapshots that have the property ``marked`` and that are not the head of a branch or tag."""
+        metadata = self.table_metadata
+        shown = {ref.snapshot_id for ref in metadata.refs.values()}
+        old = [
+            snapshot.snapshot_id
+            for snapshot in metadata.snapshots
+            if snapshot.timestamp_ms < older_than_ms
+            and snapshot.snapshot_id not in shown
+            and snapshot.summary is not None
+            and marked in snapshot.summary.additional_properties
+        ]
+        if old:
+            _Expiry(self, old).commit()
+
+
+class _Expiry(UpdateTableMetadata["_Expiry"]):
+    def __init__(self, transaction: Transaction, ids: list[int]) -> None:
+        super().__init__(transaction)
+        self._ids = ids
+
+    def _commit(self) -> UpdatesAndRequirements:
+        return (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": self._ids}),), ()
+
+
+class RefusedError(Exception):
+    """A refused commit. The sink catches it, and loads the table again to find out whether the commit was applied."""
+
+
+class _Once:
+    """
+    A catalog that hides a refused commit from pyiceberg's own error handling.
+
+    pyiceberg treats a refusal as proof that nothing was committed. It sends the commit again on top of other writers' commits, which would publish a
+    batch twice. It also deletes the manifests of the refused commit. If the refused request repeated one that was applied, these manifests belong to
+    the table.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def commit_table(self, *arguments: Any) -> Any:
+        """Commit through the catalog, and raise :class:`RefusedError` if it refuses."""
+        try:
+            return self._catalog.commit_table(*arguments)
+        except (CommitFailedException, ValidationException) as error:
+            raise RefusedError from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)

@@ -1,0 +1,221 @@
+"""Describes a staged Parquet file for an Iceberg manifest: its metrics, recorded at staging, and its partition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime, timezone
+from decimal import Context, Decimal
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.protocol.entries import DataFile
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile as IcebergFile
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+
+_COLUMNS = 32
+_LONGEST = 16
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EXACT = Context(prec=38)
+
+
+def metrics(parquet: Any, *, partition_by: Sequence[str]) -> str:
+    """
+    Return ``{"splits": [offset], "columns": {path: [bytes, values, nulls, lower, upper]}}`` as JSON text. Readers plan splits and skip files by these
+    metrics.
+
+    Columns are identified by path, because the table assigns the ids and may not exist yet. A count or bound is null if the footer lacks it, or if it
+    cannot be recorded exactly. A reader then reads the file. Dates are days and timestamps are microseconds since 1970. Decimals are text. For long
+    text the lower bound is truncated, and the upper bound is truncated and incremented.
+
+    :param parquet: pyarrow's metadata of the file
+    :raises DataError: pyiceberg cannot hold a partition value
+    """
+    groups = [parquet.row_group(number) for number in range(parquet.num_row_groups)]
+    columns = {}
+    for path, index in _leaves(parquet, partition_by):
+        chunks = [group.column(index) for group in groups]
+        try:
+            lower, upper = _bounds([chunk.statistics for chunk in chunks])
+        except (OverflowError, ValueError) as error:  # a year that Python cannot represent
+            if path in partition_by:
+                raise DataError("a partition value is out of the years 1 to 9999", column=path) from error
+            lower = upper = None
+        columns[path] = [
+            sum(chunk.total_compressed_size for chunk in chunks),
+            sum(chunk.num_values for chunk in chunks),
+            _nulls([chunk.statistics for chunk in chunks]),
+            lower,
+            upper,
+        ]
+    noted = {"splits": [_start(group) for group in groups], "columns": columns}
+    return json.dumps(noted, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def data_files(table: Table) -> Iterator[str]:
+    """
+    Yield the paths of the data files that the current snapshot, a branch or a tag references.
+
+    Reads the manifests instead of planning a scan. pyiceberg cannot plan a scan of a table with equality deletes, which Flink writes.
+    """
+    from pyiceberg.manifest import ManifestContent
+
+    heads = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    snapshots = [snapshot for head in sorted(heads) if (snapshot := table.snapshot_by_id(head)) is not None]
+    manifests = {manifest.manifest_path: manifest for found in snapshots for manifest in found.manifests(table.io)}
+    for manifest in manifests.values():
+        if manifest.content == ManifestContent.DATA:
+            yield from (entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io))
+
+
+def _leaves(parquet: Any, partition_by: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """
+    Yield path and index of the columns that get metrics: the first 32 leaf columns, and all partition columns.
+
+    Columns inside arrays and maps and columns of type INT96 get none. If a name contains a dot, no column gets metrics, because paths would be ambiguous.
+    """
+    schema = parquet.schema.to_arrow_schema()
+    if any("." in name for name in _names(schema)):
+        return
+    for index in range(len(parquet.schema.names)):
+        column = parquet.schema.column(index)
+        plain = column.max_repetition_level == 0 and column.physical_type != "INT96"
+        if plain and (index < _COLUMNS or column.path in partition_by):
+            yield column.path, index
+
+
+def _names(fields: Any) -> Iterator[str]:
+    for field in fields:
+        yield field.name
+        if hasattr(field.type, "fields"):
+            yield from _names(field.type.fields)
+
+
+def _start(group: Any) -> int:
+    column = group.column(0)
+    offsets = [column.data_page_offset]
+    if column.has_dictionary_page:
+        offsets.append(column.dictionary_page_offset)
+    return int(min(offsets))
+
+
+def _nulls(found: list[Any]) -> int | None:
+    if not found or any(chunk is None or not chunk.has_null_count for chunk in found):
+        return None
+    return int(sum(chunk.null_count for chunk in found))
+
+
+def _bounds(found: list[Any]) -> tuple[Any, Any]:
+    if not found or any(chunk is None or (not chunk.has_min_max and chunk.num_values > 0) for chunk in found):
+        return None, None
+    bounded = [chunk for chunk in found if chunk.has_min_max]
+    if not bounded:
+        return None, None
+    lower, upper = min(chunk.min for chunk in bounded), max(chunk.max for chunk in bounded)
+    return _noted(lower, up=False), _noted(upper, up=True)
+
+
+def _noted(value: Any, *, up: bool) -> Any:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return None  # readers and writers disagree on NaN: its order, and whether a footer's bounds include it
+    if isinstance(value, str):
+        return value if len(value) <= _LONGEST else _raised(value[:_LONGEST]) if up else value[:_LONGEST]
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, datetime):
+        return _micros(value)
+    if isinstance(value, date):
+        return _days(value)
+    return None
+
+
+def _raised(text: str) -> str | None:
+    """Return the smallest text, not longer than ``text``, that sorts after every text that starts with ``text``; ``None`` if there is none."""
+    for at in range(len(text) - 1, -1, -1):
+        code = ord(text[at]) + 1
+        if code == 0xD800:  # skip surrogates, which are not characters
+            code = 0xE000
+        if code <= 0x10FFFF:
+            return text[:at] + chr(code)
+    return None
+
+
+def _micros(value: datetime) -> int:
+    passed = (value if value.tzinfo else value.replace(tzinfo=timezone.utc)) - _EPOCH
+    return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
+
+
+def _days(value: date) -> int:
+    return value.toordinal() - _EPOCH.toordinal()
+
+
+def iceberg_file(table: TableMetadata, file: DataFile, uri: str) -> IcebergFile:
+    """
+    Build the manifest entry of one staged file.
+
+    The partition comes from the log's manifest. It is not derived from bounds, which do not represent long text exactly, nor a null beside a value.
+    """
+    from pyiceberg.conversions import to_bytes
+    from pyiceberg.manifest import DataFile as IcebergFile
+    from pyiceberg.manifest import DataFileContent, FileFormat
+    from pyiceberg.typedef import Record
+    from pyiceberg.types import PrimitiveType
+
+    schema, noted = table.schema(), json.loads(file.stats or '{"splits":null,"columns":{}}')
+    maps: dict[str, Any] = {
+        name: {} for name in ("column_sizes", "value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
+    }
+    for path, (size, values, nulls, lower, upper) in noted["columns"].items():
+        field = schema.find_field(path)
+        assert isinstance(field.field_type, PrimitiveType)
+        found: dict[str, Any] = {"column_sizes": size, "value_counts": values, "null_value_counts": nulls}
+        for name, bound in (("lower_bounds", lower), ("upper_bounds", upper)):
+            found[name] = None if bound is None else to_bytes(field.field_type, _typed(str(field.field_type), bound))
+        for name, value in found.items():
+            if value is not None:
+                maps[name][field.field_id] = value
+    spec = table.spec()
+    parts = [(schema.find_field(part.source_id), part) for part in spec.fields]
+    made = IcebergFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=uri,
+        file_format=FileFormat.PARQUET,
+        partition=Record(*(_partition(str(field.field_type), file.partition[field.name]) for field, _ in parts)),
+        record_count=file.rows,
+        file_size_in_bytes=file.bytes,
+        split_offsets=noted["splits"],
+        **maps,
+    )
+    made.spec_id = spec.spec_id
+    return made
+
+
+def _typed(kind: str, noted: Any) -> Any:
+    """Convert a recorded bound for :func:`pyiceberg.conversions.to_bytes`."""
+    return Decimal(noted) if kind.startswith("decimal") else noted
+
+
+def _partition(kind: str, text: str | None) -> Any:
+    """Parse a partition value from the log's text."""
+    if text is None:
+        return None
+    if kind == "boolean":
+        return text == "true"
+    if kind in ("int", "long"):
+        return int(text)
+    if kind == "date":
+        return _days(date.fromisoformat(text))
+    if kind in ("timestamp", "timestamptz"):
+        whole, _, rest = text.replace("Z", "").replace("T", " ").partition(".")
+        return _micros(datetime.fromisoformat(whole)) + int(rest.ljust(6, "0"))
+    if kind.startswith("decimal"):
+        locations = int(kind.rstrip(")").rpartition(",")[2])
+        return Decimal(text).quantize(Decimal(1).scaleb(-locations), context=_EXACT)
+    return text

@@ -1,0 +1,446 @@
+"""
+A sink for Iceberg tables whose data files are the files that Spark staged (extra ``iceberg``).
+
+Publishing commits one snapshot of the table, and writes no data. Rows that are merged by key are the exception
+(:mod:`airflow_provider_streamsem.connectors.iceberg.merge`).
+
+The marker is a property of the table, which remains when snapshots expire, and a property of the snapshot that holds the files. One commit sets both.
+The catalog accepts the commit only if the table's branch ``main`` has not moved since it was read, so of two publishers one wins. The sink does not
+rely on the error of a failed commit. It loads the table again and reads the marker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.connectors.columns import types as column_types
+from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
+from airflow_provider_streamsem.connectors.iceberg import columns as iceberg_columns
+from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
+from airflow_provider_streamsem.connectors.iceberg import merge as iceberg_merge
+from airflow_provider_streamsem.connectors.iceberg.catalog import is_transient
+from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
+from airflow_provider_streamsem.connectors.staged_parquet.table_sink import TableSink, attempts_named
+from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    DataError,
+    InvalidError,
+    MarkerLostError,
+    PublishError,
+    StreamsemError,
+    UnavailableError,
+)
+from airflow_provider_streamsem.protocol.entries import Committable, Json
+from airflow_provider_streamsem.stores.contract import normalised, split_url
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile as IcebergFile
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table, Transaction
+
+_ROLLED_BACK = (
+    "the Iceberg table was rolled back to a snapshot from before the newest version of this pipeline was published"
+)
+_NEW_TABLE = {
+    "commit.manifest-merge.enabled": "true",  # otherwise each version adds a manifest that readers must open
+    "write.metadata.delete-after-commit.enabled": "true",  # keeps the newest hundred metadata files
+}
+
+
+@dataclass(slots=True)
+class _Open:
+    """A catalog, and the table for one try; ``None`` if there is no table."""
+
+    catalog: Catalog
+    table: Table | None
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergSink(TableSink[_Open]):
+    """
+    Rows of an Iceberg table, in any catalog that pyiceberg supports. Any Iceberg reader can read it. Other writers may append to it, compact it and
+    delete from it.
+
+    The first batch with rows creates the table. An existing table is used if its columns and partitions fit. Columns that the transform adds are
+    added to the table, and types widen as Iceberg promotes them. A reprocessing run replaces the files of the version that it reprocesses.
+
+    :param path: location whose ``data/`` holds the staged files: an absolute path, ``file:///path`` or ``s3://bucket/prefix``. In mode ``append`` these
+        files become files of the table. A new table gets this location
+    :param table: ``namespace.table``; a namespace may have several levels
+    :param catalog: the catalog's name in pyiceberg
+    :param properties: properties of the catalog in pyiceberg's form (``type``, ``uri``, ``warehouse`` …), without secrets
+    :param conn_id: an Airflow connection with more properties in its extra, including secrets. Its host is the ``uri``; login and password are the
+        ``credential`` of a REST catalog
+    :param partition_by: the table's partition columns, each with the identity transform
+    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same key; the last row of a key in the order of the staged files wins. For
+        ``upsert`` the publisher reads the batch, and each file of the table that it changes, into memory. The rows must have every column of the
+        table, and reprocessing is refused
+    :param keys: for ``upsert``: the one column that identifies a row; it must not be null
+    :param expire_after_s: age in seconds after which the publishing commit expires snapshots of this sink; absent: they are kept. Publishing takes
+        longer with each retained snapshot of the table
+    """
+
+    extra: ClassVar[str] = "iceberg"
+    once: ClassVar[str] = (
+        "each version is one commit of the table, which holds {holds} and the pipeline's marker, and is taken only while the table is as it was read"
+    )
+    path: str
+    table: str
+    catalog: str = "default"
+    properties: Mapping[str, str] = field(default_factory=dict)
+    conn_id: str | None = None
+    partition_by: Sequence[str] = ()
+    expire_after_s: int | None = None
+    mode: str = "append"
+    keys: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        where = "sink iceberg:"
+        arguments.text(f"{where} path", self.path, pattern=r"[^#?]*", accepted="a location without # and ?")
+        arguments.text(f"{where} table", self.table, pattern=r"[^.\s]+(\.[^.\s]+)+", accepted="namespace.table")
+        arguments.text(f"{where} catalog", self.catalog)
+        object.__setattr__(self, "properties", arguments.options(f"{where} properties", self.properties))
+        iceberg_catalog.check_properties(where, self.properties)
+        if self.conn_id is not None:
+            arguments.text(f"{where} conn_id", self.conn_id)
+        if self.expire_after_s is not None:
+            arguments.integer(f"{where} expire_after_s", self.expire_after_s, least=1)
+        self.take_arguments(where)
+        if len(self.keys) > 1 or any("." in key for key in self.keys):
+            what = "an Iceberg table is merged by one key, which has no dot in its name"
+            raise InvalidError(what, given=list(self.keys))
+
+    def immutable_config(self) -> Json:
+        """
+        The table, the location of its files, its partition columns and, for a merge, the mode and key.
+
+        The catalog is identified by its name, so its properties may change.
+        """
+        return {
+            "type": "iceberg",
+            "path": normalised(self.path),
+            "catalog": self.catalog,
+            "table": self.table,
+            "partition_by": list(self.partition_by),
+            **self.immutable_mode,
+        }
+
+    def resolve_schema(self, schema: str) -> str:
+        """Check that Iceberg has the column types and that the columns fit an existing table. The rows are then staged with the table's types."""
+        with self._opened() as catalog:
+            table = self._read(catalog, refusal=DataError)
+            if table is not None:
+                schema = self._fitted(table, schema)
+            named, _ = column_types.typed(schema)
+            columns = iceberg_columns.iceberg_schema(named, self.partition_by)
+            keyed_rows.check_keys(json.loads(named)["fields"], self.keys)
+            if table is not None:
+                self._check_merge(table, columns)
+            return schema
+
+    def attempts_in_use(self) -> set[tuple[int, str]]:
+        """The attempts whose data files the current snapshot, a branch or a tag references."""
+        with self._opened() as catalog:
+            table = self._read(catalog, refusal=UnavailableError)
+            return set() if table is None else attempts_named(iceberg_files.data_files(table))
+
+    def check_reprocess(self, replaced: Committable | None) -> None:
+        """Check that the table still has the files that the reprocessing run replaces."""
+        if replaced is None or not replaced.files:
+            return
+        with self._opened() as catalog:
+            table = self._read(catalog, refusal=InvalidError)
+            changed = [] if table is None else self._changed(table, replaced)[0]
+        if changed:
+            what = "others rewrote or deleted files of this version in the Iceberg table, so it cannot be reprocessed; nothing was written"
+            raise InvalidError(what, table=self.table, files=changed)
+
+    def stats(self, parquet: Any) -> str:
+        """Return a file's metrics by column path; ``""`` for a merge, because pyiceberg computes the metrics of the files that it writes."""
+        if self.merges:
+            keyed_rows.check_times(parquet)
+            return ""
+        return iceberg_files.metrics(parquet, partition_by=self.partition_by)
+
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
+        """Read the marker from the table's property. A rollback keeps the property but removes the rows, so a rolled-back table is an error."""
+        with self._opened() as catalog:
+            table = self._read(catalog, refusal=UnavailableError)
+            key = _key(pipeline_uuid, sink)
+            found = None if table is None else _marker(table, key)
+            if table is not None and found is not None and _is_rolled_back(table, key):
+                raise MarkerLostError(_ROLLED_BACK, table=self.table, sink=sink, marker=found.version)
+            return found
+
+    @contextmanager
+    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
+        """Open the catalog, and load the current table."""
+        with self._opened() as catalog:
+            yield _Open(catalog, self._read(catalog, refusal=PublishError))
+
+    def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
+        """Read the marker from the table's property."""
+        return None if handle.table is None else _marker(handle.table, _key(batch.pipeline_uuid, batch.sink))
+
+    def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
+        """Check that the table has the pipeline's marker and was not rolled back."""
+        what = "has no marker of this pipeline: it was deleted and created again, or replaced"
+        what = "is missing: it was deleted or renamed" if handle.table is None else what
+        truth = f"the Iceberg table, which has rows of this pipeline by its receipts, {what}"
+        if not batch.is_settled(found):
+            batch.check_marker(found, truth, table=self.table, catalog=self.catalog)
+        key = _key(batch.pipeline_uuid, batch.sink)
+        if handle.table is not None and found is not None and _is_rolled_back(handle.table, key):
+            raise batch.lost(_ROLLED_BACK, marker=found.version, table=self.table, catalog=self.catalog)
+
+    def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
+        """Commit the files or merged rows, the marker, and the removal of the files that reprocessing replaces, in one commit."""
+        handle.table = table = handle.table or self._created(handle.catalog, batch)
+        key = _key(batch.pipeline_uuid, batch.sink)
+        self._commit_once(table, batch, key, "skipped" if skips else "applied")
+        return batch.is_settled(_marker(table, key))
+
+    def detail(self, handle: _Open, batch: Batch) -> Json:
+        """The snapshot of the marker, unless it has expired."""
+        assert handle.table is not None
+        key = _key(batch.pipeline_uuid, batch.sink)
+        mark = handle.table.properties[key]
+        made = [
+            snapshot.snapshot_id
+            for snapshot in handle.table.snapshots()
+            if snapshot.summary is not None and snapshot.summary.additional_properties.get(key) == mark
+        ]
+        return {"snapshot": str(made[-1])} if made else None
+
+    def basis(self, handle: _Open) -> object:
+        """The metadata location of the table. Another writer's commit may have caused a failure. On the same metadata, the commit fails again."""
+        return "" if handle.table is None else handle.table.metadata_location
+
+    def is_refusal(self, error: Exception) -> bool:
+        """Every error that does not come from the catalog or the store."""
+        return not is_transient(error)
+
+    def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
+        """Return an error that names the type of the cause."""
+        what = "the Iceberg table refuses the batch; nothing of it is in the table"
+        error = PublishError(what, table=self.table, version=batch.version, problem=type(cause).__name__)
+        error.__cause__ = cause
+        return error
+
+    def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
+        """Return an error that names the table and the number of tries."""
+        what = "the Iceberg table gave no clear answer; whether the batch is in it is unknown"
+        error = UnavailableError(what, table=self.table, version=batch.version, tries=self.tries)
+        error.__cause__ = cause
+        return error
+
+    def _commit_once(self, table: Table, batch: Batch, key: str, word: str) -> None:
+        """Try one commit once. It always contains a snapshot, because the snapshot carries the requirement that ``main`` has not moved."""
+        from airflow_provider_streamsem.connectors.iceberg.commit import OneCommit
+
+        mark = {key: f"{batch.version} {word} {batch.outcome}"}
+        files: list[IcebergFile] = []
+        gone: list[IcebergFile] = []
+        commit = OneCommit(table)
+        if word == "applied":
+            self._fit(commit, table, batch)
+            self.check_staged(batch)
+        if word == "applied" and not self.merges:
+            metadata = commit.table_metadata
+            files = [
+                iceberg_files.iceberg_file(metadata, file, self._uri(file.key)) for file in batch.committable.files
+            ]
+            gone = self._files_to_replace(table, batch)
+        if self.expire_after_s is not None:
+            commit.expire(older_than_ms=SYSTEM_CLOCK.now_ms() - self.expire_after_s * 1000, marked=key)
+        commit.set_properties(mark)
+        if word == "applied" and self.merges and batch.committable.rows:
+            iceberg_merge.merge(commit, self.location, batch, self.keys[0], mark)
+        else:
+            commit.add_snapshot(files, gone, mark)
+        commit.commit_transaction()
+
+    def _fit(self, commit: Transaction, table: Table, batch: Batch) -> None:
+        """Check the table again, and stage the columns and the name mapping that it lacks. The files have no field ids, so readers need the mapping."""
+        try:
+            wanted = self._fitted(table, batch.schema)
+            iceberg_columns.check_staged_types(table.metadata, batch.schema)
+            columns = iceberg_columns.iceberg_schema(wanted, self.partition_by)
+            self._check_merge(table, columns)
+        except (ConflictError, DataError) as error:
+            raise PublishError(
+                "the Iceberg table was changed after the batch was staged and does not take its rows; nothing of the batch is in it",
+                table=self.table,
+                version=batch.version,
+                problem=error.summary,
+                **{name: value for name, value in error.fields.items() if name not in ("table", "version")},
+            ) from error
+        with commit.update_schema() as update:  # no change if the table has all columns
+            update.union_by_name(columns)
+        if table.name_mapping() is None:
+            mapping = commit.table_metadata.schema().name_mapping
+            commit.set_properties({"schema.name-mapping.default": mapping.model_dump_json()})
+        if not self.merges and batch.schema:
+            noted = iceberg_columns.noted_names(commit.table_metadata, batch.schema)
+            if noted != table.properties.get(iceberg_columns.COLUMNS):
+                commit.set_properties({iceberg_columns.COLUMNS: noted})
+
+    def _files_to_replace(self, table: Table, batch: Batch) -> list[IcebergFile]:
+        """Return the files that a reprocessing run removes. The table must still have all of them unchanged, or their rows would stay in the table."""
+        replaced = Committable(format="parquet", rows=0, files=()) if batch.replaced is None else batch.replaced
+        if not replaced.files:
+            return []
+        changed, current_output = self._changed(table, replaced)
+        if changed:
+            raise PublishError(
+                "files that a reprocessing run replaces were rewritten or deleted in the Iceberg table by others; the reprocessing run would double their rows",
+                table=self.table,
+                version=batch.version,
+                files=changed,
+            )
+        return current_output
+
+    def _changed(self, table: Table, replaced: Committable) -> tuple[list[str], list[IcebergFile]]:
+        """Return the files that are missing from the table or have row-level deletes, and those that are unchanged."""
+        uris = [self._uri(file.key) for file in replaced.files]
+        there = {task.file.file_path: task for task in table.scan().plan_files()}
+        changed = [uri for uri in uris if uri not in there or there[uri].delete_files]
+        return changed, [there[uri].file for uri in uris if uri not in changed]
+
+    def _created(self, catalog: Catalog, batch: Batch) -> Table:
+        """Create an empty table. If another process created one concurrently, the error is handled as any other."""
+        from pyiceberg.partitioning import PartitionField, PartitionSpec
+        from pyiceberg.transforms import IdentityTransform
+
+        columns = self._columns(batch)
+        parts = [
+            PartitionField(columns.find_field(name).field_id, 1000 + at, IdentityTransform(), name)
+            for at, name in enumerate(self.partition_by)
+        ]
+        catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+        return catalog.create_table(
+            self.table, columns, location=self._uri(""), partition_spec=PartitionSpec(*parts), properties=_NEW_TABLE
+        )
+
+    def _columns(self, batch: Batch) -> Schema:
+        return iceberg_columns.iceberg_schema(batch.schema, self.partition_by)
+
+    def _loaded(self, catalog: Catalog) -> Table | None:
+        """Load the current table; ``None`` if there is none."""
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        try:
+            return catalog.load_table(self.table)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+
+    def _read(self, catalog: Catalog, *, refusal: type[StreamsemError]) -> Table | None:
+        """
+        Load the current table; ``None`` if there is none.
+
+        :param refusal: the error to raise if pyiceberg permanently cannot read the table
+        :raises UnavailableError: the table cannot be loaded now
+        """
+        try:
+            return self._loaded(catalog)
+        except InvalidError:
+            raise
+        except Exception as error:
+            raise _kind(error, refusal)(
+                "the Iceberg table cannot be loaded", table=self.table, problem=type(error).__name__
+            ) from error
+
+    def _fitted(self, table: Table, schema: str) -> str:
+        """Refuse a table whose requirements this sink does not satisfy, and return the columns with the types of the table."""
+        self._check_partitions(table)
+        asked = iceberg_columns.unwritable(table.metadata, expires=self.expire_after_s is not None)
+        if asked:
+            what = "the Iceberg table requires more of its writers than this sink does; nothing became visible"
+            raise DataError(what, table=self.table, requires=asked)
+        if not self.merges:
+            iceberg_columns.check_names(table.metadata)
+        return iceberg_columns.fitted(table.metadata, schema, self.partition_by, lacks=not self.merges)
+
+    def _check_partitions(self, table: Table) -> None:
+        schema = table.schema()
+        found = [(str(schema.find_column_name(part.source_id)), str(part.transform)) for part in table.spec().fields]
+        if found != [(name, "identity") for name in self.partition_by]:
+            raise ConflictError(
+                "the Iceberg table has other partitions than the sink",
+                table=self.table,
+                partition_by=list(self.partition_by),
+                found=[f"{transform}({name})" for name, transform in found],
+            )
+
+    def _check_merge(self, table: Table, columns: Schema) -> None:
+        """
+        For a merge, check that pyiceberg can write the files that the table requires, and that the rows have every column of the table.
+
+        A merged row replaces a whole row, so the values of columns that it lacks would be lost.
+        """
+        if self.merges:
+            iceberg_merge.check_writable(table)
+        given = {field.name for field in columns.fields}
+        lacking = [field.name for field in table.schema().fields if field.name not in given]
+        if self.merges and given and lacking:
+            raise DataError(
+                "the rows lack columns of the Iceberg table, whose values a merge would lose; nothing became visible",
+                table=self.table,
+                missing=lacking,
+            )
+
+    def _opened(self) -> AbstractContextManager[Catalog]:
+        return iceberg_catalog.opened(self.catalog, self.properties, self.conn_id, self.path)
+
+    def _uri(self, key: str) -> str:
+        """Return the URI of a key, always in the same spelling, because tables compare URIs as text."""
+        scheme, rest = split_url(self.path)
+        return f"{scheme}://{rest}/{key}".rstrip("/")
+
+
+def _key(pipeline_uuid: str, sink: str) -> str:
+    return f"streamsem.{pipeline_uuid}.{sink}"
+
+
+def _kind(error: BaseException, refusal: type[StreamsemError]) -> type[StreamsemError]:
+    return UnavailableError if is_transient(error) else refusal
+
+
+def _marker(table: Table, key: str) -> SinkMarker | None:
+    """Parse the marker from the table's property: ``<version> <state> <sha256 of the outcome>``."""
+    if key not in table.properties:
+        return None
+    version, state, outcome = f"{table.properties[key]} ".split(" ")[:3]
+    return SinkMarker(int(version), state, outcome)
+
+
+def _is_rolled_back(table: Table, key: str) -> bool:
+    """Whether the marker's snapshot still exists but is not an ancestor of the head of ``main``, because a writer rolled the table back."""
+    mark = table.properties[key]
+    snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots()}
+    marked = [
+        snapshot
+        for snapshot in snapshots.values()
+        if snapshot.summary is not None and snapshot.summary.additional_properties.get(key) == mark
+    ]
+    if not marked:
+        return False  # the marker's snapshot has expired
+    newest, at = marked[-1], table.current_snapshot()
+    while at is not None:
+        if at.snapshot_id == newest.snapshot_id:
+            return False
+        parent = at.parent_snapshot_id
+        if parent is not None and parent not in snapshots:
+            # An expired snapshot interrupts the ancestry. Sequence numbers increase along it.
+            return (at.sequence_number or 0) < (newest.sequence_number or 0)
+        at = None if parent is None else snapshots[parent]
+    return True

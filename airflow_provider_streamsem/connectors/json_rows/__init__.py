@@ -1,0 +1,1 @@
+"""Converts rows and values to JSON."""

@@ -1,0 +1,88 @@
+"""Converts staged rows to JSON, in the manner of Spark's ``to_json``. Every publisher produces the same text for the same row."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from airflow_provider_streamsem.errors import DataError
+
+_PLAIN = {"boolean", "byte", "short", "integer", "long", "float", "double", "string", "binary", "date"}
+_PLAIN |= {"timestamp", "timestamp_ntz"}
+_SIZED = ("decimal(", "char(", "varchar(")
+
+
+def check_types(schema: str) -> list[str]:
+    """
+    Return the column names of a schema, if JSON can represent all of its types.
+
+    :param schema: schema JSON in Spark's form
+    :raises DataError: JSON cannot represent a type: intervals, variants, or maps whose keys are not strings
+    """
+    fields = json.loads(schema)["fields"]
+    for field in fields:
+        if not _is_known(field["type"]):
+            raise DataError(
+                "a column is of a type that JSON does not have; nothing became visible",
+                column=field["name"],
+                given=field["type"],
+            )
+    return [field["name"] for field in fields]
+
+
+def _is_known(kind: Any) -> bool:
+    if isinstance(kind, str):
+        return kind in _PLAIN or kind.startswith(_SIZED)
+    if kind["type"] == "struct":
+        return all(_is_known(field["type"]) for field in kind["fields"])
+    if kind["type"] == "array":
+        return _is_known(kind["elementType"])
+    return bool(kind["type"] == "map" and kind["keyType"] == "string" and _is_known(kind["valueType"]))
+
+
+def json_rows(batch: Any) -> list[dict[str, Any]]:
+    """
+    Convert a pyarrow record batch to rows of values that :mod:`json` can write.
+
+    Dates and timestamps become ISO 8601 strings; timestamps with a time zone are in UTC. Decimals become strings, so that no digit is lost. Binary values
+    become base64. Non-finite floats become ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
+    """
+    forms = {field.name: _form(field.type) for field in batch.schema}
+    return [{name: forms[name](value) for name, value in row.items()} for row in batch.to_pylist()]
+
+
+def _form(kind: Any) -> Callable[[Any], Any]:
+    from pyarrow import types
+
+    form: Callable[[Any], Any] = _same
+    if types.is_floating(kind):
+        form = _number
+    elif types.is_decimal(kind):
+        form = lambda value: format(value, "f")  # noqa: E731
+    elif types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        form = lambda value: base64.b64encode(value).decode()  # noqa: E731
+    elif types.is_timestamp(kind) or types.is_date(kind):
+        form = lambda value: value.isoformat().replace("+00:00", "Z")  # noqa: E731
+    elif types.is_map(kind):
+        item = _form(kind.item_type)
+        form = lambda value: {key: item(found) for key, found in value}  # noqa: E731
+    elif types.is_list(kind) or types.is_large_list(kind):
+        element = _form(kind.value_type)
+        form = lambda value: [element(found) for found in value]  # noqa: E731
+    elif types.is_struct(kind):
+        parts = {field.name: _form(field.type) for field in kind}
+        form = lambda value: {name: parts[name](found) for name, found in value.items()}  # noqa: E731
+    return lambda value: None if value is None else form(value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _number(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")

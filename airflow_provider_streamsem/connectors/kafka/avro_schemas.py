@@ -1,0 +1,176 @@
+"""
+Checks whether an Avro reader schema reads the values of a writer schema without changing them. It works on schemas only, without Spark.
+
+Avro's schema resolution ignores logical types. It reads milliseconds as microseconds and 1.23 as 0.0123. It also rounds a long to a double.
+Schema registries call such versions compatible.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+Schema: TypeAlias = str | Mapping[str, Any] | Sequence[Any]
+
+_UNITS = (
+    "date", "decimal", "duration", "local-timestamp-micros", "local-timestamp-millis", "local-timestamp-nanos", "time-micros", "time-millis",
+    "timestamp-micros", "timestamp-millis", "timestamp-nanos",
+)  # fmt: skip
+_PRIMITIVE = ("boolean", "bytes", "double", "float", "int", "long", "null", "string")
+_INEXACT = {("int", "float"), ("long", "float"), ("long", "double")}
+_PROMOTED = {
+    "int": ("long", "float", "double"),
+    "long": ("float", "double"),
+    "float": ("double",),
+    "string": ("bytes",),
+    "bytes": ("string",),
+}
+
+
+def inexact_field(writer: str, reader: str) -> str | None:
+    """
+    Return the first field whose values would change if the reader schema read them.
+
+    A writer type without a logical type has no unit, so the reader's logical type applies.
+
+    :param writer: the schema that wrote the records, as JSON text
+    :param reader: the schema that reads the records, as JSON text
+    :returns: the field with both types, such as ``field (long is read as double)``. ``None`` if no value changes, or if the reader schema cannot read
+        the records at all
+    """
+    written, read = _Named(json.loads(writer)), _Named(json.loads(reader))
+    return next(_Walk(written.types, read.types).changed(written.schema, read.schema, ""), None)
+
+
+class _Walk:
+    """Compares two schemas recursively. It visits each pair of records, arrays or maps once, because a record may contain itself."""
+
+    def __init__(self, written: Mapping[str, Schema], read: Mapping[str, Schema]) -> None:
+        self._written, self._read = written, read
+        self._entered: set[tuple[int, int]] = set()
+
+    def changed(self, writer: Schema, reader: Schema, at: str) -> Iterator[str]:
+        """Yield each field whose values change, as ``field (long is read as double)``."""
+        writer, reader = self._resolved(writer, self._written), self._resolved(reader, self._read)
+        if isinstance(writer, list):
+            for branch in writer:
+                yield from self.changed(branch, reader, at)
+        elif isinstance(reader, list):
+            chosen = self._branch(writer, reader)
+            if chosen is not None:
+                yield from self.changed(writer, chosen, at)
+        elif _type(writer) == _type(reader) and _type(writer) in ("record", "array", "map"):
+            yield from self._inside(_attributes(writer), _attributes(reader), at)
+        elif not _is_exact(writer, reader):
+            yield f"{at.lstrip('.') or 'value'} ({_said(writer)} is read as {_said(reader)})"
+
+    def _inside(self, writer: Mapping[str, Any], reader: Mapping[str, Any], at: str) -> Iterator[str]:
+        if (id(writer), id(reader)) in self._entered:
+            return
+        self._entered.add((id(writer), id(reader)))
+        if writer["type"] == "array":
+            yield from self.changed(writer["items"], reader["items"], f"{at}[]")
+        elif writer["type"] == "map":
+            yield from self.changed(writer["values"], reader["values"], f"{at}[]")
+        else:
+            written = {field["name"]: field["type"] for field in writer.get("fields", ())}
+            for field in reader.get("fields", ()):
+                for name in (field["name"], *field.get("aliases", ())):
+                    if name in written:
+                        yield from self.changed(written[name], field["type"], f"{at}.{field['name']}")
+                        break
+
+    def _branch(self, writer: Schema, union: Sequence[Any]) -> Schema | None:
+        """
+        Return the branch of the reader's union that Avro selects, or ``None``.
+
+        A branch of the writer's type comes first (preferably with the same name), then a branch to which Avro promotes the writer's type.
+        """
+        kind = _type(writer)
+        branches = [self._resolved(branch, self._read) for branch in union]
+        own = [branch for branch in branches if _type(branch) == kind]
+        same_name = [branch for branch in own if _attributes(branch).get("name") == _attributes(writer).get("name")]
+        promoted = [branch for branch in branches if _type(branch) in _PROMOTED.get(kind, ())]
+        return next(iter([*same_name, *own, *promoted]), None)
+
+    def _resolved(self, schema: Schema, types: Mapping[str, Schema]) -> Any:
+        """Replace a type name by its definition."""
+        return types.get(schema, schema) if isinstance(schema, str) else schema
+
+
+class _Named:
+    """
+    A schema in which every type name is a fullname. The namespace comes from the definition, or from the enclosing definition.
+
+    :attr types: fullname → definition
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.types: dict[str, Schema] = {}
+        self.schema = self._full(schema, "")
+
+    def _full(self, schema: Schema, namespace: str) -> Any:
+        if isinstance(schema, str):
+            return schema if schema in _PRIMITIVE else _full_name(schema, namespace)
+        if not isinstance(schema, Mapping):
+            return [self._full(branch, namespace) for branch in schema]
+        kind = schema["type"]
+        if not isinstance(kind, str):
+            return self._full(kind, namespace)
+        if kind in ("record", "error", "enum", "fixed"):
+            return self._definition(schema, _full_name(schema["name"], schema.get("namespace", namespace)))
+        if kind in ("array", "map"):
+            part = "items" if kind == "array" else "values"
+            return {**schema, part: self._full(schema[part], namespace)}
+        return schema if kind in _PRIMITIVE else _full_name(kind, namespace)
+
+    def _definition(self, schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        fields = [{**f, "type": self._full(f["type"], name.rpartition(".")[0])} for f in schema.get("fields", ())]
+        kind = "record" if schema["type"] == "error" else schema["type"]
+        self.types[name] = {**schema, "type": kind, "name": name, **({"fields": fields} if fields else {})}
+        return self.types[name]  # type: ignore[return-value]
+
+
+def _full_name(name: str, namespace: str) -> str:
+    return f"{namespace}.{name}" if namespace and "." not in name else name
+
+
+def _attributes(schema: Schema) -> Mapping[str, Any]:
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _type(schema: Schema) -> str:
+    return schema if isinstance(schema, str) else str(_attributes(schema)["type"])
+
+
+def _unit(schema: Schema) -> tuple[Any, ...] | None:
+    """Return the logical type, with the scale of a decimal. Return ``None`` if the schema has none of the logical types in ``_UNITS``."""
+    given = _attributes(schema)
+    if given.get("logicalType") not in _UNITS:
+        return None
+    if given["logicalType"] == "decimal":
+        return "decimal", given.get("scale", 0)
+    return (given["logicalType"],)
+
+
+def _is_exact(writer: Schema, reader: Schema) -> bool:
+    if (_type(writer), _type(reader)) in _INEXACT:
+        return False
+    unit = _unit(writer)
+    if _unit(reader) is not None and "string" in (_type(writer), _type(reader)) and _type(writer) != _type(reader):
+        return False  # A string's bytes do not encode a number.
+    if unit is not None and unit != _unit(reader):
+        return False
+    return unit is None or unit[0] != "decimal" or _precision(writer) <= _precision(reader)
+
+
+def _precision(schema: Schema) -> int:
+    return int(_attributes(schema).get("precision", 0))
+
+
+def _said(schema: Schema) -> str:
+    given = _attributes(schema)
+    if given.get("logicalType") == "decimal":
+        return f"decimal({given.get('precision')},{given.get('scale', 0)})"
+    return str(given.get("logicalType") or _type(schema))

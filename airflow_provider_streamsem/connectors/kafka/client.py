@@ -1,0 +1,202 @@
+"""Kafka client settings and error handling, shared by the source and the sink. Settings come from an Airflow connection."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from airflow_provider_streamsem.connections import connection
+from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
+
+TIMEOUT_S = 30.0
+QUIET = logging.getLogger("airflow_provider_streamsem.librdkafka")
+"""Logger that receives librdkafka's log messages, which would otherwise go to the task's standard error"""
+REFUSALS = (
+    "TOPIC_AUTHORIZATION_FAILED",
+    "CLUSTER_AUTHORIZATION_FAILED",
+    "SASL_AUTHENTICATION_FAILED",
+    "_AUTHENTICATION",
+)
+_UNREACHABLE = ("_TIMED_OUT", "_TRANSPORT", "_RESOLVE", "_ALL_BROKERS_DOWN")
+_DO_UNREACHABLE = (
+    "check that the brokers run and that this host reaches them (address, port, TLS or plain text); then run again."
+)
+_DO_REFUSED = (
+    "check the user, the password and the mechanism of the connection, and the rights on topics; then run again."
+)
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+"""SASL mechanisms with which both clients authenticate by username and password only"""
+BOTH_CLIENTS = (
+    "bootstrap.servers",
+    "sasl.mechanism",
+    "sasl.mechanisms",
+    "sasl.password",
+    "sasl.username",
+    "security.protocol",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.key.location",
+    "ssl.key.password",
+)
+"""Connection properties that are passed to both librdkafka and Spark's Java client"""
+ONLY_LIBRDKAFKA = (
+    "api.version.request",
+    "api.version.request.timeout.ms",
+    "batch.size",
+    "broker.address.family",
+    "broker.address.ttl",
+    "broker.version.fallback",
+    "client.dns.lookup",
+    "client.rack",
+    "compression.codec",
+    "compression.type",
+    "connections.max.idle.ms",
+    "debug",
+    "linger.ms",
+    "log.connection.close",
+    "log_level",
+    "message.max.bytes",
+    "metadata.max.age.ms",
+    "partitioner",
+    "queue.buffering.max.ms",
+    "receive.message.max.bytes",
+    "reconnect.backoff.max.ms",
+    "reconnect.backoff.ms",
+    "retry.backoff.max.ms",
+    "retry.backoff.ms",
+    "socket.connection.setup.timeout.ms",
+    "socket.keepalive.enable",
+    "socket.max.fails",
+    "socket.nagle.disable",
+    "socket.receive.buffer.bytes",
+    "socket.send.buffer.bytes",
+    "socket.timeout.ms",
+    "statistics.interval.ms",
+    "topic.metadata.propagation.max.ms",
+    "topic.metadata.refresh.fast.interval.ms",
+    "topic.metadata.refresh.interval.ms",
+    "topic.metadata.refresh.sparse",
+)
+"""Tuning properties that are passed to librdkafka but not to Spark's Java client"""
+# The source and the sink set these properties themselves. A connection that is shared with other tasks may contain them, so they are ignored.
+_IGNORED = (
+    "acks",
+    "auto.offset.reset",
+    "client.id",
+    "delivery.timeout.ms",
+    "enable.auto.commit",
+    "enable.idempotence",
+    "enable.partition.eof",
+    "group.id",
+    "isolation.level",
+    "message.timeout.ms",
+    "request.required.acks",
+)
+
+
+def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str, str]:
+    """
+    Return librdkafka's settings.
+
+    Every client gets its settings from this function. It passes on only the properties in :data:`BOTH_CLIENTS` and :data:`ONLY_LIBRDKAFKA`.
+    Other properties may load native code or Java classes (``plugin.library.paths``, ``interceptor.classes``), run commands
+    (``sasl.kerberos.kinit.cmd``) or call back (``error_cb``).
+
+    :param conn_id: an Airflow connection of type ``kafka``, which has the settings in its extra; ``None``: use ``bootstrap_servers`` only
+    :param bootstrap_servers: ``host:port,…``; used only without ``conn_id``
+    :raises InvalidError: the connection has no ``bootstrap.servers``, has a property or SASL mechanism that is not accepted, or uses SASL without
+        a mechanism. Correct the connection's extra
+    """
+    if conn_id is None:
+        return {"bootstrap.servers": bootstrap_servers or ""}
+    extra = connection(conn_id).extra
+    accepted = (*BOTH_CLIENTS, *ONLY_LIBRDKAFKA)
+    refused = sorted(name for name in extra if name not in (*accepted, *_IGNORED))
+    if refused:
+        raise InvalidError(
+            "a kafka connection holds a property that is not passed to a Kafka client; no client was started",
+            conn_id=conn_id,
+            property=refused[0] if len(refused) == 1 else refused,
+            accepted=sorted(accepted),
+        )
+    settings = {name: str(value) for name, value in extra.items() if name in accepted}
+    if not settings.get("bootstrap.servers"):
+        raise InvalidError("a kafka connection must have bootstrap.servers in its extra", conn_id=conn_id)
+    _check_mechanism(conn_id, settings)
+    return settings
+
+
+def _check_mechanism(conn_id: str, settings: Mapping[str, str]) -> None:
+    is_sasl = settings.get("security.protocol", "").upper().startswith("SASL")
+    given = [settings[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in settings]
+    # Without an explicit mechanism, librdkafka uses GSSAPI, which runs kinit in a shell.
+    if (is_sasl and not given) or any(mechanism.upper() not in MECHANISMS for mechanism in given):
+        raise InvalidError(
+            "a kafka connection must name a supported sasl.mechanism; no client was started",
+            conn_id=conn_id,
+            given=given,
+            accepted=list(MECHANISMS),
+        )
+
+
+@lru_cache(maxsize=8)
+def admin_client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
+    """
+    Return a cached ``AdminClient``.
+
+    :param process: the process id, which is part of the cache key because a client does not survive a fork
+    :param settings: librdkafka's settings as sorted ``(name, value)`` pairs, which can be a cache key
+    :raises InvalidError: confluent-kafka is not installed
+    """
+    try:
+        from confluent_kafka.admin import AdminClient
+    except ImportError as error:
+        raise InvalidError(
+            "confluent-kafka is not installed", accepted="pip install 'airflow-provider-streamsem[kafka]'"
+        ) from error
+    return AdminClient(dict(settings), logger=QUIET)
+
+
+def answer(ask: Any, *, missing: str = "", settings: Mapping[str, str] | None = None) -> Any:
+    """
+    Call ``ask``, and translate Kafka's exceptions into the errors of this package.
+
+    Errors contain the name of Kafka's error, never its text, because the text may contain settings.
+
+    :param ask: a callable without arguments, or the ``result`` method of a future
+    :param missing: name of the Kafka error for which ``None`` is returned
+    :param settings: librdkafka's settings of the client, from which errors name the brokers
+    :returns: the result of ``ask``; ``None`` if it failed with the error ``missing``
+    :raises StoreRefusedError: authentication or authorization failed. Check the connection and the ACLs
+    :raises UnavailableError: no broker answered, or the call failed otherwise. Check the brokers and run again
+    """
+    from concurrent.futures import TimeoutError as FutureTimeoutError
+
+    from confluent_kafka import KafkaException
+
+    where = {} if settings is None else {"bootstrap_servers": settings.get("bootstrap.servers", "")}
+    try:
+        return ask(timeout=TIMEOUT_S + 5) if getattr(ask, "__name__", "") == "result" else ask()
+    except KafkaException as error:
+        name = error_name(error)
+        if name == missing:
+            return None
+        if name in REFUSALS:
+            raise StoreRefusedError("Kafka refused a request; nothing was written", **where, error=name).advising(
+                _DO_REFUSED
+            ) from error
+        if name in _UNREACHABLE:
+            what = "no Kafka broker answered at these addresses; nothing was written"
+            raise UnavailableError(what, **where, error=name).advising(_DO_UNREACHABLE) from error
+        raise UnavailableError("Kafka gave no clear answer; nothing was written", **where, error=name) from error
+    except (FutureTimeoutError, TimeoutError) as error:
+        what = "Kafka gave no answer in time; nothing was written"
+        raise UnavailableError(what, **where, seconds=TIMEOUT_S).advising(_DO_UNREACHABLE) from error
+
+
+def error_name(error: Any) -> str:
+    """Return Kafka's name of the error in a ``KafkaException``, or ``unknown`` if it has none."""
+    return error.args[0].name() if error.args and hasattr(error.args[0], "name") else "unknown"

@@ -1,0 +1,293 @@
+"""
+Metadata requests to a Kafka cluster: topics and their ids, offsets, retention, log truncation. confluent-kafka is imported on first use.
+
+End offsets are requested at the isolation level of the read. Under ``read_committed`` the end is the last stable offset. A batch therefore never ends inside an
+open transaction (Kafka protocol, ListOffsets).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from airflow_provider_streamsem.connectors.kafka.client import MECHANISMS, QUIET, TIMEOUT_S, admin_client, answer
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, UnavailableError
+from airflow_provider_streamsem.protocol.offsets import Ranges
+
+_ELECTING = ("LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION")
+_ELECTION_WAITS_S = (0.2, 0.5, 1.0)
+"""
+Seconds between retries while a partition has no leader.
+
+A partition that was just created, or has lost its leader, returns these errors for a short time. The client does not retry them.
+"""
+
+_LOOK_AGAIN_S = (0.2, 0.5)
+_NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Partition:
+    """
+    A partition of one incarnation of a topic.
+
+    A topic that was deleted and recreated has a new topic id. The id distinguishes the offsets of the two incarnations (KIP-516).
+    """
+
+    topic: str
+    number: int
+    topic_id: str = ""
+
+    @property
+    def name(self) -> str:
+        """The key of the partition in offsets and ranges: ``orders-0@<topic id>``, or ``orders-0`` if the cluster has no topic ids."""
+        return f"{self.topic}-{self.number}" + (f"@{self.topic_id}" if self.topic_id else "")
+
+
+def parse_partition(name: str) -> Partition:
+    """
+    Parse a partition from its name.
+
+    :raises LogDamagedError: the name does not have the form of :attr:`Partition.name`
+    """
+    location, _, topic_id = name.partition("@")
+    topic, _, number = location.rpartition("-")
+    if not re.fullmatch(r"[0-9]{1,9}", number):
+        raise LogDamagedError("the log names what is no partition of a topic", invariant="R6", partition=name)
+    return Partition(topic=topic, number=int(number), topic_id=topic_id)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a partition: ``offset`` (exclusive) and the leader epoch."""
+
+    offset: int
+    epoch: int
+
+
+def lineage_names(settings: Mapping[str, str], topics: set[str], ranges: Ranges) -> list[tuple[str, str]]:
+    """
+    Return the lineage datasets ``(namespace, name)`` of the topics, and of the topics that the ranges name.
+
+    The namespace is the first bootstrap server, as in Spark's lineage.
+    """
+    server = settings["bootstrap.servers"].split(",")[0].split("://")[-1].strip()
+    namespace = f"kafka://{server}" if ":" in server else f"kafka://{server}:9092"
+    return [(namespace, topic) for topic in sorted(topics | {parse_partition(name).topic for name in ranges})]
+
+
+class KafkaCluster:
+    """
+    Requests metadata of one Kafka cluster.
+
+    :param settings: librdkafka's settings
+    :param isolation: ``read_committed`` or ``read_uncommitted``: the isolation level of end offsets
+    """
+
+    def __init__(self, settings: Mapping[str, str], isolation: str) -> None:
+        self._settings = dict(settings)
+        self._isolation = isolation
+
+    @cached_property
+    def _admin(self) -> Any:
+        return admin_client(os.getpid(), tuple(sorted(self._settings.items())))
+
+    def _answer(self, ask: Any, *, missing: str = "") -> Any:
+        return answer(ask, missing=missing, settings=self._settings)
+
+    def topic_names(self) -> list[str]:
+        """Return the names of all topics, except those that start with ``__``."""
+        found = self._answer(lambda: self._admin.list_topics(timeout=TIMEOUT_S)).topics
+        return sorted(name for name in found if not name.startswith("__"))
+
+    def partitions(self, topics: Iterable[str]) -> list[Partition]:
+        """
+        Return the partitions of the existing topics. Missing topics are left out.
+
+        Brokers learn of a new topic at different times. The method therefore requests a missing topic again before it leaves it out.
+        """
+        names = sorted(set(topics))
+        found: list[Partition] = []
+        for wait_s in (*_LOOK_AGAIN_S, 0.0):
+            found += self._described(sorted(set(names) - {p.topic for p in found}))
+            if {p.topic for p in found} == set(names):
+                break
+            time.sleep(wait_s)
+        return sorted(found)
+
+    def _described(self, names: list[str]) -> list[Partition]:
+        from confluent_kafka import TopicCollection
+
+        if not names:
+            return []
+        asked = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
+        found = []
+        for name, future in asked.items():
+            topic = self._answer(future.result, missing="UNKNOWN_TOPIC_OR_PART")
+            if topic is not None:
+                topic_id = "" if str(topic.topic_id) in ("", "None", _NO_TOPIC_ID) else str(topic.topic_id)
+                found += [Partition(name, part.id, topic_id) for part in topic.partitions]
+        return found
+
+    def ends(self, partitions: Iterable[Partition]) -> dict[Partition, End]:
+        """Return the end offset of each partition: one past the last record that is visible at this isolation level."""
+        from confluent_kafka.admin import OffsetSpec
+
+        return {
+            p: End(r.offset, r.leader_epoch if r.leader_epoch is not None else -1)
+            for p, r in self._offsets(partitions, OffsetSpec.latest())
+        }
+
+    def lows(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Return the earliest available offset of each partition."""
+        from confluent_kafka.admin import OffsetSpec
+
+        return {p: r.offset for p, r in self._offsets(partitions, OffsetSpec.earliest())}
+
+    def offsets_for_time(self, partitions: Iterable[Partition], at_ms: int) -> dict[Partition, int]:
+        """Return the first offset whose timestamp is at or after ``at_ms`` (milliseconds UTC), or the end offset if there is none."""
+        from confluent_kafka.admin import OffsetSpec
+
+        asked = list(partitions)
+        ends = self.ends(asked)
+        found = dict(self._offsets(asked, OffsetSpec.for_timestamp(at_ms)))
+        return {p: ends[p].offset if found[p].offset < 0 else min(found[p].offset, ends[p].offset) for p in asked}
+
+    def kept_ms(self, topics: Iterable[str]) -> dict[str, int | None]:
+        """Return topic → ``retention.ms``, after which Kafka may delete a record. The value is ``None`` if the topic deletes no record by age."""
+        from confluent_kafka.admin import ConfigResource, ResourceType
+
+        asked = {ConfigResource(ResourceType.TOPIC, name): name for name in sorted(set(topics))}
+        if not asked:
+            return {}
+        futures = self._answer(lambda: self._admin.describe_configs(list(asked), request_timeout=TIMEOUT_S))
+        kept: dict[str, int | None] = {}
+        for resource, future in futures.items():
+            config = self._answer(future.result)
+            ms = int(config["retention.ms"].value) if "delete" in config["cleanup.policy"].value else -1
+            kept[asked[resource]] = ms if ms >= 0 else None
+        return kept
+
+    def _offsets(self, partitions: Iterable[Partition], spec: Any) -> list[tuple[Partition, Any]]:
+        from confluent_kafka import IsolationLevel, TopicPartition
+
+        asked = {(p.topic, p.number): p for p in partitions}
+        if not asked:
+            return []
+        level = (
+            IsolationLevel.READ_COMMITTED if self._isolation == "read_committed" else IsolationLevel.READ_UNCOMMITTED
+        )
+        request = {TopicPartition(topic, number): spec for topic, number in asked}
+        for wait_s in (*_ELECTION_WAITS_S, None):
+            futures = self._answer(
+                lambda: self._admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT_S)
+            )
+            try:
+                return [(asked[tp.topic, tp.partition], self._answer(future.result)) for tp, future in futures.items()]
+            except UnavailableError as error:
+                if wait_s is None or error.fields.get("error") not in _ELECTING:
+                    raise
+                time.sleep(wait_s)
+        raise AssertionError("the last try returns or raises")
+
+    def was_truncated(self, partition: Partition, offset: int, epoch: int) -> bool:
+        """
+        Return whether a leader change after ``epoch`` lost records below ``offset`` (KIP-320).
+
+        The client asks the leader for the end offset of that epoch. This costs one fetch, so callers check only if the leader epoch has changed.
+
+        :param offset: exclusive
+        :param epoch: the leader epoch that was recorded with ``offset``
+        :raises UnavailableError: Kafka gave no clear answer. Run again
+        """
+        from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+        consumer = Consumer(
+            {
+                **self._settings, "group.id": "streamsem-look", "enable.auto.commit": False, "auto.offset.reset": "error",
+                "enable.partition.eof": True, "isolation.level": self._isolation, "logger": QUIET,
+            }
+        )  # fmt: skip
+        try:
+            consumer.assign([TopicPartition(partition.topic, partition.number, offset, leader_epoch=epoch)])
+            for _ in range(int(TIMEOUT_S)):
+                message = consumer.poll(1.0)
+                if message is None:
+                    continue
+                code = None if message.error() is None else message.error().code()
+                if code in (KafkaError._LOG_TRUNCATION, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                    return self.lows([partition])[partition] <= offset  # otherwise retention deleted it in the meantime
+                if code in (None, KafkaError._PARTITION_EOF):
+                    return False
+                if code is not None and message.error().fatal():
+                    break
+        finally:
+            consumer.close()
+        raise UnavailableError(
+            "Kafka gave no clear answer about a partition; nothing was written", partition=partition.name
+        )
+
+
+_JAAS = {
+    name: f"org.apache.kafka.common.security.{'plain.Plain' if name == 'PLAIN' else 'scram.Scram'}LoginModule"
+    for name in MECHANISMS
+}
+_SAME_IN_JAVA = {
+    "bootstrap.servers": "bootstrap.servers",
+    "security.protocol": "security.protocol",
+    "sasl.mechanism": "sasl.mechanism",
+    "sasl.mechanisms": "sasl.mechanism",
+    "ssl.endpoint.identification.algorithm": "ssl.endpoint.identification.algorithm",
+}
+_PLACES_IN_JAVA = {
+    "ssl.ca.location": ("ssl.truststore.certificates", "ssl.truststore.type"),
+    "ssl.certificate.location": ("ssl.keystore.certificate.chain", "ssl.keystore.type"),
+    "ssl.key.location": ("ssl.keystore.key", "ssl.keystore.type"),
+}
+
+
+def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """
+    Translate librdkafka's settings into options of Spark's Kafka source: ``kafka.<property of the Java client>`` → value.
+
+    Only the properties that this module translates reach the Java client.
+
+    :param settings: from :func:`airflow_provider_streamsem.connectors.kafka.client.settings_of`
+    :raises InvalidError: a file that a setting names cannot be read as PEM
+    """
+    java: dict[str, str] = {}
+    for name, value in settings.items():
+        if name in _SAME_IN_JAVA:
+            java[_SAME_IN_JAVA[name]] = _in_java(name, value)
+        elif name in _PLACES_IN_JAVA:
+            text, kind = _PLACES_IN_JAVA[name]
+            java |= {text: _pem(name, value), kind: "PEM"}
+        elif name == "ssl.key.password":
+            java["ssl.key.password"] = value
+    mechanism = java.get("sasl.mechanism")
+    if mechanism is not None:
+        user, password = (
+            json.dumps(settings.get(f"sasl.{part}", ""), ensure_ascii=False) for part in ("username", "password")
+        )
+        java["sasl.jaas.config"] = f"{_JAAS[mechanism]} required username={user} password={password};"
+    return {f"kafka.{name}": value for name, value in java.items()}
+
+
+def _in_java(name: str, value: str) -> str:
+    if name in ("security.protocol", "sasl.mechanism", "sasl.mechanisms"):
+        return value.upper()
+    return "" if name.startswith("ssl.endpoint") and value == "none" else value
+
+
+def _pem(name: str, path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        raise InvalidError("a file that a kafka connection names cannot be read as PEM", setting=name) from error

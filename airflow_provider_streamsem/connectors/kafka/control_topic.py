@@ -1,0 +1,156 @@
+"""The control topic stores, for each pipeline and sink, the newest version that is in Kafka. Compaction keeps these markers forever."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from airflow_provider_streamsem.connectors.contract import SinkMarker
+from airflow_provider_streamsem.connectors.kafka.client import QUIET, TIMEOUT_S, admin_client, answer
+from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.protocol.codec import read_json
+
+_LOOK_AGAIN_S = (0.5, 1.0, 2.0)  # Brokers learn of a new topic at different times.
+_CONFIG = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.1"}
+
+
+class Control:
+    """
+    Reads the markers of a control topic, and the topic metadata that the sink needs.
+
+    :param settings: librdkafka's settings
+    :param topic: name of the control topic, which has one partition and is compacted
+    """
+
+    def __init__(self, settings: Mapping[str, str], topic: str) -> None:
+        self._settings, self.topic = dict(settings), topic
+
+    @cached_property
+    def _admin(self) -> Any:
+        return admin_client(os.getpid(), tuple(sorted(self._settings.items())))
+
+    def _answer(self, ask: Any, *, missing: str = "") -> Any:
+        return answer(ask, missing=missing, settings=self._settings)
+
+    def partitions(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return topic → number of partitions. Missing topics are left out, and the request does not create them."""
+        from confluent_kafka import TopicCollection
+
+        names = sorted(set(topics))
+        if not names:
+            return {}
+        asked = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
+        found = {name: self._answer(future.result, missing="UNKNOWN_TOPIC_OR_PART") for name, future in asked.items()}
+        return {name: len(topic.partitions) for name, topic in found.items() if topic is not None}
+
+    def config(self, topics: Iterable[str], name: str) -> dict[str, str]:
+        """Return topic → value of the topic configuration ``name``."""
+        from confluent_kafka.admin import ConfigResource, ResourceType
+
+        asked = {ConfigResource(ResourceType.TOPIC, topic): topic for topic in sorted(set(topics))}
+        if not asked:
+            return {}
+        futures = self._answer(lambda: self._admin.describe_configs(list(asked), request_timeout=TIMEOUT_S))
+        return {asked[resource]: str(self._answer(future.result)[name].value) for resource, future in futures.items()}
+
+    def ensure(self) -> None:
+        """
+        Create the control topic if it is missing, then check it.
+
+        :raises InvalidError: as in :meth:`check`
+        """
+        from confluent_kafka.admin import NewTopic
+
+        if not self.partitions([self.topic]):
+            new = NewTopic(self.topic, num_partitions=1, replication_factor=-1, config=_CONFIG)
+            made = self._answer(lambda: self._admin.create_topics([new], request_timeout=TIMEOUT_S))
+            self._answer(made[self.topic].result, missing="TOPIC_ALREADY_EXISTS")
+            deadline = time.monotonic() + TIMEOUT_S
+            while not self.partitions([self.topic]) and time.monotonic() < deadline:
+                time.sleep(0.1)
+        self.check()
+
+    def is_missing(self) -> bool:
+        """Return whether the control topic is missing, after several requests. The requests do not create it."""
+        for wait_s in (*_LOOK_AGAIN_S, 0.0):
+            if self.partitions([self.topic]):
+                return False
+            time.sleep(wait_s)
+        return True
+
+    def check(self) -> None:
+        """
+        Check that the control topic keeps its markers. The topic must exist.
+
+        :raises InvalidError: it does not have exactly one partition, or its ``cleanup.policy`` is not ``compact``, so that markers could be lost
+        """
+        found = self.partitions([self.topic]).get(self.topic)
+        policy = self.config([self.topic], "cleanup.policy")[self.topic]
+        if found != 1 or policy != "compact":
+            raise InvalidError(
+                "the control topic must have one partition and cleanup.policy=compact: else markers are lost, and batches repeated",
+                control_topic=self.topic,
+                partitions=found,
+                cleanup_policy=policy,
+            )
+
+    def marker(self, key: str, *, within_s: float) -> SinkMarker | None:
+        """
+        Return the newest committed marker of a key among all records that were sent to the topic before this call.
+
+        An open transaction of another pipeline hides the records behind it, so this method waits until that transaction ends. It requests the
+        ``read_uncommitted`` end offset, and reads until a ``read_committed`` consumer reaches that offset.
+
+        :param key: ``<pipeline uuid>/<sink>``
+        :param within_s: timeout in seconds
+        :returns: ``None`` if the key has no marker, or if the topic is missing
+        :raises UnavailableError: the consumer did not reach the end within the timeout. Run again
+        """
+        from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+        if not self.partitions([self.topic]):
+            return None
+        end, newest = self._end(), None
+        deadline = time.monotonic() + within_s
+        consumer = Consumer(
+            {
+                **self._settings, "group.id": "streamsem-markers", "enable.auto.commit": False, "auto.offset.reset": "earliest",
+                "enable.partition.eof": True, "fetch.wait.max.ms": 50, "isolation.level": "read_committed", "logger": QUIET,
+            }
+        )  # fmt: skip
+        try:
+            # Request the metadata first. Otherwise the consumer needs half a second longer to find the leader.
+            self._answer(lambda: consumer.list_topics(self.topic, timeout=TIMEOUT_S))
+            consumer.assign([TopicPartition(self.topic, 0, OFFSET_BEGINNING)])
+            while time.monotonic() < deadline:
+                message = consumer.poll(0.2)
+                if message is None:
+                    continue
+                if message.error() is None:
+                    if message.key() == key.encode() and message.value() is not None:
+                        newest = read_json(message.value(), f"{self.topic}: {key}")
+                elif message.error().code() == KafkaError._PARTITION_EOF and message.offset() >= end:
+                    return newest and SinkMarker(newest["version"], newest["state"], newest.get("outcome", ""))
+        finally:
+            consumer.close()
+        raise UnavailableError(
+            "the control topic could not be read to its end: a transaction of another publisher is open there, or Kafka does not answer",
+            control_topic=self.topic,
+            seconds=within_s,
+        )
+
+    def _end(self) -> int:
+        """Return the end offset: one past the last record, committed or not."""
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec
+
+        at = TopicPartition(self.topic, 0)
+        futures = self._answer(
+            lambda: self._admin.list_offsets(
+                {at: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=TIMEOUT_S
+            )
+        )
+        return int(self._answer(futures[at].result).offset)

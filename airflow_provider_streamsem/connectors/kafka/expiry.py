@@ -1,0 +1,46 @@
+"""
+Estimates how soon Kafka's retention deletes unread records.
+
+Kafka deletes whole segments, and some time after they expire. The estimate is therefore a lower bound: a record may be retained longer, never shorter.
+What ``retention.bytes`` deletes depends on future writes. It shows only in the distance between the first retained offset and the first unread one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from airflow_provider_streamsem.connectors.contract import Expiry
+from airflow_provider_streamsem.connectors.kafka.cluster import KafkaCluster, Partition
+from airflow_provider_streamsem.protocol.offsets import Offsets, position
+
+
+def expiry(
+    cluster: KafkaCluster, partitions: Iterable[Partition], start: Offsets, *, within_ms: int | None, now_ms: int
+) -> Expiry:
+    """
+    Return the lost, the at-risk and the spare offsets of the partitions. Implements :class:`airflow_provider_streamsem.connectors.contract.Expiring`.
+
+    :param start: the next offset to read of each partition
+    :param within_ms: offsets that may expire within this many milliseconds are at risk; ``None``: none are
+    :param now_ms: the current time, in milliseconds UTC
+    """
+    asked = list(partitions)
+    ends, lows = cluster.ends(asked), cluster.lows(asked)
+    unread = [p for p in asked if ends[p].offset > position(start, p.name)]
+    first = {p: max(position(start, p.name), lows[p]) for p in unread}
+    return Expiry(
+        lost=sum(first[p] - position(start, p.name) for p in unread),
+        at_risk=0 if within_ms is None else _due_before(cluster, first, now_ms + within_ms),
+        spare=min((first[p] - lows[p] for p in unread if lows[p] > 0), default=None),
+    )
+
+
+def _due_before(cluster: KafkaCluster, first: Mapping[Partition, int], at_ms: int) -> int:
+    """Return the number of offsets, from ``first`` on, that retention may delete before ``at_ms`` (milliseconds UTC)."""
+    kept_ms = cluster.kept_ms({p.topic for p in first})
+    due = 0
+    for kept in {ms for ms in kept_ms.values() if ms is not None and ms < at_ms}:
+        of_these = [p for p in first if kept_ms[p.topic] == kept]
+        young = cluster.offsets_for_time(of_these, at_ms - kept)
+        due += sum(max(0, young[p] - first[p]) for p in of_these)
+    return due

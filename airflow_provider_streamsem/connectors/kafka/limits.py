@@ -1,0 +1,43 @@
+"""Distributes a batch's limit over partitions and merges adjacent offset ranges. The functions have no side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def joined(pieces: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """
+    Merge adjacent offset ranges.
+
+    :param pieces: ``[start, end)`` ranges in ascending order
+    :returns: the same offsets, with ranges merged where one ends at the start of the next
+    """
+    joined: list[tuple[int, int]] = []
+    for first, last in pieces:
+        if joined and joined[-1][1] == first:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return tuple(joined)
+
+
+def shared(lags: Mapping[str, int], most: int | None) -> dict[str, int]:
+    """
+    Distribute a batch of ``most`` offsets over partitions in proportion to their lag.
+
+    Each partition with lag gets at least one offset, so that none starves. The batch can therefore exceed ``most`` by at most the number of partitions with
+    lag.
+
+    :param lags: partition → number of unread offsets
+    :param most: the most offsets that the batch reads; ``None``: no limit
+    :returns: partition → number of offsets to read
+    """
+    total = sum(lags.values())
+    if most is None or total <= most:
+        return dict(lags)
+    taken = {name: max(1, lag * most // total) if lag else 0 for name, lag in lags.items()}
+    left = most - sum(taken.values())
+    for name in sorted(lags, key=lambda name: (-lags[name], name)):  # distributes the remainder of the integer division
+        more = min(max(left, 0), lags[name] - taken[name], 1)
+        taken[name], left = taken[name] + more, left - more
+    return taken

@@ -1,0 +1,57 @@
+"""The pin of a range of a partition (D5). A plan comes from the log, so its pins are checked against the topics that the pipeline reads (R6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.protocol.codec import build
+from airflow_provider_streamsem.protocol.entries import Json
+
+
+@dataclass(frozen=True, slots=True)
+class RangePin:
+    """
+    A planned range of offsets.
+
+    :param topic_id: id of the topic; ``""`` if the cluster gives no ids
+    :param start: first offset, inclusive
+    :param end: exclusive
+    :param epoch: leader epoch at the end of the range; -1 if unknown
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+    epoch: int
+
+
+def read_pins(pins: Json, *, is_read: Callable[[str], bool]) -> tuple[RangePin, ...]:
+    """
+    Decode the pins of a plan.
+
+    :param is_read: returns whether the source reads a topic
+    :raises LogDamagedError: the pins have another form, or name a topic that the source does not read
+    """
+    try:
+        found = tuple(build(RangePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
+    except LogDamagedError as error:
+        what = "the pins of a plan are not ranges of a topic; nothing was read"
+        raise LogDamagedError(what, invariant="R6") from error
+    refuse_other_topics((pin.topic for pin in found), is_read=is_read)
+    return found
+
+
+def refuse_other_topics(topics: Iterable[str], *, is_read: Callable[[str], bool]) -> None:
+    """
+    Refuse topics that the pipeline does not read, before a request to the cluster.
+
+    :raises LogDamagedError: the log names such a topic
+    """
+    others = sorted({topic for topic in topics if not is_read(topic)})
+    if others:
+        what = "the log names topics that the pipeline does not read; nothing was read"
+        raise LogDamagedError(what, invariant="R6", topics=others)

@@ -1,0 +1,349 @@
+"""Reads planned Kafka ranges on Spark, decodes the records and marks bad ones. The module imports pyspark, so only engines import it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
+from pyspark.sql.utils import is_remote
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
+from airflow_provider_streamsem.connectors.contract import BadRecord
+from airflow_provider_streamsem.connectors.files.text_lines import text_of
+from airflow_provider_streamsem.connectors.kafka import avro_schemas
+from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Decoder, Json
+from airflow_provider_streamsem.connectors.parsing.sql_text import struct_of
+from airflow_provider_streamsem.errors import DataError, UnavailableError
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.connectors.kafka.pins import RangePin
+    from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
+
+logger = telemetry.log_of(__name__)
+
+_OWN = ("topic", "partition", "offset", "timestamp", "headers", "key")
+_BAD, _RECORD_LOCATION, _DECODED = "__streamsem_bad", "__streamsem_place", "__streamsem_decoded_"
+_OLDER = "spark.sql.sources.useV1SourceList"
+_REGISTRY_TIMEOUT_S = 30
+# With Kafka's default of 1 MiB a task waits for a fetch every few thousand records. This took a fifth of the time of a batch of 50,000 records.
+_FETCH_BYTES = 16 << 20
+
+
+class KafkaRecords:
+    """
+    The decoded records of planned ranges. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
+
+    :param read: the records with Kafka's columns: topic, partition, offset, timestamp, headers, key, value
+    :param topics: topics whose subjects are requested from the schema registry
+    """
+
+    bad: Column | None
+    frame: DataFrame
+    drop: tuple[str, ...]
+
+    def __init__(self, source: KafkaSource, read: DataFrame, topics: list[str]) -> None:
+        self._source = source
+        self._unreadable: list[str] = []
+        parts: dict[str, _Decoded] = {}
+        for part, decoder in (("key", source.key), ("value", source.value)):
+            if decoder is not None:
+                parts[part] = _decoded(part, decoder, topics, read)
+                read = parts[part].frame
+                self._unreadable += parts[part].unreadable
+        if not parts:
+            self.frame, self.bad, self.drop = read, None, ()
+            return
+        bad = F.lit(False)
+        for decoded in parts.values():
+            bad = bad | F.coalesce(decoded.bad, F.lit(False))
+        location = F.struct(
+            F.col("topic"),
+            F.col("partition"),
+            F.col("offset"),
+            F.col("key").alias("key"),
+            F.col("value").alias("value"),
+        )
+        key = parts["key"].record if "key" in parts else F.col("key")
+        if "value" in parts:
+            columns = [value.alias(name) for name, value in parts["value"].fields.items()]
+            columns += [F.col(name).alias(f"kafka_{name}") for name in _OWN if name != "key"] + [key.alias("kafka_key")]
+            _refuse_taken(parts["value"].fields)
+        else:
+            columns = [F.col(name) for name in _OWN if name != "key"] + [key.alias("key"), F.col("value")]
+        self.frame = read.select(*columns, bad.alias(_BAD), location.alias(_RECORD_LOCATION))
+        self.bad, self.drop = F.col(_BAD), (_BAD, _RECORD_LOCATION)
+
+    def bad_records(self) -> Iterator[BadRecord]:
+        """Yield the bad records in a second pass over the same ranges."""
+        if self.bad is None:
+            return
+        asked = [
+            part for part, decoder in (("key", self._source.key), ("value", self._source.value)) if decoder is not None
+        ]
+        error = "; ".join([f"{' or '.join(asked)} cannot be decoded", *self._unreadable])
+        for (row,) in self.frame.where(self.bad).select(_RECORD_LOCATION).toLocalIterator():
+            text, encoding = _text(row["value"])
+            key, key_encoding = _text(row["key"])
+            location = {
+                "topic": row["topic"], "partition": row["partition"], "offset": row["offset"], "encoding": encoding, "key": key,
+                "key_encoding": key_encoding,
+            }  # fmt: skip
+            yield BadRecord(location=location, raw=text, error=error)
+
+
+def read_ranges(
+    spark: SparkSession, source: KafkaSource, settings: Mapping[str, str], pins: Sequence[RangePin]
+) -> DataFrame:
+    """
+    Return a DataFrame of the pinned ranges with Kafka's columns.
+
+    :param settings: of :func:`airflow_provider_streamsem.connectors.kafka.cluster.java_settings`
+    """
+    assigned: dict[str, list[int]] = {}
+    starts: dict[str, dict[str, int]] = {}
+    ends: dict[str, dict[str, int]] = {}
+    for pin in pins:
+        assigned.setdefault(pin.topic, []).append(pin.partition)
+        starts.setdefault(pin.topic, {})[str(pin.partition)] = pin.start
+        ends.setdefault(pin.topic, {})[str(pin.partition)] = pin.end
+    options = {"kafka.max.partition.fetch.bytes": str(_FETCH_BYTES), **source.options, **settings}
+    options["kafka.isolation.level"] = source.isolation
+    reader = spark.read.format("kafka").options(
+        **options,
+        **_group(options, pins),
+        assign=json.dumps(assigned),
+        startingOffsets=json.dumps(starts),
+        endingOffsets=json.dumps(ends),
+        failOnDataLoss="true",  # A missing offset fails the task. Spark must not read other records instead.
+        includeHeaders="true",
+    )
+    with _newer_source(spark):
+        read = reader.load()
+    return read.selectExpr(*(f"`{name}`" for name in (*_OWN, "value")))
+
+
+@contextmanager
+def _newer_source(spark: SparkSession) -> Iterator[None]:
+    """
+    Make Spark use its newer Kafka source (Data Source V2), which streaming queries also use (ADR 0014).
+
+    The older source (V1) converts each row to Java objects and back. A classic session chooses the source when it creates the DataFrame. Spark Connect chooses
+    it when the plan runs, so there the older source stays in use.
+    """
+    if is_remote():
+        yield
+        return
+    before = spark.conf.get(_OLDER)
+    spark.conf.set(_OLDER, ",".join(name for name in before.split(",") if name.strip().lower() != "kafka"))
+    try:
+        yield
+    finally:
+        spark.conf.set(_OLDER, before)
+
+
+def _group(options: Mapping[str, str], pins: Sequence[RangePin]) -> dict[str, str]:
+    """
+    Return the option of a consumer group that consecutive batches share.
+
+    An executor then reuses the cached consumer of the previous batch, with the records that it has prefetched. Prefetched records belong to one history of the
+    partition. A partition is truncated only under a new leader epoch, and a recreated topic has a new topic id. The group name therefore depends on both.
+    Consumers use manual assignment and never commit offsets, so the group is only a name. Each process generates its own names.
+
+    :returns: no option if the broker reports no leader epoch or no topic id
+    """
+    histories = sorted([pin.topic, pin.topic_id, pin.partition, pin.epoch] for pin in pins)
+    if any(pin.epoch < 0 or not pin.topic_id for pin in pins):  # the broker does not report them
+        return {}
+    of = json.dumps([sorted(options.items()), histories])
+    return {"kafka.group.id": _named_group(hashlib.sha256(of.encode()).hexdigest())}
+
+
+@lru_cache(maxsize=1024)
+def _named_group(of: str) -> str:
+    return f"spark-kafka-relation-{secrets.token_hex(16)}"
+
+
+class _Decoded:
+    """
+    The decoded keys or values of the messages.
+
+    :param frame: the DataFrame to which the columns belong
+    :param record: a struct of the fields; null if the message has a null key or value
+    :param fields: name → column
+    :param bad: a boolean column: whether the key or value cannot be decoded
+    :param unreadable: reasons why all records of a subject version are bad, one for each such version
+    """
+
+    def __init__(
+        self,
+        frame: DataFrame,
+        record: Column,
+        fields: Mapping[str, Column],
+        bad: Column,
+        unreadable: Sequence[str] = (),
+    ) -> None:
+        self.frame, self.record, self.fields, self.bad, self.unreadable = frame, record, fields, bad, unreadable
+
+
+def _decoded(part: str, decoder: Decoder, topics: list[str], read: DataFrame) -> _Decoded:
+    return _json(part, decoder, read) if isinstance(decoder, Json) else _avro(part, decoder, topics, read)
+
+
+def _json(part: str, decoder: Json, read: DataFrame) -> _Decoded:
+    columns = parsing.struct(decoder.schema, "json")
+    column = f"{_DECODED}{part}"
+    parsed = parsing.with_json(read, f"CAST({part} AS STRING)", columns, decoder.options, column)
+    is_bad = F.col(part).isNotNull() & F.col(parsed.bad)
+    fields = {name: F.expr(value) for name, value in parsed.values.items()}
+    record = F.when(F.col(part).isNotNull(), F.expr(struct_of(parsed.values)))
+    return _Decoded(parsed.frame.withColumn(parsed.bad, is_bad), record, fields, F.col(parsed.bad))
+
+
+def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Decoded:
+    """
+    Decode Avro, and mark messages that are not exactly one record.
+
+    Each message is decoded as the first field of an outer record, whose second field is a random word. Avro encodes fields one after the other without
+    separators, so the encoded outer record is the message followed by the word. The word is decoded correctly only if the message is exactly one record.
+    """
+    column, word = f"{_DECODED}{part}", secrets.token_bytes(16)
+    names = [f["name"] for f in json.loads(decoder.schema)["fields"]]
+    data = F.col(part)
+    unreadable: list[str] = []
+    if decoder.registry is None:
+        outer = _from_avro(F.concat(data, F.lit(word)), decoder.schema, decoder.schema)
+    else:
+        outer = _from_avro(F.lit(None).cast("binary"), decoder.schema, decoder.schema)
+        payload = F.concat(F.expr(f"substring({part}, 6)"), F.lit(word))
+        versions = _versions(decoder.registry, [f"{topic}-{part}" for topic in topics])
+        readable: dict[int, str] = {}
+        for version in versions:
+            reason = version.unreadable(decoder.schema)
+            if reason is None:
+                readable[version.id] = version.schema
+            else:
+                logger.warning("records of a schema are quarantined: %s", reason)
+                unreadable.append(reason)
+        for number, schema in readable.items():
+            head = F.lit(b"\0" + number.to_bytes(4, "big"))
+            outer = F.when(
+                F.expr(f"substring({part}, 1, 5)") == head, _from_avro(payload, schema, decoder.schema)
+            ).otherwise(outer)
+    wrapped = read.withColumn(column, outer)
+    whole = F.col(column)["record"].isNotNull() & (F.col(column)["word"] == F.lit(word))
+    # Avro strings must be UTF-8, but Spark's reader does not check it.
+    kind = wrapped.schema[column].dataType
+    is_text = holds(kind, StringType)
+    other = anywhere(F.col(column), kind, StringType, lambda text: ~F.is_valid_utf8(text)) if is_text else F.lit(False)
+    bad = data.isNotNull() & (~F.coalesce(whole, F.lit(False)) | F.coalesce(other, F.lit(False)))
+    frame = wrapped.withColumn(f"{column}_bad", bad).withColumn(column, F.col(column)["record"])
+    fields = {name: F.col(column)[name] for name in names}
+    return _Decoded(frame, F.col(column), fields, F.col(f"{column}_bad"), unreadable)
+
+
+def _from_avro(data: Column, writer: str, reader: str) -> Column:
+    from pyspark.sql.avro.functions import from_avro
+
+    options = {"mode": "PERMISSIVE", "avroSchema": _outer(reader), "datetimeRebaseMode": "CORRECTED"}
+    return from_avro(data, _outer(writer), options)
+
+
+def _outer(schema: str) -> str:
+    word = {"name": "word", "type": {"type": "fixed", "name": "StreamsemWord", "size": 16}}
+    return json.dumps(
+        {"type": "record", "name": "StreamsemOuter", "fields": [{"name": "record", "type": json.loads(schema)}, word]}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """One version of a subject in a schema registry."""
+
+    subject: str
+    number: int
+    id: int
+    schema: str
+    has_references: bool
+
+    def unreadable(self, reader: str) -> str | None:
+        """Return why the reader schema cannot read the records of this version exactly, or ``None`` if it can."""
+        if self.has_references:
+            why = "it refers to other schemas, which is not supported"
+        else:
+            field = avro_schemas.inexact_field(self.schema, reader)
+            if field is None:
+                return None
+            why = f"its values would change in field {field}"
+        return f"schema {self.id} (subject {self.subject}, version {self.number}): {why}"
+
+
+def _versions(registry: str, subjects: list[str]) -> list[_Version]:
+    """
+    Return every Avro version of the subjects.
+
+    :raises DataError: the registry has no Avro schema of these subjects
+    :raises UnavailableError: the registry gave no clear answer. Run again
+    """
+    found: list[_Version] = []
+    for subject in subjects:
+        location = f"{registry.rstrip('/')}/subjects/{quote(subject, safe='')}/versions"
+        for number in _ask(location):
+            answer = _ask(f"{location}/{int(number)}")
+            if answer and answer.get("schemaType", "AVRO") == "AVRO":
+                found.append(_version(f"{location}/{int(number)}", subject, int(number), answer))
+    if not found:
+        raise DataError(
+            "the schema registry knows no Avro schema of these subjects; nothing became visible", subjects=subjects
+        )
+    return found
+
+
+def _version(location: str, subject: str, number: int, answer: Mapping[str, Any]) -> _Version:
+    try:
+        schema = answer["schema"]
+        json.loads(schema)
+        return _Version(subject, number, int(answer["id"]), schema, bool(answer.get("references")))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnavailableError(
+            "the schema registry gave no clear answer; nothing became visible", location=location
+        ) from error
+
+
+def _ask(url: str) -> Any:
+    try:
+        with urllib.request.urlopen(url, timeout=_REGISTRY_TIMEOUT_S) as answer:
+            return json.load(answer)
+    except (OSError, ValueError) as error:
+        if getattr(error, "code", None) == 404:
+            return []
+        raise UnavailableError(
+            "the schema registry gave no clear answer; nothing became visible", location=url
+        ) from error
+
+
+def _refuse_taken(names: Iterable[str]) -> None:
+    taken = sorted({name for name in names if name.lower() in {f"kafka_{own}" for own in _OWN}})
+    if taken:
+        raise DataError(
+            "fields of the value have names that are Kafka's own here; nothing became visible", fields=taken
+        )
+
+
+def _text(value: bytes | None) -> tuple[str, str]:
+    """Return a value as text and its encoding: ``utf-8``, ``base64`` if it is not text, ``null`` if there is no value."""
+    if value is None:
+        return "", "null"
+    return text_of(bytes(value))

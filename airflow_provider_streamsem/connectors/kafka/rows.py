@@ -1,0 +1,142 @@
+"""Converts rows with the columns ``key, value, headers, topic, partition`` to Kafka records. Invalid rows are refused before the batch is committed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_streamsem.errors import DataError
+
+COLUMNS = ("key", "value", "headers", "topic", "partition")
+_TEXT = ("string", "binary")
+_HEADERS = {"key": "string", "value": "binary"}
+# The most bytes that a record takes besides key, value and headers: lengths, offsets, the header of its record batch.
+OVERHEAD_BYTES = 128
+_COST_BYTES = 32  # producer and batch overhead of a record, as bytes that take equally long
+
+
+def check_columns(schema: str, topic: str | None) -> None:
+    """
+    Check that the columns are those of a Kafka record.
+
+    :param schema: the columns, as Spark's schema JSON
+    :param topic: the topic of rows that name none; ``None``: each row must name its topic
+    :raises DataError: a column has an unknown name or another type, ``value`` is missing, or nothing names a topic. Nothing became visible
+    """
+    types = {column["name"]: column["type"] for column in json.loads(schema)["fields"]}
+    if not types:  # A batch without rows may have no columns.
+        return
+    unknown = sorted({*types} - {*COLUMNS})
+    if unknown or "value" not in types:
+        raise DataError(
+            "the columns are not those of a Kafka record; nothing became visible", given=sorted(types), accepted=COLUMNS
+        )
+    if "topic" not in types and topic is None:
+        raise DataError("neither a column nor the sink names a topic; nothing became visible", given=sorted(types))
+    accepted: dict[str, tuple[Any, ...]] = {
+        "key": _TEXT, "value": _TEXT, "topic": ("string",), "partition": ("integer", "long", "short", "byte"),
+    }  # fmt: skip
+    for name, kind in types.items():
+        fits = _is_headers(kind) if name == "headers" else kind in accepted[name]
+        if not fits:
+            raise DataError(
+                "a column is of another type than a Kafka record has; nothing became visible",
+                column=name,
+                given=kind,
+                accepted=["array<struct<key string, value binary>>"] if name == "headers" else accepted[name],
+            )
+
+
+def _is_headers(kind: Any) -> bool:
+    if not isinstance(kind, dict) or kind["type"] != "array" or not isinstance(kind["elementType"], dict):
+        return False
+    element = kind["elementType"]
+    return (
+        element["type"] == "struct" and {part["name"]: part["type"] for part in element.get("fields", ())} == _HEADERS
+    )
+
+
+@dataclass(slots=True)
+class Measured:
+    """
+    Measurements of a batch that are compared with the limits of the cluster.
+
+    :attr bytes: uncompressed bytes of all records (key, value and headers), plus a fixed cost for each record
+    :attr largest: uncompressed bytes of the largest record (key, value and headers)
+    :attr locations: ``(topic, partition)`` of the rows. The topic is ``None`` if the row names none, the partition is ``None`` if the partitioner chooses it
+    :attr keyless: topics of the records without a key; ``None`` stands for rows that name no topic
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    largest: int = 0
+    locations: set[tuple[str | None, int | None]] = field(default_factory=set)
+    keyless: set[str | None] = field(default_factory=set)
+
+    def add(self, batch: Any) -> None:
+        """
+        Add a pyarrow record batch with the columns of a Kafka record.
+
+        :raises DataError: a topic is an empty string, or the client would drop or truncate a header
+        """
+        import pyarrow
+        from pyarrow import compute
+
+        if not batch.num_rows:
+            return
+        names = batch.schema.names
+        sizes = pyarrow.array([0] * batch.num_rows, pyarrow.int64())
+        for name in ("key", "value"):
+            if name in names:
+                lengths = compute.binary_length(batch.column(name)).cast(pyarrow.int64())
+                sizes = compute.add(sizes, lengths.fill_null(0))
+        if "topic" in names and compute.any(compute.equal(batch.column("topic"), "")).as_py():
+            raise DataError("a row's topic is an empty text; nothing became visible", column="topic")
+        if "headers" in names:
+            of_headers = [
+                sum(len(k.encode()) + len(v or b"") for k, v in _checked(row))
+                for row in batch.column("headers").to_pylist()
+            ]
+            sizes = compute.add(sizes, pyarrow.array(of_headers, pyarrow.int64()))
+        self.rows += batch.num_rows
+        self.bytes += compute.sum(sizes).as_py() + _COST_BYTES * batch.num_rows
+        self.largest = max(self.largest, compute.max(sizes).as_py())
+        columns = {
+            name: batch.column(name) if name in names else pyarrow.nulls(batch.num_rows, pyarrow.string())
+            for name in ("topic", "partition", "key")
+        }
+        columns["key"] = compute.is_null(columns["key"])
+        for row in pyarrow.table(columns).group_by(list(columns)).aggregate([]).to_pylist():
+            self.locations.add((row["topic"], row["partition"]))
+            if row["key"]:
+                self.keyless.add(row["topic"])
+
+
+def records(batches: Iterator[Any], topic: str | None) -> Iterator[dict[str, Any]]:
+    """Yield the keyword arguments of ``Producer.produce`` for each row. ``topic`` is the topic of rows that name none."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            given: dict[str, Any] = {"topic": row.get("topic") or topic, "value": row["value"], "key": row.get("key")}
+            if row.get("partition") is not None:
+                given["partition"] = row["partition"]
+            if row.get("headers"):
+                given["headers"] = _headers(row["headers"])
+            yield given
+
+
+def _headers(row: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None]]:
+    return [(header["key"], header["value"]) for header in row or ()]
+
+
+def _checked(row: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None]]:
+    """
+    Return the headers of a row.
+
+    :raises DataError: the client would drop or truncate a header
+    """
+    if any(header is None or header["key"] is None or "\0" in header["key"] for header in row or ()):
+        what = "a header is null, or its name is null or holds the character NUL; nothing became visible"
+        raise DataError(what, column="headers")
+    return _headers(row)

@@ -1,0 +1,404 @@
+"""
+Kafka sink: writes the records and the marker of each version in one Kafka transaction (extra ``kafka``).
+
+All publishers of a sink share one ``transactional.id``. Each publisher performs three steps:
+
+1. It calls ``init_transactions``. Kafka aborts the open transaction of an older producer with this id, or completes it if it is being committed. Kafka
+   rejects every later request of the older producer.
+2. It reads the marker, from the start of the control topic to its end.
+3. It commits the records and the marker with the producer of step 1.
+
+A successful commit therefore proves that no other publisher called ``init_transactions`` after step 1, and that the marker is still the one of step 2.
+Kafka fences a zombie that was suspended between the steps.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeGuard
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.kafka.client import QUIET, REFUSALS, error_name, settings_of
+from airflow_provider_streamsem.connectors.kafka.control_topic import Control
+from airflow_provider_streamsem.connectors.kafka.rows import COLUMNS, OVERHEAD_BYTES, Measured, check_columns, records
+from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink, record_batches
+from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure, TransactionalSink
+from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import Committable, Json
+from airflow_provider_streamsem.stores.contract import normalised
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+_POLL_S = 0.5
+_TOPIC = r"[A-Za-z0-9._-]{1,249}"
+_OPTIONS = ("batch.size", "compression.type", "linger.ms", "message.max.bytes", "partitioner")
+_MESSAGE_MAX_BYTES = 1_000_000
+# A fenced producer raises the fencing error once. Later calls raise only a fatal error.
+_FENCED = ("_FENCED", "_FATAL", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
+_PERMANENT = (
+    *REFUSALS,
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    "INVALID_TRANSACTION_TIMEOUT",
+    "MSG_SIZE_TOO_LARGE",
+    "UNKNOWN_TOPIC_OR_PART",
+    "_UNKNOWN_TOPIC",
+    "_UNKNOWN_PARTITION",
+    "INVALID_RECORD",
+    "_INVALID_ARG",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """An open sink: the producer, which has fenced older ones, and the marker. The producer is ``None`` if another publisher has published the batch."""
+
+    producer: Any
+    found: SinkMarker | None
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSink(TransactionalSink[_Open]):
+    """
+    Writes each row as a Kafka record.
+
+    The column ``value`` is required. The columns ``key``, ``headers array<struct<key string, value binary>>``, ``topic`` and ``partition`` are optional.
+
+    Consumers with ``isolation.level=read_committed`` see all records of a version exactly once, or none. The sink refuses reprocessing, because Kafka cannot
+    remove the records of a version.
+
+    :param staging: where rows are staged as Parquet before their transaction: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
+    :param topic: the topic of rows that name none
+    :param conn_id: an Airflow connection of type ``kafka``; either this or ``bootstrap_servers``
+    :param bootstrap_servers: ``host:port,…`` of a cluster without security
+    :param control_topic: the topic that stores the markers. The first run of a pipeline creates it if it is missing
+    :param transaction_timeout_s: seconds after which Kafka aborts a transaction that was not committed. Consumers wait at most this long for a publisher
+        that died
+    :param bytes_per_s: bytes per second that Kafka reliably accepts. The largest accepted batch is ``bytes_per_s`` × ``transaction_timeout_s``
+    :param options: options of librdkafka's producer: ``compression.type``, ``linger.ms``, ``batch.size``, ``message.max.bytes``, ``partitioner``
+    """
+
+    extra: ClassVar[str] = "kafka"
+    tries: ClassVar[int] = 5
+    reopens: ClassVar[bool] = False
+    reasons: ClassVar[tuple[str, ...]] = (
+        "each version is one Kafka transaction, which holds its records and its marker; a publisher fences every older one before it reads the marker",
+        "exactly once is what consumers with isolation.level=read_committed see; others also see records of transactions that were aborted",
+    )
+    can_reprocess: ClassVar[bool] = False
+    keeps_staged: ClassVar[bool] = False
+    staging: str
+    topic: str | None = None
+    conn_id: str | None = None
+    bootstrap_servers: str | None = None
+    control_topic: str = "__streamsem_markers"
+    transaction_timeout_s: int = 60
+    bytes_per_s: int = 5_000_000
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        where = "sink kafka:"
+        open_dataset(arguments.text(f"{where} staging", self.staging))
+        for name in ("topic", "control_topic"):
+            if getattr(self, name) is not None:
+                arguments.text(f"{where} {name}", getattr(self, name), pattern=_TOPIC, accepted=_TOPIC)
+        if self.topic == self.control_topic:
+            raise InvalidError(f"{where} records cannot lie in the control topic", given=self.topic)
+        if (self.conn_id is None) == (self.bootstrap_servers is None):
+            raise InvalidError(f"{where} exactly one of conn_id and bootstrap_servers must be given")
+        for name in ("conn_id", "bootstrap_servers"):
+            if getattr(self, name) is not None:
+                arguments.text(
+                    f"{where} {name}", getattr(self, name), pattern=r"[^\s@]+", accepted="text without spaces and '@'"
+                )
+        arguments.integer(f"{where} transaction_timeout_s", self.transaction_timeout_s, least=1)
+        arguments.integer(f"{where} bytes_per_s", self.bytes_per_s, least=1)
+        given = arguments.options(f"{where} options", self.options)
+        arguments.known_keys(f"{where} options", given, _OPTIONS)
+        object.__setattr__(self, "options", given)
+
+    @property
+    def location(self) -> str:
+        """The location where rows are staged."""
+        return self.staging
+
+    def immutable_config(self) -> Json:
+        """The staging location and the control topic. The topics of the records may change, because each row may name its topic."""
+        return {"type": "kafka", "staging": normalised(self.staging), "control_topic": self.control_topic}
+
+    def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
+        """
+        Claim the staging location, as every staged sink does. If the log is new, also create the control topic.
+
+        Later runs never create it, because an empty control topic means that no version was sent. Only :meth:`skip` does.
+        """
+        StagedSink.claim(self, pipeline_uuid, log, new=new)
+        if new:
+            self._control().ensure()
+
+    def resolve_schema(self, schema: str) -> str:
+        """
+        Check that the columns are those of a Kafka record, and that the control topic keeps its markers.
+
+        :raises DataError: a column does not fit, or the control topic was deleted. Nothing became visible
+        :raises InvalidError: the configuration of the control topic could lose markers
+        """
+        check_columns(schema, self.topic)
+        control = self._control()
+        if control.is_missing():
+            what = (
+                "the control topic was deleted; nothing became visible. Create it again (one partition, cleanup.policy=compact) and run again: the run then "
+                "stops before it sends anything, and names the marker that the topic needs"
+            )
+            raise DataError(what, control_topic=self.control_topic)
+        control.check()
+        return schema
+
+    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
+        """
+        Count the rows of the staged files, and check that Kafka accepts them in one transaction.
+
+        :raises DataError: the batch is too large for one transaction, a record is too large, a row names a missing topic or partition or none, or a row for
+            a compacted topic has no key. Nothing became visible
+        """
+        committable = StagedSink.collect(self, version, attempt_id, accepted)
+        if committable.files:
+            self._check(self._measured(committable, version))
+        return committable
+
+    def _measured(self, committable: Committable, version: int) -> Measured:
+        measured = Measured()
+        batch = Batch(
+            pipeline_uuid="", sink="", version=version, outcome="", committable=committable, schema="", root=version
+        )
+        for rows in record_batches(self.staging, batch):
+            measured.add(rows)
+        return measured
+
+    def _check(self, measured: Measured) -> None:
+        needs_s = measured.bytes / self.bytes_per_s
+        if needs_s > self.transaction_timeout_s:
+            raise DataError(
+                "the batch is larger than one Kafka transaction can carry: bytes / bytes_per_s > transaction_timeout_s. Smaller limits, or a longer timeout, "
+                "let it pass; nothing became visible",
+                rows=measured.rows,
+                bytes=measured.bytes,
+                bytes_per_s=self.bytes_per_s,
+                needs_s=round(needs_s, 1),
+                transaction_timeout_s=self.transaction_timeout_s,
+                rows_that_fit=int(measured.rows * self.transaction_timeout_s / needs_s),
+            )
+        control, locations = self._control(), {(topic or self.topic, at) for topic, at in measured.locations}
+        if any(topic is None or topic == self.control_topic for topic, _ in locations):
+            raise DataError("a row names no topic, or the control topic; nothing became visible", columns=COLUMNS)
+        topics = {str(topic) for topic, _ in locations}
+        counts = control.partitions(topics)
+        for topic, at in sorted(locations, key=str):
+            if topic not in counts or (at is not None and not 0 <= at < counts[topic]):
+                raise DataError(
+                    "a row names a topic or partition that does not exist; nothing became visible",
+                    topic=topic,
+                    partition=at,
+                    partitions=counts.get(str(topic)),
+                )
+        compacted = {topic for topic, policy in control.config(topics, "cleanup.policy").items() if "compact" in policy}
+        keyless = sorted(compacted & {topic or self.topic for topic in measured.keyless})
+        if keyless:
+            raise DataError("a row for a compacted topic has no key; nothing became visible", topics=keyless)
+        most = [int(most) for most in control.config(topics, "max.message.bytes").values()]
+        accepted = min(int(self.options.get("message.max.bytes", _MESSAGE_MAX_BYTES)), *most) - OVERHEAD_BYTES
+        if measured.largest > accepted:
+            raise DataError(
+                "a record is larger than the topic or the producer takes; nothing became visible",
+                bytes=measured.largest,
+                accepted=accepted,
+                settings=["message.max.bytes of the sink's options", "max.message.bytes of the topic"],
+            )
+
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
+        """Return the newest marker in the control topic."""
+        return self._control().marker(f"{pipeline_uuid}/{sink}", within_s=self.transaction_timeout_s)
+
+    def _control(self) -> Control:
+        return Control(settings_of(self.conn_id, self.bootstrap_servers), self.control_topic)
+
+    @contextmanager
+    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
+        """Create a producer that fences all older producers of this sink, then read the marker."""
+        control = self._control()
+        if failure is None:
+            self._check_control(control, batch, skips=skips)
+        elif _name(failure.error) in _FENCED:
+            found = self._awaited(control, batch)
+            if _is_published(found, batch):
+                yield _Open(None, found)
+                return
+        producer = None
+        try:
+            producer = self._fencing(batch)
+            yield _Open(producer, control.marker(_key(batch), within_s=self.transaction_timeout_s))
+        except Exception as error:
+            if producer is None and self.is_refusal(error):
+                raise self._refused(batch, error, "Kafka refuses the publisher, which put nothing there") from error
+            raise
+        finally:
+            _abort_quietly(producer)
+
+    def _check_control(self, control: Control, batch: Batch, *, skips: bool) -> None:
+        if skips:
+            control.ensure()
+            return
+        if control.is_missing():
+            what = (
+                "the control topic was deleted, and with it the marker that says whether the batch is in Kafka. Check whether the batch is in its topics; "
+                "to have it sent, create the control topic again (one partition, cleanup.policy=compact)"
+            )
+            raise batch.lost(what, control_topic=self.control_topic, key=_key(batch))
+        control.check()
+
+    def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
+        """Return the marker that :meth:`opened` read from the control topic."""
+        return handle.found
+
+    def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
+        """Check that the control topic has the marker that the newest receipts name."""
+        what = "the control topic has no marker of this pipeline, which has sent records by its receipts: the topic was deleted and created again"
+        if not batch.is_settled(found):
+            batch.check_marker(found, what, control_topic=self.control_topic, key=_key(batch))
+
+    def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
+        """Commit the records and the marker in one Kafka transaction."""
+        self._commit(handle.producer, batch, "skipped" if skips else "applied")
+        return True
+
+    def is_refusal(self, error: Exception) -> bool:
+        """Return whether Kafka's error is permanent, by its name."""
+        return _name(error) in _PERMANENT
+
+    def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
+        """Return an error that names Kafka's error."""
+        return self._refused(batch, cause, "Kafka refuses the batch; nothing of it is there")
+
+    def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
+        """Return an error that names Kafka's error and the settings of the transaction."""
+        if isinstance(cause, StreamsemError):
+            return cause
+        error = UnavailableError(
+            "Kafka gave no clear answer; whether the batch is there is unknown. Where its transactions time out, transaction_timeout_s is too short for it",
+            version=batch.version,
+            sink=batch.sink,
+            bytes=sum(file.bytes for file in batch.committable.files),
+            transaction_timeout_s=self.transaction_timeout_s,
+            error="" if cause is None else _name(cause),
+        )
+        error.__cause__ = cause
+        return error
+
+    def _refused(self, batch: Batch, cause: Exception, what: str) -> PublishError:
+        error = PublishError(
+            what,
+            version=batch.version,
+            sink=batch.sink,
+            error=_name(cause),
+            transaction_timeout_s=self.transaction_timeout_s,
+        )
+        error.__cause__ = cause
+        return error
+
+    def _fencing(self, batch: Batch) -> Any:
+        """Create a producer. Every older producer of this sink is then fenced."""
+        from confluent_kafka import Producer
+
+        timeout_ms = self.transaction_timeout_s * 1000
+        settings = settings_of(self.conn_id, self.bootstrap_servers)
+        producer = Producer(
+            {
+                "linger.ms": "20", "compression.type": "zstd", "partitioner": "murmur2_random", "message.max.bytes": str(_MESSAGE_MAX_BYTES),
+                **settings, **self.options, "transactional.id": f"streamsem-{batch.pipeline_uuid}-{batch.sink}",
+                "enable.idempotence": True, "transaction.timeout.ms": timeout_ms, "delivery.timeout.ms": timeout_ms, "logger": QUIET,
+            }
+        )  # fmt: skip
+        producer.init_transactions(self.transaction_timeout_s + 10)
+        return producer
+
+    def _commit(self, producer: Any, batch: Batch, state: str) -> None:
+        """Send all records and the marker in one transaction. An exception does not tell whether the transaction was committed."""
+        from confluent_kafka import KafkaException
+
+        refused: list[str] = []
+
+        def delivered(error: Any, message: Any) -> None:
+            if error is not None and not refused:
+                refused.append(error.name())
+
+        def send(**record: Any) -> None:
+            while True:
+                try:
+                    producer.produce(**record, on_delivery=delivered)
+                    return
+                except BufferError:
+                    producer.poll(_POLL_S)  # The timeout of the transaction ends this loop.
+
+        producer.begin_transaction()
+        try:
+            for at, record in enumerate(self._records(batch, state)):
+                send(**record)
+                if at % 1000 == 0:
+                    producer.poll(0)
+                    if refused:
+                        break
+            else:
+                # The marker is sent last, so that the transaction blocks readers of the control topic as briefly as possible.
+                send(topic=self.control_topic, partition=0, key=_key(batch), value=_value(batch, state))
+                producer.commit_transaction(self.transaction_timeout_s + 10)
+                return
+            raise _NotTakenError(refused[0])
+        except KafkaException as error:
+            raise (_NotTakenError(refused[0]) if refused and refused[0] in _PERMANENT else error) from error
+
+    def _records(self, batch: Batch, state: str) -> Iterator[dict[str, Any]]:
+        return records(record_batches(self.staging, batch), self.topic) if state == "applied" else iter(())
+
+    def _awaited(self, control: Control, batch: Batch) -> SinkMarker | None:
+        """Wait until the publisher that fenced this one publishes the batch, at most ``transaction_timeout_s``. This prevents endless mutual fencing."""
+        found, deadline = None, time.monotonic() + self.transaction_timeout_s
+        while not _is_published(found, batch) and time.monotonic() < deadline:
+            SYSTEM_CLOCK.sleep(_POLL_S)
+            with suppress(UnavailableError):
+                found = control.marker(_key(batch), within_s=self.transaction_timeout_s)
+        return found
+
+
+class _NotTakenError(Exception):
+    """Kafka rejected a record. The message is the name of Kafka's error. The exception never leaves this module."""
+
+
+def _name(error: Exception) -> str:
+    """Return Kafka's name of an error."""
+    return str(error) if isinstance(error, _NotTakenError) else error_name(error)
+
+
+def _abort_quietly(producer: Any) -> None:
+    """Abort an open transaction, so that consumers need not wait for its timeout. Best effort: the next publisher aborts it, too."""
+    if producer is not None:
+        with suppress(Exception):
+            producer.abort_transaction(1)
+        with suppress(Exception):
+            producer.purge()
+
+
+def _key(batch: Batch) -> str:
+    return f"{batch.pipeline_uuid}/{batch.sink}"
+
+
+def _value(batch: Batch, state: str) -> str:
+    return json.dumps({"version": batch.version, "state": state, "outcome": batch.outcome}, separators=(",", ":"))
+
+
+def _is_published(found: SinkMarker | None, batch: Batch) -> TypeGuard[SinkMarker]:
+    """Return whether the marker belongs to this commit or to a later version."""
+    return found is not None and (found.version > batch.version or batch.is_settled(found))

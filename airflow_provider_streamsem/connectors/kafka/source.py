@@ -1,0 +1,428 @@
+"""
+Kafka source: bounded reads of topics over the offset range ``[start, end)`` of each partition.
+
+The planner fixes the ranges, and pins them with the topic id and the leader epoch. The number of records is counted, never computed from offsets. Transaction
+markers, aborted records and compaction leave offsets without records, which is not data loss.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.contract import Expiry, Limits, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.kafka.client import settings_of
+from airflow_provider_streamsem.connectors.kafka.cluster import (
+    End,
+    KafkaCluster,
+    Partition,
+    java_settings,
+    lineage_names,
+    parse_partition,
+)
+from airflow_provider_streamsem.connectors.kafka.expiry import expiry
+from airflow_provider_streamsem.connectors.kafka.limits import joined, shared
+from airflow_provider_streamsem.connectors.kafka.pins import RangePin, read_pins, refuse_other_topics
+from airflow_provider_streamsem.connectors.kafka.starting import TOPIC, starting, time_ms
+from airflow_provider_streamsem.connectors.parsing import decoders as decoding
+from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
+from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length, position
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_streamsem.connectors.kafka.records import KafkaRecords
+
+logger = logging.getLogger(__name__)
+
+_BEFORE_A_GAP_S = (1.0, 2.0, 4.0)  # waits for missing partitions, before their unread records become gaps
+OPTIONS = (
+    "fetchoffset.numretries",
+    "fetchoffset.retryintervalms",
+    "kafkaconsumer.polltimeoutms",
+    "minpartitions",
+    "maxrecordsperpartition",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSource:
+    """
+    Reads the records of Kafka topics.
+
+    Without a ``value`` decoder the columns are Kafka's: ``topic string, partition int, offset long, timestamp timestamp, headers
+    array<struct<key string, value binary>>, key binary, value binary``. With a ``value`` decoder the columns are the fields of the value, and Kafka's columns
+    ``kafka_topic``, ``kafka_partition``, ``kafka_offset``, ``kafka_timestamp``, ``kafka_headers``, ``kafka_key``. A null value (a tombstone) has null fields. A
+    record that cannot be decoded is quarantined with topic, partition and offset.
+
+    :param topics: topic names; either these or ``topic_pattern``
+    :param topic_pattern: a regular expression that matches whole topic names. Topics that appear later are read from their beginning
+    :param conn_id: an Airflow connection of type ``kafka``; either this or ``bootstrap_servers``
+    :param bootstrap_servers: ``host:port,…`` of a cluster without security
+    :param starting: where a new pipeline starts: ``earliest``, ``latest``, a timestamp such as ``2026-01-31T00:00:00Z``, or ``{"orders-0": 42, …}``. Partitions
+        that the mapping does not name start at the earliest offset. Partitions that appear later are read from their beginning
+    :param isolation: ``read_committed`` or ``read_uncommitted``: the isolation level of the read and of the end offsets
+    :param key: decoder of the key, :class:`Json` or :class:`Avro`; absent: the key stays binary
+    :param value: decoder of the value, as for ``key``
+    :param options: options of Spark's Kafka source that do not change which records are read: ``minPartitions``, ``kafkaConsumer.pollTimeoutMs``, …
+    """
+
+    delivery: ClassVar[str] = "exactly_once"
+    terms: ClassVar[str] = ""
+    extra: ClassVar[str] = "kafka"
+    unit: ClassVar[str] = "offsets"
+    limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
+    compacts: ClassVar[bool] = True
+    location: ClassVar[None] = None  # A dataset cannot overlap a cluster.
+    reasons: ClassVar[tuple[str, ...]] = (
+        "ranges of offsets are fixed in the plan with the topic's id, and every attempt reads exactly them",
+        "offsets that are gone and topics that were recreated fail the run, or are recorded as gaps; a log that was truncated fails it",
+    )
+    topics: Sequence[str] = ()
+    topic_pattern: str | None = None
+    conn_id: str | None = None
+    bootstrap_servers: str | None = None
+    starting: str | Mapping[str, int] = "earliest"
+    isolation: str = "read_committed"
+    key: Decoder | None = None
+    value: Decoder | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        where = "source kafka:"
+        object.__setattr__(self, "topics", arguments.text_list(f"{where} topics", self.topics))
+        for topic in self.topics:
+            arguments.text(f"{where} topics", topic, pattern=TOPIC, accepted=TOPIC)
+        if bool(self.topics) == (self.topic_pattern is not None):
+            raise InvalidError(
+                f"{where} exactly one of topics and topic_pattern must be given",
+                topics=list(self.topics),
+                topic_pattern=self.topic_pattern,
+            )
+        if self.topic_pattern is not None:
+            _check_pattern(f"{where} topic_pattern", self.topic_pattern)
+        if (self.conn_id is None) == (self.bootstrap_servers is None):
+            raise InvalidError(f"{where} exactly one of conn_id and bootstrap_servers must be given")
+        for name in ("conn_id", "bootstrap_servers"):
+            if getattr(self, name) is not None:
+                arguments.text(
+                    f"{where} {name}", getattr(self, name), pattern=r"[^\s@]+", accepted="text without spaces and '@'"
+                )
+        object.__setattr__(self, "starting", starting(f"{where} starting", self.starting))
+        arguments.choice(f"{where} isolation", self.isolation, ("read_committed", "read_uncommitted"))
+        for name in ("key", "value"):
+            object.__setattr__(self, name, decoding.decoder(f"{where} {name}", getattr(self, name)))
+        given = arguments.options(f"{where} options", self.options)
+        arguments.known_keys(f"{where} options", {name.lower(): value for name, value in given.items()}, OPTIONS)
+        object.__setattr__(self, "options", given)
+
+    @property
+    def spark_packages(self) -> tuple[str, ...]:
+        """Names of the Spark packages: Kafka, and Avro if a decoder needs it."""
+        return (
+            ("kafka", "avro") if any(isinstance(part, decoding.Avro) for part in (self.key, self.value)) else ("kafka",)
+        )
+
+    def to_json(self) -> Json:
+        """Return the arguments in the form of the TOML file."""
+        return {
+            "topics": list(self.topics), "topic_pattern": self.topic_pattern, "conn_id": self.conn_id, "bootstrap_servers": self.bootstrap_servers,
+            "starting": dict(self.starting) if isinstance(self.starting, Mapping) else self.starting, "isolation": self.isolation,
+            "key": decoding.to_json(self.key), "value": decoding.to_json(self.value), "options": dict(self.options),
+        }  # fmt: skip
+
+    def immutable_config(self) -> Json:
+        """The topic names or the pattern. The topic ids are part of the offsets instead."""
+        return {"type": "kafka", "topics": sorted(self.topics), "topic_pattern": self.topic_pattern}
+
+    def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
+        """Return the lineage datasets of the configured topics and of the topics in ``ranges``."""
+        return lineage_names(settings_of(self.conn_id, self.bootstrap_servers), {*self.topics}, ranges)
+
+    def cluster(self) -> KafkaCluster:
+        """Return the cluster at this source's isolation level. Sends no request."""
+        return KafkaCluster(settings_of(self.conn_id, self.bootstrap_servers), self.isolation)
+
+    def partitions(self, cluster: KafkaCluster) -> list[Partition]:
+        """
+        Return the current partitions of all topics.
+
+        :raises SourceChangedError: a configured topic does not exist. Nothing was written
+        """
+        if self.topic_pattern is not None:
+            return cluster.partitions(
+                name for name in cluster.topic_names() if re.fullmatch(self.topic_pattern or "", name)
+            )
+        found = cluster.partitions(self.topics)
+        missing = sorted({*self.topics} - {p.topic for p in found})
+        if missing:
+            raise SourceChangedError("topics do not exist; nothing was written", topics=missing)
+        return found
+
+    def initial_offsets(self) -> Offsets:
+        """
+        Return the initial offset of each partition that exists now.
+
+        :raises InvalidError: ``starting`` names a partition that does not exist, or an offset beyond the end
+        """
+        cluster = self.cluster()
+        partitions = self.partitions(cluster)
+        if self.starting == "latest":
+            return {p.name: end.offset for p, end in sorted(cluster.ends(partitions).items())}
+        if isinstance(self.starting, str) and self.starting != "earliest":
+            return _named(cluster.offsets_for_time(partitions, time_ms(self.starting)))
+        lows = cluster.lows(partitions)
+        if isinstance(self.starting, Mapping):
+            given = dict(self.starting)
+            ends = cluster.ends(partitions)
+            for p in partitions:
+                lows[p] = given.pop(f"{p.topic}-{p.number}", lows[p])
+                if lows[p] > ends[p].offset:
+                    raise InvalidError(
+                        "source kafka: starting names an offset beyond the end",
+                        partition=p.name,
+                        given=lows[p],
+                        end=ends[p].offset,
+                    )
+            if given:
+                raise InvalidError("source kafka: starting names partitions that do not exist", given=sorted(given))
+        return _named(lows)
+
+    def offsets_for_time(self, at_ms: int) -> Offsets:
+        """Return partition → the first offset with a timestamp at or after ``at_ms`` (milliseconds UTC), or the end offset if there is none."""
+        cluster = self.cluster()
+        return _named(cluster.offsets_for_time(self.partitions(cluster), at_ms))
+
+    def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
+        """Estimate how soon retention deletes records at or after ``start``."""
+        cluster = self.cluster()
+        return expiry(cluster, self.partitions(cluster), start, within_ms=within_ms, now_ms=now_ms)
+
+    def open(self, log: CommitLog, hint: Json) -> KafkaPlanner:
+        """Bind the source to a commit log."""
+        return KafkaPlanner(self)
+
+    def read_pins(self, pins: Json) -> tuple[RangePin, ...]:
+        """Decode the pins of a plan."""
+        return read_pins(pins, is_read=self.reads)
+
+    def next_hint(self, hint: Json, pins: Sequence[RangePin], counts: Mapping[str, int]) -> Json:
+        """Return the hint of the plan: it already has the end offset and leader epoch of each partition."""
+        return hint
+
+    def check_pins(self, pins: Sequence[RangePin], *, was_read: bool) -> None:
+        """
+        Check that each pinned range still exists, in the planned topic incarnation and in the planned history of the partition (D5).
+
+        After the read, retention may have deleted the range. Spark would have failed if an offset had been missing during the read.
+
+        :param was_read: whether Spark has read the ranges; then the earliest offsets are not checked
+        :raises SourceChangedError: a partition was truncated below the end of its range
+        :raises RecordsMissingError: a topic was deleted or recreated, or retention deleted offsets of a range
+        """
+        cluster = self.cluster()
+        pinned = {Partition(pin.topic, pin.partition, pin.topic_id): pin for pin in pins}
+        there = {p for p in cluster.partitions(p.topic for p in pinned) if p in pinned}
+        lows, ends = {} if was_read else cluster.lows(there), cluster.ends(there)
+        for p in sorted(there):
+            pin, end = pinned[p], ends[p]
+            is_truncated = end.epoch != pin.epoch >= 0 and cluster.was_truncated(p, pin.end, pin.epoch)
+            if end.offset < pin.end or is_truncated:
+                what = "a partition's log was truncated below what was planned: records were lost in Kafka. Nothing became visible"
+                raise SourceChangedError(what, partition=p.name, range=(pin.start, pin.end), end=end.offset)
+        for p, pin in sorted(pinned.items()):
+            if p not in there:
+                what = "a planned topic was deleted, or deleted and recreated; nothing became visible"
+                raise RecordsMissingError(what, partition=p.name)
+            if (low := lows.get(p, 0)) > pin.start:
+                what = "planned offsets are no longer there; nothing became visible"
+                raise RecordsMissingError(what, partition=p.name, range=(pin.start, pin.end), first=low)
+
+    def load(self, spark: SparkSession, pins: Sequence[RangePin]) -> KafkaRecords:
+        """Return the records of the pinned ranges. Reads nothing yet."""
+        from airflow_provider_streamsem.connectors.kafka.records import KafkaRecords, read_ranges
+
+        settings = java_settings(settings_of(self.conn_id, self.bootstrap_servers))
+        return KafkaRecords(self, read_ranges(spark, self, settings, pins), sorted({pin.topic for pin in pins}))
+
+    def reads(self, topic: str) -> bool:
+        """Return whether this source reads the topic. A pattern never matches topics that start with ``__``."""
+        if self.topic_pattern is None:
+            return topic in self.topics
+        return not topic.startswith("__") and re.fullmatch(self.topic_pattern, topic) is not None
+
+
+def _named(offsets: Mapping[Partition, int]) -> Offsets:
+    return {p.name: offset for p, offset in sorted(offsets.items())}
+
+
+def _is_end(pair: Json) -> bool:
+    return isinstance(pair, list) and [type(part) for part in pair] == [int, int]
+
+
+def _known_ends(hint: Json) -> dict[str, End]:
+    """The ends that a hint records, by partition. A hint of another form is ignored: it only saves requests."""
+    ends = hint.get("ends") if isinstance(hint, dict) else None
+    return {name: End(*pair) for name, pair in ends.items() if _is_end(pair)} if isinstance(ends, dict) else {}
+
+
+def _hint(ends: Mapping[str, End], targets: Offsets) -> Json:
+    """
+    The hint of a plan.
+
+    :param targets: the end that the plan reads towards. A partition's recorded end is never below it
+    """
+    known = dict(ends)
+    for name, target in targets.items():
+        at = known.get(name, End(0, -1))
+        known[name] = End(max(target, at.offset), at.epoch)
+    return {"ends": {name: [end.offset, end.epoch] for name, end in sorted(known.items())}}
+
+
+def _present(
+    p: Partition, unread: tuple[int, int], ends: Mapping[Partition, End], lows: Mapping[Partition, int]
+) -> tuple[int, int]:
+    """
+    The part of an unread range that Kafka still has. It is empty for a missing partition.
+
+    :raises SourceChangedError: the partition ends inside the range
+    """
+    first, last = unread
+    if p in ends and ends[p].offset < last:
+        # This is not a gap. Future records of the partition would get these offsets and would count as read.
+        what = "a partition ends below what the run was to read: its log was truncated, or is read at another isolation level. Nothing was written"
+        raise SourceChangedError(what, partition=p.name, range=unread, end=ends[p].offset)
+    low = min(max(lows.get(p, first), first), last)
+    return low, last if p in ends else low
+
+
+def _check_pattern(where: str, pattern: object) -> None:
+    try:
+        re.compile(arguments.text(where, pattern))
+    except re.error as error:
+        raise InvalidError(f"{where} is not a regular expression", given=pattern) from error
+
+
+class KafkaPlanner:
+    """
+    A Kafka source that is bound to a commit log.
+
+    The hint records the end offset and leader epoch of each partition when the newest plan was made: ``{"ends": {partition: [offset, epoch]}}``.
+    """
+
+    def __init__(self, source: KafkaSource) -> None:
+        self._source = source
+
+    @cached_property
+    def _cluster(self) -> KafkaCluster:
+        # Validate the settings for Spark's client here, before anything is written.
+        java_settings(settings_of(self._source.conn_id, self._source.bootstrap_servers))
+        return self._source.cluster()
+
+    def poll(self, hint: Json) -> SourceEnd:
+        """Find the end offset of each partition. A missing partition has its last known end, so that its unread records are not skipped silently."""
+        partitions = self._source.partitions(self._cluster)
+        ends = _named({p: end.offset for p, end in self._cluster.ends(partitions).items()})
+        return SourceEnd({**{name: end.offset for name, end in _known_ends(hint).items() if name not in ends}, **ends})
+
+    def slice(
+        self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
+    ) -> SourceSlice | None:
+        """
+        Select ranges from ``start`` (inclusive) to ``end`` (exclusive). Partitions share ``limits.max_rows`` in proportion to their lag.
+
+        :param on_data_loss: ``"fail"``: missing offsets fail the run. ``"record_gap"``: they become gaps, which do not count towards the limit
+        :returns: ``None`` if there is nothing to read
+        :raises SourceChangedError: a partition was truncated; with ``"fail"`` also if offsets are missing or a topic was recreated. Nothing was written
+        """
+        unread, known = between(start, end.offsets), _known_ends(hint)
+        topics = {parse_partition(name).topic for name in {*start, *end.offsets}}
+        refuse_other_topics(topics, is_read=self._source.reads)
+        there = self._partitions(topics, {*unread}, waits=on_data_loss != "fail")
+        ends = self._cluster.ends(there)
+        lows = self._cluster.lows(there)
+        self._check_incarnations(start, there, on_data_loss)
+        self._check_history(start, ends, lows, known)
+        present = {name: _present(parse_partition(name), range, ends, lows) for name, range in unread.items()}
+        taken = shared({name: last - low for name, (low, last) in present.items()}, limits.max_rows)
+        ranges, gaps, pins = {}, {}, []
+        for p in sorted(map(parse_partition, unread)):
+            (first, last), (low, stop) = unread[p.name], present[p.name]
+            end_of_pin = low + taken[p.name]
+            missing = [(first, low)] if low > first else []
+            is_missing = end_of_pin == stop < last  # the partition is missing
+            missing += [(stop, last)] if is_missing else []
+            end_of_range = last if is_missing else end_of_pin
+            if end_of_range > first:
+                ranges[p.name] = (first, end_of_range)
+            if missing:
+                gaps[p.name] = joined(missing)
+            if taken[p.name]:
+                pins.append(RangePin(p.topic, p.topic_id, p.number, low, end_of_pin, ends[p].epoch))
+        if gaps and on_data_loss == "fail":
+            raise SourceChangedError("offsets that wait to be read are gone from Kafka; nothing was written", lost=gaps)
+        if gaps:
+            logger.warning("recording offsets as gaps, since Kafka no longer has them: %s", gaps)
+        if not ranges:
+            return None
+        next_hint = _hint({**known, **{p.name: at for p, at in ends.items()}}, end.offsets)
+        # Offsets are an upper bound of the number of records.
+        return SourceSlice(ranges=ranges, gaps=gaps, pins=pins, hint=next_hint, rows=length(ranges))
+
+    def _partitions(self, topics: set[str], unread: set[str], *, waits: bool) -> list[Partition]:
+        """The partitions of the topics. Asks again before unread partitions are given up: brokers may not know a partition for a moment."""
+        there = self._cluster.partitions(topics)
+        for wait_s in _BEFORE_A_GAP_S if waits else ():
+            if unread <= {p.name for p in there}:
+                break
+            SYSTEM_CLOCK.sleep(wait_s)
+            there = self._cluster.partitions(topics)
+        return there
+
+    def _check_incarnations(self, start: Offsets, there: Sequence[Partition], on_data_loss: str) -> None:
+        """Refuse a topic that was deleted and recreated, because its unread records are lost. With ``"record_gap"`` log a warning instead."""
+        known = {p.topic: p.topic_id for p in there}
+        read = {(p.topic, p.topic_id) for p in map(parse_partition, start)}
+        for topic, topic_id in sorted(read):
+            now = known.get(topic)
+            if now is None or (topic, now) in read:
+                continue
+            # Without an id it may be the same topic, in a cluster that started or stopped assigning topic ids. Its records would be read again.
+            if on_data_loss == "fail" or not topic_id or not now:
+                what = "a topic was deleted and recreated; what was not yet read of the old one is gone. Nothing was written"
+                raise SourceChangedError(what, topic=topic, committed=topic_id, found=now)
+            logger.warning("topic %s was deleted and recreated: reading the new one from its beginning", topic)
+
+    def _check_history(
+        self, start: Offsets, ends: Mapping[Partition, End], lows: Mapping[Partition, int], known: Mapping[str, End]
+    ) -> None:
+        """Check that no partition was truncated below its committed offsets. :meth:`slice` handles offsets that retention deleted."""
+        for p, end in sorted(ends.items()):
+            committed, seen = position(start, p.name), known.get(p.name)
+            went_back = p.name in start and end.offset < committed
+            changed = seen is not None and end.epoch != seen.epoch >= 0 and committed > 0 and committed >= lows[p]
+            if went_back or (changed and seen is not None and self._cluster.was_truncated(p, committed, seen.epoch)):
+                what = "a partition's log was truncated below what is committed: records were lost in Kafka. Nothing was written"
+                raise SourceChangedError(what, partition=p.name, committed=committed, end=end.offset)
+
+    def lag(self, start: Offsets, hint: Json) -> int:
+        """Return the number of offsets from ``start`` (inclusive) to the end."""
+        return length(between(start, self.poll(hint).offsets))
+
+    def unread_before(self, start: Offsets, at_ms: int) -> int:
+        """
+        Return the number of unread offsets before the first record with a timestamp at or after ``at_ms`` (milliseconds UTC), over all partitions.
+
+        A record that is older than an earlier record of its partition counts as being as recent as that record.
+        """
+        partitions = self._source.partitions(self._cluster)
+        return length(between(start, _named(self._cluster.offsets_for_time(partitions, at_ms))))

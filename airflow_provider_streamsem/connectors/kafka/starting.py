@@ -1,0 +1,52 @@
+"""Validates where a new pipeline starts in Kafka topics: at the earliest or latest offsets, at a timestamp, or at offsets by partition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.errors import InvalidError
+
+TOPIC = r"[A-Za-z0-9._-]{1,249}"
+
+
+def starting(where: str, given: object) -> str | Mapping[str, int]:
+    """
+    Validate the argument ``starting``, and return it as the source stores it.
+
+    :param where: prefix of the error message, which names the argument
+    :param given: ``earliest``, ``latest``, an ISO 8601 timestamp with a zone, or a mapping from ``<topic>-<partition>`` to offsets
+    :raises InvalidError: it has none of the accepted forms
+    """
+    if isinstance(given, Mapping):
+        if not given or not all(
+            re.fullmatch(rf"{TOPIC}-\d+", str(k)) and type(v) is int and v >= 0 for k, v in given.items()
+        ):
+            raise InvalidError(
+                f"{where} must map partitions to offsets", given=dict(given), accepted='{"orders-0": 42}'
+            )
+        return dict(given)
+    if given not in ("earliest", "latest"):
+        try:
+            time_ms(arguments.text(where, given))
+        except ValueError as error:
+            raise InvalidError(
+                f"{where} is not acceptable",
+                given=given,
+                accepted=["earliest", "latest", "2026-01-31T00:00:00Z", '{"orders-0": 42}'],
+            ) from error
+    return str(given)
+
+
+def time_ms(text: str) -> int:
+    """
+    Convert an ISO 8601 timestamp with a zone to milliseconds UTC.
+
+    :raises ValueError: the text is not such a timestamp
+    """
+    at = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    if at.tzinfo is None:
+        raise ValueError("a time needs a zone")
+    return int(at.timestamp() * 1000)

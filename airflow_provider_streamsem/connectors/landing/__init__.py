@@ -1,0 +1,1 @@
+"""Lands queue messages: writes them to files before it acknowledges them."""

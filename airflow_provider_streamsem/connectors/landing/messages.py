@@ -1,0 +1,363 @@
+"""
+Lands queue messages: writes them to immutable files before it acknowledges them, and drops redelivered messages.
+
+A queue cannot be read twice. Landing i is one immutable file that is created with create-if-absent. Its messages are acknowledged only after that.
+The files are their own index.
+
+A process writes landing i + 1 only after it has read the message ids of the earlier landings in the window. Within the window each message id therefore
+gets one record, even if several processes land concurrently. A process that loses a create reads the winner's landing, drops the messages that it contains, and
+tries the next number. Whether a message is a duplicate depends on the landings only, not on a clock.
+
+| key below the landing | content |
+|---|---|
+| ``<inv(i)>-<i>.jsonl`` | landing i, one line for each message; the newest sorts first |
+| ``_queue.json`` | the queue to which the messages belong |
+| ``_ids/<inv(i)>-<i>.json`` | digests of the ids of landing i and of some earlier ones, which saves requests; if it is missing, the landings are read |
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, UnavailableError
+from airflow_provider_streamsem.protocol.codec import canonical, read_json
+from airflow_provider_streamsem.stores.contract import UnknownAnswerError
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES = 64 << 20
+"""Bytes of bodies after which a landing receives no more messages, because it holds them in memory"""
+IDS_PER_OBJECT = 65_536
+_DIGEST_BYTES = 16
+_IDS = "_ids/"
+_MARK = "_queue.json"
+_N = 10**12
+_NAME = re.compile(r"\d{12}-(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """
+    One delivery of a queue message.
+
+    :param id: the message id, which is the same in every delivery. ``None`` if the message has none; its duplicates cannot be detected
+    :param body: the body as bytes
+    :param headers: the message's headers or attributes, as text
+    :param handle: acknowledges this delivery
+    """
+
+    id: str | None
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    handle: Any = field(default=None, repr=False)
+
+
+class Receiver(Protocol):
+    """
+    A connection to a queue.
+
+    :raises UnavailableError: from any method: the queue gave no clear answer
+    :raises StoreRefusedError: from any method: access was denied, or the queue does not exist
+    """
+
+    def receive(self, most: int) -> Sequence[Message]:
+        """Receive up to ``most`` messages, which the queue hides from other consumers for some time. No messages: the queue is empty."""
+        ...
+
+    def acknowledge(self, handles: Sequence[Any]) -> None:
+        """
+        Acknowledge deliveries, so that the queue deletes their messages.
+
+        A delivery that has expired cannot be acknowledged and is skipped. The queue delivers its message again, and the next landing drops it as a duplicate.
+        """
+        ...
+
+    def waiting(self) -> int:
+        """Return about how many messages the queue could deliver now. Receives no message."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """
+    The dedup window of message ids. It is counted back from the newest landing, so a pause between runs does not shorten it.
+
+    A landing must be within both limits.
+
+    :param hours: a landing is outside the window if it is more than this many hours older than the newest one; ``None``: no limit by age
+    :param messages: a landing is outside the window if this many or more messages with an id were landed after it; ``None``: no limit by number
+    """
+
+    hours: int | None
+    messages: int | None
+
+    def __str__(self) -> str:
+        hours = [] if self.hours is None else [f"{self.hours} h"]
+        return "dedup " + ", ".join(hours + ([] if self.messages is None else [f"{self.messages} messages"]))
+
+    def holds(self, *, age_ms: int, later: int) -> bool:
+        """
+        Return whether a landing is in the window.
+
+        :param age_ms: how much older it is than the newest landing, in milliseconds
+        :param later: number of messages with an id in later landings
+        """
+        return (self.hours is None or age_ms <= self.hours * 3_600_000) and (
+            self.messages is None or later < self.messages
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Landed:
+    """The time (milliseconds UTC) and the digests of the message ids of landing ``i``."""
+
+    i: int
+    at_ms: int
+    digests: tuple[bytes, ...]
+
+
+class Landing:
+    """
+    Writes landings to one location, and caches those that this process has read. Several instances may use one location concurrently.
+
+    :param log: the location, opened as a commit log, which repeats a create without a clear answer with the same bytes
+    :param window: the dedup window
+    :param queue: returns the server and the name of the queue
+    """
+
+    def __init__(self, log: CommitLog, window: Window, queue: Callable[[], tuple[str, str]]) -> None:
+        self._log = log
+        self._window = window
+        self._queue = queue
+        self._known: dict[int, tuple[_Landed, ...]] = {}
+
+    def newest(self) -> int:
+        """Return the number of the newest listed landing, or -1. A create of the next number fails if the listing missed a landing."""
+        return self._listed("", _key)
+
+    def _listed(self, prefix: str, key_of: Callable[[int], str]) -> int:
+        try:
+            for stat in self._log.store.list(prefix):
+                match = _NAME.fullmatch(stat.key.removeprefix(prefix).partition(".")[0])
+                if match is not None and stat.key == key_of(int(match[1])):
+                    return int(match[1])
+        except UnknownAnswerError as error:
+            what = "the landing gave no clear answer to a listing; nothing was landed or acknowledged"
+            raise UnavailableError(what, location=self._log.store.url) from error
+        return -1
+
+    def land(self, receiver: Receiver, *, most: int, seconds: float) -> int:
+        """
+        Receive messages until the queue is empty or a limit is reached, and write the new ones as one landing. Then acknowledge all.
+
+        The process may die at any line. The queue delivers unacknowledged messages again, and a later landing drops those that were landed.
+
+        :param most: the most messages to receive, 1 or more
+        :param seconds: how long to receive messages
+        :returns: the number of new messages
+        :raises UnavailableError: the queue or the location gave no clear answer. Every acknowledged message is landed
+        :raises InvalidError: the location is the landing of another queue. No message was landed or acknowledged
+        """
+        is_marked = self._check_mark()
+        i = self.newest()  # Before a message is received, so that an unreachable location causes no delivery.
+        taken = self._received(receiver, most, seconds)
+        if not taken:
+            return 0
+        if not is_marked:  # Not before a message arrived: a misspelt queue name must not mark the location.
+            self._log.create(_MARK, canonical({"queue": list(self._queue())}))
+            self._check_mark()
+        # If a user deleted landings but not their ids, do not reuse their numbers. The old ids would count as those of the new landings.
+        i = max(i, self._listed(_IDS, _ids_key))
+        landed = 0
+        while fresh := self._fresh(i, taken):
+            data, own = self._file(i, fresh)
+            i += 1
+            if self._log.create(_key(i), data).mine:
+                self._known[i] = (own,)
+                landed = len(fresh)
+                break
+        self._acknowledge(receiver, taken)
+        if landed:
+            self._write_ids(i)
+        return landed
+
+    def _check_mark(self) -> bool:
+        """
+        Return whether the location is marked as the landing of this queue.
+
+        :raises InvalidError: it is marked as the landing of another queue
+        """
+        found = self._log.read(_MARK)
+        if found is None:
+            return False
+        stored, queue = read_json(found, _MARK), list(self._queue())
+        if stored != {"queue": queue}:
+            raise InvalidError(
+                "the landing is that of another queue: messages of both would be taken for one queue's, and equal ids for one message",
+                landing=self._log.store.url,
+                mark=_MARK,
+                marked=stored,
+                queue=queue,
+            ).advising(
+                "give each queue a landing of its own. If the same queue has moved to another server, delete the mark. No message was acknowledged."
+            )
+        return True
+
+    def _received(self, receiver: Receiver, most: int, seconds: float) -> list[Message]:
+        until_ms = self._log.clock.now_ms() + seconds * 1000
+        taken: list[Message] = []
+        size = 0
+        while len(taken) < most and size < MOST_BYTES and self._log.clock.now_ms() < until_ms:
+            more = receiver.receive(most - len(taken))
+            if not more:
+                break
+            taken += more
+            size += sum(len(message.body) for message in more)
+        return taken
+
+    def _fresh(self, i: int, taken: Sequence[Message]) -> list[Message]:
+        """Return the first message of each id that no landing up to ``i`` in the window contains. Messages without an id are never duplicates."""
+        seen = {digest for landed in self._in_window(i) for digest in landed.digests}
+        fresh = []
+        for message in taken:
+            if message.id is not None:
+                digest = _digest(message.id)
+                if digest in seen:
+                    continue
+                seen.add(digest)
+            fresh.append(message)
+        return fresh
+
+    def _file(self, i: int, fresh: Sequence[Message]) -> tuple[bytes, _Landed]:
+        """Return the bytes and the summary of landing ``i + 1``. Its time is never before that of landing ``i``, even if this machine's clock is behind."""
+        before = next(self._back_from(i), None)
+        at_ms = max(self._log.clock.now_ms(), 0 if before is None else before.at_ms)
+        digests = tuple(_digest(message.id) for message in fresh if message.id is not None)
+        return b"".join(_line(message, at_ms) for message in fresh), _Landed(i + 1, at_ms, digests)
+
+    def _acknowledge(self, receiver: Receiver, taken: Sequence[Message]) -> None:
+        try:
+            receiver.acknowledge([message.handle for message in taken])
+        except UnavailableError as error:
+            # The messages are landed, so the run continues.
+            logger.warning(
+                "%d messages are landed and may not be acknowledged; they come again and are dropped then: %s", len(taken), error
+            )  # fmt: skip
+
+    # --- deduplication state
+
+    def _in_window(self, i: int) -> Iterator[_Landed]:
+        """Yield the landings up to ``i`` in the window, the newest first."""
+        newest_ms, later = None, 0
+        for landed in self._back_from(i):
+            newest_ms = landed.at_ms if newest_ms is None else newest_ms
+            if not self._window.holds(age_ms=newest_ms - landed.at_ms, later=later):
+                return
+            yield landed
+            later += len(landed.digests)
+
+    def _back_from(self, i: int) -> Iterator[_Landed]:
+        """Yield the landings up to ``i``, the newest first. Stops at a deleted landing."""
+        while i >= 0 and (run := self._run(i)):
+            yield from reversed(run)
+            i = run[0].i - 1
+
+    def _run(self, i: int) -> tuple[_Landed, ...]:
+        """Return landing ``i`` and possibly some landings directly before it, in order. Empty if landing ``i`` is missing."""
+        if i not in self._known:
+            data = self._log.read(_ids_key(i))
+            ids = None if data is None else _decoded(i, data)
+            if ids is not None:
+                self._known[i] = ids
+            else:  # The process died between the landing and its ids, or the ids are damaged.
+                lines = self._log.read(_key(i))
+                self._known[i] = () if lines is None else (_landed(i, lines),)
+        return self._known[i]
+
+    def _write_ids(self, i: int) -> None:
+        """
+        Write the ids of landing ``i``, merged with those of preceding runs of landings that are not much larger.
+
+        The runs therefore double in size towards older landings. A reader needs few objects for many landings, and each id is written only a few times.
+        """
+        run = self._known[i]
+        while run[0].i > 0 and (before := self._run(run[0].i - 1)):
+            here, there = _count(run), _count(before)
+            if there >= 2 * max(here, 1) or here + there > IDS_PER_OBJECT:
+                break
+            run = (*before, *run)
+        self._known[i] = run
+        self._log.create(_ids_key(i), _encoded(run))
+
+
+def body_of(line: str) -> str:
+    """Return the body of a landed message as text, or ``""`` if it is not UTF-8 or the message has no id. For readers without Spark."""
+    landed = read_json(line, "a landed message")
+    return "" if landed.get("encoding") or landed["id"] is None else str(landed["body"])
+
+
+def _name(i: int) -> str:
+    return f"{_N - 1 - i:012d}-{i}"
+
+
+def _key(i: int) -> str:
+    return f"{_name(i)}.jsonl"
+
+
+def _ids_key(i: int) -> str:
+    return f"{_IDS}{_name(i)}.json"
+
+
+def _digest(message_id: str) -> bytes:
+    return hashlib.sha256(message_id.encode("utf-8", "surrogatepass")).digest()[:_DIGEST_BYTES]
+
+
+def _line(message: Message, at_ms: int) -> bytes:
+    """Encode a message as one line of a landing, in ASCII. No character of a body can then count as the end of a line."""
+    record = {"id": message.id, "received_ms": at_ms, "headers": dict(message.headers)}
+    try:
+        record["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        record |= {"body": base64.b64encode(message.body).decode(), "encoding": "base64"}
+    return json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+
+
+def _landed(i: int, data: bytes) -> _Landed:
+    records = [read_json(line, _key(i)) for line in data.splitlines()]
+    try:
+        digests = tuple(_digest(record["id"]) for record in records if record["id"] is not None)
+        return _Landed(i, int(records[0]["received_ms"]), digests)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise LogDamagedError("a landing has lines that no run has written", invariant="I1", key=_key(i)) from error
+
+
+def _count(run: Sequence[_Landed]) -> int:
+    return sum(len(landed.digests) for landed in run)
+
+
+def _encoded(run: Sequence[_Landed]) -> bytes:
+    return canonical(
+        {"landings": [[one.i, one.at_ms, base64.b64encode(b"".join(one.digests)).decode()] for one in run]}
+    )
+
+
+def _decoded(i: int, data: bytes) -> tuple[_Landed, ...] | None:
+    """Decode the ids of landing ``i`` and of some landings directly before it. Return ``None`` if the object is damaged."""
+    run = []
+    try:
+        for number, at_ms, text in read_json(data, _IDS)["landings"]:
+            joined = base64.b64decode(text, validate=True)
+            digests = tuple(joined[at : at + _DIGEST_BYTES] for at in range(0, len(joined), _DIGEST_BYTES))
+            run.append(_Landed(int(number), int(at_ms), digests))
+    except (KeyError, LogDamagedError, TypeError, ValueError):
+        return None
+    is_run = [landed.i for landed in run] == list(range(i - len(run) + 1, i + 1))
+    return tuple(run) if run and is_run else None

@@ -1,0 +1,105 @@
+"""
+Specifications of how keys and values of a message become columns. Does not import Spark.
+
+A message that a decoder cannot parse is quarantined with its location.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.errors import InvalidError
+
+_JSON_OPTIONS = (
+    "allownumericleadingzeros",
+    "dateformat",
+    "locale",
+    "timestampformat",
+    "timestampntzformat",
+    "timezone",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """
+    One JSON object in UTF-8.
+
+    A record is bad if text follows the object, or if a column cannot hold a value exactly (``docs/connectors/files-source.md``).
+
+    :param schema: Spark DDL, such as ``"id long, at timestamp"``; fields that it does not name are ignored, missing fields are null
+    :param options: options of Spark's JSON reader that affect values but not the set of valid records, such as ``timestampFormat`` and ``timeZone``
+    """
+
+    type: ClassVar[str] = "json"
+    schema: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        arguments.text("json: schema", self.schema, accepted='Spark DDL, such as "id long, at timestamp"')
+        given = arguments.options("json: options", self.options)
+        arguments.known_keys("json: options", {name.lower(): value for name, value in given.items()}, _JSON_OPTIONS)
+        object.__setattr__(self, "options", given)
+
+
+@dataclass(frozen=True, slots=True)
+class Avro:
+    """
+    One Avro record in binary encoding, with no bytes after it. Requires Spark's Avro module.
+
+    :param schema: the Avro schema of the record as JSON text. It defines the columns. Without a registry it is also the writer's schema
+    :param registry: URL of a schema registry. Each message then starts with a zero byte and the id of the writer's schema. Every version of the subject
+        ``<topic>-value`` (``<topic>-key`` for keys) is read as ``schema``
+    """
+
+    type: ClassVar[str] = "avro"
+    schema: str
+    registry: str | None = None
+
+    def __post_init__(self) -> None:
+        arguments.text("avro: schema", self.schema, accepted="an Avro schema of a record as JSON text")
+        try:
+            parsed = json.loads(self.schema)
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, dict) or parsed.get("type") != "record":
+            raise InvalidError("avro: schema must be the JSON text of a record's schema", given=self.schema[:80])
+        if self.registry is not None:
+            arguments.text(
+                "avro: registry", self.registry, pattern=r"https?://[^@\s]+", accepted="a URL without credentials in it"
+            )
+
+
+Decoder: TypeAlias = Json | Avro
+_DECODERS: dict[str, type[Json] | type[Avro]] = {"json": Json, "avro": Avro}
+
+
+def decoder(where: str, given: object) -> Decoder | None:
+    """
+    Return a decoder from a decoder object, or from a TOML table with a ``type``; ``None`` for ``None``.
+
+    :param where: the argument's name, for error messages
+    :raises InvalidError: the value is neither, or an argument is invalid
+    """
+    if given is None or isinstance(given, (Json, Avro)):
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidError(f"{where} must be a Json or an Avro", given=type(given).__name__, accepted=sorted(_DECODERS))
+    chosen = _DECODERS[arguments.choice(f"{where}: type", given.get("type"), _DECODERS)]
+    rest = {name: value for name, value in given.items() if name != "type"}
+    arguments.known_keys(where, rest, list(chosen.__dataclass_fields__))
+    if "schema" not in rest:
+        raise InvalidError(f"{where} lacks arguments", missing=["schema"])
+    return chosen(**rest)
+
+
+def to_json(given: Decoder | None) -> Any:
+    """Return a decoder as a TOML table; ``None`` for ``None``."""
+    if given is None:
+        return None
+    fields = {name: getattr(given, name) for name in given.__dataclass_fields__}
+    return {"type": given.type, **{name: value for name, value in fields.items() if value not in (None, {})}}

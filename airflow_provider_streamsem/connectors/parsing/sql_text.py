@@ -1,0 +1,142 @@
+"""
+Builds Spark SQL expressions as text. Imports pyspark, so only engines import this module.
+
+An expression built with the DataFrame API needs one JVM call for each node. Thousands of calls take a second. SQL text needs one call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, TimestampType
+
+_PLAIN = re.compile(r"[ -&(-\[\]-~]*")  # printable ASCII except the single quote and the backslash
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """
+    Parsed records as columns of a frame.
+
+    The values are separate columns, because Spark needs seconds to take apart a struct of thousands of columns.
+
+    :param values: name of each declared column → SQL of its value in the frame
+    :param bad: name of the boolean column that marks bad records
+    """
+
+    frame: DataFrame
+    values: Mapping[str, str]
+    bad: str
+
+    @property
+    def columns(self) -> list[str]:
+        """SQL of the declared columns, each under its name."""
+        return [f"{value} AS {quoted(name)}" for name, value in self.values.items()]
+
+
+def with_sql(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
+    """
+    Add or replace columns of the frame.
+
+    :param columns: name → SQL
+    """
+    return frame.withColumns({name: F.expr(value) for name, value in columns.items()})
+
+
+def quoted(name: str) -> str:
+    """Quote the name of a column or field."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """
+    Return a SQL string literal that has the same meaning under every session configuration.
+
+    Backslashes, single quotes, ``${`` and characters other than printable ASCII make the text hexadecimal. With ``spark.sql.parser.escapedStringLiterals``,
+    Spark interprets neither escapes nor the prefix ``r`` in its default way.
+    """
+    return f"'{text}'" if _PLAIN.fullmatch(text) and "${" not in text else f"CAST(X'{text.encode().hex()}' AS STRING)"
+
+
+def type_name(kind: DataType) -> str:
+    """Return the SQL name of a type. Timestamps are ``timestamp_ltz``, because the session configuration defines the meaning of ``TIMESTAMP``."""
+    return "timestamp_ltz" if isinstance(kind, TimestampType) else kind.simpleString()
+
+
+def try_cast(value: str, kind: DataType) -> str:
+    """Cast a value to a type; null if the cast fails."""
+    return f"TRY_CAST({value} AS {type_name(kind)})"
+
+
+def rlike(text: str, pattern: str) -> str:
+    """Return a condition that is true if a substring matches a Java regular expression."""
+    return f"rlike({text}, {literal(pattern)})"
+
+
+def when(*branches: tuple[str, str], otherwise: str = "NULL") -> str:
+    """Return the value of the first ``(condition, value)`` branch whose condition is true."""
+    cases = " ".join(f"WHEN {condition} THEN {value}" for condition, value in branches)
+    return f"CASE {cases} ELSE {otherwise} END"
+
+
+def surely(condition: str) -> str:
+    """Replace a null condition with false."""
+    return f"coalesce({condition}, false)"
+
+
+def any_of(conditions: Sequence[str]) -> str:
+    """
+    Combine conditions with ``OR``, as a tree of small depth.
+
+    Spark traverses expressions recursively, and a file may have thousands of columns.
+    """
+    if len(conditions) < 2:
+        return conditions[0] if conditions else "false"
+    middle = len(conditions) // 2
+    return f"({any_of(conditions[:middle])} OR {any_of(conditions[middle:])})"
+
+
+def struct_of(values: Mapping[str, str]) -> str:
+    """
+    Build a struct.
+
+    :param values: name → SQL of the value
+    """
+    return f"struct({', '.join(f'{value} AS {quoted(name)}' for name, value in values.items())})"
+
+
+def map_of(given: Mapping[str, str]) -> str:
+    """Build a map of string literals, the form in which parsing functions accept options."""
+    return f"map({', '.join(f'{literal(name)}, {literal(text)}' for name, text in given.items())})"
+
+
+def for_each(function: str, values: str, of: Callable[[str], str]) -> str:
+    """
+    Apply a higher-order function to an array.
+
+    :param of: receives the name of the element and returns SQL of the result
+    """
+    element = _free("e", values)
+    return f"{function}({values}, {element} -> {of(element)})"
+
+
+def for_each_value(values: str, of: Callable[[str], str]) -> str:
+    """
+    Apply a function to each value of a map. The keys stay unchanged.
+
+    :param of: receives the name of the value and returns SQL of the result
+    """
+    key, value = _free("k", values), _free("v", values)
+    return f"transform_values({values}, ({key}, {value}) -> {of(value)})"
+
+
+def _free(letter: str, text: str) -> str:
+    """Return a variable name that does not occur in a text."""
+    number = 0
+    while f"{letter}{number}" in text:
+        number += 1
+    return f"{letter}{number}"

@@ -1,0 +1,66 @@
+"""
+Handles records with many columns on Spark. Imports pyspark, so only engines import this module.
+
+Spark needs minutes to plan one expression for each of thousands of columns. Columns of the same type are therefore processed as one array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql.types import ArrayType, DataType, StructField, StructType
+
+from airflow_provider_streamsem.connectors.parsing.sql_text import quoted, struct_of, when
+
+_FEW = 2
+"""the most columns of one type that are processed separately"""
+
+
+class Grouped:
+    """
+    Declared columns, grouped into one array for each type that many columns have.
+
+    :attr columns: the declared columns. If a type has many columns: the columns of the other types, then one array for each such type
+    """
+
+    def __init__(self, declared: StructType) -> None:
+        members: dict[DataType, list[str]] = {}
+        for field in declared.fields:
+            members.setdefault(field.dataType, []).append(field.name)
+        many = {kind: names for kind, names in members.items() if len(names) > _FEW}
+        self._declared = declared
+        self._single = [field.name for field in declared.fields if field.dataType not in many]
+        self._arrays = {f"__streamsem_group_{n}": names for n, names in enumerate(many.values())}
+        arrays = [StructField(group, ArrayType(kind)) for group, kind in zip(self._arrays, many, strict=True)]
+        single = [field for field in declared.fields if field.dataType not in many]
+        self.columns = StructType([*single, *arrays]) if many else declared
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether any type has enough columns for an array."""
+        return bool(self._arrays)
+
+    def of(self, record: str, *others: str) -> str:
+        """
+        Return SQL that converts a record of the declared columns to a record of :attr:`columns`; null if the record is null.
+
+        :param record: name of a struct column with the declared columns and ``others``
+        :param others: further fields, which the result keeps
+        """
+        single = {name: f"{record}.{quoted(name)}" for name in (*self._single, *others)}
+        arrays = {
+            group: f"array({', '.join(f'{record}.{quoted(name)}' for name in names)})"
+            for group, names in self._arrays.items()
+        }
+        return when((f"{record} IS NOT NULL", struct_of({**single, **arrays})))
+
+    def values(self, held: Mapping[str, str]) -> dict[str, str]:
+        """
+        Return name → SQL of the value for each declared column, in order.
+
+        :param held: name in :attr:`columns` → name of the column that holds it
+        """
+        found = {name: held[name] for name in self._single}
+        for group, names in self._arrays.items():
+            found |= {name: f"get({held[group]}, {n})" for n, name in enumerate(names)}
+        return {field.name: found[field.name] for field in self._declared.fields}

@@ -1,0 +1,78 @@
+"""Reads landed messages on Spark, parses their bodies and marks bad ones. The module imports pyspark, so only engines import it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem.connectors.contract import BadRecord
+from airflow_provider_streamsem.connectors.files.text_lines import PATH, RAW, plain_path
+from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.stores.contract import spark_path
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.connectors.queue.source import QueueSource
+
+_LANDED = "id string, received_ms long, body string, encoding string, headers map<string,string>"
+_OWN = ("queue_message_id", "queue_received_at", "queue_headers")
+_MESSAGE, _RECORD, _BAD = "__streamsem_message", "__streamsem_record", "__streamsem_bad"
+
+
+class QueueRecords:
+    """The parsed messages of landed files. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`."""
+
+    bad: Column | None
+    frame: DataFrame
+    drop: tuple[str, ...]
+
+    def __init__(self, spark: SparkSession, source: QueueSource, paths: list[str]) -> None:
+        self._error = (
+            "not a message with an id and "
+            + (f"a body of the schema {source.schema}" if source.format == "json" else "a body in UTF-8")
+        )  # fmt: skip
+        located = [spark_path(source.landing, path) for path in paths]
+        lines = spark.read.options(ignoreCorruptFiles="false", ignoreMissingFiles="false").text(located)
+        lines = lines.select(F.col("value").alias(RAW), F.col("_metadata.file_path").alias(PATH))
+        landed = lines.withColumn(_MESSAGE, F.from_json(RAW, _LANDED))
+        message, body = F.col(_MESSAGE), F.col(_MESSAGE)["body"]
+        bad = message["id"].isNull() | body.isNull() | message["encoding"].isNotNull()
+        if source.format == "json":
+            columns = parsing.struct(source.schema or "", "source queue")
+            names = [f.name for f in columns.fields]
+            parsed = parsing.with_json(landed, f"{_MESSAGE}.body", columns, source.options, _RECORD)
+            landed, bad = parsed.frame, bad | F.col(parsed.bad)
+            fields = [F.expr(column) for column in parsed.columns]
+        else:
+            names, fields = ["body"], [body.alias("body")]
+        _refuse_taken(names)
+        own = [
+            message["id"].alias("queue_message_id"),
+            F.timestamp_millis(message["received_ms"]).alias("queue_received_at"),
+            message["headers"].alias("queue_headers"),
+        ]
+        self.frame = landed.select(*fields, *own, F.coalesce(bad, F.lit(True)).alias(_BAD), RAW, PATH, _MESSAGE)
+        self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH, _MESSAGE)
+
+    def bad_records(self) -> Iterator[BadRecord]:
+        """Yield the bad messages in a second pass over the same files."""
+        assert self.bad is not None
+        for path, line, message in self.frame.where(self.bad).select(PATH, RAW, _MESSAGE).toLocalIterator():
+            is_message = message is not None and message["body"] is not None
+            location = {
+                "path": plain_path(path),
+                "message_id": (message["id"] or "") if is_message else "",
+                "encoding": (message["encoding"] or "utf-8") if is_message else "utf-8",
+            }
+            yield BadRecord(location=location, raw=message["body"] if is_message else line, error=self._error)
+
+
+def _refuse_taken(names: list[str]) -> None:
+    taken = sorted({name for name in names if name.lower() in _OWN})
+    if taken:
+        raise DataError(
+            "fields of the body have names that are the queue's own here; nothing became visible", fields=taken
+        )

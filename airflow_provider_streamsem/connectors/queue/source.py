@@ -1,0 +1,287 @@
+"""
+Queue source: lands the messages of a queue in files, then reads the files (:mod:`airflow_provider_streamsem.connectors.landing.messages`).
+
+A queue cannot be read twice. A run that plans receives the waiting messages, lands them and acknowledges them. It then plans the landed files, as
+:class:`FilesSource` plans files. Every attempt, replay and reprocessing run reads files, never the queue.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
+from airflow_provider_streamsem.connectors.contract import Limits, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.files.pins import FilePin
+from airflow_provider_streamsem.connectors.files.source import PARTITION, FilesPlanner, FilesSource
+from airflow_provider_streamsem.connectors.landing.messages import Landing, Window
+from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
+from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.protocol.codec import plain
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
+from airflow_provider_streamsem.stores.contract import lineage_name, open_store, split_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_streamsem.connectors.queue.records import QueueRecords
+
+FORMATS = ("json", "text")
+_QUEUES: dict[str, type[SqsQueue] | type[AmqpQueue]] = {"amqp": AmqpQueue, "sqs": SqsQueue}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSource:
+    """
+    Reads the messages of a queue. Each message is landed once, and can then be read any number of times.
+
+    An offset is the number of a landing. The columns are those of the body, ``queue_message_id string``, ``queue_received_at timestamp`` and
+    ``queue_headers map<string, string>``. A message that has no id, or whose body cannot be parsed, is landed and acknowledged. It goes to the
+    quarantine of its commit.
+
+    :param queue: an :class:`SqsQueue` or an :class:`AmqpQueue`
+    :param landing: where messages are landed: the absolute path of an existing directory, or ``s3://bucket/prefix``. Several pipelines may share it if
+        all of them land from the same queue. Each of them reads every message
+    :param format: format of a body: ``json`` (one object) or ``text`` (one column ``body``)
+    :param schema: columns as Spark DDL, ``"id long, at timestamp"``; required for ``json``, refused for ``text``
+    :param options: options of Spark's JSON reader, as in :class:`FilesSource`
+    :param dedup_hours: dedup window in hours, counted back from the newest landing; ``None``: no limit by age
+    :param dedup_messages: dedup window in messages: how many later messages may be landed before an id is forgotten; ``None``: no limit by number. At least one
+        of the two is required. If both are given, the shorter window applies
+    :param max_messages: the most messages that one run lands, 1 to 100,000
+    """
+
+    delivery: ClassVar[str] = "effectively_once"
+    unit: ClassVar[str] = "landings"
+    spark_packages: ClassVar[tuple[str, ...]] = ()
+    limits: ClassVar[tuple[str, ...]] = FilesSource.limits
+    reasons: ClassVar[tuple[str, ...]] = (
+        "a message is acknowledged only after it was landed in an immutable file: a crash in between has it delivered again",
+        "a landing is written only by who has read the ids of those before it: within the dedup window a message id gets one record; a message that comes "
+        "again later than that is a second one; dedup_hours and dedup_messages make the window longer",
+        "batches are cut from landed files, whose size and ETag or time of modification are pinned: the queue is never read twice",
+        "a message that cannot be parsed, or has no id, goes to the quarantine of the same commit",
+    )
+    queue: SqsQueue | AmqpQueue
+    landing: str
+    format: str = "json"
+    schema: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    dedup_hours: int | None = 24
+    dedup_messages: int | None = None
+    max_messages: int = 10_000
+
+    def __post_init__(self) -> None:
+        where = "source queue:"
+        object.__setattr__(self, "queue", _queue(f"{where} queue", self.queue))
+        split_url(arguments.text(f"{where} landing", self.landing))
+        arguments.choice(f"{where} format", self.format, FORMATS)
+        object.__setattr__(self, "options", arguments.options(f"{where} options", self.options))
+        self.files()  # validates schema and options
+        for name in ("dedup_hours", "dedup_messages"):
+            if getattr(self, name) is not None:
+                arguments.integer(f"{where} {name}", getattr(self, name), least=1)
+        if self.dedup_hours is None and self.dedup_messages is None:
+            raise InvalidError(
+                f"{where} one of dedup_hours and dedup_messages must be given, or ids would be kept forever"
+            )
+        arguments.integer(f"{where} max_messages", self.max_messages, least=1, most=100_000)
+
+    def to_json(self) -> Json:
+        """Return the arguments in the form of the TOML file."""
+        given = {name: getattr(self, name) for name in _names(self) if name != "queue"}
+        queue = {name: value for name, value in plain(self.queue).items() if value is not None}
+        return {"queue": {"type": self.queue.type, **queue}, **given, "options": dict(self.options)}
+
+    def files(self) -> FilesSource:
+        """Return the source that reads the landed files."""
+        return FilesSource(
+            path=self.landing,
+            format=self.format,
+            schema=self.schema,
+            options=self.options,
+            glob="*.jsonl",
+            hive_partitions=False,
+        )
+
+    @property
+    def window(self) -> Window:
+        """The dedup window of message ids."""
+        return Window(hours=self.dedup_hours, messages=self.dedup_messages)
+
+    @property
+    def terms(self) -> str:
+        """The dedup window, as the label of the delivery guarantee shows it."""
+        return str(self.window)
+
+    @property
+    def extra(self) -> str:
+        """The extra that installs the queue's client library."""
+        return self.queue.extra
+
+    @property
+    def location(self) -> str:
+        """The location of the landed files."""
+        return self.landing
+
+    def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
+        """Return the lineage datasets: the queue and the landing."""
+        return [self.queue.lineage(), lineage_name(self.landing)]
+
+    def warnings(self) -> list[str]:
+        """Return a warning if the queue's client sends credentials without encryption."""
+        return self.queue.warnings() if isinstance(self.queue, AmqpQueue) else []
+
+    def immutable_config(self) -> Json:
+        """The identity of the queue, and the immutable configuration of :class:`FilesSource`."""
+        return {**self.files().immutable_config(), "type": "queue", "queue": dict(self.queue.identity())}
+
+    def initial_offsets(self) -> Offsets:
+        """Return the offset of the first landing."""
+        return self.files().initial_offsets()
+
+    def open(self, log: CommitLog, hint: Json) -> QueuePlanner:
+        """Bind the source to a commit log, to plan. The planner receives messages from the queue."""
+        return QueuePlanner(self, log, hint)
+
+    def peek(self, log: CommitLog, hint: Json) -> QueuePeek:
+        """Bind the source to a commit log, to inspect it. The planner counts the waiting messages and receives none."""
+        return QueuePeek(self, log, hint)
+
+    def read_pins(self, pins: Json) -> tuple[FilePin, ...]:
+        """Decode the pins of a plan: landed files."""
+        return self.files().read_pins(pins)
+
+    def next_hint(self, hint: Json, pins: Sequence[FilePin], counts: Mapping[str, int]) -> Json:
+        """Return the hint of the landed files."""
+        return self.files().next_hint(hint, pins, counts)
+
+    def check_pins(self, pins: Sequence[FilePin], *, was_read: bool) -> None:
+        """Check that the pinned landed files did not change."""
+        self.files().check_pins(pins, was_read=was_read)
+
+    def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> QueueRecords:
+        """Return the messages of the pinned landed files. Reads nothing yet."""
+        from airflow_provider_streamsem.connectors.queue.records import QueueRecords
+
+        return QueueRecords(spark, self, [pin.path for pin in pins])
+
+
+class QueuePlanner:
+    """A :class:`QueueSource` that is bound to a commit log. It lands the waiting messages, then plans as :class:`FilesPlanner` does."""
+
+    def __init__(self, source: QueueSource, log: CommitLog, hint: Json) -> None:
+        self._source = source
+        self._location = source.files()
+        self._files: FilesPlanner = self._location.open(log, hint)
+        self._clock = log.clock
+        self._landing = Landing(
+            CommitLog(open_store(source.landing), log.clock, log.patience), source.window, source.queue.lineage
+        )
+
+    def poll(self, hint: Json) -> SourceEnd:
+        """
+        Land the waiting messages, then discover the landed files.
+
+        :returns: the number of discovered landings (exclusive end)
+        :raises UnavailableError: the queue or the landing gave no clear answer, or the landing is unexpectedly empty. Landed messages stay landed,
+            and the queue delivers the others again
+        """
+        self._location.require_location()
+        # Read the log first, because another process may land the first messages between the two requests.
+        if split_url(self._source.landing)[0] == "file" and self._files.discovered() and self._landing.newest() < 0:
+            what = (
+                "the landing was not empty before, and nothing lies there now: is it mounted? No message was taken. If it was "
+                "emptied on purpose, give the pipeline another landing and log"
+            )
+            raise UnavailableError(what, location=self._source.landing)
+        if hint is None:
+            self._location.refuse_tables(self._clock.now_ms())  # before a message is received
+        queue = self._source.queue
+        with queue.connect() as receiver:
+            self._landing.land(receiver, most=self._source.max_messages, seconds=queue.receive_s)
+        return self._files.discover()
+
+    def slice(
+        self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
+    ) -> SourceSlice | None:
+        """Select landed files in the order of their ordinals: as many as the limits allow, and at least one."""
+        return self._files.slice(start, end, limits, hint, on_data_loss=on_data_loss)
+
+    def lag(self, start: Offsets, hint: Json) -> int:
+        """Return the number of landings from ``start`` (inclusive), plus those that the waiting messages will need. Receives no message."""
+        return self._files.lag(start, hint) + self._to_come(self._waiting())
+
+    def unread_before(self, start: Offsets, at_ms: int) -> int:
+        """Return the number of unread landings written before ``at_ms``. Waiting messages count as older, because a queue does not report their age."""
+        return self._files.unread_before(start, at_ms) + self._to_come(self._waiting())
+
+    def _waiting(self) -> int:
+        with self._source.queue.connect() as receiver:
+            return receiver.waiting()
+
+    def _to_come(self, messages: int) -> int:
+        """Return how many landings this number of messages needs."""
+        return -(-messages // self._source.max_messages)
+
+
+@dataclass(frozen=True, slots=True)
+class PeekedEnd(SourceEnd):
+    """
+    The end of a queue without receiving a message: its offsets include the landings that the waiting messages will need.
+
+    :param landed: the end of the landings that exist
+    :param messages: waiting messages
+    """
+
+    landed: SourceEnd
+    messages: int
+
+
+class QueuePeek(QueuePlanner):
+    """Plans as a run does, but receives no message. A slice that reaches the waiting messages includes one more landing for them."""
+
+    def poll(self, hint: Json) -> PeekedEnd:
+        """Return the end of the existing landings plus the landings that the waiting messages will need."""
+        messages, landed = self._waiting(), self._files.poll(hint)
+        end = position(landed.offsets, PARTITION) + self._to_come(messages)
+        return PeekedEnd({PARTITION: end}, landed, messages)
+
+    def slice(
+        self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
+    ) -> SourceSlice | None:
+        """Select existing landings, then the next landing without pins if the limits allow one more."""
+        assert isinstance(end, PeekedEnd)
+        found = self._files.slice(start, end.landed, limits, hint, on_data_loss=on_data_loss)
+        first, last = position(start, PARTITION), position(end.offsets, PARTITION)
+        stop = max(first, position(end.landed.offsets, PARTITION))
+        is_whole = found is None or found.ranges[PARTITION][1] == stop
+        if last <= stop or not is_whole or (limits.max_files is not None and stop - first >= limits.max_files):
+            return found
+        found = found or SourceSlice(ranges={}, pins=[], hint=hint, rows=0)
+        more = min(end.messages, self._source.max_messages)
+        return dataclasses.replace(found, ranges={PARTITION: (first, stop + 1)}, rows=found.rows + more)
+
+
+def _names(of: Any) -> list[str]:
+    return [f.name for f in dataclasses.fields(of)]
+
+
+def _queue(where: str, given: object) -> SqsQueue | AmqpQueue:
+    """Return the queue from an object, or from a TOML table with a ``type``."""
+    if isinstance(given, (SqsQueue, AmqpQueue)):
+        return given
+    if not isinstance(given, Mapping):
+        raise InvalidError(f"{where} must be an SqsQueue or an AmqpQueue", given=type(given).__name__)
+    chosen: Any = _QUEUES[arguments.choice(f"{where}: type", given.get("type"), _QUEUES)]
+    rest = {name: value for name, value in given.items() if name != "type"}
+    arguments.known_keys(where, rest, _names(chosen))
+    needed = "url" if chosen is SqsQueue else "name"
+    if needed not in rest:
+        raise InvalidError(f"{where} lacks arguments", missing=[needed])
+    return chosen(**rest)  # type: ignore[no-any-return]

@@ -1,0 +1,361 @@
+"""Checks whether staged columns fit a table. The sink checks before the commit, because after the commit only an operator can skip a batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.connectors.sql import postgres_copy
+from airflow_provider_streamsem.connectors.sql.database import name_parts, reading
+from airflow_provider_streamsem.errors import DataError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_DIGITS = {"byte": 3, "short": 5, "integer": 10, "long": 19}
+_BYTES = {"byte": 1, "short": 2, "integer": 4, "long": 8}
+_EXACT_DIGITS_OF_A_FLOAT = 15
+_MYSQL = ("mysql", "mariadb")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """
+    A table as the database describes it.
+
+    :param columns: name → column in the form of SQLAlchemy's inspector
+    :param uniques: column sets that are unique over their whole values, by the primary key, a unique constraint or a unique index without a predicate
+    :param primary: columns of the primary key
+    :param beginnings: column sets of unique indexes of MySQL that compare only value prefixes or a computed value
+    :param most_bytes: MySQL's ``max_allowed_packet``, in bytes; ``None`` for other databases
+    """
+
+    schema: str | None
+    name: str
+    dialect: str
+    columns: dict[str, Any]
+    uniques: tuple[frozenset[str], ...]
+    primary: frozenset[str]
+    beginnings: tuple[frozenset[str], ...] = ()
+    most_bytes: int | None = None
+
+    @property
+    def digest(self) -> str:
+        """Hash of the columns' names, types and nullability. It changes if a column changes."""
+        columns = sorted((name, repr(column["type"]), self.never_null(name)) for name, column in self.columns.items())
+        return hashlib.sha256(repr(columns).encode()).hexdigest()[:16]
+
+    def never_null(self, name: str) -> bool:
+        """Whether a column is ``NOT NULL``."""
+        return not self.columns[name]["nullable"] or name in self.primary
+
+    def _bound(self, name: str) -> Any:
+        """The type by which SQLAlchemy binds a column's values. For JSON columns, null is bound as SQL NULL and not as the JSON value ``null``."""
+        import sqlalchemy as sa
+
+        kind = self.columns[name]["type"] if name in self.columns else None
+        return sa.JSON(none_as_null=True) if isinstance(kind, sa.JSON) else kind
+
+    def table(self, names: Sequence[str]) -> sa.Table:
+        """
+        Return the table with some of its columns, all names quoted.
+
+        The key of the n-th column is ``c<n>``. SQLAlchemy derives parameter names from keys, and would derive the same name from ``unit price`` and
+        ``unit_price``.
+        """
+        import sqlalchemy as sa
+
+        return sa.Table(
+            sa.quoted_name(self.name, True),
+            sa.MetaData(),
+            *[sa.Column(sa.quoted_name(name, True), self._bound(name), key=f"c{n}") for n, name in enumerate(names)],
+            schema=None if self.schema is None else sa.quoted_name(self.schema, True),
+        )
+
+
+def named(connection: sa.Connection, table: str) -> Target:
+    """Return a target from the table's name alone, without reading the catalog."""
+    schema, name = name_parts(table)
+    return Target(schema or connection.dialect.default_schema_name, name, connection.dialect.name, {}, (), frozenset())
+
+
+def describe(connection: sa.Connection, table: str) -> Target | None:
+    """Read a table's current description from the catalog; ``None`` if there is no such table. Views do not count."""
+    import sqlalchemy as sa
+
+    given, name = name_parts(table)
+    schema = given or connection.dialect.default_schema_name
+    with reading(connection):
+        inspector = sa.inspect(connection)
+        if (given and given not in inspector.get_schema_names()) or name not in inspector.get_table_names(schema):
+            return None
+        columns = {column["name"]: column for column in inspector.get_columns(name, schema)}
+        if connection.dialect.name == "postgresql":
+            for domain, base in postgres_copy.domains(connection, schema, name).items():
+                columns[domain]["type"] = _bounded(columns[domain]["type"], base)
+        primary = frozenset(inspector.get_pk_constraint(name, schema)["constrained_columns"])
+        uniques = {primary} if primary else set()
+        uniques |= {frozenset(found["column_names"]) for found in inspector.get_unique_constraints(name, schema)}
+        for index in inspector.get_indexes(name, schema):
+            partial = any(option.endswith("_where") for option in index.get("dialect_options", {}))
+            if index["unique"] and not partial and not index.get("expressions") and None not in index["column_names"]:
+                uniques.add(frozenset(str(column) for column in index["column_names"]))
+        beginnings: set[frozenset[str]] = set()
+        most_bytes = None
+        if connection.dialect.name in _MYSQL:
+            uniques, beginnings = _mysql_uniques(connection, schema, name)
+            most_bytes = connection.execute(sa.text("SELECT @@max_allowed_packet")).scalar_one()
+    return Target(
+        schema, name, connection.dialect.name, columns, tuple(uniques), primary, tuple(beginnings), most_bytes
+    )
+
+
+def _mysql_uniques(
+    connection: sa.Connection, schema: str | None, name: str
+) -> tuple[set[frozenset[str]], set[frozenset[str]]]:
+    """
+    Return the column sets of unique indexes over whole values, and those of the other unique indexes.
+
+    SQLAlchemy does not report the prefix length of the columns of a primary key.
+    """
+    import sqlalchemy as sa
+
+    asked = sa.text(
+        "SELECT index_name, column_name, sub_part FROM information_schema.statistics"
+        " WHERE table_schema = :schema AND table_name = :name AND non_unique = 0"
+    )
+    columns: dict[str, set[str]] = {}
+    partial = set()
+    for index, column, length in connection.execute(asked, {"schema": schema, "name": name}):
+        columns.setdefault(index, set()).add(str(column))
+        if length is not None or column is None:
+            partial.add(index)
+    whole = {frozenset(found) for index, found in columns.items() if index not in partial}
+    return whole, {frozenset(found) for index, found in columns.items() if index in partial}
+
+
+def _bounded(kind: Any, base: str) -> Any:
+    """
+    Return the base type of a domain, with the length or digits that SQLAlchemy omits.
+
+    :param base: the base type in Postgres's form: ``character varying(3)``, ``numeric(5,2)``
+    """
+    import sqlalchemy as sa
+
+    while hasattr(kind, "data_type"):
+        kind = kind.data_type
+    bound = re.search(r"\((\d+)(?:,(-?\d+))?\)", base)
+    if bound is None:
+        return kind
+    kind = copy(kind)
+    if isinstance(kind, sa.String):
+        kind.length = int(bound[1])
+    elif isinstance(kind, sa.Numeric):
+        kind.precision, kind.scale = int(bound[1]), int(bound[2] or 0)
+    elif isinstance(kind, sa.DateTime):
+        kind.precision = int(bound[1])  # type: ignore[attr-defined]
+    return kind
+
+
+def fields_of(schema: str) -> list[dict[str, Any]]:
+    """Return the columns of a schema JSON in Spark's form, reduced to names and types."""
+    return [
+        {"name": field["name"], "type": field["type"]} for field in json.loads(schema or '{"fields": []}')["fields"]
+    ]
+
+
+def check(target: Target, schema: str, *, keys: Collection[str], version_column: str | None) -> None:
+    """
+    Check that the table has every column with a type that holds its values.
+
+    Columns that the rows lack must be nullable in the table or have a generated or default value. The keys must be unique.
+
+    :param version_column: the version column, if the mode has one
+    :raises DataError: the columns do not fit; names all that do not
+    """
+    kinds = {field["name"]: field["type"] for field in fields_of(schema)}
+    wrong: dict[str, str] = {}
+    if version_column is not None:
+        if version_column in kinds:
+            wrong[version_column] = "the rows have a column of the name that is kept for versions"
+        kinds = {**kinds, version_column: "long"}
+    for name, kind in kinds.items():
+        column = target.columns.get(name)
+        if column is None:
+            wrong.setdefault(name, "not in the table (case counts)")
+        elif column.get("computed") or (column.get("identity") or {}).get("always"):
+            wrong[name] = "its values are made by the database"
+        elif not _fits(kind, column["type"], target.dialect):
+            wrong.setdefault(name, f"{_said(kind)} does not fit {_sql(column['type'])}")
+        elif keys and target.dialect in _MYSQL and "%" in name:
+            wrong.setdefault(name, "MySQL's driver cannot update a column with % in its name")
+    if schema and fields_of(schema):
+        for name in sorted(set(target.columns) - set(kinds)):
+            if not _may_be_left_out(target, name):
+                wrong[name] = "not in the rows, and the table takes no null and has no default for it"
+    for key in keys:
+        if fields_of(schema) and key not in kinds:
+            wrong[key] = "a key that is not in the rows"
+        elif key in target.columns and not target.never_null(key):
+            wrong.setdefault(
+                key, "a key may not be null: null equals nothing, so that such rows would never be replaced"
+            )
+    if wrong:
+        raise DataError("columns do not fit the table; nothing became visible", table=target.name, columns=wrong)
+    _check_keys(target, keys)
+
+
+def _check_keys(target: Target, keys: Collection[str]) -> None:
+    if not keys:
+        return
+    if frozenset(keys) not in target.uniques:
+        raise DataError(
+            "no primary key, unique constraint or unique index of the table covers exactly the keys, with their whole values; nothing became visible",
+            table=target.name,
+            keys=sorted(keys),
+            found=sorted(sorted(unique) for unique in target.uniques),
+            **({"beginnings_only": sorted(map(sorted, target.beginnings))} if target.beginnings else {}),
+        )
+    if target.dialect in _MYSQL and len(target.uniques) + len(target.beginnings) > 1:
+        raise DataError(
+            "MySQL would replace rows that are equal in any unique index, not only in the keys; nothing became visible",
+            table=target.name,
+            found=sorted(sorted(unique) for unique in (*target.uniques, *target.beginnings)),
+        )
+
+
+def check_engine(connection: sa.Connection, *tables: str) -> None:
+    """
+    Check that MySQL's tables are transactional.
+
+    :raises DataError: a table has another engine than InnoDB, and would keep rows of a transaction that was rolled back
+    """
+    import sqlalchemy as sa
+
+    for table in tables:
+        given, name = name_parts(table)
+        with reading(connection):
+            options = sa.inspect(connection).get_table_options(name, given or connection.dialect.default_schema_name)
+        engine = next((value for option, value in options.items() if option.endswith("_engine")), "")
+        if str(engine).lower() != "innodb":
+            raise DataError(
+                "a table is not transactional; nothing became visible", table=table, engine=engine, accepted="InnoDB"
+            )
+
+
+def columns_with_nulls(parquet: Any) -> str:
+    """
+    Return the columns that hold nulls according to the footer of a Parquet file, as JSON; ``""`` if there are none.
+
+    :param parquet: pyarrow's metadata of the file. Nested columns are skipped
+    """
+    holding = set()
+    for group in range(parquet.num_row_groups):
+        for at in range(parquet.num_columns):
+            path = parquet.schema.column(at)
+            found = parquet.row_group(group).column(at).statistics
+            if path.max_repetition_level == 0 and path.path == path.name and found is not None and found.null_count:
+                holding.add(path.name)
+    return json.dumps(sorted(holding)) if holding else ""
+
+
+def refuse_nulls(target: Target, names: Collection[str]) -> None:
+    """
+    Check that columns with nulls are nullable in the table.
+
+    :raises DataError: a column is ``NOT NULL``
+    """
+    wrong = sorted(name for name in names if name in target.columns and target.never_null(name))
+    if wrong:
+        raise DataError(
+            "rows have nulls where the table takes none; nothing became visible", table=target.name, columns=wrong
+        )
+
+
+def _may_be_left_out(target: Target, name: str) -> bool:
+    column = target.columns[name]
+    made = column.get("default") is not None or column.get("computed") or column.get("identity")
+    return bool(column["nullable"] or made or column.get("autoincrement") is True)
+
+
+def _fits(kind: Any, into: Any, dialect: str) -> bool:
+    """Whether a column can hold every value of a Spark type. Text lengths and date ranges are not checked here (see ``values.py``)."""
+    import sqlalchemy as sa
+
+    is_postgres = dialect == "postgresql"
+    if not isinstance(kind, str):
+        return isinstance(into, (sa.JSON, sa.Text)) or (isinstance(into, sa.String) and not isinstance(into, sa.Enum))
+    if kind == "string" or re.fullmatch(r"(var)?char\(\d+\)", kind):
+        # COPY parses the text form of any type. Types that SQLAlchemy does not know may round or trim the value.
+        also = (sa.JSON, sa.Uuid) if is_postgres else ()
+        is_cut = is_postgres and type(into) is sa.String  # the types name and "char" truncate to 63 bytes and 1 byte
+        is_set = type(into).__name__ == "SET"  # MySQL interprets digits as a bit mask
+        return isinstance(into, (sa.String, *also)) and not is_cut and not is_set
+    if kind == "boolean":
+        return isinstance(into, sa.Boolean) or (not is_postgres and isinstance(into, sa.Integer))
+    if kind in _DIGITS:
+        return _holds_whole(kind, into, dialect)
+    if kind in ("float", "double"):
+        if getattr(into, "scale", None) is not None:
+            return False  # MySQL's FLOAT(7,1) rounds
+        is_half = isinstance(into, (sa.REAL, sa.FLOAT)) and not isinstance(into, sa.Double) and dialect != "sqlite"
+        return isinstance(into, sa.Float) and (kind == "float" or not is_half)
+    if decimal := re.fullmatch(r"decimal\((\d+),(-?\d+)\)", kind):
+        return _holds_decimal(int(decimal[1]), int(decimal[2]), into, dialect)
+    if kind == "binary":
+        is_padded = dialect in _MYSQL and isinstance(into, sa.BINARY)
+        return isinstance(into, sa.types._Binary) and not is_padded
+    if kind == "date":
+        return isinstance(into, sa.Date)
+    if kind in ("timestamp", "timestamp_ntz"):
+        return _holds_time(kind, into, dialect)
+    return False
+
+
+def _holds_whole(kind: str, into: Any, dialect: str) -> bool:
+    import sqlalchemy as sa
+
+    if isinstance(into, sa.Integer):
+        sizes = {"TINYINT": 1, "SMALLINT": 2, "MEDIUMINT": 3, "INTEGER": 4, "INT": 4, "BIGINT": 8}
+        size = 8 if dialect == "sqlite" else sizes.get(type(into).__name__.upper(), 4)
+        return size >= _BYTES[kind] and not getattr(into, "unsigned", False)
+    return dialect != "sqlite" and _holds_decimal(_DIGITS[kind], 0, into, dialect)
+
+
+def _holds_decimal(precision: int, scale: int, into: Any, dialect: str) -> bool:
+    import sqlalchemy as sa
+
+    if not isinstance(into, sa.Numeric) or isinstance(into, sa.Float):
+        return False
+    if dialect == "sqlite":
+        return precision <= _EXACT_DIGITS_OF_A_FLOAT  # SQLite stores NUMERIC as a float
+    if into.precision is None:
+        return dialect == "postgresql"
+    locations = into.scale or 0
+    return locations >= scale and into.precision - locations >= precision - scale
+
+
+def _holds_time(kind: str, into: Any, dialect: str) -> bool:
+    import sqlalchemy as sa
+
+    if not isinstance(into, sa.DateTime):
+        return False
+    if dialect == "postgresql":
+        return bool(into.timezone) == (kind == "timestamp") and getattr(into, "precision", None) in (None, 6)
+    if dialect in _MYSQL:
+        # TIMESTAMP depends on the session's time zone. DATETIME without a precision rounds to whole seconds.
+        return type(into).__name__ == "DATETIME" and getattr(into, "fsp", None) == 6
+    return True
+
+
+def _said(kind: Any) -> str:
+    return kind if isinstance(kind, str) else str(kind.get("type"))
+
+
+def _sql(kind: Any) -> str:
+    return str(getattr(kind, "name", "") or type(kind).__name__) if not hasattr(kind, "precision") else repr(kind)

@@ -1,0 +1,300 @@
+"""
+Access to a database behind an Airflow connection by SQLAlchemy: connections, the marker table, and the translation of errors.
+
+Driver errors contain row values, statements and addresses. The errors that this module raises contain only codes and names, and have no cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem import connections
+from airflow_provider_streamsem.connectors.contract import SinkMarker
+from airflow_provider_streamsem.errors import InvalidError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import Json
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_DRIVERS = {
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "sqlite": "sqlite",
+}
+_EXTRAS = {
+    # Names of libpq. Only these fields of the connection's extra are read, so no other field reaches the driver.
+    "postgresql+psycopg": ("sslmode", "sslrootcert", "sslcert", "sslkey", "options", "application_name", "target_session_attrs"),
+    "mysql+pymysql": ("charset", "unix_socket", "ssl_ca", "ssl_cert", "ssl_key"),
+}  # fmt: skip
+_CONNECT_S = 10
+_BUSY_S = 30
+# SQLSTATE classes of permanent refusals: the database refuses the same rows again.
+_REFUSALS = ("01", "0A", "21", "22", "23", "2F", "38", "39", "3F", "40002", "42", "44", "45", "54", "55000", "P0")
+# MySQL errors without a class: packet too long, no default value, incorrect value, no matching partition, failed check.
+_MYSQL_REFUSALS = (1153, 1364, 1366, 1526, 1748, 3819)
+_REFUSING = {"IntegrityError", "DataError", "ProgrammingError", "NotSupportedError"}
+_MADE_HERE = (TypeError, ValueError, OverflowError, ArithmeticError)
+_NAMED = re.compile(r"(?:(?:UNIQUE|NOT NULL|CHECK) constraint failed: |for key )'?([\w., ]{1,200})'?$")
+
+
+def name_parts(table: str) -> tuple[str | None, str]:
+    """Split ``table`` or ``schema.table`` into schema and name."""
+    schema, dot, name = table.rpartition(".")
+    return (schema if dot else None), name
+
+
+@contextmanager
+def connected(conn_id: str) -> Iterator[sa.Connection]:
+    """
+    Open a new connection, and close it at the end. Uncommitted work is then rolled back.
+
+    :raises InvalidError: the Airflow connection does not exist or has a type without a driver, or the driver is not installed
+    :raises UnavailableError: the database cannot be reached or denies access
+    """
+    import sqlalchemy as sa
+
+    url, options = _address(conn_id)
+    failed = ""
+    try:
+        engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args=options, hide_parameters=True)
+    except (ImportError, sa.exc.ArgumentError) as error:
+        failed = type(error).__name__
+    if failed:
+        raise InvalidError(
+            "there is no driver for the connection's database",
+            conn_id=conn_id,
+            driver=url.drivername,
+            problem=failed,
+            accepted="pip install 'airflow-provider-streamsem[jdbc]', or the driver that is named",
+        )
+    try:
+        connection = engine.connect()
+    except Exception as error:
+        failed = f"{type(error).__name__} {code_of(error)}".strip()
+    if failed:
+        raise UnavailableError("the database cannot be reached, or does not let us in", conn_id=conn_id, problem=failed)
+    try:
+        if connection.dialect.name in ("mysql", "mariadb"):
+            _be_strict(connection)
+        yield connection
+    finally:
+        connection.close()
+        engine.dispose()
+
+
+def _be_strict(connection: sa.Connection) -> None:
+    """
+    Set a strict ``sql_mode`` for the session.
+
+    Without it, a server may replace a value that does not fit by another value without an error. It also generates a number for 0 in an
+    AUTO_INCREMENT column.
+    """
+    import sqlalchemy as sa
+
+    with connection.begin():
+        connection.execute(
+            sa.text("SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO')")
+        )
+
+
+def _address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:
+    import sqlalchemy as sa
+
+    found = connections.connection(conn_id)
+    driver = _DRIVERS.get(
+        found.conn_type, found.extra.get("sqlalchemy_scheme", "") if found.conn_type == "generic" else ""
+    )
+    if not re.fullmatch(r"[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)?", str(driver)):
+        raise InvalidError(
+            "a connection is not of a type that names a database",
+            conn_id=conn_id,
+            conn_type=found.conn_type,
+            accepted=["postgres", "mysql", "sqlite", 'generic with the extra {"sqlalchemy_scheme": "dialect+driver"}'],
+        )
+    options: dict[str, Any] = {n: found.extra[n] for n in _EXTRAS.get(driver, ()) if n in found.extra}
+    if driver.startswith("sqlite"):
+        # Airflow's URI forms are sqlite:///relative and sqlite:////absolute. In a JSON connection the host is the file.
+        path = found.host or found.schema
+        if path in ("", ":memory:"):
+            raise InvalidError(
+                "a database in memory forgets what was published", conn_id=conn_id, accepted="the path of a file"
+            )
+        return sa.URL.create(driver, database=path), {"timeout": _BUSY_S}
+    if driver == "postgresql+psycopg":
+        options |= {
+            "connect_timeout": _CONNECT_S,
+            "prepare_threshold": None,
+        }  # a pooler may assign another session to each transaction
+    url = sa.URL.create(
+        driver,
+        username=found.login or None,
+        password=found.password or None,
+        host=found.host or None,
+        port=found.port,
+        database=found.schema or None,
+    )
+    return url, options
+
+
+def markers_table(connection: sa.Connection, markers: str) -> sa.Table:
+    """
+    Return the marker table: ``(pipeline_uuid, sink) → (version, state, outcome)``.
+
+    :param markers: ``table`` or ``schema.table``
+    """
+    import sqlalchemy as sa
+
+    schema, name = name_parts(markers)
+    return sa.Table(
+        sa.quoted_name(name, True),
+        sa.MetaData(),
+        sa.Column("pipeline_uuid", sa.String(64), primary_key=True),
+        sa.Column("sink", sa.String(64), primary_key=True),
+        sa.Column("version", sa.BigInteger, nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("outcome", sa.String(64)),
+        schema=sa.quoted_name(schema or connection.dialect.default_schema_name or "", True) or None,
+        mysql_engine="InnoDB",
+        mariadb_engine="InnoDB",
+    )
+
+
+def reading(connection: sa.Connection) -> AbstractContextManager[object]:
+    """Return a read transaction: the current transaction of the connection, or a new one."""
+    return nullcontext() if connection.in_transaction() else connection.begin()
+
+
+def make_markers(connection: sa.Connection, table: sa.Table) -> None:
+    """
+    Create the marker table if it is missing. Publishing rows never creates it, because a new table after a drop would not record what was published.
+
+    :raises UnavailableError: the table is missing and could not be created
+    """
+    import sqlalchemy as sa
+
+    def is_there() -> bool:
+        with connection.begin():
+            return sa.inspect(connection).has_table(table.name, schema=table.schema)
+
+    if is_there():
+        return
+    problem = ""
+    try:
+        with connection.begin():
+            table.create(connection)
+    except sa.exc.DBAPIError as error:  # created concurrently by another process, or not permitted
+        problem = f"{type(error).__name__} {code_of(error)}".strip()
+    if not is_there():
+        raise UnavailableError(
+            "the table of markers is not there and could not be made; nothing became visible. Make it by the statement in docs/connectors/sql.md",
+            table=table.name,
+            schema=table.schema,
+            problem=problem,
+        )
+
+
+def read_marker(connection: sa.Connection, table: sa.Table, pipeline_uuid: str, sink: str) -> SinkMarker | None:
+    """Read the marker of a pipeline and sink in a separate transaction."""
+    import sqlalchemy as sa
+
+    with connection.begin():
+        found = connection.execute(
+            sa.select(table.c.version, table.c.state, table.c.outcome).where(
+                table.c.pipeline_uuid == pipeline_uuid, table.c.sink == sink
+            )
+        ).first()
+    return None if found is None else SinkMarker(int(found.version), str(found.state), str(found.outcome or ""))
+
+
+def marker_row(name: tuple[str, str], marker: SinkMarker) -> dict[str, object]:
+    """Return the row of a marker: column → value."""
+    values = {"version": marker.version, "state": marker.state, "outcome": marker.outcome}
+    return {"pipeline_uuid": name[0], "sink": name[1], **values}
+
+
+def set_marker(
+    connection: sa.Connection, table: sa.Table, name: tuple[str, str], new: SinkMarker, found: SinkMarker | None
+) -> bool:
+    """
+    Replace the marker that was read, and lock its row until the transaction ends. A concurrent publisher blocks on the row, and then finds the new marker.
+
+    :param name: ``(pipeline_uuid, sink)``
+    :param found: the marker that was read; ``None``: there was none
+    :returns: whether the marker was set. ``False`` if another publisher has set it since it was read
+    :raises UnavailableError: another publisher inserted the row concurrently, or the driver does not report row counts
+    """
+    import sqlalchemy as sa
+
+    row = marker_row(name, new)
+    if found is not None:
+        this = sa.and_(table.c.pipeline_uuid == name[0], table.c.sink == name[1], table.c.version == found.version)
+        same = sa.func.coalesce(table.c.outcome, "") == found.outcome
+        done = connection.execute(sa.update(table).where(this, same).values(row)).rowcount
+        if done not in (0, 1):
+            raise UnavailableError("the database's driver does not count the rows that an update changed", sink=name[1])
+        return done == 1
+    was_there = False
+    try:
+        connection.execute(sa.insert(table).values(row))
+    except sa.exc.IntegrityError:
+        was_there = True
+    if was_there:
+        raise UnavailableError("another publisher made the marker meanwhile", sink=name[1], version=new.version)
+    return True
+
+
+def code_of(error: BaseException) -> str:
+    """Return the SQLSTATE or the driver's own code; ``""`` if there is none."""
+    cause: Any = getattr(error, "orig", None) or error
+    code = getattr(cause, "sqlstate", None) or getattr(cause, "sqlite_errorname", None)
+    if not code and cause.args and isinstance(cause.args[0], int):
+        code = cause.args[0]
+    return str(code or "")
+
+
+def translated(error: Exception, **fields: object) -> StreamsemError:
+    """
+    Translate a database error into an error without row values.
+
+    Neither result says whether the transaction was applied. Only the marker does.
+
+    :returns: :class:`PublishError` if the database will refuse the same rows again, else :class:`UnavailableError`
+    """
+    if isinstance(error, StreamsemError):
+        return error
+    cause: Any = getattr(error, "orig", None) or error
+    facts: Json = {**fields, "problem": type(cause).__name__, "sqlstate": code_of(error)}
+    diagnosis = getattr(cause, "diag", None)
+    if diagnosis is not None:
+        facts |= {"constraint": diagnosis.constraint_name, "column": diagnosis.column_name, "of": diagnosis.table_name}
+    else:
+        named = _NAMED.search(str(cause.args[-1]) if cause.args else "")
+        facts |= {"constraint": named[1] if named else None}
+    facts = {name: value for name, value in facts.items() if value not in (None, "")}
+    if _is_refusal(cause):
+        return PublishError("the database refuses the rows; nothing of the batch is in the table", **facts)
+    return UnavailableError("the database gave no clear answer; whether the batch is in the table is unknown", **facts)
+
+
+def unanswered(table: str, version: int) -> UnavailableError:
+    """Return the error for a publisher that lost to other publishers in every try."""
+    return UnavailableError(
+        "the marker was in the hands of other publishers all the time", table=table, version=version
+    )
+
+
+def _is_refusal(cause: BaseException) -> bool:
+    state = getattr(cause, "sqlstate", None)
+    if state and state != "HY000":  # MySQL reports HY000 for any error
+        return str(state).startswith(_REFUSALS)
+    if cause.args and cause.args[0] in _MYSQL_REFUSALS:
+        return True
+    if isinstance(cause, _MADE_HERE):
+        return True  # the driver could not encode a value
+    if getattr(cause, "sqlite_errorcode", None) == 1:
+        return True  # SQLITE_ERROR: no such table or column
+    return bool(_REFUSING & {kind.__name__ for kind in type(cause).__mro__})

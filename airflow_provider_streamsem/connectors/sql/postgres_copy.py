@@ -1,0 +1,227 @@
+"""
+Writes rows to Postgres by ``COPY``: directly into the table, or through a temporary table for an upsert.
+
+``COPY`` reads CSV that Arrow writes. Arrow always quotes text and bytes, and never quotes nulls. So empty text stays distinct from null.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.connectors.json_rows.text import json_text
+from airflow_provider_streamsem.errors import DataError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_STAGED = "_streamsem_staged"
+_ORDER = "_streamsem_order"
+_SETTINGS = """
+    SELECT set_config('lock_timeout', '30s', true),
+           set_config('idle_in_transaction_session_timeout', '60s', true),
+           CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END
+"""
+
+
+def settle(connection: sa.Connection) -> None:
+    """
+    Set the timeouts and the durability of the current transaction.
+
+    The timeouts keep a publisher that hangs from blocking others forever. ``synchronous_commit = off`` would acknowledge a commit that a server crash
+    can lose, so it is switched on.
+    """
+    _cursor(connection).execute(_SETTINGS)
+
+
+def check(connection: sa.Connection, schema: str | None, name: str) -> None:
+    """
+    Check that the table keeps rows as durably as the marker table keeps the marker.
+
+    :raises DataError: the table or a partition of it is unlogged (emptied after a server crash), temporary or foreign, or has a rule for ``INSERT``
+    """
+    found = (
+        _cursor(connection)
+        .execute(
+            "WITH it AS (SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname = %s)"
+            " SELECT c.relname::text, c.relkind, c.relpersistence,"
+            " EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_type = '3')"
+            " FROM pg_catalog.pg_class c WHERE c.oid IN (SELECT oid FROM it)"
+            " OR c.oid IN (SELECT p.relid FROM it, pg_catalog.pg_partition_tree(it.oid) p)",
+            (schema, name),
+        )
+        .fetchall()
+    )
+    parts = [(relname, _text(kind), _text(persistence), has_rule) for relname, kind, persistence, has_rule in found]
+    for relname, kind, persistence, has_rule in parts or [(name, "", "", False)]:
+        if kind not in ("r", "p") or persistence != "p":
+            raise DataError(
+                "the sink's table and its partitions must be ordinary or partitioned ones that are logged; nothing became visible",
+                table=name,
+                schema=schema,
+                found=relname,
+                relkind=kind,
+                relpersistence=persistence,
+            )
+        if has_rule:
+            raise DataError(
+                "the sink's table has a rule for INSERT, which COPY passes over; nothing became visible",
+                table=name,
+                schema=schema,
+                found=relname,
+            )
+
+
+def has_child_tables(connection: sa.Connection, schema: str | None, name: str) -> bool:
+    """Whether other tables inherit from the table, which is not partitioned. A unique constraint of the table does not cover their rows."""
+    found = _cursor(connection).execute(
+        "SELECT FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhparent"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s AND c.relkind = 'r'",
+        (schema, name),
+    )
+    return found.fetchone() is not None
+
+
+def domains(connection: sa.Connection, schema: str | None, name: str) -> dict[str, str]:
+    """
+    Return column → base type of its domain, with length or digits.
+
+    SQLAlchemy omits length and digits. Without them, a number would be rounded without an error.
+    """
+    found = _cursor(connection).execute(
+        "WITH RECURSIVE below AS ("
+        " SELECT a.attname, t.typbasetype, t.typtypmod FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid"
+        " JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relname = %s AND t.typtype = 'd'"
+        " UNION ALL SELECT b.attname, t.typbasetype, t.typtypmod FROM below b JOIN pg_catalog.pg_type t ON t.oid = b.typbasetype WHERE t.typtype = 'd')"
+        " SELECT b.attname::text, pg_catalog.format_type(b.typbasetype, b.typtypmod) FROM below b"
+        " JOIN pg_catalog.pg_type t ON t.oid = b.typbasetype WHERE t.typtype <> 'd'",
+        (schema, name),
+    )
+    return {_text(column): _text(base) for column, base in found.fetchall()}
+
+
+def has_deferrable(connection: sa.Connection, table: sa.Table, keys: Iterable[str]) -> bool:
+    """Whether a unique constraint over exactly these columns is deferrable. ``ON CONFLICT`` refuses such a constraint, but only once there are rows."""
+    found = (
+        _cursor(connection)
+        .execute(
+            "SELECT ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (k.conkey))"
+            " FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class c ON c.oid = k.conrelid"
+            " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname = %s AND k.condeferrable AND k.contype IN ('p', 'u')",
+            (str(table.schema), str(table.name)),
+        )
+        .fetchall()
+    )
+    return any(frozenset(row[0]) == frozenset(keys) for row in found)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def append(connection: sa.Connection, table: sa.Table, names: Sequence[str], chunks: Iterable[bytes]) -> None:
+    """Write rows by ``COPY`` directly into the table."""
+    from psycopg import sql
+
+    _copy(connection, _target(table), [sql.Identifier(name) for name in names], chunks)
+
+
+def upsert(
+    connection: sa.Connection, table: sa.Table, names: Sequence[str], keys: Sequence[str], chunks: Iterable[bytes]
+) -> None:
+    """Write rows by ``COPY`` into a temporary table, and upsert the last row of each key from there into the table."""
+    from psycopg import sql
+
+    staged, order, target = sql.Identifier("pg_temp", _STAGED), sql.Identifier(_ORDER), _target(table)
+    columns, by = [sql.Identifier(name) for name in names], [sql.Identifier(key) for key in keys]
+    listed, keyed = sql.SQL(", ").join(columns), sql.SQL(", ").join(by)
+    cursor = _cursor(connection)
+    cursor.execute(
+        sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
+            sql.Identifier(_STAGED), listed, target
+        )
+    )
+    cursor.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} bigint GENERATED ALWAYS AS IDENTITY").format(staged, order))
+    _copy(connection, staged, columns, chunks)
+    others = [sql.Identifier(name) for name in names if name not in keys]
+    taken = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in others)
+    cursor.execute(
+        sql.SQL(
+            "INSERT INTO {target} ({listed}) SELECT DISTINCT ON ({keyed}) {listed} FROM {staged} ORDER BY {keyed}, {order} DESC"
+            " ON CONFLICT ({keyed}) DO {action}"
+        ).format(
+            target=target,
+            listed=listed,
+            keyed=keyed,
+            staged=staged,
+            order=order,
+            action=sql.SQL("UPDATE SET ") + taken if others else sql.SQL("NOTHING"),
+        )
+    )
+
+
+def _target(table: sa.Table) -> Any:
+    from psycopg import sql
+
+    return sql.Identifier(*([str(table.schema)] if table.schema else []), str(table.name))
+
+
+def _copy(connection: sa.Connection, target: Any, columns: Sequence[Any], chunks: Iterable[bytes]) -> None:
+    from psycopg import sql
+
+    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')")
+    with _cursor(connection).copy(statement.format(target, sql.SQL(", ").join(columns))) as copy:
+        for chunk in chunks:
+            copy.write(chunk)
+
+
+def _cursor(connection: sa.Connection) -> Any:
+    """Return a psycopg cursor inside SQLAlchemy's transaction."""
+    driver: Any = connection.connection.driver_connection
+    return driver.cursor()
+
+
+def csv_of(record_batch: Any, fields: Sequence[dict[str, Any]], constants: dict[str, int]) -> bytes:
+    """
+    Convert one record batch to CSV without a header.
+
+    :param fields: the columns and their Spark types, in the order of ``COPY``
+    :param constants: additional integer columns after them, with one value for all rows
+    """
+    import pyarrow
+    import pyarrow.csv
+
+    arrays = [_printable(record_batch.column(field["name"]), field["type"]) for field in fields]
+    arrays += [
+        pyarrow.repeat(pyarrow.scalar(value, pyarrow.int64()), len(record_batch)) for value in constants.values()
+    ]
+    out = io.BytesIO()
+    table = pyarrow.Table.from_arrays(arrays, names=[str(i) for i in range(len(arrays))])
+    pyarrow.csv.write_csv(table, out, pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed"))
+    return out.getvalue()
+
+
+def _printable(column: Any, kind: Any) -> Any:
+    """Convert a column to a type that Arrow writes as CSV and Postgres reads as the same value."""
+    import pyarrow
+    import pyarrow.compute
+
+    if not isinstance(kind, str):
+        texts = [json_text(value, column.type) for value in column.to_pylist()]
+        return pyarrow.array(texts, pyarrow.string())
+    if kind == "binary":
+        values = column.to_pylist()
+        return pyarrow.array([None if v is None else f"\\x{v.hex()}" for v in values], pyarrow.string())
+    if kind == "float":
+        return column.cast(pyarrow.float64())  # keeps the exact binary value: float32 0.1 is not 0.1
+    if kind == "timestamp":
+        # Arrow formats timestamps with a time zone ten times more slowly than those without.
+        utc = column.cast(pyarrow.timestamp("us", "UTC")).cast(pyarrow.timestamp("us")).cast(pyarrow.string())
+        return pyarrow.compute.binary_join_element_wise(utc, "Z", "")
+    if kind == "timestamp_ntz":
+        return column.cast(pyarrow.timestamp("us"))
+    return column.cast(pyarrow.string()) if kind == "string" else column

@@ -1,0 +1,439 @@
+"""
+A sink for database tables (extra ``jdbc``). Writes to Postgres by ``COPY``, and to MySQL, SQLite and others by SQLAlchemy.
+
+One transaction replaces the marker that was read, and then writes the rows. It locks the marker's row until it commits. So of two publishers, one
+waits and then finds the version marked. The sink does not rely on errors to know whether a transaction was applied. It reads the marker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.sql import columns as sql_columns
+from airflow_provider_streamsem.connectors.sql import database, postgres_copy
+from airflow_provider_streamsem.connectors.sql import rows as sql_rows
+from airflow_provider_streamsem.connectors.sql import values as sql_values
+from airflow_provider_streamsem.connectors.sql.columns import Target
+from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
+from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink, record_batches
+from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure, TransactionalSink
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    PublishError,
+    StreamsemError,
+)
+from airflow_provider_streamsem.protocol.entries import Committable, Json
+from airflow_provider_streamsem.stores.contract import normalised
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_MODES = ("append", "upsert", "replace_version")
+_NAME = r"[^.\x00]+(\.[^.\x00]+)?"
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A connection and the marker table."""
+
+    connection: sa.Connection
+    markers: sa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class JdbcSink(TransactionalSink[_Open]):
+    """
+    Rows of an existing table. Other writers may read, change and delete any rows of it.
+
+    :param conn_id: Airflow connection of type ``postgres``, ``mysql``, ``sqlite``, or ``generic`` with the extra ``sqlalchemy_scheme``
+    :param table: ``table`` or ``schema.table``; without a schema, the default schema of the connection. Names are used verbatim and are case-sensitive
+    :param staging: location of the staged Parquet files until they are published: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
+    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same keys; the last row of a key in the order of the staged files wins.
+        ``replace_version`` adds rows with their version, so that reprocessing can replace them. Only ``replace_version`` can be reprocessed
+    :param keys: for ``upsert``: exactly the columns of the primary key or of one unique constraint or index
+    :param version_column: for ``replace_version``: a ``bigint`` column for the version, which only this pipeline writes. Without an index on it,
+        reprocessing scans the table
+    :param markers: ``table`` or ``schema.table`` of the marker table, in the same database. The first run of a new log creates it if it is missing,
+        and so does a skip
+    """
+
+    extra: ClassVar[str] = "jdbc"
+    tries: ClassVar[int] = 6
+    keeps_staged: ClassVar[bool] = False
+    conn_id: str
+    table: str
+    staging: str
+    mode: str = "append"
+    keys: Sequence[str] = ()
+    version_column: str = "_streamsem_version"
+    markers: str = "streamsem_markers"
+
+    def __post_init__(self) -> None:
+        where = "sink jdbc:"
+        arguments.text(f"{where} conn_id", self.conn_id)
+        for name in ("table", "markers"):
+            arguments.text(f"{where} {name}", getattr(self, name), pattern=_NAME, accepted="table or schema.table")
+        open_dataset(arguments.text(f"{where} staging", self.staging))
+        arguments.choice(f"{where} mode", self.mode, _MODES)
+        arguments.text(f"{where} version_column", self.version_column)
+        object.__setattr__(self, "keys", arguments.text_list(f"{where} keys", self.keys))
+        if bool(self.keys) != (self.mode == "upsert"):
+            raise InvalidError("keys belong to mode upsert, which needs them", mode=self.mode, keys=list(self.keys))
+        if self.table == self.markers:
+            raise InvalidError("the rows and the markers need a table each", given=self.table)
+
+    @property
+    def location(self) -> str:
+        """The location of the staged files."""
+        return self.staging
+
+    @property
+    def can_reprocess(self) -> bool:
+        """Whether the rows carry a version by which a reprocessing run finds them."""
+        return self.mode == "replace_version"
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the table has each record once."""
+        kept = (
+            "one database transaction holds the rows of a version and the marker that lets no second one pass",
+            "rows handed to the writer = rows in the staged files = rows in the manifest, or the attempt is void",
+        )
+        return (*kept, keyed_rows.LAST_STAYS) if self.mode == "upsert" else kept
+
+    def immutable_config(self) -> Json:
+        """The connection id of the database, the tables, the staging location, the mode and the version column."""
+        return {
+            "type": "jdbc",
+            "conn_id": self.conn_id,
+            "table": self.table,
+            "markers": self.markers,
+            "staging": normalised(self.staging),
+            "mode": self.mode,
+            "version_column": self.version_column if self.can_reprocess else None,
+        }
+
+    def resolve_schema(self, schema: str) -> str:
+        """Check that the database has the table and that the columns fit it. Then rehearse the publishing transaction without rows, and roll it back."""
+        failure: StreamsemError | None = None
+        try:
+            with self._connected() as connection:
+                target = self._target(connection)
+                if target is None:
+                    raise DataError("the database has no such table; nothing became visible", table=self.table)
+                self._check_markers(connection)
+                self._check_table(connection, target, schema)
+                self._rehearse(connection, target, schema)
+        except Exception as error:
+            failure = database.translated(error, table=self.table)
+        if isinstance(failure, PublishError):
+            raise DataError("the database refuses what publishing does; nothing became visible", **failure.fields)
+        if failure is not None:
+            raise failure
+        return schema
+
+    def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
+        """
+        Claim the staging location as every staged sink does. If the log is new, also create the marker table.
+
+        Later runs do not create it, because an empty marker table would say that nothing was published.
+        """
+        StagedSink.claim(self, pipeline_uuid, log, new=new)
+        if not new:
+            return
+        failure: StreamsemError | None = None
+        try:
+            with self._connected() as connection:
+                database.make_markers(connection, database.markers_table(connection, self.markers))
+        except Exception as error:
+            failure = database.translated(error, table=self.markers)
+        if failure is not None:
+            raise failure
+
+    def _check_markers(self, connection: sa.Connection) -> None:
+        found = sql_columns.describe(connection, self.markers)
+        if found is None:
+            what = (
+                "the table of markers was deleted or renamed; nothing became visible. Restore it, or create it by the statement in docs/connectors/sql.md and "
+                "run again: the run then stops before it applies anything, and names the marker that the table needs"
+            )
+            raise DataError(what, markers=self.markers, table=self.table)
+        if frozenset(("pipeline_uuid", "sink")) not in found.uniques:
+            raise DataError(
+                "the table of markers lacks its primary key (pipeline_uuid, sink): two publishers could pass it; nothing became visible",
+                table=self.markers,
+            )
+
+    def _check_table(self, connection: sa.Connection, target: Target, schema: str) -> None:
+        constant = self.version_column if self.can_reprocess else None
+        sql_columns.check(target, schema, keys=self.keys, version_column=constant)
+        self._check_dialect(connection, target)
+
+    def _check_dialect(self, connection: sa.Connection, target: Target) -> None:
+        if self.mode == "upsert" and target.dialect not in sql_rows.UPSERTING:
+            raise DataError(
+                "this database has no upsert that is known here; nothing became visible",
+                dialect=target.dialect,
+                accepted=sql_rows.UPSERTING,
+            )
+        if target.dialect == "postgresql":
+            with database.reading(connection):
+                for schema, name in ((target.schema, target.name), database.name_parts(self.markers)):
+                    postgres_copy.check(connection, schema or connection.dialect.default_schema_name, name)
+                if self.keys and postgres_copy.has_child_tables(connection, target.schema, target.name):
+                    raise DataError(
+                        "other tables inherit from the table, and the unique constraint of the keys does not see their rows; nothing became visible",
+                        table=self.table,
+                    )
+                if self.keys and postgres_copy.has_deferrable(connection, target.table([]), self.keys):
+                    raise DataError(
+                        "the unique constraint of the keys is deferrable; nothing became visible", table=self.table
+                    )
+        if target.dialect in ("mysql", "mariadb"):
+            sql_columns.check_engine(connection, self.table, self.markers)
+
+    def _rehearse(self, connection: sa.Connection, target: Target, schema: str) -> None:
+        """Run the publishing transaction without rows, and roll it back. This finds missing privileges, and rules and triggers that forbid the writes."""
+        import sqlalchemy as sa
+
+        markers = database.markers_table(connection, self.markers)
+        with connection.begin() as transaction:
+            self._settle(connection)
+            self._rehearse_marker(connection, markers)
+            if self.can_reprocess:
+                connection.execute(sa.delete(target.table([self.version_column])).where(sa.false()))
+            if sql_columns.fields_of(schema):
+                self._write_rows(connection, target, schema, (), 0)
+            transaction.rollback()
+
+    def _rehearse_marker(self, connection: sa.Connection, markers: sa.Table) -> None:
+        """
+        Check that a marker cannot be set twice.
+
+        Some drivers do not report how many rows an update changed. Some databases accept a primary key without enforcing it.
+        """
+        import sqlalchemy as sa
+
+        name = (SYSTEM_CLOCK.new_id(), "rehearsal")
+        first, second = SinkMarker(0, "applied", ""), SinkMarker(1, "applied", "")
+        is_set = database.set_marker(connection, markers, name, first, None)
+        set_twice = [database.set_marker(connection, markers, name, second, first) for _ in range(2)]
+        is_unique = False
+        try:
+            with connection.begin_nested():
+                connection.execute(sa.insert(markers).values(database.marker_row(name, second)))
+        except sa.exc.IntegrityError:
+            is_unique = True
+        if not is_set or set_twice != [True, False] or not is_unique:
+            raise DataError(
+                "this database does not keep what a marker needs: a count of the rows that an update changed, and an enforced primary key; "
+                "nothing became visible",
+                table=self.markers,
+            )
+
+    def stats(self, parquet: Any) -> str:
+        """Return the columns that hold nulls, as JSON; ``""`` if the footer names none."""
+        return sql_columns.columns_with_nulls(parquet)
+
+    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
+        """
+        Count each file of the attempt. Refuse nulls and values that the table would refuse, before the commit.
+
+        Each file records the table's digest. While the digest is the same, publishing does not check the values again.
+        """
+        staged = StagedSink.collect(self, version, attempt_id, accepted)
+        if not staged.rows:
+            return staged
+        failure: StreamsemError | None = None
+        try:
+            with self._connected() as connection:
+                target = self._target(connection)
+        except Exception as error:
+            failure = database.translated(error, table=self.table)
+        if failure is not None:
+            raise failure
+        if target is not None:
+            sql_columns.refuse_nulls(target, {name for file in staged.files for name in json.loads(file.stats or "[]")})
+            sql_values.refuse_misfits(self.location, staged, target)
+            return replace(staged, files=tuple(replace(file, stats=target.digest) for file in staged.files))
+        return staged
+
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
+        """Read the row in the marker table."""
+        try:
+            with self._connected() as connection:
+                if sql_columns.describe(connection, self.markers) is None:
+                    return None
+                return database.read_marker(
+                    connection, database.markers_table(connection, self.markers), pipeline_uuid, sink
+                )
+        except Exception as error:
+            failure = database.translated(error, table=self.markers)
+        raise failure
+
+    @contextmanager
+    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
+        """Open a connection. A skip also creates a missing marker table."""
+        with self._connected() as connection:
+            markers = database.markers_table(connection, self.markers)
+            if skips:
+                database.make_markers(connection, markers)
+            yield _Open(connection, markers)
+
+    def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
+        """Read the row in the marker table."""
+        return self._marker_of(handle.connection, handle.markers, batch)
+
+    def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
+        """Check that the marker table has the row that the newest receipts name."""
+        what = "the table of markers has no row of this pipeline, whose rows are in the table by its receipts: it was emptied or created again"
+        if not batch.is_settled(found):
+            batch.check_marker(found, what, table=self.table, markers=self.markers)
+
+    def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
+        """Set the marker and write the rows in one transaction. Reprocessing replaces the rows that carry its root version."""
+        new = SinkMarker(batch.version, "skipped" if skips else "applied", batch.outcome)
+        return self._commit(handle.connection, handle.markers, batch, new, found)
+
+    def is_refusal(self, error: Exception) -> bool:
+        """Classify by the database's error code. The caller has read the marker again before this call."""
+        return isinstance(database.translated(error), PublishError)
+
+    def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
+        """Return the database's error without row values."""
+        return database.translated(cause, table=self.table, version=batch.version)
+
+    def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
+        """Return the database's error without row values."""
+        return database.unanswered(self.table, batch.version) if cause is None else self.refusal(batch, cause)
+
+    def _marker_of(self, connection: sa.Connection, markers: sa.Table, batch: Batch) -> SinkMarker | None:
+        import sqlalchemy as sa
+
+        try:
+            return database.read_marker(connection, markers, batch.pipeline_uuid, batch.sink)
+        except sa.exc.DBAPIError:
+            if sql_columns.describe(connection, self.markers) is not None:
+                raise
+        what = "the table of markers was deleted or renamed, and with it the marker that says whether the batch is in the table"
+        raise batch.lost(what, table=self.table, markers=self.markers)
+
+    def _commit(
+        self, connection: sa.Connection, markers: sa.Table, batch: Batch, new: SinkMarker, found: SinkMarker | None
+    ) -> bool:
+        """Set the marker and write the rows in one transaction; return whether this transaction replaced the marker that was found."""
+        # COPY needs only column names. SQLAlchemy binds values by the columns' types.
+        is_copied = connection.dialect.name == "postgresql"
+        read = sql_columns.named if is_copied else sql_columns.describe
+        target = read(connection, self.table) if new.state == "applied" else None
+        if target is not None and not is_copied:
+            self._check_unchanged(
+                connection, target, batch
+            )  # before any write: a table of a non-transactional engine keeps rows that are rolled back
+        with connection.begin():
+            self._settle(connection)
+            if not database.set_marker(connection, markers, (batch.pipeline_uuid, batch.sink), new, found):
+                return False
+            if new.state == "applied":
+                if target is None:
+                    raise PublishError(
+                        "the database has no such table any more", table=self.table, version=batch.version
+                    )
+                self._delete_replaced(connection, target, batch)
+                if batch.committable.files:
+                    staged = record_batches(self.location, batch)
+                    self._write_rows(connection, target, batch.schema, staged, batch.root)
+                    # The rows just written hold a lock that keeps others from altering the table until the transaction ends.
+                    now = self._target(connection)
+                    assert now is not None, "rows were brought into it a moment ago"
+                    self._check_unchanged(connection, now, batch)
+        return True
+
+    def _check_unchanged(self, connection: sa.Connection, target: Target, batch: Batch) -> None:
+        """
+        Check that the table still stores the rows unchanged.
+
+        :raises PublishError: the table was altered after the commit. It would change values, or replace rows of other writers
+        """
+        try:
+            self._check_table(connection, target, batch.schema)
+            if any(file.stats != target.digest for file in batch.committable.files):
+                sql_values.refuse_misfits(self.location, batch.committable, target)
+        except DataError as error:
+            fields = {name: value for name, value in error.fields.items() if name != "table"}
+            what = "the table was altered after the commit and no longer takes the rows as they are; nothing of the batch is in the table"
+            raise PublishError(what, table=self.table, version=batch.version, problem=error.summary, **fields) from None
+
+    def _delete_replaced(self, connection: sa.Connection, target: Target, batch: Batch) -> None:
+        """
+        Delete the rows that a reprocessing run replaces.
+
+        Refuse to delete more rows than the pipeline has published, because the excess belongs to other writers.
+        """
+        import sqlalchemy as sa
+
+        if batch.replaced is None or not batch.replaced.files:
+            return
+        if not self.can_reprocess:
+            raise PublishError(
+                "rows of this mode cannot be replaced", table=self.table, mode=self.mode, version=batch.version
+            )
+        table = target.table([self.version_column])
+        (version,) = table.columns
+        is_replaced = version == batch.root
+        gone = connection.execute(sa.delete(table).where(is_replaced)).rowcount
+        if gone > batch.replaced.rows:
+            raise PublishError(
+                "more rows carry the version than were published under it: others write the column of versions, too; none was deleted",
+                table=self.table,
+                version_column=self.version_column,
+                version=batch.root,
+                published=batch.replaced.rows,
+                found=gone,
+            )
+        if connection.execute(sa.select(version).where(is_replaced).limit(1)).first() is not None:
+            raise PublishError(
+                "rows to be replaced are still in the table after their deletion: a trigger or rule of the table keeps them. Nothing was replaced",
+                table=self.table,
+                version_column=self.version_column,
+                version=batch.root,
+            )
+
+    def _write_rows(
+        self, connection: sa.Connection, target: Target, schema: str, staged: Iterable[Any], root: int
+    ) -> None:
+        fields = sql_columns.fields_of(schema)
+        constants = {self.version_column: root} if self.can_reprocess else {}
+        names = [*[field["name"] for field in fields], *constants]
+        table = target.table(names)
+        if target.dialect == "postgresql":
+            chunks = (postgres_copy.csv_of(part, fields, constants) for part in staged)
+            if self.mode == "upsert":
+                postgres_copy.upsert(connection, table, names, self.keys, chunks)
+            else:
+                postgres_copy.append(connection, table, names, chunks)
+        else:
+            rows = (sql_rows.rows_of(part, fields, table, constants) for part in staged)
+            if self.mode == "upsert":
+                sql_rows.upsert(connection, table, self.keys, rows)
+            else:
+                sql_rows.insert(connection, table, rows)
+
+    def _connected(self) -> AbstractContextManager[sa.Connection]:
+        return database.connected(self.conn_id)
+
+    def _target(self, connection: sa.Connection) -> Target | None:
+        return sql_columns.describe(connection, self.table)
+
+    def _settle(self, connection: sa.Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            postgres_copy.settle(connection)

@@ -1,0 +1,175 @@
+"""Checks before the commit whether staged values fit the columns of a table, as far as the database catalog describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from airflow_provider_streamsem.connectors.json_rows.text import json_text
+from airflow_provider_streamsem.connectors.sql.columns import Target
+from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import is_in_python
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.protocol.entries import Committable
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+Check = tuple[str, Callable[[Any], bool]]
+"""the problem, and a predicate that reports whether a pyarrow column has it"""
+
+_MYSQL = ("mysql", "mariadb")
+_MYSQL_BYTES = {"TINYTEXT": 255, "TEXT": 65_535, "MEDIUMTEXT": 2**24 - 1, "TINYBLOB": 255, "BLOB": 65_535, "MEDIUMBLOB": 2**24 - 1}  # fmt: skip
+_UUID = r"^\{?[0-9a-fA-F]{4}(-?[0-9a-fA-F]{4}){7}\}?$"
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, in days since 1970-01-01
+_LAST_DAY_AS_TEXT = 11_248_737  # 32767-12-31: the last day that Arrow can format as text for Postgres
+_DAY_US = 86_400_000_000
+_NUL_IN_JSON = r"(^|[^\\])(\\\\)*\\u0000"
+
+
+def refuse_misfits(location: str, staged: Committable, target: Target) -> None:
+    """
+    Refuse values that the table's columns cannot hold.
+
+    Dates and times are checked by the files' footers. Of the other columns, only those with a limit in the table are read.
+
+    :param location: location of the staged files
+    :raises DataError: names the columns, and no value
+    """
+    import pyarrow.parquet
+
+    wrong: dict[str, str] = {}
+    dataset = open_dataset(location)
+    for file in staged.files:
+        stat = dataset.stat(file.key)
+        assert stat is not None, "it was counted a moment ago"
+        with dataset.open(stat) as opened:
+            parquet = pyarrow.parquet.ParquetFile(opened)
+            wrong |= _far_times(parquet, target)
+            checks = {
+                field.name: _checks(field.type, target, field.name)
+                for field in parquet.schema_arrow
+                if field.name in target.columns
+            }
+            bounded = [name for name, asked in checks.items() if asked and name not in wrong]
+            for rows in parquet.iter_batches(columns=bounded) if bounded else ():
+                for name in bounded:
+                    for what, has in checks[name]:
+                        if has(rows.column(name)):
+                            wrong[name] = what
+    if wrong:
+        raise DataError("values do not fit the table; nothing became visible", table=target.name, columns=wrong)
+
+
+def _checks(kind: Any, target: Target, name: str) -> list[Check]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import sqlalchemy as sa
+
+    column = target.columns[name]
+    into = column["type"]
+    checks: list[Check] = []
+    if pa.types.is_nested(kind):
+        if target.never_null(name):
+            checks.append(("is null where the table takes none", lambda v: v.null_count > 0))
+        return checks + _of_its_json(into, target.dialect)
+    if pa.types.is_floating(kind) and target.dialect != "postgresql":
+        checks.append(("is NaN, which the database lacks", lambda v: _any(pc.is_nan(v))))
+        if target.dialect in _MYSQL:
+            checks.append(("is infinite, which the database lacks", lambda v: _any(pc.is_inf(v))))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if target.dialect == "postgresql":
+            checks.append(("holds the character NUL", lambda v: _any(pc.match_substring(v, "\0"))))
+        if isinstance(into, sa.Uuid):
+            checks.append(("is no uuid", lambda v: _any(pc.invert(pc.match_substring_regex(v, _UUID)))))
+        elif isinstance(into, sa.Enum):
+            checks += _not_in(into)
+        elif isinstance(into, sa.String):
+            checks += _longer_than(into, target.dialect, pc.utf8_length)
+            if isinstance(into, sa.CHAR) and target.dialect in _MYSQL:
+                checks.append(("ends in a blank, which CHAR drops", lambda v: _any(pc.ends_with(v, " "))))
+            if isinstance(into, sa.CHAR) and target.dialect == "postgresql" and into.length:
+                checks.append(("is shorter than CHAR pads it", lambda v: _any(pc.less(pc.utf8_length(v), into.length))))
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        checks += _longer_than(into, target.dialect, pc.binary_length)
+    if target.most_bytes is not None and (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        checks.append(
+            ("is longer than max_allowed_packet", lambda v: _any(pc.greater(pc.binary_length(v), target.most_bytes)))
+        )
+    return checks
+
+
+def _of_its_json(into: Any, dialect: str) -> list[Check]:
+    """Return the checks of a nested column. They apply to the JSON text that is sent, if the table's column has a limit."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import sqlalchemy as sa
+
+    asked: list[Check] = []
+    if type(into).__name__ == "JSONB":
+        asked.append(("holds the character NUL", lambda v: _any(pc.match_substring_regex(v, _NUL_IN_JSON))))
+    elif isinstance(into, sa.String):
+        asked += _longer_than(into, dialect, pc.utf8_length)
+
+    def of_text(has: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        return lambda v: has(pa.array([json_text(value, v.type) for value in v.to_pylist()], pa.string()))
+
+    return [(what, of_text(has)) for what, has in asked]
+
+
+def _not_in(into: Any) -> list[Check]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # Checked exactly: a MySQL collation may match another word of the enum, and the table would then store that word.
+    words = pa.array(list(into.enums))
+    return [("is no value of the enum", lambda v: _any(pc.invert(pc.is_in(v.drop_null(), words))))]
+
+
+def _longer_than(into: Any, dialect: str, length: Callable[[Any], Any]) -> list[Check]:
+    import pyarrow.compute as pc
+
+    if dialect == "sqlite":
+        return []  # SQLite enforces no lengths
+    most = getattr(into, "length", None)
+    if most is None and dialect in _MYSQL:
+        most, length = _MYSQL_BYTES.get(type(into).__name__.upper()), pc.binary_length
+    if most is None:
+        return []
+    return [(f"is longer than {most}", lambda v: _any(pc.greater(length(v), most)))]
+
+
+def _far_times(parquet: Any, target: Target) -> dict[str, str]:
+    """
+    Return the columns with dates or times before the year 1 or after 9999, on which drivers fail.
+
+    Postgres accepts top-level dates and times up to the year 32767. Those inside nested types pass through Python, so 9999 is the limit there too.
+    """
+    import pyarrow as pa
+
+    units = {}
+    for field in parquet.schema_arrow:
+        if field.name in target.columns and pa.types.is_date32(field.type):
+            units[field.name] = 1
+        elif field.name in target.columns and pa.types.is_timestamp(field.type) and field.type.unit == "us":
+            units[field.name] = _DAY_US
+    far = {}
+    last = _LAST_DAY_AS_TEXT if target.dialect == "postgresql" else _LAST_DAY
+    for group in range(parquet.metadata.num_row_groups):
+        for at in range(parquet.metadata.num_columns):
+            chunk = parquet.metadata.row_group(group).column(at)
+            unit, found = units.get(chunk.path_in_schema), chunk.statistics
+            if found is None or not found.has_min_max:
+                continue
+            if unit is None:
+                name = chunk.path_in_schema.split(".")[0]
+                is_far = name in target.columns and not is_in_python(found)
+            else:
+                name = chunk.path_in_schema
+                is_far = found.max_raw >= (last + 1) * unit or found.min_raw < _FIRST_DAY * unit
+            if is_far:
+                far[name] = "is outside of the years that the database has"
+    return far
+
+
+def _any(found: Any) -> bool:
+    import pyarrow.compute as pc
+
+    return bool(pc.any(found).as_py())

@@ -1,0 +1,1 @@
+"""Client for Amazon SQS queues."""

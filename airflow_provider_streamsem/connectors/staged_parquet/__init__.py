@@ -1,0 +1,1 @@
+"""Sinks that stage Parquet files first and publish them after the commit."""

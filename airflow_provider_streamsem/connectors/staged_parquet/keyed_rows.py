@@ -1,0 +1,152 @@
+"""Upsert semantics of staged rows: validates keys, and selects the last row of each key in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.staged_parquet.sink import record_batches
+from airflow_provider_streamsem.errors import DataError, PublishError
+from airflow_provider_streamsem.protocol.entries import Committable
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+LAST_STAYS = (
+    "of rows with equal keys the table keeps the last: the later version, and within one the later in the staged files"
+)
+_LONGEST_NAME = 255  # limit in bytes of a directory name in most file systems
+_KEY_TYPES = frozenset(
+    ["string", "long", "integer", "short", "byte", "boolean", "binary", "date", "timestamp", "timestamp_ntz"]
+)
+
+
+def check_keys(fields: Sequence[Any], keys: Sequence[str]) -> None:
+    """
+    Refuse keys that are not columns, and keys whose type has no plain equality.
+
+    :param fields: columns in Spark's form; may be empty for a batch without rows
+    :raises DataError: names the columns
+    """
+    types = {field["name"]: field["type"] for field in fields}
+    missing = [name for name in keys if types and name not in types]
+    if missing:
+        raise DataError(
+            "the rows lack keys by which they are merged; nothing became visible", missing=missing, columns=list(types)
+        )
+    odd = [name for name in keys if name in types and not _is_key(types[name])]
+    if odd:
+        raise DataError(
+            "keys must be text, integers, decimals, dates, times, truth values or bytes; nothing became visible",
+            columns=odd,
+        )
+
+
+def _is_key(kind: Any) -> bool:
+    return isinstance(kind, str) and (kind in _KEY_TYPES or kind.startswith("decimal("))
+
+
+def _staged_columns(location: str, staged: Committable, columns: Sequence[str]) -> Any:
+    """Read some columns of the staged files into a pyarrow table; ``None`` if there are no files."""
+    import pyarrow
+    import pyarrow.parquet
+
+    found = []
+    dataset = open_dataset(location)
+    for file in staged.files:
+        stat = dataset.stat(file.key)
+        assert stat is not None, "it was counted a moment ago"
+        with dataset.open(stat) as opened:
+            found.append(pyarrow.parquet.ParquetFile(opened).read(columns=list(columns)))
+    return pyarrow.concat_tables(found) if found else None
+
+
+def check_values(
+    location: str,
+    staged: Committable,
+    keys: Sequence[str],
+    partition_by: Sequence[str],
+    *,
+    null_texts: Sequence[str] = (),
+) -> None:
+    """
+    Refuse staged rows that cannot be merged, by the values in their keys and partition columns.
+
+    A null key equals nothing, so each row with a null key would be inserted again. Text in a partition column becomes the name of a directory.
+
+    :param null_texts: texts that would become null as a partition value
+    :raises DataError: names the columns
+    """
+    read = _staged_columns(location, staged, [*keys, *partition_by])
+    if read is None:
+        return
+    null = [name for name in keys if read[name].null_count]
+    if null:
+        raise DataError("rows that are merged by key have null there; nothing became visible", columns=null)
+    values = {name: read[name].unique().drop_null().to_pylist() for name in partition_by if read[name].type == "string"}
+    long = [name for name, of in values.items() if any(len(quote(f"{name}={v}", safe="=")) > _LONGEST_NAME for v in of)]
+    if long:
+        what = "a text in a partition column is too long for the name of a directory; nothing became visible"
+        raise DataError(what, columns=long, longest=_LONGEST_NAME)
+    lost = {name: sorted(set(null_texts).intersection(of)) for name, of in values.items()}
+    if any(lost.values()):
+        what = "a text in a partition column would be null in the table; nothing became visible"
+        raise DataError(what, columns={name: texts for name, texts in lost.items() if texts})
+
+
+def check_times(parquet: Any, columns: Collection[str] | None = None) -> None:
+    """
+    Refuse dates and times outside the years 1 to 9999. Python cannot represent them, so Python clients fail on the values or on their bounds.
+
+    :param parquet: pyarrow's metadata of a staged file
+    :param columns: the columns to check; ``None``: all
+    :raises DataError: names the columns
+    """
+    far = set()
+    for group in range(parquet.num_row_groups):
+        for index in range(parquet.num_columns):
+            chunk = parquet.row_group(group).column(index)
+            if columns is not None and chunk.path_in_schema not in columns:
+                continue
+            if not is_in_python(chunk.statistics):
+                far.add(chunk.path_in_schema)
+    if far:
+        what = "dates or times outside of the years 1 to 9999 cannot be published by this sink; nothing became visible"
+        raise DataError(what, columns=sorted(far))
+
+
+def is_in_python(statistics: Any) -> bool:
+    """Whether Python can represent the bounds of a column chunk. A chunk without bounds passes."""
+    try:
+        if statistics is not None and statistics.has_min_max:
+            _ = (statistics.min, statistics.max)
+    except (OverflowError, ValueError):
+        return False
+    return True
+
+
+def last_of_each(location: str, batch: Batch, keys: Sequence[str]) -> Any:
+    """
+    Return the rows of a batch as a pyarrow table, reduced to the last row of each key in the order of the staged files.
+
+    The result is the same for every publisher.
+
+    :raises PublishError: the number of rows differs from the count at staging, or the batch replaces rows. Merged rows cannot be identified for a replacement
+    """
+    import pyarrow
+
+    if batch.replaced is not None and batch.replaced.files:
+        raise PublishError("rows that were merged by key cannot be replaced", version=batch.version)
+    rows = pyarrow.Table.from_batches(list(record_batches(location, batch)))
+    if rows.num_rows != batch.committable.rows:
+        raise PublishError(
+            "the staged files hold other rows than were counted",
+            version=batch.version,
+            counted=batch.committable.rows,
+            found=rows.num_rows,
+        )
+    names = [f"k{number}" for number in range(len(keys))]
+    numbered = pyarrow.table(
+        [*(rows[name] for name in keys), pyarrow.array(range(rows.num_rows))], names=[*names, "at"]
+    )
+    return rows.take(numbered.group_by(names).aggregate([("at", "max")])["at_max"].sort())

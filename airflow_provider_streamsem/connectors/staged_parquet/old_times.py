@@ -1,0 +1,89 @@
+"""
+Detects dates and times in Parquet files of other writers that Arrow, and therefore delta-rs and pyiceberg, reads as different values.
+
+Spark writes timestamps as INT96 by default. Arrow reads INT96 as nanoseconds, so years before 1678 and after 2261 wrap around. Spark 2, and later
+versions on request, write days before 1582 and times before 1900 in the legacy hybrid calendar. A merge reads such rows and writes the changed values
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, datetime, timezone
+from typing import Any, BinaryIO
+
+from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.errors import PublishError
+
+FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2261, 12, 31)
+"""every reader reads all dates and times from ``FIRST_DAY`` to ``LAST_DAY`` (both inclusive) as the same value"""
+_OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
+
+
+def is_near(value: Any) -> bool:
+    """Whether every reader reads a date or time as the same value, whichever writer wrote it. ``False`` for ``None``, an unknown bound."""
+    if value is None:
+        return False
+    day = value.date() if isinstance(value, datetime) else value
+    return bool(FIRST_DAY <= day <= LAST_DAY)
+
+
+def misread_columns(file: BinaryIO) -> list[str]:
+    """Return the columns of a Parquet file with dates or times that Arrow reads as different values. Reads the values of candidate columns only."""
+    import pyarrow.parquet
+
+    parquet = pyarrow.parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+    is_old = any(name in (parquet.metadata.metadata or {}) for name in _OLD_CALENDAR)
+    leaves = [parquet.schema.column(at) for at in range(parquet.metadata.num_columns)]
+    asked = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == "INT96" or is_old}
+    return sorted(name for name in asked if _has_far_times(parquet, name))
+
+
+def refuse_misread(table: str, batch: Batch, file: str, columns: list[str]) -> None:
+    """
+    Refuse to merge a file with such columns, because the merge would write the changed values back.
+
+    :raises PublishError: ``columns`` is not empty. Rewrite the file by Spark as the error says, or skip the version
+    """
+    if not columns:
+        return
+    what = "a file of the table holds dates or times in a form that the merge would change; nothing of the batch is in the table"
+    raise PublishError(what, table=table, version=batch.version, file=file, columns=columns).advising(
+        "rewrite the file by Spark with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS and "
+        "spark.sql.parquet.datetimeRebaseModeInWrite=CORRECTED, and run again; or give the version up with `streamsem skip`."
+    )
+
+
+def _has_far_times(parquet: Any, name: str) -> bool:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for batch in parquet.iter_batches(columns=[name]):
+        for values in _leaves(batch.column(name)):
+            kind = values.type
+            if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+                continue
+            zone = timezone.utc if getattr(kind, "tz", None) else None
+            first, last = (
+                pa.scalar(day if pa.types.is_date(kind) else datetime(day.year, day.month, day.day, tzinfo=zone), kind)
+                for day in (FIRST_DAY, LAST_DAY)
+            )
+            if pc.any(pc.or_(pc.less(values, first), pc.greater(values, last))).as_py():
+                return True
+    return False
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    """Yield the leaf arrays of an array, including those inside structs, lists and maps."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(values.type):
+        for part in values.flatten():
+            yield from _leaves(part)
+    elif pa.types.is_map(values.type):
+        yield from _leaves(values.keys)
+        yield from _leaves(values.items)
+    elif pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        yield from _leaves(values.flatten())
+    else:
+        yield values

@@ -1,0 +1,135 @@
+"""Base of the sinks for table formats: the staged files become files of the table, or their rows are merged into the table by key."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
+from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
+from airflow_provider_streamsem.connectors.staged_parquet.transactions import H, TransactionalSink
+from airflow_provider_streamsem.errors import InvalidError, PublishError
+from airflow_provider_streamsem.protocol.entries import Committable, Json
+from airflow_provider_streamsem.protocol.keys import attempt_of_data
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+_MODES = ("append", "upsert")
+
+
+class TableSink(TransactionalSink[H]):
+    """
+    Base class of :class:`DeltaSink` and :class:`IcebergSink`. A subclass is a dataclass with these fields, and implements the steps of the publish loop.
+
+    :param path: the table, or the location of its staged files
+    :param partition_by: the table's partition columns
+    :param mode: ``append`` or ``upsert``
+    :param keys: for ``upsert``, the key columns
+    """
+
+    __slots__ = ()
+
+    once: ClassVar[str]
+    """why the table has each version once; ``{holds}`` is replaced by its files or its rows"""
+    null_texts: ClassVar[Sequence[str]] = ()
+    """texts that a merge would turn into null in a partition column"""
+    path: str
+    partition_by: Sequence[str]
+    mode: str
+    keys: Sequence[str]
+
+    def take_arguments(self, where: str) -> None:
+        """
+        Validate the fields, and convert lists to tuples.
+
+        :raises InvalidError: names the field and the accepted values
+        """
+        open_dataset(arguments.text(f"{where} path", self.path))
+        for name in ("partition_by", "keys"):
+            object.__setattr__(self, name, arguments.text_list(f"{where} {name}", getattr(self, name)))
+        arguments.choice(f"{where} mode", self.mode, _MODES)
+        if bool(self.keys) != self.merges:
+            raise InvalidError("keys belong to mode upsert, which needs them", mode=self.mode, keys=list(self.keys))
+
+    @property
+    def merges(self) -> bool:
+        """Whether a row replaces the row with its keys (mode ``upsert``)."""
+        return self.mode == "upsert"
+
+    @property
+    def can_reprocess(self) -> bool:
+        """Whether the files of a version can be replaced. Merged rows are not in files of one version."""
+        return not self.merges
+
+    @property
+    def keeps_staged(self) -> bool:
+        """Whether the staged files become files of the table. Staged files of merged rows do not."""
+        return not self.merges
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the table has each record once."""
+        kept = (
+            self.once.format(holds="the rows merged by key" if self.merges else "its files"),
+            "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
+        )
+        return (*kept, keyed_rows.LAST_STAYS) if self.merges else kept
+
+    @property
+    def location(self) -> str:
+        """The location of the staged files."""
+        return self.path
+
+    @property
+    def partitions(self) -> Sequence[str]:
+        """The table's partition columns; none for a merge, whose staged files hold all columns."""
+        return () if self.merges else self.partition_by
+
+    @property
+    def immutable_mode(self) -> Json:
+        """
+        The mode and keys of a merging sink; empty for an appending sink.
+
+        They must not change under one log. Vacuum deletes the staged files of a merging sink, but an appending sink's staged files are files of the
+        table. The keys of a batch are checked before its commit.
+        """
+        return {"mode": self.mode, "keys": list(self.keys)} if self.merges else {}
+
+    def check_staged(self, batch: Batch) -> None:
+        """
+        Verify that the files of a batch still exist, before the table references them. Table maintenance deletes files that no table references yet.
+
+        :raises PublishError: files are missing or have another size. The table would otherwise reference unreadable files
+        """
+        names = [file.key for file in batch.committable.files]
+        if not names:
+            return
+        directory = posixpath.commonpath([posixpath.dirname(name) for name in names])
+        there = {stat.key: stat.bytes for stat in self.dataset().list(f"{directory}/" if directory else "")}
+        gone = [file.key for file in batch.committable.files if there.get(file.key) != file.bytes]
+        if gone:
+            raise PublishError(
+                "staged files were deleted or changed before the table had them: put them back, or give the version up with `streamsem skip`",
+                location=self.location,
+                version=batch.version,
+                files=gone,
+            )
+
+    def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
+        """Count each file of the attempt; for a merge, also check the values of keys and partition columns."""
+        found = StagedSink.collect(self, version, attempt_id, accepted)
+        if self.merges:
+            keyed_rows.check_values(self.location, found, self.keys, self.partition_by, null_texts=self.null_texts)
+        return found
+
+
+def attempts_named(paths: Iterable[str]) -> set[tuple[int, str]]:
+    """
+    Return version and attempt of the files that a table's metadata names.
+
+    Only the end of each path is parsed. The same location has several spellings: other schemes, links, escaped characters.
+    """
+    ends = (f"/{path}".rpartition("/data/")[2] for path in paths)
+    return {attempt for end in ends if (attempt := attempt_of_data(f"data/{end}")) is not None}

@@ -1,0 +1,154 @@
+"""
+The publish loop of every sink that sets its marker in one transaction with the rows (PROTOCOL.md, P2).
+
+A sink implements the steps: open the sink, read its marker, check it, commit. The loop does not rely on the error of a failed commit. It opens the
+sink again and reads the marker.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger, SinkMarker
+from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
+from airflow_provider_streamsem.errors import InvalidError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.protocol.entries import Json, Receipt
+
+H = TypeVar("H")
+_FIRST_WAIT_S = 0.04
+_LONGEST_WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """
+    How a try failed.
+
+    :param basis: what :meth:`TransactionalSink.basis` returned in that try; ``None`` if the sink could not be opened
+    """
+
+    error: Exception
+    basis: object = None
+
+
+class TransactionalSink(StagedSink, Generic[H]):
+    """
+    A staged sink with transactions. ``H`` is the handle of an open sink: a connection, a table at one version, or a fenced producer.
+
+    :cvar tries: how often the loop opens the sink before it gives up
+    :cvar reopens: whether the loop retries after the sink could not be opened; ``False`` if the client library has already retried
+    """
+
+    __slots__ = ()
+
+    delivery: ClassVar[str] = "exactly_once"
+    tries: ClassVar[int] = 12
+    reopens: ClassVar[bool] = True
+
+    def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        """Commit the rows and the marker in one transaction. For a reprocessing run, the same transaction replaces the rows of its chain."""
+        return self._until_marked(batch, skips=False)
+
+    def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        """Commit the marker without rows."""
+        return self._until_marked(batch, skips=True)
+
+    def _until_marked(self, batch: Batch, *, skips: bool) -> Receipt | None:
+        if batch.is_nothing:
+            return Receipt(result="applied", rows=0)
+        failure: Failure | None = None
+        is_refused = False
+        for attempt in range(self.tries):
+            if attempt:
+                SYSTEM_CLOCK.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S))
+            basis: object = None
+            try:
+                with self.opened(batch, failure, skips=skips) as handle:
+                    found = self.marker_in(handle, batch)
+                    if found is not None and found.version > batch.version:
+                        return None
+                    if not skips:
+                        self.check_sink(handle, batch, found)
+                    if found is not None and batch.is_settled(found):
+                        return self.receipt(batch, found.state, self.detail(handle, batch))
+                    basis = self.basis(handle)
+                    if failure is not None and failure.basis == basis and self.is_refusal(failure.error):
+                        is_refused = True
+                        break
+                    if self.commit(handle, batch, found, skips=skips):
+                        return self.receipt(batch, "skipped" if skips else "applied", self.detail(handle, batch))
+            except (PublishError, InvalidError):
+                raise
+            except Exception as error:  # the transaction may have been committed, whatever the error says
+                if basis is None and isinstance(error, UnavailableError) and not self.reopens:
+                    raise
+                failure = Failure(error, basis)
+        # Raised outside the exception handler, so that Python does not chain the cause: its message may contain row values.
+        cause = None if failure is None else failure.error
+        raise self.refusal(batch, cause) if is_refused and cause is not None else self.unanswered(batch, cause)
+
+    @staticmethod
+    def receipt(batch: Batch, state: str, detail: Json = None) -> Receipt:
+        """Return the receipt for a marker's state."""
+        if state == "skipped":
+            return Receipt(result="skipped", rows=0, detail=detail)
+        return Receipt(result="applied", rows=batch.committable.rows, detail=detail)
+
+    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> AbstractContextManager[H]:
+        """
+        Open the sink for one try: connect, load the table, or fence older publishers. The context manager closes it after the try.
+
+        :param failure: the failure of the previous try
+        :raises PublishError: the sink refuses the publisher; the loop ends
+        """
+        raise NotImplementedError
+
+    def marker_in(self, handle: H, batch: Batch) -> SinkMarker | None:
+        """Read the marker of the batch's pipeline and sink through the handle."""
+        raise NotImplementedError
+
+    def check_sink(self, handle: H, batch: Batch, found: SinkMarker | None) -> None:
+        """
+        Refuse a sink that has lost versions. Not called for a skip.
+
+        :raises MarkerLostError: the marker is missing or older than the receipts say, or the rows that it stands for were rolled back
+        :raises MarkerConflictError: the marker is of a commit that the log does not have
+        """
+        raise NotImplementedError
+
+    def commit(self, handle: H, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
+        """
+        Commit the rows and the marker, only if the marker is still ``found``.
+
+        :returns: whether they were committed. ``False`` if another publisher was faster, or if this call only prepared the sink; the loop then opens
+            the sink again
+        :raises PublishError: the sink refuses the batch, and nothing was committed; the loop ends
+        """
+        raise NotImplementedError
+
+    def detail(self, handle: H, batch: Batch) -> Json:
+        """Return sink-specific details of the commit for the receipt, for users."""
+        return None
+
+    def basis(self, handle: H) -> object:
+        """Return the sink state on which a refusal depends. In the same state the sink refuses the batch again. In another state the loop retries."""
+        return ""
+
+    def is_refusal(self, error: Exception) -> bool:
+        """Whether an error means that the sink refuses the batch. Otherwise the same transaction may succeed later."""
+        raise NotImplementedError
+
+    def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
+        """Return the :class:`PublishError` for a batch that the sink refuses. Set its ``__cause__`` only if the cause's message contains no row values."""
+        raise NotImplementedError
+
+    def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
+        """
+        Return the :class:`UnavailableError` for a batch that may or may not have been published.
+
+        :param cause: the error of the last failed try; ``None`` if other publishers were faster each time
+        """
+        raise NotImplementedError

@@ -1,0 +1,189 @@
+"""
+Deduplication settings and deduplication state: which ids a pipeline keeps, for how long, and in which files. Engines read and write the files.
+
+The state is a log-structured merge of layers of ids. Each batch adds one layer with the ids that passed. The new layer absorbs the newest layers that are not
+larger than it. So the number of layers stays small, and each id is rewritten about log2(ids in the state / ids of a batch) times before it expires.
+
+A large layer is split into buckets by id, so that a small batch reads only the buckets of its own ids. Layers are immutable. An outcome names the layers that
+are valid after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.connectors.files.sink import FilesSink
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.protocol.codec import build, plain
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
+
+BUCKETS = 64
+BUCKETED_ROWS = 200_000
+"""The number of ids from which a layer is split into buckets, inclusive."""
+SCOPES = ("pipeline", "batch")
+STATE = "state"
+ID, AT, BUCKET = "id", "at_ms", "bucket"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dedup:
+    """
+    Drops records whose id was seen before, ahead of the transform.
+
+    If several records of one batch have the same id, an arbitrary one of them passes. A record with a null key column has no id and always passes.
+
+    :param keys: columns of the parsed records whose values together form the id: strings, integers, decimals, dates, booleans or binary values
+    :param ttl_s: how long an id is kept, in seconds from the plan of the batch in which it passed to the plan of a later batch
+    :param rows: instead of ``ttl_s``: the minimum number of newest ids to keep
+    :param scope: ``pipeline``: deduplicates across all batches. ``batch``: deduplicates within each batch and keeps no state
+    :raises InvalidError: ``keys`` is empty; scope ``pipeline`` without exactly one of ``ttl_s`` and ``rows``; or scope ``batch`` with either of them
+    """
+
+    keys: Sequence[str]
+    ttl_s: int | None = None
+    rows: int | None = None
+    scope: str = "pipeline"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", arguments.text_list("dedup.keys", self.keys))
+        if not self.keys:
+            raise InvalidError("dedup.keys must name at least one column")
+        arguments.choice("dedup.scope", self.scope, SCOPES)
+        for name, value in (("ttl_s", self.ttl_s), ("rows", self.rows)):
+            if value is not None:
+                arguments.integer(f"dedup.{name}", value, least=1)
+        bounds = sum(value is not None for value in (self.ttl_s, self.rows))
+        if bounds != (1 if self.scope == "pipeline" else 0):
+            raise InvalidError(
+                "dedup over a pipeline needs exactly one of ttl_s and rows, dedup within a batch neither",
+                scope=self.scope,
+                ttl_s=self.ttl_s,
+                rows=self.rows,
+            )
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether ids are kept after their batch."""
+        return self.scope == "pipeline"
+
+    @property
+    def terms(self) -> str:
+        """The terms that the guarantee's label names, such as ``dedup 24 h``."""
+        if self.ttl_s is not None:
+            return f"dedup {_spoken(self.ttl_s)}"
+        return f"dedup {self.rows} rows" if self.rows is not None else "dedup in each batch"
+
+    def cutoff_ms(self, now_ms: int) -> int:
+        """The expiry time in milliseconds: ids that passed before it are expired. ``now_ms`` is the clock reading in the plan (I13)."""
+        return 0 if self.ttl_s is None else now_ms - self.ttl_s * 1000
+
+
+def _spoken(seconds: int) -> str:
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds % length == 0:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """
+    A set of ids in Parquet files with the columns ``id`` (16 bytes), ``at_ms`` (when the id's batch was planned) and ``bucket``.
+
+    :param newest_ms: no id of the layer passed after this time, in milliseconds
+    :param rows: the number of ids
+    :param files: files with keys relative to the state's location; in a layer with buckets, each file holds one bucket
+    """
+
+    newest_ms: int
+    rows: int
+    files: tuple[DataFile, ...] = field(default=())
+
+    def files_of(self, buckets: set[int] | None) -> list[str]:
+        """Keys of the files that may hold ids of the given buckets; ``None`` selects all files."""
+        return [
+            f.key
+            for f in self.files
+            if buckets is None or BUCKET not in f.partition or int(f.partition[BUCKET] or 0) in buckets
+        ]
+
+
+def layers_of(state: Json, dedup: Dedup, now_ms: int) -> list[Layer]:
+    """The valid layers, oldest first. Layers that are entirely before the cutoff, or older than the newest ``rows`` ids, are left out."""
+    layers = stored_layers(state)
+    kept: list[Layer] = []
+    rows = 0
+    for layer in reversed(layers):
+        if dedup.rows is not None and rows >= dedup.rows:
+            break
+        if layer.newest_ms >= dedup.cutoff_ms(now_ms):
+            kept.append(layer)
+            rows += layer.rows
+    return kept[::-1]
+
+
+def stored_layers(state: Json) -> list[Layer]:
+    """
+    Parse the layers that an outcome names, oldest first.
+
+    :raises LogDamagedError: the state is not a list of layers, or a key points outside the state's location
+    """
+    if state is None:
+        return []
+    given = state.get("dedup", []) if isinstance(state, dict) else None
+    if not isinstance(given, list):
+        raise LogDamagedError("what an outcome remembers is not a list of layers", invariant="R6")
+    layers = [build(Layer, item, "state") for item in given]
+    if any(_is_no_bucket(file.partition.get(BUCKET)) for layer in layers for file in layer.files):
+        raise LogDamagedError("a file of remembered ids is of no bucket", invariant="R6")
+    return layers
+
+
+def _is_no_bucket(value: str | None) -> bool:
+    return value is not None and (not value.isdecimal() or not value.isascii() or len(value) > 3)
+
+
+def absorbed(layers: Sequence[Layer], rows: int) -> int:
+    """The number of newest layers that a new layer of ``rows`` ids absorbs. It absorbs a layer that is not larger than all later layers together."""
+    count = 0
+    for layer in reversed(layers):
+        if layer.rows > rows:
+            break
+        rows += layer.rows
+        count += 1
+    return count
+
+
+def split(layers: Sequence[Layer], rows: int) -> tuple[Sequence[Layer], Sequence[Layer]]:
+    """Split the layers into those that stay unchanged and those that a new layer of ``rows`` ids absorbs."""
+    at = len(layers) - absorbed(layers, rows)
+    return layers[:at], layers[at:]
+
+
+def state_after(kept: Sequence[Layer], older: Sequence[Layer], written: Committable, now_ms: int) -> Json:
+    """The state with a new layer in place of ``older``. Its ``newest_ms`` is the maximum over ``older`` too, because a clock may have gone back."""
+    newest_ms = max([now_ms, *(layer.newest_ms for layer in older)])
+    return state_of([*kept, Layer(newest_ms=newest_ms, rows=written.rows, files=written.files)])
+
+
+def state_of(layers: Sequence[Layer]) -> Json:
+    """The JSON that an outcome records for its layers, oldest first."""
+    return {"dedup": [_told(layer) for layer in layers]}
+
+
+def _told(layer: Layer) -> Json:
+    files = [{name: value for name, value in plain(file).items() if name != "stats"} for file in layer.files]
+    return {"newest_ms": layer.newest_ms, "rows": layer.rows, "files": files}
+
+
+def state_files(log: str, *, bucketed: bool = False) -> FilesSink:
+    """The dataset of a log's layers, below ``state/`` under the log's root. Each attempt writes to its own location."""
+    return FilesSink(f"{log.rstrip('/')}/{STATE}", partition_by=(BUCKET,) if bucketed else ())
+
+
+def is_complete(log: str, state: Json) -> bool:
+    """Whether every file of a state exists with the recorded size and checksum (W17)."""
+    files = tuple(file for layer in stored_layers(state) for file in layer.files)
+    return not files or state_files(log).is_complete(Committable(format="parquet", rows=0, files=files))

@@ -1,0 +1,89 @@
+"""The engine interface: the input of a staging attempt, its result, and the :class:`Engine` protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.contract import Sink, Source
+from airflow_provider_streamsem.dedup import Dedup
+from airflow_provider_streamsem.protocol.entries import Committable, Json, Plan, Quarantine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """
+    The input of one staging attempt, apart from the commit log, which :meth:`Engine.stage` receives separately.
+
+    :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``
+    :param transform_name: the transform's name in errors
+    :param where: SQL predicate that the engine applies before the transform, or ``None``
+    :param max_quarantined: the largest number of records that may fail to parse; with more, the attempt fails
+    :param schemas: sink → the columns that the log has recorded, as schema JSON in Spark's form
+    :param dedup: the deduplication settings, or ``None``
+    :param state: the deduplication state before the batch; for reprocessing, before the batch at the root of the chain
+    :param dedup_at_ms: when that batch was planned, in milliseconds. The engine evaluates the expiry of ids at this time
+    """
+
+    source: Source
+    pins: Sequence[Any]
+    sinks: Mapping[str, Sink]
+    transform: Callable[[Any], Any]
+    transform_name: str
+    where: str | None
+    max_quarantined: int
+    schemas: Mapping[str, str]
+    plan: Plan
+    attempt_id: str
+    dedup: Dedup | None = None
+    state: Json = None
+    dedup_at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Produced:
+    """
+    The result of one staging attempt.
+
+    :param handed: sink → the rows that the engine handed to the sink's writer; ``None`` where the engine could not count them
+    :param schemas: sink → schema JSON in Spark's form
+    :param state: the deduplication state after the batch
+    """
+
+    sinks: Mapping[str, Committable]
+    schemas: Mapping[str, str]
+    quarantine: Quarantine
+    counts: Mapping[str, int]
+    handed: Mapping[str, int | None]
+    state: Json = None
+
+
+def nothing_produced(sinks: Mapping[str, Sink], state: Json = None) -> Produced:
+    """Build the result of an attempt whose plan has no records to read."""
+    counts = {"read": 0, "parsed": 0, "quarantined": 0, "filtered": 0, **{f"written.{name}": 0 for name in sinks}}
+    empty = {name: Committable(format=sink.format, rows=0) for name, sink in sinks.items()}
+    return Produced(sinks=empty, schemas={}, quarantine=Quarantine(), counts=counts, handed={}, state=state)
+
+
+class Engine(Protocol):
+    """
+    Reads a plan, evaluates the transform once, and stages every sink.
+
+    * An engine reads exactly the records that ``job.plan.pins`` names. It commits nothing, and writes only to the attempt's own locations.
+    * The constructor starts no session. The first call of :meth:`stage` may start one.
+    """
+
+    def stage(self, job: Job, log: CommitLog) -> Produced:
+        """
+        Stage one attempt.
+
+        :raises StageError: the engine failed; a retry may succeed
+        :raises DataError: the engine cannot accept the data or the transform's result
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Cancel the :meth:`stage` call of another thread, which then fails. The version stays open."""
+        ...

@@ -1,1 +1,0 @@
-"""Engines: what evaluates a batch. :mod:`contract` says what one must keep."""

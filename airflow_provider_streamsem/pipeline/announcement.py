@@ -1,0 +1,97 @@
+"""
+Determines which versions the result of a run announces: its own, and all earlier ones that no result has announced (PROTOCOL.md, 4.8).
+
+Airflow emits an asset event only for a task that succeeds. A run that commits versions and then fails emits none, so the next run that succeeds announces
+them. A run creates its announcement before it returns its result. If the process dies before the create, the next run announces the versions. If it dies
+after the create, its own retry announces them.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.entries import Announcement, Outcome, Plan
+
+LISTED = 20
+"""The maximum number of versions of other runs that a result lists. It lists the newest."""
+
+Completed = list[tuple[Plan, Outcome]]
+
+
+def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> tuple[tuple[int, int], Completed]:
+    """
+    Create the announcement of a run whose last version is closed.
+
+    :param last: the run's last plan
+    :param closed: the newest closed version. Other runs may have planned versions after the run's last one
+    :param resumed: whether the run was complete when this process began. Then its announcement may be stored already, and nothing is written
+    :returns: ``[start, end)`` of the announced versions, and the newest commits of other runs among them, in ascending order
+    """
+    key, end = keys.announced(last.version), (last.j, last.version)
+    first = last.version if last.j == 0 else _first_version(log, last.run_key)
+    is_contiguous = last.version - first == last.j
+    stored = log.announcement(key) if resumed else None
+    if stored is None:
+        is_next = is_contiguous and (first == 0 or log.announcement(keys.announced(first - 1)) is not None)
+        since = first - 1 if is_next else log.newest_announced()
+        # This run may have announced versions of other runs before it planned anything, and died (A6).
+        idle = log.announcement(keys.announced_by(last.run_key))
+        since = since if idle is None else min(since, idle.since)
+        # Another run may have announced this run's commits already. This run still creates its record, which another process of this run may have created
+        # before it died (A2).
+        since, upto = (since, closed) if since < last.version else (last.version, last.version)
+        stored = log.put_announcement(key, _made(log, last.version, since, upto, last.run_key))
+    since, upto = stored.since, stored.upto
+    between = [] if is_contiguous else log.others_between(last.run_key, (0, first), end)
+    before, after = range(max(since + 1, first - LISTED), first), range(max(last.version, upto - LISTED) + 1, upto + 1)
+    numbers = [*before, *(n for n in between if n > since), *after]
+    return (min(since + 1, first), upto + 1), commits_of_others(log, numbers, last.run_key)
+
+
+def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[int, int], Completed]:
+    """
+    Create the announcement of a run that planned nothing. It covers only versions of other runs.
+
+    :param closed: the newest closed version; -1 if there is none
+    :returns: as :func:`announce_run`; an empty range if all versions are announced already
+    """
+    nothing: tuple[tuple[int, int], Completed] = (closed + 1, closed + 1), []
+    if closed < 0:
+        return nothing
+    own = keys.announced_by(run_key)
+    stored = log.announcement(own)
+    if stored is None:
+        if log.announcement(keys.announced(closed)) is not None:
+            return nothing
+        since = log.newest_announced()
+        if since >= closed:
+            return nothing
+        # Create the run's own record first (A3). Once the other one exists, no other run announces these versions.
+        stored = log.put_announcement(own, _made(log, closed, since, closed, run_key))
+        log.put_announcement(keys.announced(closed), stored)
+    numbers = range(max(stored.since, stored.upto - LISTED) + 1, stored.upto + 1)
+    return (stored.since + 1, stored.upto + 1), commits_of_others(log, [*numbers], run_key)
+
+
+def _made(log: CommitLog, version: int, since: int, upto: int, run_key: str) -> Announcement:
+    return Announcement(version=version, since=since, upto=upto, run_key=run_key, nonce=log.clock.new_id())
+
+
+def _first_version(log: CommitLog, run_key: str) -> int:
+    pointer = log.pointer(run_key, 0)
+    if pointer is None:
+        raise LogDamagedError("a run has no first pointer", invariant="I16", key=keys.pointer(run_key, 0))
+    return pointer.version
+
+
+def commits_of_others(log: CommitLog, numbers: list[int], run_key: str) -> Completed:
+    """The commits of other runs among the newest :data:`LISTED` of these closed versions, in ascending order."""
+    found = []
+    for number in numbers[-LISTED:]:
+        plan, outcome = log.plan(number), log.outcome(number)
+        if plan is None or outcome is None:
+            raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=number)
+        if outcome[0].committed and plan[0].run_key != run_key:
+            found.append((plan[0], outcome[0]))
+    return found

@@ -1,0 +1,112 @@
+"""Compares two specs of a pipeline, and logs what changed and which runs used them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.codec import read_json
+from airflow_provider_streamsem.protocol.entries import Json, Plan
+from airflow_provider_streamsem.protocol.view import Head
+
+logger = telemetry.log_of(__name__)
+
+SHOWN = ("where", "transform")
+"""Fields whose values are logged. For other fields only the names are logged, because their values may be long."""
+
+
+def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """
+    The fields in which two specs differ, as sorted paths such as ``where``, ``source.schema`` or ``sinks.lake.codec``.
+
+    :param before: the earlier spec, as :meth:`Pipeline.to_json` returns it
+    :param now: the later spec, in the same form
+    """
+    return _differences({**before, "immutable_config": None}, {**now, "immutable_config": None}, "")
+
+
+def _differences(before: Any, now: Any, path: str) -> list[str]:
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return [] if before == now else [path]
+    names = sorted({*before, *now})
+    paths = {name: f"{path}.{name}" if path else name for name in names}
+    return [found for name in names for found in _differences(before.get(name), now.get(name), paths[name])]
+
+
+def described(run_key: str) -> str:
+    """Describe a run for display: DAG and task if the run key is Airflow's, else the run key itself."""
+    parts = _airflow_parts(run_key)
+    return run_key if parts is None else f"DAG {parts[0]}, task {parts[1]}"
+
+
+def run_id(run_key: str) -> str:
+    """Describe a run for the log of its own task: Airflow's run id if the run key is Airflow's, else the run key itself."""
+    parts = _airflow_parts(run_key)
+    return run_key if parts is None else parts[2]
+
+
+def _airflow_parts(run_key: str) -> list[str] | None:
+    """DAG id, task id and run id of a run key that an Airflow operator built; ``None`` for any other run key."""
+    prefix, _, rest = run_key.partition(":")
+    if prefix != "airflow":
+        return None
+    try:
+        parts, _ = json.JSONDecoder().raw_decode(rest)
+    except ValueError:
+        return None
+    return [str(part) for part in parts[:3]] if isinstance(parts, list) and len(parts) >= 3 else None
+
+
+def warn_of_open_version(log: CommitLog, plan: Plan, spec: Json, *, run_key: str) -> None:
+    """Warn that this process stages a version that was planned with another spec, and name the fields in which the specs differ."""
+    stored = read_json(log.read_spec(plan.spec), keys.spec(plan.spec))
+    planner, own = described(plan.run_key), described(run_key)
+    by = "" if planner == own else f" by {planner}"
+    what = "version %d was planned%s with another spec (%s); this process stages it with its own"
+    logger.warning(what, plan.version, by, ", ".join(changed_fields(stored, spec)))
+
+
+def report(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
+    """
+    Log that a version was planned with another spec than the version before it. Warn if two tasks seem to run one pipeline with different specs.
+
+    :param before: the head that the plan follows
+    :param spec: the spec of ``plan``, as :meth:`Pipeline.to_json` returns it
+    """
+    last = before.outcome
+    if last is None or last.spec == plan.spec:
+        return
+    stored = read_json(log.read_spec(last.spec), keys.spec(last.spec))
+    names = changed_fields(stored, spec)
+    values = "".join(
+        f"; {name}: {stored.get(name)!r} before, {spec.get(name)!r} now" for name in SHOWN if name in names
+    )
+    what_changed = (
+        f"version {plan.version} is planned with another spec than version {last.version}: {', '.join(names)}{values}"
+    )
+    found = log.plan(last.version)
+    earlier = log.outcome(last.version - 1) if last.version > 0 else None
+    theirs, ours = _airflow_parts(found[0].run_key) if found else None, _airflow_parts(plan.run_key)
+    if found and theirs and ours and theirs[:2] != ours[:2]:
+        what = "two tasks run one pipeline with different specs: version %d by %s, version %d by %s. %s. Do: give both one spec, or each its own pipeline."
+        logger.warning(
+            what, last.version, described(found[0].run_key), plan.version, described(plan.run_key), what_changed
+        )
+    elif earlier is not None and earlier[0].spec == plan.spec:
+        what = "the spec goes back to that of version %d; do two processes run this pipeline with different specs? version %d by %s, version %d by %s. %s"
+        theirs_key = found[0].run_key if found else ""
+        logger.warning(
+            what,
+            earlier[0].version,
+            last.version,
+            described(theirs_key),
+            plan.version,
+            described(plan.run_key),
+            what_changed,
+        )
+    else:
+        logger.info("%s", what_changed)

@@ -1,0 +1,152 @@
+"""Computes the delivery guarantee of a pipeline from what its source, transform, dedup settings and sinks declare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_streamsem.errors import InvalidError
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.dedup import Dedup
+    from airflow_provider_streamsem.pipeline.spec import Pipeline
+
+KEEPS: Mapping[str, frozenset[str]] = {
+    "exactly_once": frozenset({"exactly_once", "effectively_once", "at_least_once", "at_most_once"}),
+    "effectively_once": frozenset({"effectively_once", "at_least_once"}),
+    "at_least_once": frozenset({"at_least_once"}),
+    "at_most_once": frozenset({"at_most_once"}),
+    "none": frozenset(),
+}
+"""Label → the labels that it satisfies. Effectively once does not satisfy at most once: such a sink may apply a record again, without further effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarantee:
+    """
+    The delivery guarantee of a pipeline through retries, clears, zombies and crashes.
+
+    :param label: ``exactly_once``, ``effectively_once``, ``at_least_once`` or ``at_most_once``, for the records that are read, over all sinks. ``none`` if one
+        sink may lose records and another may repeat them
+    :param reasons: the reasons for the label, one sentence each. If a setting would raise the label, the reason names it
+    :param sinks: sink → its own label, which includes the source's
+    :param terms: the settings on which the label depends, such as ``dedup 24 h``; ``""`` if it depends on none
+    """
+
+    label: str
+    reasons: tuple[str, ...]
+    sinks: Mapping[str, str]
+    terms: str = ""
+
+    @property
+    def named(self) -> str:
+        """The label with its terms for display, such as ``effectively-once (dedup 24 h)``."""
+        return self.label.replace("_", "-") + (f" ({self.terms})" if self.terms else "")
+
+    def __str__(self) -> str:
+        return "\n".join([self.named, *(f"  - {reason}" for reason in self.reasons)])
+
+
+def guarantee(pipeline: Pipeline) -> Guarantee:
+    """Compute the guarantee from source, transform and sinks. The weakest of them determines the label."""
+    reasons = [
+        "offset ranges are fixed in a durable plan before the first row is read, and every attempt reads that plan"
+    ]
+    reasons += [f"source: {reason}" for reason in pipeline.source.reasons]
+    if pipeline.dedup is not None:
+        reasons.append(_of_dedup(pipeline.dedup))
+    reasons.append(_of_transform(pipeline))
+    read = pipeline.source.delivery if pipeline.dedup is None else _weaker(pipeline.source.delivery, "effectively_once")
+    labels = {}
+    for name, sink in sorted(pipeline.sinks.items()):
+        reasons += [f"sink {name}: {reason}" for reason in sink.reasons]
+        labels[name] = _read_and_written(read, sink.delivery)
+    if len(pipeline.sinks) > 1:
+        reasons.append(_of_sinks(pipeline))
+    label = "exactly_once"
+    for other in labels.values():
+        label = _weaker(label, other)
+    if label == "none":
+        reasons.append("one sink may lose and another may repeat: look at each; two pipelines would each have a label")
+    return Guarantee(label=label, reasons=tuple(reasons), sinks=labels, terms=_terms(pipeline))
+
+
+def warnings(pipeline: Pipeline) -> list[str]:
+    """Warnings about insecure connections of source and sinks, one sentence each. A missing connection gives no warning here, because a run refuses it."""
+    found: list[str] = []
+    for part in (pipeline.source, *pipeline.sinks.values()):
+        with suppress(InvalidError):
+            found += getattr(part, "warnings", list)()
+    return found
+
+
+def _read_and_written(source: str, sink: str) -> str:
+    """
+    Combine the label of the records that are read with the label of a sink.
+
+    An effectively-once source hands each record to the sink once, within its terms (such as ``dedup 24 h``). So an exactly-once sink keeps the source's label,
+    and any other sink determines the label.
+    """
+    if source == "effectively_once":
+        return source if sink == "exactly_once" else sink
+    return _weaker(source, sink)
+
+
+def _weaker(label: str, other: str) -> str:
+    """The strongest label that both labels satisfy, or ``none``."""
+    both = KEEPS[label] & KEEPS[other]
+    return next((name for name in KEEPS if name in both), "none")
+
+
+def _terms(pipeline: Pipeline) -> str:
+    terms = [pipeline.source.terms, "" if pipeline.dedup is None else pipeline.dedup.terms]
+    return ", ".join(filter(None, terms))
+
+
+def _of_dedup(dedup: Dedup) -> str:
+    keys = ", ".join(dedup.keys)
+    if not dedup.keeps_state:
+        return f"dedup: of the records of one batch with equal {keys} one passes; across batches nothing is dropped (scope='pipeline' would)"
+    return (
+        f"dedup: of the records with equal {keys} one passes while its id is remembered ({dedup.terms}); what is remembered is decided with the batch "
+        "itself. A repeat that comes later passes"
+    )
+
+
+def _of_transform(pipeline: Pipeline) -> str:
+    if pipeline.transform is None:
+        return "transform: none, rows pass as they are"
+    said = (
+        "transform: one attempt's output is decided whole: a random or clock value in it repeats and loses nothing; rows that are shuffled by one need "
+        "Spark 4.1, which notices where a repeated part of a job differs"
+    )
+    if len(pipeline.sinks) == 1:
+        return said
+    shared = "What sinks share is evaluated once and cached; where an executor is lost, a part is evaluated again, and random values may then differ"
+    return f"{said}. {shared} between sinks"
+
+
+def _of_sinks(pipeline: Pipeline) -> str:
+    together = "all sinks of a batch are decided by one object, together or not at all"
+    if not pipeline.publishes:
+        return together
+    return f"{together}; those outside the log follow in order, and nothing new is planned before all of them have answered"
+
+
+def require(pipeline: Pipeline, least: str) -> None:
+    """
+    Refuse a pipeline whose guarantee is weaker than ``least``.
+
+    :raises InvalidError: the guarantee is weaker; the error names the computed guarantee and its reasons
+    """
+    computed = guarantee(pipeline)
+    if least not in KEEPS[computed.label]:
+        raise InvalidError(
+            "the pipeline keeps less than it requires",
+            pipeline=pipeline.name,
+            require=least,
+            keeps=computed.label,
+            reasons=list(computed.reasons),
+        )

@@ -1,0 +1,230 @@
+"""Maintenance of a log: abort a version that cannot be staged, and delete the output of losing attempts."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.arguments import integer, text
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.connectors.contract import Sink
+from airflow_provider_streamsem.dedup import STATE, state_files
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.location import on_its_log
+from airflow_provider_streamsem.pipeline.opening import claim_datasets, find_record
+from airflow_provider_streamsem.pipeline.publish import publishing, refuse_conflicts
+from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.protocol import invariants, keys
+from airflow_provider_streamsem.protocol.codec import canonical
+from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
+from airflow_provider_streamsem.protocol.view import Head
+
+logger = telemetry.log_of(__name__)
+
+_NOTED_EACH = 500
+"""The number of versions after which vacuum records its progress. If its task is killed, the next vacuum continues there."""
+_LATE_MS = 86_400_000
+"""How long after a version was closed vacuum inspects it again, in milliseconds. An attempt of the version may still run and write files."""
+
+
+def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) -> Outcome:
+    """
+    Close an open version as an abort (W22). No rows of the version become visible. The next run plans the range of a batch again.
+
+    :returns: the stored outcome. It is a *commit* if an attempt committed the version first
+    :raises InvalidError: the version is not open
+    """
+    integer("version", version, least=0)
+    text("reason", reason)
+    head = log.find_head()
+    if head.plan is None or head.plan.version != version:
+        raise InvalidError(
+            "only the open version can be aborted",
+            given=version,
+            open=None if head.plan is None else head.plan.version,
+            newest_closed=head.closed,
+            waits_for_receipts=head.has_pending_publishes,
+        )
+    stored = log.decide(head, aborting(log, head, reason=reason)).outcome
+    assert stored is not None
+    return stored
+
+
+def aborting(log: CommitLog, head: Head, *, reason: str) -> Outcome:
+    """
+    Build the abort of an open version. It keeps the deduplication state of the outcome before it.
+
+    It takes over the source hint of a batch's plan. For items that were deleted from the source, only the hint records where they ended.
+    """
+    plan, before = head.plan, head.outcome
+    assert plan is not None
+    now_ms = log.clock.now_ms()
+    return Outcome(
+        version=plan.version,
+        result="abort",
+        plan=head.plan_sha,
+        attempt_id=None,
+        schemas={} if before is None else before.schemas,
+        next=invariants.next_after(plan, before=head.next, committed=False),
+        hint=plan.hint if plan.kind == "batch" else head.hint,
+        markers=head.markers,
+        state=None if before is None else before.state,
+        spec=plan.spec if before is None else before.spec,
+        transform="" if before is None else before.transform,
+        decided_at_ms=now_ms,
+        duration_ms=max(0, now_ms - plan.planned_at_ms),
+        reason=reason,
+        nonce=log.clock.new_id(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vacuumed:
+    """
+    What vacuum deleted, or would delete in a dry run.
+
+    :param attempts: ``(sink, version, attempt_id)`` of each attempt; ``state`` in place of the sink for files of the deduplication state
+    :param keys: keys of log objects
+    :param bytes: total size
+    """
+
+    attempts: tuple[tuple[str, int, str], ...]
+    keys: tuple[str, ...]
+    bytes: int
+
+
+@on_its_log
+def vacuum(
+    pipeline: Pipeline, *, dry_run: bool = False, everything: bool = False, log: CommitLog | None = None
+) -> Vacuumed:
+    """
+    Delete the output of losing attempts of closed versions: files, then quarantined records, then manifests (V1 to V3). Also delete the rows that were staged
+    for sinks outside the log, once the receipts exist (V4).
+
+    Vacuum is safe beside running writers. Once a version's outcome exists, no other attempt of the version can win. An attempt that still runs may write more
+    files, which the next vacuum deletes. Vacuum does not inspect versions again that were closed more than a day before an earlier vacuum (V6).
+
+    :param pipeline: the user's own pipeline. Vacuum deletes only in its datasets and its log, never in a location that a stored object names (V5)
+    :param dry_run: delete nothing, and return what would be deleted
+    :param everything: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
+    :param log: default: the log at ``pipeline.log``
+    :raises InvalidError: the location holds no log
+    :raises ConflictError: the log belongs to another pipeline, or a dataset to another log. Nothing was deleted
+    :raises MarkerConflictError: a sink has a version that the log does not have. Nothing was deleted
+    """
+    log = log or open_commit_log(pipeline.log)
+    record = find_record(pipeline, log)
+    if record is None:
+        raise InvalidError("there is no log at this location", log=pipeline.log)
+    head = log.find_head()  # refuses a log that was moved
+    if head.closed < 0:  # no attempt has lost yet, and a first run that died may have left its datasets without a mark
+        return Vacuumed(attempts=(), keys=(), bytes=0)
+    claim_datasets(pipeline, log, record, new=False)
+    refuse_conflicts(pipeline, log, record.pipeline_uuid)
+    locations = [_SinkLocation(pipeline, name) for name in sorted(pipeline.sinks)]
+    end = head.closed if head.has_pending_publishes else head.closed + 1
+    noted = _noted(log)
+    # A log that was restored from an older copy may have fewer versions than the note says.
+    begin = 0 if everything or noted > head.closed + 1 else noted
+    remembered = None if pipeline.dedup is None else state_files(log.store.url)  # in the log that this vacuum reads
+    attempts, stale = [], []
+    size = 0
+    for version in range(begin, head.closed + 1):
+        lost = _Losers(log, version)
+        for location in locations:
+            for attempt_id in location.spent(version, lost):
+                attempts.append((location.name, version, attempt_id))
+                size += location.sink.discard(version, attempt_id, dry_run=dry_run)
+        if remembered is not None:
+            for _, attempt_id in sorted(remembered.attempts(version)):
+                if lost(attempt_id):
+                    attempts.append((STATE, version, attempt_id))
+                    size += remembered.discard(version, attempt_id, dry_run=dry_run)
+        for prefix in (keys.quarantined(version), keys.attempts(version)):
+            for stat in list(log.store.list(prefix)):
+                if lost(_attempt_of(stat.key)[1]):
+                    stale.append(stat.key)
+                    size += stat.bytes
+                    if not dry_run:
+                        log.store.delete(stat.key)
+        if not dry_run and version % _NOTED_EACH == _NOTED_EACH - 1:
+            _note(log, _first_after(log, log.clock.now_ms() - _LATE_MS, begin, min(version + 1, end)))
+    if not dry_run:
+        _note(log, _first_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
+    return Vacuumed(attempts=tuple(attempts), keys=tuple(stale), bytes=size)
+
+
+class _SinkLocation:
+    """A sink of the pipeline, and the test whether vacuum can delete one of its attempts."""
+
+    def __init__(self, pipeline: Pipeline, name: str) -> None:
+        self.name, self.sink = name, pipeline.sinks[name]
+        # Where the sink copies the rows out of the staged files, the staged files are needed only until the receipts exist.
+        self._is_spent = self.sink.publishes and not publishing(pipeline, name).keeps_staged
+        is_table = self.sink.publishes and not self._is_spent
+        self._in_use = cache(publishing(pipeline, name).attempts_in_use) if is_table else set[tuple[int, str]]
+
+    def spent(self, version: int, lost: _Losers) -> Iterator[str]:
+        """The attempts of a closed version that vacuum can delete."""
+        for _, attempt_id in sorted(self.sink.attempts(version)):
+            if lost(attempt_id) and (version, attempt_id) in self._in_use():
+                what = "sink %s: attempt %s of version %d lost by the log, and its files are in the table: vacuum leaves them"
+                logger.warning(what, self.name, attempt_id, version)
+            elif lost(attempt_id) or (self._is_spent and lost.log.receipts(version) is not None):
+                yield attempt_id
+
+
+def _noted(log: CommitLog) -> int:
+    """The version below which an earlier vacuum has inspected all versions. It is a hint: it limits what vacuum inspects, never what vacuum deletes (V6)."""
+    return max((_version_of(key) for key in log.list_keys(keys.VACUUMED, 1)), default=0)
+
+
+def _note(log: CommitLog, below: int) -> None:
+    """Store the note of this version, and delete all other notes."""
+    if below != _noted(log):
+        log.create(keys.vacuumed(below), canonical({"below": below}))
+    for key in log.list_keys(keys.VACUUMED):
+        if _version_of(key) != below:
+            log.store.delete(key)
+
+
+def _version_of(key: str) -> int:
+    return keys.parse_newest_first(key) or 0
+
+
+def _first_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
+    """The first version in ``[begin, end)`` that was closed after ``decided_ms``; ``end`` if there is none."""
+
+    def is_after(version: int) -> bool:
+        found = log.outcome(version)
+        return found is None or found[0].decided_at_ms > decided_ms
+
+    return bisect_left(range(end), True, lo=min(begin, end), key=is_after)
+
+
+def _attempt_of(key: str) -> tuple[int, str]:
+    """Version and attempt id of ``quarantine/<n>/<attempt>/…`` or ``attempts/<n>/<attempt>.json``; version -1 for any other key."""
+    parts = key.split("/")
+    version = keys.position(parts[1]) if len(parts) > 2 and keys.is_relative(key) else None
+    return (-1, "") if version is None else (version, parts[2].removesuffix(".json"))
+
+
+class _Losers:
+    """Tests whether an attempt of a version has lost: an abort or another attempt closed the version. The test reads the outcome (I11)."""
+
+    def __init__(self, log: CommitLog, version: int) -> None:
+        self.log = log
+        self._outcome = cache(lambda: log.outcome(version))
+
+    def __call__(self, attempt_id: str) -> bool:
+        found = self._outcome()
+        return bool(attempt_id) and found is not None and found[0].attempt_id != attempt_id
+
+
+def attempts_of(log: CommitLog, sinks: Mapping[str, Sink], version: int) -> set[str]:
+    """The attempts of a version that still have a manifest, or a location in a dataset."""
+    found = {_attempt_of(key)[1] for key in log.list_keys(keys.attempts(version))}
+    return found.union(*({attempt for _, attempt in sink.attempts(version)} for sink in sinks.values()))

@@ -1,0 +1,216 @@
+"""
+Opens a pipeline on its log: checks the identity, the safety of the store and the immutable fields, and claims the datasets.
+
+Until Plan(0) exists, no spec binds the log, so a user may still correct a path or topic. The create of Plan(0) binds the log to its spec (W13a).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from airflow_provider_streamsem import extras
+from airflow_provider_streamsem.commitlog import doctor
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.connectors.contract import Sink
+from airflow_provider_streamsem.errors import ConflictError, DatasetOwnedError, InvalidError, LogMovedError
+from airflow_provider_streamsem.pipeline.changes import changed_fields, described
+from airflow_provider_streamsem.pipeline.spec import Pipeline, stored_spec
+from airflow_provider_streamsem.protocol.entries import PUBLISH, InitialOffsets, PipelineRecord
+from airflow_provider_streamsem.protocol.offsets import Offsets
+from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.stores.contract import normalised, open_store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A pipeline that was checked against its log. ``head`` comes from a listing, which may lag (W8)."""
+
+    pipeline: Pipeline
+    log: CommitLog
+    record: PipelineRecord
+    head: Head
+    spec: str
+
+
+def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
+    """
+    Open the pipeline's log, or create it if it does not exist.
+
+    :raises InvalidError: a client library is not installed, or ``log`` is not the pipeline's log
+    :raises UnsafeStoreError: the log is new, and its store does not support atomic create-if-absent
+    :raises ConflictError: the log belongs to another pipeline; its versions were planned with other immutable fields; or a dataset belongs to another log
+    """
+    extras.check(pipeline.extras, pipeline=pipeline.name)
+    record = find_record(pipeline, log) or _create(pipeline, log)
+    _check_name(pipeline, record)
+    head = log.find_head()
+    newest = head.outcome or head.plan
+    if newest is None:
+        head = replace(head, initial_offsets=initial_offsets(pipeline, log, fixes=True))
+        if pipeline.spec_sha256 != record.spec:
+            log.put_spec(pipeline.spec_bytes())
+        return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+    settle_spec(pipeline, log, newest.spec, version=newest.version)
+    claim_datasets(pipeline, log, record, new=head.outcome is None)
+    return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+
+
+def find_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord | None:
+    """
+    Read the log's ``pipeline.json``; ``None`` if the log does not exist.
+
+    :raises InvalidError: ``log`` is not the pipeline's log
+    :raises ConflictError: the log belongs to a pipeline of another name
+    """
+    if open_store(pipeline.log).url != log.store.url:
+        raise InvalidError("the log that was given is not the pipeline's", pipeline=pipeline.log, given=log.store.url)
+    record = log.read_pipeline()
+    if record is not None:
+        _check_name(pipeline, record)
+    return record
+
+
+def _check_name(pipeline: Pipeline, record: PipelineRecord) -> None:
+    if record.name != pipeline.name:
+        raise ConflictError(
+            "the log belongs to a pipeline of another name",
+            log=pipeline.log,
+            stored=record.name,
+            stored_uuid=record.pipeline_uuid,
+            given=pipeline.name,
+        )
+
+
+def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
+    """
+    Find the head as a run of the pipeline would, for readers. Writes nothing.
+
+    :raises ConflictError: the log's versions were planned by a spec with other immutable fields
+    """
+    extras.check([pipeline.source.extra], pipeline=pipeline.name)
+    head = log.find_head()
+    newest = head.outcome or head.plan
+    if newest is None:
+        return replace(head, initial_offsets=initial_offsets(pipeline, log, fixes=False))
+    if newest.spec != pipeline.spec_sha256:
+        check_immutable_config(pipeline, log, newest.spec, version=newest.version)
+    return head
+
+
+def initial_offsets(pipeline: Pipeline, log: CommitLog, *, fixes: bool) -> Offsets:
+    """
+    The offsets at which version 0 starts with the pipeline's source, as long as version 0 is not planned.
+
+    :param fixes: store the offsets if no run has stored them, so that later runs with this source start there too
+    """
+    stored = log.initial_offsets(pipeline.source_sha256)
+    if stored is not None:
+        return stored.offsets
+    wanted = InitialOffsets(offsets=pipeline.source.initial_offsets(), nonce=log.clock.new_id())
+    return log.put_initial_offsets(pipeline.source_sha256, wanted).offsets if fixes else wanted.offsets
+
+
+def claim_datasets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *, new: bool) -> None:
+    """
+    Mark the pipeline's datasets as its own, or check that they are marked so. A mark that names an earlier location of the moved log is valid too (M6).
+
+    :param new: no version is closed yet, so a dataset without a mark may be claimed
+    :raises DatasetOwnedError: a dataset belongs to another pipeline or log
+    """
+    for name, sink in pipeline.sinks.items():
+        claim_dataset(name, sink, log, record, url=pipeline.log, new=new)
+
+
+def claim_dataset(name: str, sink: Sink, log: CommitLog, record: PipelineRecord, *, url: str, new: bool) -> None:
+    """
+    Claim the dataset of one sink, as :func:`claim_datasets` does for all.
+
+    :param url: the log's URL, as marks record it
+    """
+    try:
+        sink.claim(record.pipeline_uuid, url, new=new)
+    except DatasetOwnedError as error:
+        marked_log = str(error.fields["marked_log"])
+        is_own = error.fields["marked_uuid"] == record.pipeline_uuid and log.moved(marked_log) is not None
+        if not is_own or not _has_left(marked_log, url):
+            raise DatasetOwnedError(error.summary, pipeline=record.name, sink=name, **error.fields) from error
+
+
+def _has_left(location: str, url: str) -> bool:
+    """
+    Whether no log is in use at ``location``: its log was moved, in one or several moves, to ``url``, or the location holds no log (M6).
+
+    The record of the move in this log is no proof by itself, because a writer of this log could have forged it. So this function reads the other location,
+    which only that location's own writers can change.
+    """
+    seen: set[str] = set()
+    while normalised(location) != normalised(url):
+        if location in seen:
+            return False
+        seen.add(location)
+        there = open_commit_log(location)
+        try:
+            if there.read_pipeline() is None:
+                return True
+            there.confirm_head(there.find_head())
+        except LogMovedError as error:
+            location = str(error.fields["moved_to"])
+        else:
+            return False
+    return True
+
+
+def settle_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int) -> None:
+    """
+    Store the pipeline's spec if it is new. Its immutable fields must equal those of the newest version's spec.
+
+    :param stored: sha256 of the spec of ``version``
+    :raises ConflictError: the immutable fields differ
+    """
+    if pipeline.spec_sha256 == stored:
+        return
+    check_immutable_config(pipeline, log, stored, version=version)
+    log.put_spec(pipeline.spec_bytes())
+
+
+def check_immutable_config(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int) -> None:
+    """
+    Check that the pipeline's immutable fields equal those of the spec of ``version``. Writes nothing.
+
+    :param stored: sha256 of the spec of ``version``
+    :raises ConflictError: the immutable fields differ
+    """
+    before, now = stored_spec(log.read_spec(stored))["immutable_config"], pipeline.immutable_config()
+    if before != now:
+        plan = log.plan(version)
+        raise ConflictError(
+            "the spec's immutable fields differ from those in the log, which are fixed since its first version was planned",
+            log=pipeline.log,
+            pipeline=pipeline.name,
+            fields=changed_fields(before, now),
+            stored=before,
+            given=now,
+            version=version,
+            planned_by="" if plan is None else described(plan[0].run_key),
+        )
+
+
+def _create(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:
+    try:
+        for sink in pipeline.sinks.values():
+            sink.refuse_orphan(pipeline.log)
+    except ConflictError as error:
+        # Another process may have created the log and the mark since this process searched for the log.
+        meanwhile = log.read_pipeline()
+        if meanwhile is None:
+            raise type(error)(error.summary, pipeline=pipeline.name, **error.fields) from error
+        return meanwhile
+    doctor.require_safe(log)
+    record = PipelineRecord(
+        pipeline_uuid=log.clock.new_id(),
+        name=pipeline.name,
+        spec=log.put_spec(pipeline.spec_bytes()),
+        writer_features=(PUBLISH,),
+        nonce=log.clock.new_id(),
+    )
+    return log.create_pipeline(record)

@@ -1,0 +1,88 @@
+"""Plans the next version of a run, before any row is read (PROTOCOL.md, 4.2)."""
+
+from __future__ import annotations
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.connectors.contract import Limits, Planner, SourceEnd
+from airflow_provider_streamsem.errors import InternalError
+from airflow_provider_streamsem.pipeline import report
+from airflow_provider_streamsem.pipeline.opening import Opened
+from airflow_provider_streamsem.protocol import offsets
+from airflow_provider_streamsem.protocol.codec import plain
+from airflow_provider_streamsem.protocol.entries import Plan
+from airflow_provider_streamsem.protocol.procedures import Ready
+from airflow_provider_streamsem.protocol.view import add_counts
+
+logger = telemetry.log_of(__name__)
+
+
+def may_wait(limits: Limits, rows: int, *, since_ms: int | None, now_ms: int) -> bool:
+    """
+    Whether the run leaves these rows for a later run, because there are fewer than ``limits.min_rows`` and ``limits.max_delay_s`` has not elapsed.
+
+    :param rows: estimated number of rows in the cut
+    :param since_ms: start of the delay, in milliseconds: when the newest outcome was created. ``None`` before the first outcome: version 0 is never delayed
+    :param now_ms: the clock reading that the plan records as ``planned_at_ms`` (I13)
+    """
+    if limits.min_rows is None or limits.max_delay_s is None or since_ms is None or rows >= limits.min_rows:
+        return False
+    return now_ms < since_ms + limits.max_delay_s * 1000
+
+
+def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, drain: bool) -> Plan | None:
+    """
+    Make the next plan of a run; ``None`` if the source has nothing new (W15), or if the run leaves its rows for a later run.
+
+    The first plan of a drain freezes the target. Every later plan of the run is cut towards that target (W14, I19).
+
+    :param drain: whether the run continues until the end that the source has at its first plan
+    """
+    clock = opened.log.clock
+    planned_at_ms = clock.now_ms()
+    start = ready.head.next
+    target = ready.target
+    last = ready.head.outcome
+    hint = None if last is None else last.hint
+    end = planner.poll(hint) if target is None else SourceEnd(target)
+    telemetry.emit(telemetry.SourcePolled.at, start, end.offsets)
+    limits = opened.pipeline.limits
+    logger.info("%s", report.lag(start, end.offsets, unit=opened.pipeline.source.unit, is_target=target is not None))
+    if drain and ready.j == 0:
+        target = end.offsets
+    found = planner.slice(start, end, limits, hint, on_data_loss=opened.pipeline.on_data_loss)
+    if found is None:
+        if ready.before is not None and ready.target is not None:
+            raise InternalError(
+                "a drain is below its target but the source gives nothing to read",
+                target=dict(ready.target),
+                next=dict(start),
+            )
+        return None
+    since_ms = None if last is None else last.decided_at_ms
+    if ready.j == 0 and may_wait(limits, found.rows, since_ms=since_ms, now_ms=planned_at_ms):
+        logger.info("%s", report.waiting(found.rows, limits))
+        return None
+    before_plan, before_outcome = ready.before or (None, None)
+    run_counts = dict(before_plan.run_counts) if before_plan else {}
+    if before_outcome is not None and before_outcome.committed:
+        run_counts = add_counts(run_counts, before_outcome.counts)
+    return Plan(
+        version=ready.head.closed + 1,
+        previous=ready.head.outcome_sha,
+        initial_offsets=start if last is None else None,
+        ranges=found.ranges,
+        gaps=found.gaps,
+        pins=plain(found.pins, sparse=True),
+        hint=found.hint,
+        run_key=run_key,
+        j=ready.j,
+        target=target,
+        run_counts=run_counts,
+        run_start=before_plan.run_start
+        if before_plan
+        else {p: offsets.position(start, p) for p in sorted({*start, *(target or {}), *found.ranges})},
+        planned_at_ms=planned_at_ms,
+        spec=opened.spec,
+        transform=opened.pipeline.transform_name,
+        nonce=clock.new_id(),
+    )

@@ -1,0 +1,241 @@
+"""
+Publishes a commit to the sinks outside the log, one after the other, and creates its receipts (PROTOCOL.md, 4.7).
+
+Any process may publish a commit, any number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.arguments import text, text_list
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.connectors.contract import Batch, PublishingSink
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, MarkerConflictError
+from airflow_provider_streamsem.pipeline.location import on_its_log
+from airflow_provider_streamsem.pipeline.opening import Opened, open_pipeline
+from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.protocol.entries import (
+    Claim,
+    Committable,
+    Effects,
+    Marker,
+    Outcome,
+    Receipt,
+    Receipts,
+)
+from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.spark.schema import fields
+
+logger = telemetry.log_of(__name__)
+
+
+class LoggedEffects:
+    """The effects of one version on one sink, stored in the log (:class:`airflow_provider_streamsem.connectors.contract.EffectLedger`)."""
+
+    def __init__(self, log: CommitLog, version: int, sink: str, *, may_close: bool) -> None:
+        self._log, self._version, self._sink = log, version, sink
+        self._nonce = log.clock.new_id()  # each entry to publishing has a new nonce (P4)
+        self.clock = log.clock
+        self.may_close = may_close
+
+    def claim(self, chunk: int, round: int) -> bool:
+        """Claim one round of a chunk. Returns whether this entry may perform the round's effects; no other entry ever may (I17)."""
+        wanted = Claim(version=self._version, sink=self._sink, chunk=chunk, round=round, nonce=self._nonce)
+        return self._log.claim(wanted)
+
+    def known(self, chunk: int, round: int) -> Effects | None:
+        """The recorded effects of one round of a chunk; ``None`` if no entry has recorded them."""
+        return self._log.effects(self._version, self._sink, chunk, round)
+
+    def record(
+        self, chunk: int, round: int, *, done: int, refused: int = 0, unknown: int = 0, skipped: int = 0, left: int = 0
+    ) -> Effects:
+        """Record the effects of one round of a chunk; returns the stored record, which may be that of another entry."""
+        effects = Effects(
+            version=self._version,
+            sink=self._sink,
+            chunk=chunk,
+            done=done,
+            refused=refused,
+            unknown=unknown,
+            skipped=skipped,
+            left=left,
+            round=round,
+            nonce=self._nonce,
+        )
+        return self._log.put_effects(effects)
+
+
+def publish(opened: Opened, head: Head, *, is_own: bool) -> Head:
+    """
+    Publish the head's commit to all sinks outside the log, and create its receipts.
+
+    :param is_own: whether the publishing run planned the commit. Only then may this process close claims of other entries (P5)
+    :returns: the head, which has no pending publishes
+    :raises UnavailableError: a sink gave no clear answer, or an entry of another run has claimed the effects. The batch stays committed
+    :raises PublishError: a sink refuses the batch. The batch stays committed, and later runs cannot plan until it is published or skipped
+    """
+    return _roll_forward(opened, head, may_close=is_own)
+
+
+def _roll_forward(
+    opened: Opened, head: Head, *, may_close: bool, skipped_sinks: tuple[str, ...] = (), reason: str = ""
+) -> Head:
+    """
+    Publish the head's commit, or skip it for some sinks, and create its receipts.
+
+    :param skipped_sinks: the sinks for which a user skips the commit (P7)
+    :param reason: why the user skips them; stored in the receipts
+    """
+    log, outcome = opened.log, head.outcome
+    assert outcome is not None
+    version, began_ms = outcome.version, log.clock.now_ms()
+    answers: dict[str, Receipt] = {}
+    markers = dict(outcome.markers)
+    with telemetry.phase("publish", version=version):
+        for name in outcome.publish:
+            sink = publishing(opened.pipeline, name)
+            effects = LoggedEffects(
+                log, version, name, may_close=may_close and (not skipped_sinks or name in skipped_sinks)
+            )
+            batch = batch_of(opened, outcome, head.outcome_sha, name)
+            receipt = (sink.skip if name in skipped_sinks else sink.publish)(batch, effects)
+            if receipt is None and (stored := log.receipts(version)) is not None:
+                return head.published(stored)
+            if receipt is None and name not in skipped_sinks:
+                found = sink.marker(batch.pipeline_uuid, name)
+                summary = "the sink's marker is above this version, which has no receipts"
+                raise batch.conflict(summary, marker=None if found is None else found.version)
+            receipt = receipt or Receipt(result="skipped", rows=0)  # no publisher can apply a version below the marker
+            logger.info("version %d: sink %s: %s, %d rows", version, name, receipt.result, receipt.rows)
+            answers[name] = receipt
+            if sink.delivery == "exactly_once" and not batch.is_nothing:
+                markers[name] = Marker(version=version, outcome=head.outcome_sha)
+        now_ms = log.clock.now_ms()
+        receipts = Receipts(
+            version=version,
+            outcome=head.outcome_sha,
+            sinks=answers,
+            markers=markers,
+            published_at_ms=now_ms,
+            duration_ms=max(0, now_ms - began_ms),
+            reason=reason,
+            nonce=log.clock.new_id(),
+        )
+        published, stored = log.put_receipts(head, receipts)
+        telemetry.emit(telemetry.Published.by, stored)
+    return published
+
+
+def batch_of(opened: Opened, outcome: Outcome, outcome_sha: str, name: str) -> Batch:
+    """Build the batch that one sink publishes of a commit. For a reprocessing run, it names the rows of the chain that the sink holds now (P3)."""
+    root, stands = _chain(opened.log, outcome, name)
+    return Batch(
+        pipeline_uuid=opened.record.pipeline_uuid,
+        sink=name,
+        version=outcome.version,
+        outcome=outcome_sha,
+        committable=outcome.sinks[name],
+        schema=_plain(outcome.schemas.get(name, "")),
+        root=root,
+        replaced=stands,
+        expected_marker=outcome.markers.get(name),
+    )
+
+
+def current_output(log: CommitLog, version: int, name: str) -> Committable | None:
+    """The rows of a committed version that one sink holds now: those that reprocessing would replace. ``None`` if its whole chain was skipped."""
+    outcome = _outcome(log, version)
+    return _applied(log, outcome, name) or _chain(log, outcome, name)[1]
+
+
+def _chain(log: CommitLog, outcome: Outcome, name: str) -> tuple[int, Committable | None]:
+    """The version at the root of a reprocessing run's chain, and the rows of the chain's earlier commits that one sink holds; ``None`` if it holds none."""
+    stands = None
+    while outcome.replaces is not None:
+        outcome = _outcome(log, outcome.replaces.version)
+        stands = stands or _applied(log, outcome, name)
+    return outcome.version, stands
+
+
+def _outcome(log: CommitLog, version: int) -> Outcome:
+    found = log.outcome(version)
+    if found is None:
+        raise LogDamagedError("a reprocessing run replaces a version without outcome", invariant="I20", version=version)
+    return found[0]
+
+
+def _applied(log: CommitLog, outcome: Outcome, name: str) -> Committable | None:
+    """The rows of a commit in one sink; ``None`` if its receipts do not say *applied*."""
+    receipts = log.receipts(outcome.version)
+    receipt = None if receipts is None else receipts.sinks.get(name)
+    return outcome.sinks.get(name) if receipt is not None and receipt.result == "applied" else None
+
+
+def _plain(schema: str) -> str:
+    if schema:
+        fields(schema)
+    return schema
+
+
+def publishing(pipeline: Pipeline, name: str) -> PublishingSink:
+    """
+    The sink outside the log with this name.
+
+    :raises InvalidError: the pipeline has no such sink
+    """
+    sink = pipeline.sinks.get(name)
+    if sink is None or not sink.publishes:
+        accepted = sorted(name for name, sink in pipeline.sinks.items() if sink.publishes)
+        raise InvalidError("the pipeline has no such sink outside the log", given=name, accepted=accepted)
+    return sink  # type: ignore[return-value]
+
+
+def refuse_conflicts(pipeline: Pipeline, log: CommitLog, pipeline_uuid: str) -> None:
+    """
+    Check that the log has the commits that the sinks' markers name.
+
+    :raises MarkerConflictError: it lacks one: the log was restored from an older copy, or two copies of it are in use
+    :raises MarkerLostError: a sink reports that an older copy of it was restored
+    """
+    for name in pipeline.publishes:
+        found = publishing(pipeline, name).marker(pipeline_uuid, name)
+        stored = None if found is None else log.outcome(found.version)
+        if found is not None and (stored is None or not found.is_of(found.version, stored[1])):
+            what = "the sink's marker is of a commit that this log does not have; nothing was deleted"
+            raise MarkerConflictError(what, sink=name, marker=found.version, pipeline_uuid=pipeline_uuid)
+
+
+@on_its_log
+def skip(
+    pipeline: Pipeline, version: int, *, sink: str | Sequence[str], reason: str, log: CommitLog | None = None
+) -> Receipts:
+    """
+    Skip publishing one version to a sink. Use it for a sink that always refuses the version, or whose effects an entry has claimed that no longer runs (P7).
+
+    The skip writes no rows of the version. It moves the sink's marker to the version, so that a late publisher cannot apply it. The other sinks of the version
+    are published as usual.
+
+    :param sink: the name of a sink, or a list of names
+    :param reason: why the version is skipped; stored in the receipts
+    :returns: the stored receipts. They say *applied* for a sink if a publisher applied the version first
+    :raises InvalidError: the version is not the newest closed one, is not a commit, or has its receipts
+    """
+    text("reason", reason)
+    opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
+    skipped_sinks = (sink,) if isinstance(sink, str) else text_list("sink", sink)
+    for name in skipped_sinks:
+        publishing(pipeline, name)
+    head = opened.log.confirm_head(opened.head)
+    if not head.has_pending_publishes or head.closed != version:
+        raise InvalidError(
+            "only a commit that waits for its receipts can be skipped",
+            given=version,
+            waiting=head.closed if head.has_pending_publishes else None,
+        )
+    _roll_forward(opened, head, may_close=True, skipped_sinks=skipped_sinks, reason=reason)
+    stored = opened.log.receipts(version)
+    assert stored is not None
+    return stored

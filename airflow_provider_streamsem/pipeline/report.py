@@ -1,0 +1,87 @@
+"""Formats the messages that a run writes to the log of its process: for each batch, and one at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from airflow_provider_streamsem.connectors.contract import Limits
+from airflow_provider_streamsem.pipeline import changes
+from airflow_provider_streamsem.pipeline.result import RunResult
+from airflow_provider_streamsem.protocol.entries import Outcome, Plan
+from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length
+
+_PARTITIONS = 6
+"""The number of partitions that a line names before it summarizes the rest."""
+
+
+def lag(start: Offsets, end: Offsets, *, unit: str, is_target: bool) -> str:
+    """Format the lag from the committed offsets to the source's end, or to the target of a drain. Example: ``lag: 3 files in the source``."""
+    where = "to the run's target" if is_target else "in the source"
+    return f"lag: {length(between(start, end)):,} {unit} {where}"
+
+
+def waiting(rows: int, limits: Limits) -> str:
+    """Format the number of rows that a run leaves for a later run."""
+    return f"{rows} rows wait for a later run: limits.min_rows is {limits.min_rows} and limits.max_delay_s {limits.max_delay_s}"
+
+
+def planned(plan: Plan) -> str:
+    """Format a new plan. Example: ``version 12 planned: files [120, 122)``."""
+    return f"version {plan.version} planned: {_what(plan)}"
+
+
+def resumed(plan: Plan, run_key: str) -> str:
+    """
+    Format an open plan that the run did not just create.
+
+    Example: ``version 12 was planned by an earlier try of this run and is not closed: files [120, 122)``.
+    """
+    planner = "an earlier try of this run" if plan.run_key == run_key else f"run {changes.run_id(plan.run_key)}"
+    return f"version {plan.version} was planned by {planner} and is not closed: {_what(plan)}"
+
+
+def _what(plan: Plan) -> str:
+    return (
+        "reprocessing of version " + str(plan.replaces.version) if plan.replaces is not None else _ranges(plan.ranges)
+    )
+
+
+def closed(outcome: Outcome, ms: int) -> str:
+    """Format an outcome. Example: ``version 12 committed in 4.2 s: 5,001 rows read, 4,990 written to orders, 3 filtered, 8 quarantined``."""
+    if not outcome.committed:
+        return f"version {outcome.version} aborted: {outcome.reason}"
+    return f"version {outcome.version} committed in {ms / 1000:.1f} s: {counted(outcome.counts)}"
+
+
+def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
+    """Format the result of a run: what the run did, or that it planned nothing."""
+    run = f"run {changes.run_id(result.run_key)}"
+    others = [str(one.version) for one in result.completed]
+    also = (
+        f"; announces {'versions' if len(others) > 1 else 'version'} {', '.join(others)} of other runs"
+        if others
+        else ""
+    )
+    if result.batches == 0:
+        return f"{run}: nothing was planned{also}"
+    what = f"{result.batches} {'batch' if result.batches == 1 else 'batches'} up to version {result.version}"
+    told = f"{what}, {counted(result.counts)}" if result.counts else f"{what}, none committed"
+    if resumed:
+        return f"{run} was complete already ({told}); nothing was read or written{also}"
+    return f"{run} ended after {ms / 1000:.1f} s: {told}{also}"
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Format row counts. Example: ``5,001 rows read, 4,990 written to orders, 8 quarantined``."""
+    written = [
+        (name.removeprefix("written."), rows) for name, rows in sorted(counts.items()) if name.startswith("written.")
+    ]
+    told = [f"{counts.get('read', 0):,} rows read", *(f"{rows:,} written to {sink}" for sink, rows in written)]
+    told += [f"{counts[name]:,} {name}" for name in ("filtered", "duplicates", "quarantined") if counts.get(name)]
+    return ", ".join(told)
+
+
+def _ranges(ranges: Ranges) -> str:
+    told = [f"{partition} [{start}, {end})" for partition, (start, end) in sorted(ranges.items())]
+    more = len(told) - _PARTITIONS
+    return ", ".join(told if more <= 1 else [*told[:_PARTITIONS], f"and {more} more partitions"]) or "no offsets"

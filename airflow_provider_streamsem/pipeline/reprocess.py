@@ -1,0 +1,207 @@
+"""Reprocesses a committed version from the same ranges, and atomically replaces its output (PROTOCOL.md, 4.6)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.arguments import integer, text
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.engine import Engine
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
+from airflow_provider_streamsem.pipeline.guarantee import guarantee
+from airflow_provider_streamsem.pipeline.location import on_its_log
+from airflow_provider_streamsem.pipeline.maintenance import abort
+from airflow_provider_streamsem.pipeline.opening import Opened, open_pipeline
+from airflow_provider_streamsem.pipeline.publish import current_output, publishing
+from airflow_provider_streamsem.pipeline.result import RunResult, announced, together
+from airflow_provider_streamsem.pipeline.run import Run, run_batch
+from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.protocol import invariants, offsets
+from airflow_provider_streamsem.protocol.entries import Plan, Replaced
+from airflow_provider_streamsem.protocol.procedures import Ready, RunComplete
+from airflow_provider_streamsem.protocol.view import Head, add_counts
+
+logger = telemetry.log_of(__name__)
+
+
+@on_its_log
+def reprocess(
+    pipeline: Pipeline,
+    version: int,
+    *,
+    run_key: str | None = None,
+    engine: Engine | None = None,
+    log: CommitLog | None = None,
+) -> RunResult:
+    """
+    Reprocess a committed version from the same ranges and pins with the current transform, and replace its output.
+
+    The offsets do not change. The replaced files stay in the dataset, so that readers of earlier versions still read them. Like every run, a reprocessing run
+    closes an open version first.
+
+    :param version: a committed version. If reprocessing runs have replaced it already, this run replaces the newest of them
+    :param run_key: names the reprocessing run; the same for its retries. Default: derived from ``version`` and the commit that is replaced
+    :raises InvalidError: the version is not closed, or was aborted; or a sink cannot replace its rows
+    :raises SourceChangedError: the source no longer holds the records that the version read. Nothing changed
+    :raises DataError: the transform cannot process the rows. The reprocessing run is aborted, and nothing became visible
+    """
+    # Without a run key no retry could return the result, so no result might contain the versions that this process records as announced.
+    return _reprocess(pipeline, version, run_key, engine, log, announces=run_key is not None)
+
+
+def _reprocess(
+    pipeline: Pipeline,
+    version: int,
+    run_key: str | None,
+    engine: Engine | None,
+    log: CommitLog | None,
+    *,
+    announces: bool,
+) -> RunResult:
+    integer("version", version, least=0)
+    _refuse_sinks(pipeline)
+    opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
+    # With a stale listing, the default run key could be that of a completed reprocessing run, or an existing version could be refused (W24).
+    opened = replace(opened, head=opened.log.confirm_head(opened.head))
+    if run_key is None:
+        run_key = f"reprocess:{version}:{_current(opened, opened.head, version)}"
+    run = Run(opened, text("run_key", run_key), engine, announces=announces)
+    try:
+        with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
+            logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
+            return run.to_result(partial(_plan_reprocess, opened, version, run_key))
+    except StreamsemError as error:
+        if not error.retryable:
+            _give_up(opened, run_key, error)
+        raise
+
+
+def _refuse_sinks(pipeline: Pipeline) -> None:
+    """Refuse sinks that cannot replace published rows. Called before the run writes anything."""
+    unable = [name for name in pipeline.publishes if not publishing(pipeline, name).can_reprocess]
+    if unable:
+        raise InvalidError(
+            "a reprocessing run replaces rows, and these sinks cannot replace what they have published", sinks=unable
+        )
+
+
+def _give_up(opened: Opened, run_key: str, error: StreamsemError) -> None:
+    """Abort a reprocessing run that no retry can stage. No offset depends on it, and its open version would block every other run (W22)."""
+    head = opened.log.find_head()
+    if head.plan is not None and head.plan.kind == "reprocess" and head.plan.run_key == run_key:
+        abort(
+            opened.log,
+            opened.record,
+            head.plan.version,
+            reason=f"the reprocessing run cannot be staged: {type(error).__name__}",
+        )
+
+
+@on_its_log
+def reprocess_run(
+    pipeline: Pipeline,
+    *,
+    run_key: str,
+    request: str,
+    drain: bool = False,
+    engine: Engine | None = None,
+    log: CommitLog | None = None,
+) -> RunResult:
+    """
+    Reprocess every version that a run committed. If the run is not complete, complete it instead.
+
+    :param run_key: the run whose versions are reprocessed
+    :param request: identifies this request. Repeating a request reprocesses no version twice
+    :returns: the last reprocessing run's version and outcome, the ranges of the run, and the sum of the counts
+    """
+    _refuse_sinks(pipeline)
+    opened_log = log or open_commit_log(pipeline.log)
+    was_answered = _is_answered(opened_log, run_key)
+    result = run_batch(pipeline, run_key=run_key, drain=drain, engine=engine, log=log)
+    if result.status == "empty" or not was_answered:  # the current transform has just produced these commits
+        return result
+    counts: dict[str, int] = {}
+    reprocessed = 0
+    last = result
+    requested = f"{run_key}#{request}:"
+    for version in opened_log.run_versions(run_key):
+        found = opened_log.outcome(version)
+        if found is not None and found[0].committed:
+            last = _reprocess(pipeline, version, f"{requested}{version}", engine, log, announces=False)
+            counts, reprocessed = add_counts(counts, last.counts), reprocessed + 1
+    # Announce once, at the end. A request that fails half-way may never be repeated, so no result would return the versions that it announced.
+    versions, completed = announced(opened_log, last.version)
+    return RunResult(
+        status="committed",
+        pipeline=result.pipeline,
+        log=result.log,
+        run_key=run_key,
+        version=last.version,
+        ranges=result.ranges,
+        counts=counts,
+        batches=reprocessed,
+        outcome=last.outcome,
+        versions=(min(result.versions[0], versions[0]), max(result.versions[1], versions[1])),
+        completed=together([result.completed, [one for one in completed if not one.run_key.startswith(requested)]]),
+    )
+
+
+def _is_answered(log: CommitLog, run_key: str) -> bool:
+    """Whether the run is complete, even if other runs have since left a version open or unpublished."""
+    if log.read_pipeline() is None:
+        return False
+    head = log.find_head()
+    closed = replace(head, plan=None, plan_sha="", has_pending_publishes=False)
+    return isinstance(log.locate(run_key, closed), RunComplete)
+
+
+def _plan_reprocess(opened: Opened, version: int, run_key: str, ready: Ready) -> Plan:
+    """Cut a reprocessing run's plan from the log's state at the head (W24, W25)."""
+    clock = opened.log.clock
+    planned_at_ms = clock.now_ms()
+    current = _current(opened, ready.head, version)
+    plan, outcome = opened.log.plan(current), opened.log.outcome(current)
+    if plan is None or outcome is None:
+        raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=current)
+    reprocessed = Plan(
+        version=ready.head.closed + 1,
+        kind="reprocess",
+        previous=ready.head.outcome_sha,
+        ranges=plan[0].ranges,
+        gaps=plan[0].gaps,
+        pins=plan[0].pins,
+        replaces=Replaced(version=current, counts=outcome[0].counts),
+        run_key=run_key,
+        j=ready.j,
+        run_start=offsets.starts(plan[0].ranges),
+        planned_at_ms=planned_at_ms,
+        spec=opened.spec,
+        transform=opened.pipeline.transform_name,
+        nonce=clock.new_id(),
+    )
+    invariants.check_i20(reprocessed, plan[0], outcome[0])
+    # Check before the plan is created: an open version blocks every other run, and so does a commit that a sink cannot publish.
+    source = opened.pipeline.source
+    source.check_pins(source.read_pins(reprocessed.pins), was_read=False)
+    for name in opened.pipeline.publishes:
+        publishing(opened.pipeline, name).check_reprocess(current_output(opened.log, current, name))
+    return reprocessed
+
+
+def _current(opened: Opened, head: Head, version: int) -> int:
+    """
+    The commit that holds the rows of a version now.
+
+    :raises InvalidError: the version is not closed, or was aborted
+    """
+    found = opened.log.outcome(version) if version <= head.closed else None
+    if found is None or not found[0].committed:
+        raise InvalidError(
+            "only a committed version can be reprocessed",
+            given=version,
+            result="not closed" if found is None else found[0].result,
+            newest_closed=head.closed,
+        )
+    return opened.log.find_current(version, head)

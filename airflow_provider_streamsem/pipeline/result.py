@@ -1,0 +1,176 @@
+"""The result of a run: small, serializable as JSON, and equal to what the log stores (I12)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.pipeline.announcement import (
+    LISTED,
+    Completed,
+    announce_others,
+    announce_run,
+    commits_of_others,
+)
+from airflow_provider_streamsem.pipeline.opening import Opened
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.codec import plain
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.offsets import Ranges, position
+from airflow_provider_streamsem.protocol.procedures import RunComplete
+from airflow_provider_streamsem.protocol.view import Head, add_counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletedVersion:
+    """
+    A committed version of another run that no earlier result announced. Either this run completed it, or its own run failed after the commit.
+
+    :param run_key: run key of the run that planned the version
+    :param ranges: partition → ``[start, end)``
+    :param counts: row counts of this version, as in :class:`RunResult`
+    :param outcome: key of the version's outcome under the log's root
+    """
+
+    version: int
+    run_key: str
+    ranges: Ranges
+    counts: Mapping[str, int]
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """
+    The result of a run.
+
+    :param status: ``committed``: this result announces commits, of this run or in ``completed``. ``empty``: it announces none
+    :param version: the run's last version. If the run committed none: the newest of ``completed``. For an empty run: the newest closed version, -1 before the
+        first
+    :param ranges: partition → ``[start, end)``. For a drain: from its first batch to its last, including batches of other runs in between. Empty if the run
+        planned nothing
+    :param counts: rows over all batches of the run: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``
+    :param batches: the number of versions that the run planned, committed or aborted
+    :param outcome: key of the outcome of ``version`` under the log's root, ``""`` for an empty run
+    :param versions: ``[start, end)``. This result or an earlier one announces every committed version in this range
+    :param completed: versions of other runs that this result announces, in ascending order, at most the newest 20. ``counts`` excludes their rows
+    """
+
+    status: str
+    pipeline: str
+    log: str
+    run_key: str
+    version: int
+    ranges: Ranges
+    counts: Mapping[str, int]
+    batches: int
+    outcome: str
+    versions: tuple[int, int]
+    completed: tuple[CompletedVersion, ...] = ()
+
+    def to_json(self) -> Json:
+        """The result as JSON, small enough for XCom and asset events."""
+        return plain(self)
+
+
+def answer(opened: Opened, answered: RunComplete, run_key: str, *, resumed: bool, announces: bool = True) -> RunResult:
+    """
+    Build the result of a run whose last version is closed.
+
+    :param resumed: whether the run was complete when this process began
+    :param announces: ``False``: another process returns the run's result, and announces the versions of other runs in it
+    """
+    plan, outcome = answered.plan, answered.outcome
+    counts = add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
+    versions = (plan.version, plan.version + 1)
+    completed: tuple[CompletedVersion, ...] = ()
+    if announces:
+        versions, found = announce_run(opened.log, plan, answered.head.closed, resumed=resumed)
+        completed = _completed(found)
+    last = completed[-1].version if completed and not counts else outcome.version
+    return RunResult(
+        status="committed" if counts or completed else "empty",
+        pipeline=opened.pipeline.name,
+        log=opened.pipeline.log,
+        run_key=run_key,
+        version=last,
+        ranges=plan.ranges
+        if plan.target is None
+        else {
+            p: (position(plan.run_start, p), end)
+            for p, end in sorted(outcome.next.items())
+            if end > position(plan.run_start, p)
+        },
+        counts=counts,
+        batches=plan.j + 1,
+        outcome=keys.outcome(last),
+        versions=versions,
+        completed=completed,
+    )
+
+
+def empty(opened: Opened, head: Head, run_key: str, *, announces: bool = True) -> RunResult:
+    """Build the result of a run that found nothing new and planned nothing."""
+    versions = (head.closed + 1, head.closed + 1)
+    completed: tuple[CompletedVersion, ...] = ()
+    if announces:
+        versions, found = announce_others(opened.log, head.closed, run_key)
+        completed = _completed(found)
+    last = completed[-1].version if completed else head.closed
+    return RunResult(
+        status="committed" if completed else "empty",
+        pipeline=opened.pipeline.name,
+        log=opened.pipeline.log,
+        run_key=run_key,
+        version=last,
+        ranges={},
+        counts={},
+        batches=0,
+        outcome=keys.outcome(last) if completed else "",
+        versions=versions,
+        completed=completed,
+    )
+
+
+def with_others(log: CommitLog, result: RunResult, *, before: int, after: int) -> RunResult:
+    """
+    Add the versions of other runs that were committed during the run to the result of a run without announcement. Writes nothing.
+
+    :param before: the newest version that was closed when the run began; -1 if there was none
+    :param after: the newest version that is closed now
+    """
+    completed = _completed(commits_of_others(log, [*range(before + 1, after + 1)], result.run_key))
+    if not completed:
+        return result
+    last = max(result.version, completed[-1].version)
+    return replace(result, status="committed", version=last, outcome=keys.outcome(last), completed=completed)
+
+
+def announced(log: CommitLog, version: int) -> tuple[tuple[int, int], tuple[CompletedVersion, ...]]:
+    """Announce a result whose last version is ``version``, unless it is announced already. Returns its ``versions`` and ``completed``."""
+    plan = log.plan(version)
+    if plan is None:
+        raise LogDamagedError("a closed version lacks its plan", invariant="I2", version=version)
+    versions, found = announce_run(log, plan[0], version, resumed=True)
+    return versions, _completed(found)
+
+
+def together(parts: Iterable[Iterable[CompletedVersion]]) -> tuple[CompletedVersion, ...]:
+    """Merge the completed versions of several results: in ascending order, at most the newest :data:`LISTED`."""
+    found = {one.version: one for part in parts for one in part}
+    return tuple(found[version] for version in sorted(found))[-LISTED:]
+
+
+def _completed(found: Completed) -> tuple[CompletedVersion, ...]:
+    return tuple(
+        CompletedVersion(
+            version=plan.version,
+            run_key=plan.run_key,
+            ranges=plan.ranges,
+            counts=outcome.counts,
+            outcome=keys.outcome(plan.version),
+        )
+        for plan, outcome in found
+    )

@@ -1,0 +1,358 @@
+"""
+Runs a batch or a drain of a pipeline: recover, plan, stage, commit, publish (PROTOCOL.md, 4).
+
+A run may die at any line. It may be started again, also twice concurrently. Every step either reads durable state or creates one object from which any process
+can continue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from airflow_provider_streamsem import dedup, registry, telemetry
+from airflow_provider_streamsem.arguments import flag, text
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.connectors.contract import Compacting, Planner, Source
+from airflow_provider_streamsem.engine import Engine, Job, nothing_produced
+from airflow_provider_streamsem.errors import DataError, RecordsMissingError, SourceChangedError, UnavailableError
+from airflow_provider_streamsem.pipeline import changes, report
+from airflow_provider_streamsem.pipeline.guarantee import guarantee
+from airflow_provider_streamsem.pipeline.location import on_its_log
+from airflow_provider_streamsem.pipeline.maintenance import aborting
+from airflow_provider_streamsem.pipeline.opening import Opened, claim_datasets, open_pipeline, settle_spec
+from airflow_provider_streamsem.pipeline.plan import plan_batch
+from airflow_provider_streamsem.pipeline.publish import publish
+from airflow_provider_streamsem.pipeline.result import RunResult, answer, empty
+from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.protocol import invariants, offsets
+from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
+from airflow_provider_streamsem.protocol.procedures import Open, PendingPublish, Position, Ready, RunComplete, settled
+from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.spark import schema
+
+logger = telemetry.log_of(__name__)
+
+
+@on_its_log
+def run_batch(
+    pipeline: Pipeline,
+    *,
+    run_key: str,
+    drain: bool = False,
+    engine: Engine | None = None,
+    log: CommitLog | None = None,
+    announces: bool = True,
+) -> RunResult:
+    """
+    Run one batch of a pipeline, or, with ``drain``, batches up to the end that the source has when the run's first plan is cut.
+
+    Repeating a completed run with the same ``run_key`` returns its result and does no work. Repeating an interrupted run continues it. A run that finds nothing
+    new plans nothing, so a later run with the same key may find records.
+
+    :param pipeline: the spec
+    :param run_key: identifies the run; the same for its retries and clears
+    :param drain: run several batches, up to a target that the first plan freezes
+    :param engine: default: Spark in this process. The engine starts a session only when it stages a batch
+    :param log: default: the log at ``pipeline.log``
+    :param announces: ``False``: the result announces no versions of other runs, because another process returns the run's result, or because no process
+        repeats the run under its key if it dies
+    :returns: the result, as the log stores it (I12)
+    :raises StreamsemError: see :mod:`airflow_provider_streamsem.errors`; the class says whether a retry can succeed
+    """
+    text("run_key", run_key)
+    flag("drain", drain)
+    with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
+        logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
+        run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key, engine, announces=announces)
+        return run.to_result(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
+
+
+@on_its_log
+def plan_run(
+    pipeline: Pipeline, *, run_key: str, drain: bool = False, log: CommitLog | None = None
+) -> RunResult | None:
+    """
+    Perform only the planning of :func:`run_batch`, for a driver in another process that then continues under the same ``run_key``.
+
+    :returns: the run's result if the run is complete or finds nothing new; ``None`` if a version must be closed or published
+    """
+    text("run_key", run_key)
+    flag("drain", drain)
+    with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
+        run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key)
+        return run.to_open(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
+
+
+class Run:
+    """One run of an opened pipeline. The caller passes the function that plans a version. All other steps are the same for every kind of run."""
+
+    def __init__(self, opened: Opened, run_key: str, engine: Engine | None = None, *, announces: bool = True) -> None:
+        self.opened = opened
+        self.run_key = run_key
+        self.announces = announces
+        self.planner: Planner = opened.pipeline.source.open(
+            opened.log.of_source(opened.pipeline.source.immutable_config()), opened.head.hint
+        )
+        self.engine: Engine = engine or registry.lookup("engines", "spark")()
+
+    def to_result(self, planned: Callable[[Ready], Plan | None]) -> RunResult:
+        """Recover, plan, stage, commit and publish until the run completes."""
+        clock = self.opened.log.clock
+        began_ms = clock.now_ms()
+        result, resumed = self._complete(planned)
+        logger.info("%s", report.ended(result, resumed=resumed, ms=clock.now_ms() - began_ms))
+        return result
+
+    def _complete(self, planned: Callable[[Ready], Plan | None]) -> tuple[RunResult, bool]:
+        """Complete the run. Returns its result, and whether it was complete when this process began."""
+        position: Position = self.opened.log.locate(self.run_key, self.opened.head)
+        resumed = isinstance(position, RunComplete)
+        while not isinstance(position, RunComplete):
+            fresh = False
+            if isinstance(position, Ready):
+                self.opened.pipeline.load_transform()  # fail on an import error before anything is written
+                step = self._plan(position, planned)
+                if step is None:
+                    return empty(self.opened, position.head, self.run_key, announces=self.announces), False
+                position, fresh = step
+            if isinstance(position, Open):
+                position = self.close(position.head, fresh=fresh)
+            elif isinstance(position, PendingPublish):
+                found = self.opened.log.plan(position.head.closed)
+                is_own = found is not None and found[0].run_key == self.run_key
+                head = publish(self.opened, position.head, is_own=is_own)
+                position = self.opened.log.locate(self.run_key, head)
+        return answer(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
+
+    def to_open(self, planned: Callable[[Ready], Plan | None]) -> RunResult | None:
+        """Recover and plan, until the run completes or a version must be closed or published."""
+        position: Position = self.opened.log.locate(self.run_key, self.opened.head)
+        while isinstance(position, Ready):
+            step = self._plan(position, planned)
+            if step is None:
+                return empty(self.opened, position.head, self.run_key)
+            position, _ = step
+        return answer(self.opened, position, self.run_key, resumed=True) if isinstance(position, RunComplete) else None
+
+    def _plan(self, ready: Ready, planned: Callable[[Ready], Plan | None]) -> tuple[Position, bool] | None:
+        """Plan the next version. Returns the run's new position, and whether the store confirmed this process's create (W17). ``None``: nothing to plan."""
+        with telemetry.phase("plan", version=ready.head.closed + 1):
+            plan = planned(ready)
+            if plan is None:
+                return None
+            log, pipeline = self.opened.log, self.opened.pipeline
+            if plan.version == 0:
+                claim_datasets(pipeline, log, self.opened.record, new=True)
+            head, fresh = log.put_plan(ready.head, plan)
+            if head.plan == plan:
+                logger.info("%s", report.planned(plan))
+                changes.report(log, ready.head, plan, pipeline.to_json())
+        if head.plan != plan:
+            if plan.version == 0:  # the log is bound to the winner's spec
+                winner = log.plan(0)
+                assert winner is not None
+                settle_spec(pipeline, log, winner[0].spec, version=0)
+            return self.opened.log.locate(self.run_key, head), False  # lost the create: re-read the log (W12)
+        return Open(head=head), fresh
+
+    def close(self, head: Head, *, fresh: bool) -> Position:
+        """Commit or abort the open version, whichever run planned it, and publish its pending sinks. Returns the new position of this run."""
+        assert head.plan is not None
+        plan, log = head.plan, self.opened.log
+        began_ms = log.clock.now_ms()
+        telemetry.emit(telemetry.Planned.by, plan)
+        if not fresh:
+            logger.info("%s", report.resumed(plan, self.run_key))
+        if plan.spec != self.opened.spec:
+            changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
+        offered = self._offer(head, plan, fresh=fresh)
+        if isinstance(offered, Head):
+            return log.locate(self.run_key, offered)
+        with telemetry.phase("decide", version=plan.version, attempt_id=offered.attempt_id or ""):
+            decided = log.decide(head, offered)
+            assert decided.outcome is not None
+            logger.info("%s", report.closed(decided.outcome, log.clock.now_ms() - began_ms))
+            telemetry.emit(telemetry.VersionClosed.by, plan, offered, decided.outcome)
+        outcome = decided.outcome
+        if decided.has_pending_publishes:
+            decided = publish(self.opened, decided, is_own=plan.run_key == self.run_key)
+        log.write_segments(plan.version, [(outcome, decided.outcome_sha)])
+        if plan.run_key != self.run_key:
+            return log.locate(self.run_key, decided)
+        return settled(decided, plan, outcome)
+
+    def _offer(self, head: Head, plan: Plan, *, fresh: bool) -> Outcome | Head:
+        """Build the outcome that this process proposes for the version. Returns the head instead if another process has closed the version in the meantime."""
+        staged = None if fresh else self._adopt(head)
+        try:
+            staged = staged or self._stage(head, fresh=fresh)
+        except UnavailableError:
+            raise
+        except Exception as error:
+            # If another process has closed the version, vacuum may have deleted the files of this attempt. Then the attempt has lost, not failed (W21).
+            found = self.opened.log.read_head(plan.version)
+            if found is not None and found.plan is None:
+                return found
+            if not isinstance(error, SourceChangedError):
+                raise
+            staged = self._adopt(head)  # another attempt may have staged the records before they changed
+            if staged is None:
+                if not self._gives_up(head, plan, error, fresh=fresh):
+                    raise
+                return self._aborting(head, plan, error)
+        return self._outcome(head, plan, staged)
+
+    def _gives_up(self, head: Head, plan: Plan, error: SourceChangedError, *, fresh: bool) -> bool:
+        """
+        Whether to close the version as an abort (W22).
+
+        Yes for a reprocessing run that another run planned: no offset depends on it. Yes for a batch whose records are missing, if ``on_data_loss`` is
+        ``record_gap``: the next plan records them as a gap. No for a batch that this process planned directly after an abort. Then the source contradicts
+        itself, and each abort would lead to another.
+        """
+        if plan.kind == "reprocess":
+            return plan.run_key != self.run_key
+        again = fresh and head.outcome is not None and not head.outcome.committed
+        return (
+            isinstance(error, RecordsMissingError) and self.opened.pipeline.on_data_loss == "record_gap" and not again
+        )
+
+    def _aborting(self, head: Head, plan: Plan, error: SourceChangedError) -> Outcome:
+        """Build the abort, and log why."""
+        reason = f"{error.summary} {error.fields}"
+        logger.warning("version %d: closing it as an abort: %s", plan.version, reason)
+        return aborting(self.opened.log, head, reason=reason)
+
+    def _adopt(self, head: Head) -> StagedManifest | None:
+        """Find a staged attempt of the open version that is complete (W17): every file exists with the recorded size and checksum."""
+        sinks = self.opened.pipeline.sinks
+        for manifest in self.opened.log.find_staged(head):
+            if (
+                set(manifest.sinks) == set(sinks)
+                and all(sinks[name].is_complete(c) for name, c in manifest.sinks.items())
+                and dedup.is_complete(self.opened.pipeline.log, manifest.state)
+            ):
+                logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
+                telemetry.emit(telemetry.Adopted, version=manifest.version, attempt_id=manifest.attempt_id)
+                return manifest
+        return None
+
+    def _stage(self, head: Head, *, fresh: bool) -> StagedManifest:
+        """Stage a new attempt."""
+        assert head.plan is not None
+        attempt_id = self.opened.log.clock.new_id()
+        logger.info("version %d: staging", head.plan.version)
+        with telemetry.phase("stage", version=head.plan.version, attempt_id=attempt_id):
+            if not fresh:  # otherwise the planner has just inspected these items
+                source = self.opened.pipeline.source
+                source.check_pins(source.read_pins(head.plan.pins), was_read=False)
+            manifest = self._attempt(head, head.plan, attempt_id)
+            telemetry.emit(telemetry.Staged.by, manifest)
+        return manifest
+
+    def _attempt(self, head: Head, plan: Plan, attempt_id: str) -> StagedManifest:
+        """Stage every sink, reconcile, and only then write the manifest (W18)."""
+        log, pipeline = self.opened.log, self.opened.pipeline
+        started_ms = log.clock.now_ms()
+        recorded = {} if head.outcome is None else head.outcome.schemas
+        pins = pipeline.source.read_pins(plan.pins)
+        state, dedup_at_ms = self._dedup_state(head, plan)
+        job = Job(
+            source=pipeline.source,
+            pins=pins,
+            sinks=pipeline.sinks,
+            transform=pipeline.load_transform(),
+            transform_name=pipeline.transform_name,
+            where=pipeline.where,
+            max_quarantined=pipeline.limits.max_quarantined,
+            schemas=recorded,
+            plan=plan,
+            attempt_id=attempt_id,
+            dedup=pipeline.dedup,
+            state=state,
+            dedup_at_ms=dedup_at_ms,
+        )
+        try:
+            # Without pins every offset of the plan is a gap: there is nothing to read.
+            produced = self.engine.stage(job, log) if pins else nothing_produced(pipeline.sinks, state)
+        except DataError:
+            pipeline.source.check_pins(pins, was_read=False)  # an unreadable item may be missing or changed
+            raise
+        pipeline.source.check_pins(pins, was_read=True)
+        _check_as_many(pipeline.source, plan, produced.counts)
+        invariants.check_i14_staged(produced.counts, produced.sinks, handed=produced.handed, rows=pipeline.rows)
+        schemas = schema.evolve(recorded, produced.schemas)
+        manifest = StagedManifest(
+            version=plan.version,
+            attempt_id=attempt_id,
+            plan=head.plan_sha,
+            spec=self.opened.spec,
+            transform=pipeline.transform_name,
+            sinks=produced.sinks,
+            schemas=schemas,
+            quarantine=produced.quarantine,
+            counts=produced.counts,
+            publish=pipeline.publishes,
+            state=produced.state if plan.kind == "batch" else None if head.outcome is None else head.outcome.state,
+            staged_ms=log.clock.now_ms() - started_ms,
+            nonce=log.clock.new_id(),
+        )
+        log.put_staged(manifest)
+        return manifest
+
+    def _dedup_state(self, head: Head, plan: Plan) -> tuple[Json, int]:
+        """The deduplication state before the batch, and the time of its plan in milliseconds. For reprocessing: those of the root of the chain."""
+        if plan.replaces is None:
+            return (None if head.outcome is None else head.outcome.state), plan.planned_at_ms
+        root = self.opened.log.find_root(plan.replaces.version)
+        before = None if root == 0 else self.opened.log.outcome(root - 1)
+        first = self.opened.log.plan(root)
+        return (None if before is None else before[0].state), (first[0] if first else plan).planned_at_ms
+
+    def _outcome(self, head: Head, plan: Plan, staged: StagedManifest) -> Outcome:
+        clock = self.opened.log.clock
+        decided_at_ms = clock.now_ms()
+        return Outcome(
+            version=plan.version,
+            result="commit",
+            plan=staged.plan,
+            attempt_id=staged.attempt_id,
+            sinks=staged.sinks,
+            schemas=staged.schemas,
+            quarantine=staged.quarantine,
+            gaps=plan.gaps,
+            counts=staged.counts if not plan.gaps else {**staged.counts, "gaps": offsets.gap_length(plan.gaps)},
+            replaces=plan.replaces,
+            next=invariants.next_after(plan, before=head.next, committed=True),
+            hint=self._hint(head, plan, staged),
+            publish=staged.publish,
+            markers=head.markers,
+            state=staged.state,
+            spec=staged.spec,
+            transform=staged.transform,
+            decided_at_ms=decided_at_ms,
+            duration_ms=max(0, decided_at_ms - plan.planned_at_ms),
+            nonce=clock.new_id(),
+        )
+
+    def _hint(self, head: Head, plan: Plan, staged: StagedManifest) -> Json:
+        if plan.kind == "reprocess":  # reprocessing does not move the source (W26)
+            return head.hint
+        source = self.opened.pipeline.source
+        return source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts)
+
+
+def _check_as_many(source: Source, plan: Plan, counts: Mapping[str, int]) -> None:
+    """
+    Refuse a reprocessing run that reads fewer records than the version it replaces.
+
+    Compaction may have removed records from the source. The reprocessing run would then delete their rows from the sinks.
+
+    :raises SourceChangedError: the attempt has read fewer records
+    """
+    before = 0 if plan.replaces is None else plan.replaces.counts.get("read", 0)
+    found = counts.get("read", 0)
+    if isinstance(source, Compacting) and found < before:
+        what = "the source no longer holds all that the version read, or is read at another isolation level; nothing changed"
+        raise SourceChangedError(what, version=plan.replaces and plan.replaces.version, read=before, found=found)

@@ -1,0 +1,351 @@
+"""The spec of a pipeline: immutable, validated once, and the same from Python and from TOML."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from airflow_provider_streamsem import arguments, registry
+from airflow_provider_streamsem.connectors.contract import Limits, Sink, Source
+from airflow_provider_streamsem.dedup import Dedup
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.protocol.codec import canonical, plain, read_json, sha256
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.spark import packages
+from airflow_provider_streamsem.spark.packages import Package
+from airflow_provider_streamsem.stores.contract import split_url
+
+NAME = r"[a-z0-9_-]{1,64}"
+TRANSFORM = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
+_AIRFLOW_PREFIX = re.compile(r"^unusual_prefix_[0-9a-f]{40}_")
+"""The prefix that Airflow puts before the module name of a DAG file. It depends on the file's path."""
+LIMITS = ("max_files", "max_bytes", "max_rows", "min_rows")
+LABELS = ("exactly_once", "effectively_once", "at_least_once", "at_most_once")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """
+    The spec of a pipeline: its source, transform, sinks and commit log. One pipeline has one log.
+
+    :param name: ``[a-z0-9_-]{1,64}``. The name is a label; the uuid in the log identifies the pipeline
+    :param log: location of the commit log: ``s3://bucket/prefix``, ``file:///path`` or an absolute path
+    :param log_conn_id: instead of ``log``: a connection of type ``streamsem``. The log is at the connection's root + ``/`` + ``name``
+    :param source: the source of the records
+    :param sinks: sink name → sink. One commit makes the rows of a batch in all file sinks visible; sinks outside the log are published after it
+    :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``, or its name ``"package.module:function"``. Evaluated once per attempt.
+        Absent: rows pass unchanged
+    :param where: SQL predicate over the parsed columns, applied before the transform. Rows for which it is not true are counted as filtered
+    :param rows: ``"filter"`` declares that the transform returns exactly one row for each input row, for every sink. Every attempt then checks that
+        parsed = filtered + duplicates + written. ``"any"``: the pipeline declares nothing about the transform's row count
+    :param dedup: drop records whose id was seen before. The deduplication state is committed with each batch
+    :param limits: upper bounds for one batch
+    :param on_data_loss: ``"fail"``: records that were deleted from the source before they were read stop the pipeline, with an error that names them.
+        ``"record_gap"``: such records are skipped, and the outcome lists them as gaps. A version that was planned with them is aborted, and its range is
+        planned again
+    :param require: the weakest acceptable guarantee. A pipeline with a weaker one is refused
+    :raises InvalidError: an argument is not acceptable, or the computed guarantee is weaker than ``require``
+    """
+
+    name: str
+    log: str = ""
+    source: Source
+    sinks: Mapping[str, Sink]
+    log_conn_id: str | None = None
+    transform: Callable[[Any], Any] | str | None = None
+    where: str | None = None
+    rows: str = "any"
+    dedup: Dedup | None = None
+    limits: Limits = field(default_factory=Limits)
+    on_data_loss: str = "fail"
+    require: str | None = None
+
+    def __post_init__(self) -> None:
+        arguments.text("pipeline name", self.name, pattern=NAME, accepted=NAME)
+        if self.log_conn_id is not None:
+            arguments.text("log_conn_id", self.log_conn_id)
+        if bool(self.log) == (self.log_conn_id is not None):
+            raise InvalidError(
+                "a pipeline must have exactly one of log and log_conn_id",
+                pipeline=self.name,
+                log=self.log,
+                log_conn_id=self.log_conn_id,
+            )
+        if self.log_conn_id is None:
+            split_url(arguments.text("log", self.log))
+        registry.name_of("sources", self.source)
+        if not isinstance(self.sinks, Mapping) or not self.sinks:
+            raise InvalidError(
+                "sinks must map at least one name to a sink", given=type(self.sinks).__name__, pipeline=self.name
+            )
+        for name, sink in self.sinks.items():
+            arguments.text("sink name", name, pattern=NAME, accepted=NAME)
+            registry.name_of("sinks", sink)
+        self._check_locations()
+        if isinstance(self.transform, str):
+            arguments.text("transform", self.transform, pattern=TRANSFORM, accepted="package.module:function")
+        elif self.transform is not None and not callable(self.transform):
+            raise InvalidError(
+                "transform must be a function or its name",
+                given=type(self.transform).__name__,
+                accepted="package.module:function",
+            )
+        if self.where is not None:
+            arguments.text("where", self.where)
+        arguments.choice("rows", self.rows, ("any", "filter"))
+        if self.dedup is not None and not isinstance(self.dedup, Dedup):
+            raise InvalidError("dedup must be a Dedup", given=type(self.dedup).__name__)
+        if not isinstance(self.limits, Limits):
+            raise InvalidError("limits must be a Limits", given=type(self.limits).__name__)
+        unheeded = [
+            name for name in LIMITS if getattr(self.limits, name) is not None and name not in self.source.limits
+        ]
+        if unheeded:
+            raise InvalidError(
+                "this source does not know these limits", given=unheeded, accepted=list(self.source.limits)
+            )
+        arguments.choice("on_data_loss", self.on_data_loss, ("fail", "record_gap"))
+        told = {name: part for name, part in self.without_transform().items() if name != "where"}
+        arguments.without_secrets(f"pipeline {self.name}:", told)
+        if self.require is not None:
+            from airflow_provider_streamsem.pipeline.guarantee import require
+
+            arguments.choice("require", self.require, LABELS)
+            require(self, self.require)
+
+    def _check_locations(self) -> None:
+        locations = {f"sinks.{name}": sink.location for name, sink in self.sinks.items()}
+        if self.log_conn_id is None:
+            locations = {"log": self.log, **locations}
+        if self.source.location is not None:
+            locations["source"] = self.source.location
+        taken: list[tuple[str, tuple[str, str]]] = [(name, split_url(url)) for name, url in locations.items()]
+        for at, (name, (scheme, path)) in enumerate(taken):
+            for other, (other_scheme, other_path) in taken[:at]:
+                nested = f"{path}/".startswith(f"{other_path}/") or f"{other_path}/".startswith(f"{path}/")
+                if scheme == other_scheme and nested:
+                    raise InvalidError(
+                        "the log, the source and each dataset need a location of their own, none inside another",
+                        given={other: locations[other], name: locations[name]},
+                    )
+
+    def replace(self, **changes: Any) -> Pipeline:
+        """Copy the pipeline with some arguments changed. The copy is validated again."""
+        arguments.known_keys("Pipeline.replace", changes, [f.name for f in dataclasses.fields(self)])
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def transform_name(self) -> str:
+        """``package.module:function``; ``""`` without a transform. For a function of a DAG file, the module is the file's name without its path."""
+        if self.transform is None or isinstance(self.transform, str):
+            return self.transform or ""
+        return f"{_AIRFLOW_PREFIX.sub('', self.transform.__module__)}:{self.transform.__qualname__}"
+
+    @property
+    def publishes(self) -> tuple[str, ...]:
+        """Names of the sinks outside the log, in the order in which they are published."""
+        return tuple(name for name, sink in sorted(self.sinks.items()) if sink.publishes)
+
+    def immutable_config(self) -> Json:
+        """The immutable fields, which must not change under one log: the source's identity, the datasets and the dedup keys."""
+        kept = {
+            "source": self.source.immutable_config(),
+            "sinks": {name: sink.immutable_config() for name, sink in self.sinks.items()},
+        }
+        return kept if self.dedup is None else {**kept, "dedup": list(self.dedup.keys)}
+
+    def to_json(self) -> Json:
+        """The spec as JSON; the same structure as the TOML form, with ``immutable_config`` added."""
+        return {
+            "format": 1,
+            "name": self.name,
+            "log": self.log,
+            **({} if self.log_conn_id is None else {"log_conn_id": self.log_conn_id}),
+            "transform": self.transform_name,
+            "where": self.where,
+            "rows": self.rows,
+            "source": _arguments("sources", self.source),
+            "sinks": {name: _arguments("sinks", sink) for name, sink in self.sinks.items()},
+            **({} if self.dedup is None else {"dedup": plain(self.dedup)}),
+            "limits": plain(self.limits),
+            "on_data_loss": self.on_data_loss,
+            "require": self.require,
+            "immutable_config": self.immutable_config(),
+        }
+
+    def without_transform(self) -> Json:
+        """The JSON from which :func:`from_json` builds an equal pipeline, except for the transform, which may be a function."""
+        return {name: part for name, part in self.to_json().items() if name not in ("immutable_config", "transform")}
+
+    def spec_bytes(self) -> bytes:
+        """Canonical JSON of the spec."""
+        return canonical(self.to_json())
+
+    @property
+    def spec_sha256(self) -> str:
+        """The sha256 by which plans and outcomes name this spec."""
+        return sha256(self.spec_bytes())
+
+    @property
+    def source_sha256(self) -> str:
+        """The sha256 of the source's arguments, by which the log stores the initial offsets."""
+        return sha256(canonical(_arguments("sources", self.source)))
+
+    @property
+    def spark_packages(self) -> list[Package]:
+        """The additional packages that Spark needs for this pipeline."""
+        return packages.needed(self.source, self.sinks, self.dedup, self.log)
+
+    @property
+    def extras(self) -> list[str]:
+        """The extras of this distribution that install the client libraries for this pipeline, sorted."""
+        return sorted({self.source.extra, *(sink.extra for sink in self.sinks.values())} - {""})
+
+    def load_transform(self) -> Callable[[Any], Any]:
+        """
+        Return the transform as a function, which is imported if the spec gives its name.
+
+        :raises InvalidError: the module or function does not exist, or cannot be imported
+        """
+        if self.transform is None:
+            return lambda frame: frame
+        if callable(self.transform):
+            return self.transform
+        module_name, _, qualified = self.transform.partition(":")
+        try:
+            found: Any = import_module(module_name)
+            for part in qualified.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            what = "the transform cannot be imported"
+            raise InvalidError(what, given=self.transform, pipeline=self.name, reason=reason) from error
+        if not callable(found):
+            raise InvalidError(
+                "the transform's name is not that of a function", given=self.transform, pipeline=self.name
+            )
+        return found  # type: ignore[no-any-return]
+
+
+def _arguments(kind: registry.Kind, part: Any) -> Json:
+    """The arguments of a source or sink in the structure of the TOML form."""
+    return {"type": registry.name_of(kind, part), **(part.to_json() if hasattr(part, "to_json") else plain(part))}
+
+
+def from_json(spec: Mapping[str, Any], *, where: str = "the spec") -> Pipeline:
+    """
+    Build a pipeline from the structure of :meth:`Pipeline.to_json` or of a TOML file.
+
+    :param where: the file's name in errors
+    :raises InvalidError: an unknown or missing key, or an argument that its class refuses
+    """
+    arguments.known_keys(where, spec, [f.name for f in dataclasses.fields(Pipeline)] + ["format", "immutable_config"])
+    given = {
+        key: value for key, value in spec.items() if key not in ("format", "immutable_config") and value is not None
+    }
+    given["source"] = _build("sources", given.get("source"), f"{where} [source]")
+    sinks = given.get("sinks")
+    if not isinstance(sinks, Mapping):
+        raise InvalidError(f"{where} must have a table [sinks.<name>] for each sink", given=type(sinks).__name__)
+    given["sinks"] = {name: _build("sinks", sink, f"{where} [sinks.{name}]") for name, sink in sinks.items()}
+    if "dedup" in given:
+        given["dedup"] = _call(Dedup, given["dedup"], f"{where} [dedup]")
+    if "limits" in given:
+        given["limits"] = _call(Limits, given["limits"], f"{where} [limits]")
+    given["transform"] = given.get("transform") or None
+    return _call(Pipeline, given, where)  # type: ignore[no-any-return]
+
+
+def _build(kind: registry.Kind, given: object, where: str) -> Any:
+    if not isinstance(given, Mapping) or not isinstance(given.get("type"), str):
+        raise InvalidError(f"{where} must be a table with a `type`", accepted=registry.names(kind))
+    return _call(registry.lookup(kind, given["type"]), {k: v for k, v in given.items() if k != "type"}, where)
+
+
+def _call(cls: Any, given: object, where: str) -> Any:
+    if not isinstance(given, Mapping):
+        raise InvalidError(f"{where} must be a table", given=type(given).__name__)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    arguments.known_keys(where, given, fields)
+    missing = [
+        n
+        for n, f in fields.items()
+        if n not in given and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise InvalidError(f"{where} lacks arguments", missing=missing)
+    return cls(**given)
+
+
+def load_pipeline(path: str) -> Pipeline:
+    """
+    Load a pipeline from a TOML file.
+
+    :raises InvalidError: the file cannot be read, is not TOML, or does not describe a pipeline
+    """
+    spec = _document(path)
+    spark_settings(spec.pop("spark_conf", {}), where=f"{path} [spark_conf]")
+    return from_json(spec, where=path)
+
+
+def load_spark_conf(path: str) -> dict[str, str]:
+    """
+    Load the table ``[spark_conf]`` of a pipeline file: setting → value. The table is not part of the spec and is never stored.
+
+    :raises InvalidError: the file cannot be read or is not TOML, or a value is not a string, integer or boolean
+    """
+    return spark_settings(_document(path).get("spark_conf", {}), where=f"{path} [spark_conf]")
+
+
+def spark_settings(given: object, *, where: str) -> dict[str, str]:
+    """Flatten Spark settings from TOML. A dotted name may be quoted; without quotes TOML parses it as nested tables."""
+    if not isinstance(given, Mapping):
+        raise InvalidError(f"{where} must be a table", given=type(given).__name__)
+    found: dict[str, str] = {}
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{rest}": text for rest, text in spark_settings(value, where=where).items()}
+        elif isinstance(value, (str, int)):
+            found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        else:
+            raise InvalidError(f"{where} must hold texts, integers and booleans", name=name, given=type(value).__name__)
+    return found
+
+
+def _document(path: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        with open(path, "rb") as file:
+            spec = tomllib.load(file)
+    except OSError as error:
+        raise InvalidError(
+            "the pipeline file cannot be read", path=path, reason=os.strerror(error.errno or 0)
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidError("the pipeline file is not TOML", path=path, reason=str(error).split("\n")[0]) from error
+    return spec
+
+
+def stored_spec(data: bytes) -> dict[str, Any]:
+    """
+    Parse a stored spec as plain data.
+
+    No caller may build a pipeline from it (R7). Otherwise, anyone who can write to the log could choose what runs, where, and with which credentials.
+
+    :raises LogDamagedError: the bytes are not the JSON of a spec
+    """
+    spec = read_json(data, "specs/")
+    if not isinstance(spec, dict) or not all(
+        isinstance(spec.get(name), dict) for name in ("sinks", "immutable_config")
+    ):
+        raise LogDamagedError("the log's spec is not one", invariant="I1")
+    return spec

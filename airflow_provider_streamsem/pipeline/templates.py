@@ -1,0 +1,125 @@
+"""
+Renders templates in a spec, such as ``{{ run_id }}`` in a path. This module does not import Airflow: a task passes its Jinja environment.
+
+The log stores the rendered spec. So a template must not read connections and variables, where deployments keep secrets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.spec import Pipeline, from_json
+
+_SECRET_SOURCES = {"conn", "var"}
+
+
+def holds_templates(pipeline: Pipeline) -> bool:
+    """Whether any string in the spec is a template."""
+    return _is_template(json.dumps(pipeline.to_json()))
+
+
+def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
+    """
+    Refuse templates that could put secrets into the spec. Inspects the names that the templates use, before any is rendered.
+
+    The predicate ``where`` must not hold a template. A run reads all new records, whatever its logical date is. A predicate on the run's date would drop the
+    records of other days permanently. In addition, text that the user who triggers a run can choose would be executed as SQL, which can call Java methods.
+
+    :param environment: the Jinja environment that renders the templates; default: an environment with Jinja's own delimiters
+    :raises InvalidError: a template reads a connection or a variable, is not valid Jinja, or is in ``where``
+    """
+    if pipeline.where is not None and _is_template(pipeline.where):
+        raise InvalidError(
+            "the predicate `where` holds a template. Each record is read by one run, whatever its date is: records that the predicate of that run drops are "
+            "not read again",
+            pipeline=pipeline.name,
+            given=pipeline.where,
+            accepted="a predicate that is the same in every run; compute what depends on the record in the transform",
+        )
+    texts = [text for text in _texts(pipeline.without_transform()) if _is_template(text)]
+    if not texts:
+        return
+    from jinja2 import Environment, TemplateSyntaxError, meta
+
+    environment = environment or Environment()
+    for text in texts:
+        try:
+            used = meta.find_undeclared_variables(environment.parse(text))
+        except TemplateSyntaxError as error:
+            raise InvalidError("a template of the pipeline is not Jinja", pipeline=pipeline.name, given=text) from error
+        if used & _SECRET_SOURCES:
+            raise InvalidError(
+                "a template of a pipeline must not read connections and variables: what it gives would be stored in the log, for whoever may read that",
+                pipeline=pipeline.name,
+                given=text,
+                accepted="conn_id= and log_conn_id= for what is secret or differs between deployments; run_id, ds, params, … in templates",
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
+
+def rendered(pipeline: Pipeline, environment: Any, context: Mapping[str, Any], *, where: str) -> Pipeline:
+    """
+    Return a copy of the pipeline with its templates rendered. The original stays unchanged, because every run in a DAG's process uses the same object.
+
+    :param environment: a Jinja environment whose templates render to strings
+    :param context: name → value, for the templates
+    :param where: the pipeline's name in errors
+    :raises InvalidError: a template uses a value that this run does not have, or the rendered spec is not valid
+    """
+    if not holds_templates(pipeline):
+        return pipeline
+    refuse_secrets(pipeline, environment)
+    from jinja2 import StrictUndefined, meta
+
+    of_values = environment.overlay(finalize=_some_value, undefined=StrictUndefined)
+
+    def render(text: str) -> str:
+        try:
+            for name in meta.find_undeclared_variables(of_values.parse(text)):
+                _some_value(context.get(name, ""))
+            return str(of_values.from_string(text).render(context))
+        except Exception as error:
+            raise InvalidError(
+                "a template of the pipeline has no value in this run",
+                pipeline=pipeline.name,
+                given=text,
+                problem=f"{type(error).__name__}: {error}",
+            ).advising(
+                "use a value that every run has: a run that an asset event started has no `ds` and no data interval, and a first run has none before it. "
+                "Nothing was read or written."
+            ) from error
+
+    return from_json(_rendered(pipeline.without_transform(), render), where=where).replace(transform=pipeline.transform)
+
+
+class _NoValueError(Exception):
+    """An expression in a template evaluates to ``None``."""
+
+
+def _some_value(value: Any) -> Any:
+    """Refuse ``None``, which Jinja renders as "None". Airflow passes some values as proxies, whose ``None`` shows only in their string form."""
+    if not isinstance(value, str) and str(value) == "None":
+        raise _NoValueError("an expression is None")
+    return value
+
+
+def _is_template(text: str) -> bool:
+    return "{{" in text or "{%" in text
+
+
+def _rendered(value: Any, render: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return render(value) if _is_template(value) else value
+    if isinstance(value, dict):
+        return {key: _rendered(item, render) for key, item in value.items()}
+    return [_rendered(item, render) for item in value] if isinstance(value, list) else value

@@ -1,1 +1,0 @@
-"""Sources: where records come from. One file each; :mod:`contract` says what a source must keep."""

@@ -1,0 +1,451 @@
+"""
+The Spark engine. One Spark session serves all batches of a process; the first batch that needs it starts it.
+
+Each batch runs in a clone of the session. The row counts depend on the settings of the clone, which must not leak into the user's session, nor the user's
+settings into the clone. This module imports pyspark only when a session is first requested.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from threading import Event
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from airflow_provider_streamsem import arguments, telemetry
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connections import Connection
+from airflow_provider_streamsem.connectors.files.source import FilesSource
+from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
+from airflow_provider_streamsem.engine import Job, Produced
+from airflow_provider_streamsem.errors import (
+    UNREADABLE_FILE,
+    DataError,
+    InvalidError,
+    StageError,
+    StoreRefusedError,
+    StreamsemError,
+)
+from airflow_provider_streamsem.spark import causes, packages, versions
+from airflow_provider_streamsem.spark.packages import Package
+from airflow_provider_streamsem.stores import s3
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS = {
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # In mode LEGACY, Spark writes dates before 1582 in the Julian calendar and marks the file. Only Spark reads that mark.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
+    # An empty string is not a number. If the setting is true, Spark reads it as null.
+    "spark.sql.legacy.json.allowEmptyString.enabled": "false",
+    # If the setting is true, a quoted name is a regular expression, which may match no column or several.
+    "spark.sql.parser.quotedRegexColumnNames": "false",
+    # By default, Spark starts a job to list more than 32 paths. The planner has listed them already.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
+    # Spark 4.1: if a retried shuffle gives different rows, Spark reruns all stages that depend on it, instead of mixing two results.
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
+}
+
+_HADOOP = "spark.hadoop."
+_REST = re.compile("[/;?]")
+_REFUSAL = re.compile(
+    r"(AccessControlException|AccessDeniedException|ParentNotDirectoryException|UnknownStoreException|Mkdirs failed to create)[^\n]{0,200}"
+)
+"""The exceptions that Hadoop's file systems raise where a retry cannot succeed, with the location."""
+_OF_THE_DATA = ("CAST_INVALID_INPUT", "NUMERIC_VALUE_OUT_OF_RANGE", "DIVIDE_BY_ZERO", "CANNOT_MERGE_SCHEMAS")
+
+
+class SparkEngine:
+    """
+    Stages batches in a Spark session of this process: classic PySpark in client mode, or Spark Connect.
+
+    :param master: the Spark master. Used only if the process has no Spark session yet; otherwise the engine uses the existing session with its settings
+    :param remote: ``sc://host:port`` of a Spark Connect server, instead of a master. All Spark sessions of the process then use Spark Connect
+    :param conf: settings for a session that the engine starts
+    :param packages: ``"auto"``: a session that the engine starts loads the packages that the pipeline needs, from Maven Central or
+        ``spark.jars.repositories``. ``None``: the packages are on Spark's class path, or ``conf`` names them
+    :param logs_to_stdout: let the JVM log to standard output. Airflow shows a task's standard error as errors
+    :raises InvalidError: an argument is not acceptable
+    """
+
+    def __init__(
+        self,
+        *,
+        master: str = "local[*]",
+        remote: str | None = None,
+        conf: Mapping[str, str] | None = None,
+        packages: str | None = None,
+        logs_to_stdout: bool = False,
+    ) -> None:
+        self._master = arguments.text("spark master", master)
+        if remote is not None and not remote.startswith("sc://"):
+            raise InvalidError("a Spark Connect server is named by a URL", accepted="sc://host:port")
+        self._remote = remote
+        given = arguments.options("spark conf", conf or {})
+        secret = arguments.secret_settings(given)
+        self._secret = {name: given[name] for name in secret}
+        self._conf = given if remote is not None else {n: v for n, v in given.items() if n not in secret}
+        self._adds_packages = packages is not None and arguments.choice("spark_packages", packages, ("auto",)) == "auto"
+        if self._adds_packages and remote is not None:
+            raise InvalidError(
+                'spark_packages="auto" cannot add packages to a Spark Connect server: start the server with them'
+            )
+        self._logs_to_stdout = logs_to_stdout
+        self._cancelled = Event()
+        self._interrupt: Callable[[], None] | None = None
+        self._application: telemetry.SparkStarted | None = None
+
+    def session(self, needed: Sequence[Package] = ()) -> SparkSession:
+        """
+        Return the session of this process. Starts one if there is none, or if its JVM has died.
+
+        :param needed: the packages that a new session loads, if this engine adds packages
+        :raises InvalidError: pyspark is not installed; pyspark and pyspark-client have different versions; or only the Spark Connect client is installed and
+            no server is given
+        :raises StageError: Spark did not start
+        """
+        versions.check()
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise executors use the first python3 on the PATH
+        return self._classic_session(needed) if self._remote is None else self._remote_session(self._remote)
+
+    def _classic_session(self, needed: Sequence[Package]) -> SparkSession:
+        try:
+            from pyspark.core.context import SparkContext  # noqa: F401
+            from pyspark.sql import SparkSession
+        except ImportError as error:
+            raise InvalidError(
+                "classic pyspark is not installed", accepted="pip install 'airflow-provider-streamsem[spark]'"
+            ) from error
+        from airflow_provider_streamsem.spark import gateway
+
+        gateway.forget_dead_jvm()
+        builder = SparkSession.builder
+        if SparkSession.getActiveSession() is None:
+            builder = builder.appName("streamsem").master(self._master)
+            quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+            conf = packages.added(self._conf, needed) if self._adds_packages else self._conf
+            for key, value in {**quiet, **_s3a_settings(), **conf}.items():
+                builder = builder.config(key, value)
+            if late := [name for name in self._secret if not name.startswith(_HADOOP)]:
+                raise InvalidError(
+                    "settings hold secrets, and the command line of Spark's JVM is visible in process lists; nothing was staged",
+                    given=late,
+                    accepted="spark-defaults.conf in SPARK_CONF_DIR",
+                )
+        if SparkSession.getActiveSession() is None and _java() is None:
+            raise InvalidError(
+                "Java was not found, and Spark needs it; nothing was staged",
+                java_home=os.environ.get("JAVA_HOME", ""),
+                accepted="Java 17 or 21: on the PATH, or with JAVA_HOME set to its directory, for the process that runs the task",
+            )
+        try:
+            starts = SparkSession.getActiveSession() is None
+            with _stderr_as_stdout() if starts and self._logs_to_stdout else nullcontext():
+                return builder.getOrCreate()
+        except Exception as error:
+            if self._cancelled.is_set():
+                raise StageError(
+                    "the task was ended while Spark started; nothing was staged, and the version stays open"
+                ) from None
+            raise StageError("Spark did not start; nothing was staged", master=self._master).advising(
+                "read what Spark says above, correct the master, the settings or the memory of the process, and run again."
+            ) from error
+
+    def _remote_session(self, remote: str) -> SparkSession:
+        try:
+            from pyspark.sql import SparkSession
+            from pyspark.sql.connect import client  # noqa: F401
+        except ImportError as error:
+            raise InvalidError(
+                "the Spark Connect client is not installed", accepted="pip install pyspark-client"
+            ) from error
+        try:
+            builder = SparkSession.builder.remote(remote)
+            for key, value in self._conf.items():
+                builder = builder.config(key, value)
+            return builder.getOrCreate()
+        except Exception as error:
+            # The URL may contain a token, and so may the client's error message.
+            server = _REST.split(remote.removeprefix("sc://"))[0]
+            raise StageError(
+                "no session on the Spark Connect server; nothing was staged", server=server, error=type(error).__name__
+            ) from None
+
+    def stage(self, job: Job, log: CommitLog) -> Produced:
+        """Stage one attempt in a clone of the session."""
+        needed = packages.needed(job.source, job.sinks, job.dedup, log.store.url)
+        user_session = self.session(needed)
+        from airflow_provider_streamsem.spark import shipping, staging
+
+        inspect: Any
+        settings = dict(SETTINGS)
+        if self._remote is None:
+            from airflow_provider_streamsem.spark import gateway
+
+            inspect = gateway
+            lacking = [package for package in needed if not gateway.contains(user_session, package.contains)]
+            if lacking:
+                raise InvalidError(
+                    "Spark lacks packages that the pipeline needs; nothing was staged, and the version stays open",
+                    packages=packages.coordinates(lacking) or [package.coordinates for package in lacking],
+                ).advising(
+                    'set spark_packages="auto" (command: --spark-packages auto), or add the packages to '
+                    f"{packages.SETTING} in spark_conf (--spark-conf), or put the jars on Spark's class path; then run again."
+                )
+            settings |= _access_settings(s3.access())
+            settings |= {n.removeprefix(_HADOOP): value for n, value in self._secret.items() if n.startswith(_HADOOP)}
+            telemetry.emit(self._found, user_session)
+        else:
+            # A Spark Connect server has its own credentials. It may log the settings of a session, and does not report the URL of its UI.
+            from airflow_provider_streamsem.spark import remote
+
+            inspect = remote
+        try:
+            with causes.quiet(), shipping.by_value(), inspect.cloned(user_session, settings) as session:
+                with self._interruptible(inspect, session, f"streamsem-{job.attempt_id}"):
+                    return staging.Staging(session, inspect, job, log).run()
+        except StreamsemError:
+            raise
+        except Exception as error:
+            is_analysis = type(error).__name__ == "AnalysisException"
+            raise _translated(error, job) from (causes.short(error) if is_analysis else error)
+
+    @contextmanager
+    def _interruptible(self, inspect: Any, session: SparkSession, tag: str) -> Iterator[None]:
+        with inspect.tagged(session, tag):
+            self._interrupt = partial(inspect.interrupt, session, tag)
+            try:
+                if self._cancelled.is_set():
+                    raise StageError("the task was ended; nothing was staged")
+                yield
+            finally:
+                self._interrupt = None
+
+    def cancel(self) -> None:
+        """
+        Cancel the Spark jobs of the current attempt, and refuse further attempts. The version stays open.
+
+        Call it from a thread other than the staging thread, whose connection to the JVM is blocked until the JVM responds.
+        """
+        self._cancelled.set()
+        interrupt = self._interrupt
+        if interrupt is not None:
+            interrupt()
+
+    def _found(self, session: SparkSession) -> telemetry.SparkStarted:
+        """Build the event that names the Spark application. The session is queried once, and only if a listener is registered."""
+        if self._application is None:
+            context = session.sparkContext
+            self._application = telemetry.SparkStarted(application_id=context.applicationId, ui=context.uiWebUrl or "")
+        return self._application
+
+
+def _java() -> str | None:
+    """The path of the Java executable that Spark's launcher would start; ``None`` if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which(os.path.join(home, "bin", "java") if home else "java")
+
+
+@contextmanager
+def _stderr_as_stdout() -> Iterator[None]:
+    """Redirect standard error to standard output for processes that are started while the block runs."""
+    # The reader of the pipe may have exited, such as the supervisor of a task that Airflow has given up.
+    with suppress(OSError):
+        sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        os.dup2(1, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def engine_of(
+    found: Connection,
+    conf: Mapping[str, str] | None = None,
+    *,
+    packages: str | None = None,
+    logs_to_stdout: bool = False,
+) -> SparkEngine:
+    """
+    Create the engine that a connection describes.
+
+    :param found: a connection of type ``spark`` (host and port form the master, as in Airflow's Spark provider) or ``spark_connect`` (login: user id,
+        password: token)
+    :param conf: further settings, as in :class:`SparkEngine`
+    :raises InvalidError: the connection has no host, or requests cluster deploy mode
+    """
+    if not found.host:
+        raise InvalidError("a spark connection must have a host", conn_id=found.conn_id, conn_type=found.conn_type)
+    if found.conn_type == "spark_connect":
+        host = found.host if "://" in found.host else f"sc://{found.host}"
+        given = {
+            "user_id": found.login,
+            "token": found.password,
+            "use_ssl": str(found.extra.get("use_ssl", "")).lower(),
+        }
+        words = [f"{name}={quote(value, safe='')}" for name, value in given.items() if value]
+        address = f"{host}:{found.port}" if found.port else host
+        return SparkEngine(remote=f"{address}/;{';'.join(words)}" if words else address, conf=conf, packages=packages)
+    if found.extra.get("deploy-mode") == "cluster":
+        raise InvalidError(
+            "the driver of a batch is the task's own process",
+            conn_id=found.conn_id,
+            given="deploy-mode cluster",
+            accepted="client",
+        )
+    whole = "://" in found.host or (found.conn_type == "spark" and not found.port)
+    master = found.host if whole else f"{found.conn_type}://{found.host}"
+    settings = {
+        name: str(found.extra[key])
+        for key, name in (("queue", "spark.yarn.queue"), ("namespace", "spark.kubernetes.namespace"))
+        if found.extra.get(key)
+    }
+    address = f"{master}:{found.port}" if found.port else master
+    settings |= conf or {}
+    return SparkEngine(master=address, conf=settings, packages=packages, logs_to_stdout=logs_to_stdout)
+
+
+def _s3a_settings() -> dict[str, str]:
+    """
+    S3A settings from the environment variables that give boto3 its S3 endpoint and region.
+
+    They contain no credentials: S3A's own credential chain reads the same variables as boto3.
+    """
+    settings: dict[str, str] = {}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        settings |= {"spark.hadoop.fs.s3a.endpoint": endpoint, "spark.hadoop.fs.s3a.path.style.access": "true"}
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region:
+        settings["spark.hadoop.fs.s3a.endpoint.region"] = region
+    return settings
+
+
+def _access_settings(given: s3.S3Access) -> dict[str, str]:
+    """S3A settings for the current S3 access. They are set in the attempt's session, so that no command line and no other session contains them."""
+    settings = {
+        "fs.s3a.endpoint": given.endpoint_url,
+        "fs.s3a.path.style.access": "true" if given.endpoint_url else None,
+        "fs.s3a.endpoint.region": given.region_name,
+        "fs.s3a.access.key": given.access_key_id,
+        "fs.s3a.secret.key": given.secret_access_key,
+        "fs.s3a.session.token": given.session_token,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _translated(error: Exception, job: Job) -> StreamsemError:
+    """
+    Translate a failure inside Spark into an error for the user.
+
+    The Spark exception is chained and its message is not quoted, because the message may contain values of records. Paths are quoted.
+    """
+    version = job.plan.version
+    conditions = list(_conditions(error))
+    for condition, path in conditions:
+        if condition.startswith("FAILED_READ_FILE"):
+            return DataError(
+                "a planned file cannot be read as its format and schema; nothing became visible",
+                version=version,
+                file=_plain(path),
+                condition=condition,
+            ).advising(UNREADABLE_FILE)
+        if condition == "PATH_NOT_FOUND":
+            file = _plain(path)
+            what = "Spark does not find a planned file; nothing became visible"
+            if not file.isascii():
+                what += ". If it is there, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
+            return StageError(what, version=version, file=file)
+        if condition.startswith(_OF_THE_DATA):
+            what = "the transform or the predicate `where` does not fit the data; nothing became visible"
+            return DataError(what, version=version, condition=condition, **_files(job))
+    kind = type(error).__name__
+    condition = conditions[0][0] if conditions else ""
+    if kind == "AnalysisException":
+        from airflow_provider_streamsem.spark.staging import named
+
+        what = "the transform does not fit the columns that it gets; nothing became visible"
+        return DataError(what, version=version, condition=condition, **named(error), **_files(job))
+    if isinstance(job.source, KafkaSource) and any(
+        "ArithmeticException: long overflow" in text for text in _texts(error)
+    ):
+        return DataError(
+            "a record of the planned ranges has a timestamp beyond the year 294246, which Spark cannot read (nanoseconds in the place of milliseconds?); "
+            "nothing became visible",
+            version=version,
+            ranges=dict(job.plan.ranges),
+        ).advising(
+            "have the producer send milliseconds, or set message.timestamp.type=LogAppendTime on the topic. To get past the record, delete the records up to "
+            'it (kafka-delete-records.sh) and run again with on_data_loss="record_gap".'
+        )
+    refusal = next((found[0] for text in _texts(error) if (found := _REFUSAL.search(text))), None)
+    if refusal is not None:
+        what = "the store refuses what Spark reads or writes; nothing became visible"
+        return StoreRefusedError(what, version=version, refusal=refusal, **_files(job))
+    return StageError(
+        "the engine failed while staging; nothing became visible",
+        version=version,
+        error=kind,
+        **({"condition": condition} if condition else {}),
+        **({"transform": job.transform_name} if job.transform_name else {}),
+        **_files(job),
+    )
+
+
+def _files(job: Job) -> dict[str, object]:
+    """The first planned file and the number of planned files, for errors in which Spark does not name a file."""
+    if not isinstance(job.source, FilesSource):
+        return {}
+    return {"files": len(job.pins), "first_file": job.pins[0].path}
+
+
+def _plain(uri: str) -> str:
+    from airflow_provider_streamsem.connectors.files.text_lines import plain_path
+
+    return plain_path(uri)
+
+
+def _texts(error: BaseException) -> Iterator[str]:
+    """The messages of an error and of its causes in the JVM."""
+    yield str(error)
+    cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while cause is not None:
+        with suppress(Exception):
+            yield str(cause.toString())
+        try:
+            cause = cause.getCause()
+        except Exception:
+            break
+
+
+def _conditions(error: BaseException) -> list[tuple[str, str]]:
+    """``(condition, path)`` of each Spark error in a chain of causes, of the Python error and of its causes in the JVM."""
+    found: list[tuple[str, str]] = []
+    with suppress(Exception):
+        condition = error.getCondition()  # type: ignore[attr-defined]
+        if condition:
+            found.append((condition, dict(error.getMessageParameters() or {}).get("path", "")))  # type: ignore[attr-defined]
+    cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while cause is not None:
+        with suppress(Exception):
+            condition = cause.getCondition()
+            if condition:
+                found.append((condition, dict(cause.getMessageParameters()).get("path", "")))
+        try:
+            cause = cause.getCause()
+        except Exception:
+            break
+    return found

@@ -1,0 +1,172 @@
+"""
+The JVM of a classic Spark session: discards a session whose JVM has died, clones sessions, and reads observations. Imports pyspark.
+
+Only this module and :mod:`airflow_provider_streamsem.connectors.data_files.direct_commit` use non-public names of classic PySpark. They were written against
+Spark 4.0 and 4.1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.core.context import SparkContext
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+
+from airflow_provider_streamsem.spark.staging import NARROW_NODES
+
+_PATIENCE_MS = 5_000
+
+
+def forget_dead_jvm() -> None:
+    """
+    Discard a session whose JVM was killed, so that the next session starts a new JVM.
+
+    pyspark never drops the gateway of a killed JVM: ``getOrCreate`` and ``stop`` then fail with a refused connection. This function handles only a JVM that
+    this process launched. It checks the exit status of the JVM's process, and does not infer its death from a slow response.
+    """
+    jvm_gateway: Any = SparkContext._gateway
+    process = getattr(jvm_gateway, "proc", None)
+    if process is None or process.poll() is None:
+        return
+    context: Any = SparkContext._active_spark_context
+    with suppress(Exception):
+        process.stdin.close()
+    with suppress(Exception):
+        jvm_gateway.shutdown()
+    with suppress(Exception):
+        context._accumulatorServer.shutdown()
+    with SparkContext._lock:
+        SparkContext._active_spark_context = None
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+        SparkContext._next_accum_id = 0
+    SparkSession._instantiatedSession = None
+    SparkSession._activeSession = None
+    for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"):
+        os.environ.pop(name, None)
+
+
+def contains(session: SparkSession, class_name: str) -> bool:
+    """Whether the driver's JVM can load a class; ``True`` if the check itself fails."""
+    inner: Any = session
+    loader = inner._jsparkSession.sharedState().jarClassLoader()
+    try:
+        getattr(inner._jvm, "java.lang.Class").forName(class_name, False, loader)
+    except Py4JJavaError as error:
+        return "ClassNotFoundException" not in str(error.java_exception.getClass().getName())
+    except Exception:
+        return True
+    return True
+
+
+@contextmanager
+def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """Clone a session, with the same context, tables, views and settings, and apply ``settings`` to the clone. The clone is active while the block runs."""
+    inner: Any = session
+    clone = SparkSession(inner._sc, inner._jsparkSession.cloneSession())
+    for key, value in settings.items():
+        clone.conf.set(key, value)
+    _activate(clone)
+    try:
+        yield clone
+    finally:
+        with suppress(Exception):  # the JVM may have died in the meantime; the next call starts another
+            _activate(session)
+
+
+def _activate(session: SparkSession) -> None:
+    inner: Any = session
+    # The fully qualified name: py4j searches a short name in every package that pyspark imports, and in every jar.
+    getattr(inner._jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(inner._jsparkSession)
+    SparkSession._activeSession = session
+
+
+@contextmanager
+def tagged(session: SparkSession, tag: str) -> Iterator[None]:
+    """Tag the jobs that this thread starts while the block runs."""
+    session.sparkContext.addJobTag(tag)
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            session.sparkContext.removeJobTag(tag)
+
+
+def interrupt(session: SparkSession, tag: str) -> None:
+    """
+    Cancel the jobs that have a tag. Any thread may call it.
+
+    It uses the ``SparkContext``, because tags of a ``SparkSession`` are visible only to the thread that set them.
+    """
+    session.sparkContext.cancelJobsWithTag(tag)
+
+
+def observe(frame: DataFrame, observation: Observation, *asked: Column) -> DataFrame:
+    """Attach an observation to a DataFrame. It counts the rows wherever they are evaluated; a transform may use them several times."""
+    return frame.observe(observation, *asked)
+
+
+def observe_last(frame: DataFrame, observation: Observation, *asked: Column, watched: Observation) -> DataFrame:
+    """Attach an observation that counts the rows handed to a writer. The JVM reports the counts of ``watched`` without a request."""
+    return frame.observe(observation, *asked)
+
+
+def observed(observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
+    """
+    The counts of an observation; ``None`` if the observation never ran.
+
+    ``Observation.get`` blocks forever if the optimizer dropped the node. This function waits only until Spark's listener bus, which delivers the counts, is
+    empty.
+    """
+    inner: Any = observation
+    if inner._jo is None:
+        return None
+    _empty_bus(session)
+    if not inner._jo.future().isCompleted():
+        return None
+    counts = inner._jo.getAsJava()  # a map and not a Row, because Spark 4.0 offers only the map
+    return {name: int(count) for name in names if (count := counts[name]) is not None} or None
+
+
+def may_have_run(observation: Observation, session: SparkSession) -> bool:
+    """
+    Whether an action may have completed the observation already.
+
+    Spark's listener bus delivers the completion, so this function first waits until the bus is empty. If the bus does not become empty in time, for example
+    because of a slow listener of the user, the completion may still be in it, and the result is ``True``.
+    """
+    inner: Any = observation
+    return inner._jo is not None and (not _empty_bus(session) or bool(inner._jo.future().isCompleted()))
+
+
+def _empty_bus(session: SparkSession) -> bool:
+    inner: Any = session
+    try:
+        inner._jsparkSession.sparkContext().listenerBus().waitUntilEmpty(_PATIENCE_MS)
+    except Py4JJavaError:  # a TimeoutException in the JVM
+        return False
+    return True
+
+
+def reads_input_once(frame: DataFrame) -> bool:
+    """
+    Whether the plan is certain to read its whole input exactly once.
+
+    A plan with an exchange is not certain to: a sort samples its input in a separate job, a limit stops early, and a lost shuffle is recomputed. This function
+    inspects the analyzed plan, which exists already. The optimizer may remove nodes from that plan, and adds no exchange.
+    """
+    inner: Any = frame
+    pending = [inner._jdf.queryExecution().withCachedData()]
+    while pending:
+        node = pending.pop()
+        children = node.children()
+        if children.length() > 0 and node.nodeName() not in NARROW_NODES:
+            return False
+        if node.nodeName() == "InMemoryRelation" or node.subqueries().nonEmpty():
+            return False  # separate plans, which may contain any node
+        pending += [children.apply(i) for i in range(children.length())]
+    return True

@@ -1,0 +1,86 @@
+"""
+The Spark packages (jars) that a pipeline needs in addition to Spark's own jars. Does not import pyspark.
+
+A package must have the version of the Spark that loads it. So the versions are derived from the installed pyspark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from airflow_provider_streamsem.connectors.contract import Sink, Source
+from airflow_provider_streamsem.dedup import Dedup
+
+SETTING = "spark.jars.packages"
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """
+    An additional Spark package.
+
+    :param coordinates: Maven coordinates for ``spark.jars.packages``, with the placeholders ``{spark}``, ``{scala}`` and ``{hadoop}`` for versions
+    :param contains: name of a class in the package, by which the engine checks whether Spark has the package
+    """
+
+    coordinates: str
+    contains: str
+
+
+KAFKA = Package(
+    "org.apache.spark:spark-sql-kafka-0-10_{scala}:{spark}", "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+)
+AVRO = Package("org.apache.spark:spark-avro_{scala}:{spark}", "org.apache.spark.sql.avro.AvroDataToCatalyst")
+S3A = Package("org.apache.hadoop:hadoop-aws:{hadoop}", "org.apache.hadoop.fs.s3a.S3AFileSystem")
+_NAMED = {"kafka": KAFKA, "avro": AVRO}
+
+
+def needed(source: Source, sinks: Mapping[str, Sink], dedup: Dedup | None, log: str) -> list[Package]:
+    """
+    The packages that Spark needs to read this source, write these sinks, and read and write the deduplication state.
+
+    :param log: URL of the commit log, under which the deduplication state is stored
+    """
+    found = [_NAMED[name] for name in source.spark_packages]
+    locations = [
+        source.location,
+        *(sink.attempt_location(0, "0") for sink in sinks.values()),
+        *([log] if dedup is not None and dedup.scope == "pipeline" else []),
+    ]
+    return (
+        [*found, S3A] if any(location and location.startswith(("s3://", "s3a://")) for location in locations) else found
+    )
+
+
+def coordinates(packages: Iterable[Package]) -> str | None:
+    """The value of ``spark.jars.packages`` for the installed pyspark; ``None`` if classic pyspark is not installed."""
+    versions = _versions()
+    return None if versions is None else ",".join(package.coordinates.format(**versions) for package in packages)
+
+
+def added(conf: Mapping[str, str], packages: Iterable[Package]) -> dict[str, str]:
+    """Add packages to those that ``spark.jars.packages`` in ``conf`` names already. Returns the new settings."""
+    found = coordinates(packages)
+    return {**conf, SETTING: ",".join(part for part in (conf.get(SETTING), found) if part)} if found else dict(conf)
+
+
+def _versions() -> dict[str, str] | None:
+    spec = find_spec("pyspark")
+    locations = [] if spec is None else [Path(location) / "jars" for location in spec.submodule_search_locations or ()]
+    jars = [jar.name for location in locations for jar in location.glob("*.jar")]
+    found = {
+        "scala": _version(jars, r"scala-library-(\d+\.\d+)\."),
+        "hadoop": _version(jars, r"hadoop-client-api-(.+)\.jar"),
+    }
+    if None in found.values():
+        return None
+    return {**{name: str(version) for name, version in found.items()}, "spark": metadata.version("pyspark")}
+
+
+def _version(jars: list[str], pattern: str) -> str | None:
+    return next((match[1] for jar in jars if (match := re.match(pattern, jar))), None)

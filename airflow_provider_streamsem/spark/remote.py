@@ -1,0 +1,120 @@
+"""Spark Connect sessions: the same functions as :mod:`airflow_provider_streamsem.spark.gateway`, against a Spark Connect server. Imports pyspark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
+from pyspark.sql.connect.plan import CollectMetrics
+
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.spark.staging import NARROW_NODES
+
+
+@contextmanager
+def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """Clone a session on its server, with the same views and settings, and apply ``settings`` to the clone. The clone is released after the block."""
+    inner: Any = session
+    # The server creates a session at its first request, and can clone only an existing session.
+    session.conf.get("spark.sql.session.timeZone")
+    clone: SparkSession = inner.cloneSession()
+    for key, value in settings.items():
+        clone.conf.set(key, value)
+    try:
+        yield clone
+    finally:
+        with suppress(Exception):  # the server may have died in the meantime
+            # The client reports completed plans to the server in the background. If the session is closed earlier, the server logs the plans' options,
+            # which may include secrets.
+            ExecutePlanResponseReattachableIterator.shutdown()
+            inner_clone: Any = clone
+            inner_clone.client.release_session()
+
+
+@contextmanager
+def tagged(session: SparkSession, tag: str) -> Iterator[None]:
+    """Tag the operations that this thread sends to the server while the block runs."""
+    session.addTag(tag)
+    try:
+        yield
+    finally:
+        session.removeTag(tag)
+
+
+def interrupt(session: SparkSession, tag: str) -> None:
+    """Interrupt all operations with a tag on the server. Any thread may call it."""
+    session.interruptTag(tag)
+
+
+def observe(frame: DataFrame, observation: Observation, *asked: Column) -> DataFrame:
+    """
+    Attach an observation to a DataFrame. It counts the rows wherever they are evaluated; a transform may use them several times.
+
+    pyspark's client fails with a TypeError if a plan contains the same :class:`Observation` twice. So this function attaches the observation by name only.
+    :func:`observe_last` reads its counts from the server's response to the write.
+    """
+    inner: Any = observation
+    inner._name, inner._result = SYSTEM_CLOCK.new_id(), {}
+    return frame.observe(inner._name, *asked)
+
+
+def observe_last(frame: DataFrame, observation: Observation, *asked: Column, watched: Observation) -> DataFrame:
+    """Attach an observation that counts the rows handed to a writer. The same execution delivers the counts of ``watched``, which is below it in the plan."""
+    inner: Any = frame.observe(observation, *asked)
+    return type(inner)(_Collecting(inner._plan, watched), inner._session)
+
+
+class _Collecting(CollectMetrics):  # type: ignore[misc]
+    """The top node of a plan. It also receives the counts of an observation further down, which the plan contains by name only."""
+
+    def __init__(self, last: Any, watched: Any) -> None:
+        super().__init__(last._child, last._observation, last._exprs)
+        self._watched = watched
+
+    @property
+    def observations(self) -> Any:
+        return {**super().observations, self._watched._name: self._watched}
+
+
+def may_have_run(observation: Observation, session: SparkSession) -> bool:
+    """Whether an action has completed the observation already."""
+    inner: Any = observation
+    return bool(inner._result)
+
+
+def observed(observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
+    """The counts of an observation; ``None`` if the observation never ran."""
+    inner: Any = observation
+    return {name: int(inner._result[name]) for name in names if inner._result.get(name) is not None} or None
+
+
+def reads_input_once(frame: DataFrame) -> bool:
+    """Whether the plan is certain to read its whole input exactly once, according to the server's ``EXPLAIN`` output."""
+    inner: Any = frame
+    try:
+        return is_read_once(inner._explain_string(mode="extended"))
+    except Exception:  # the engine then counts the input in a separate pass
+        return False
+
+
+def is_read_once(explained: str) -> bool:
+    """
+    Whether extended ``EXPLAIN`` output shows a single chain of nodes that read their whole input once, above a relation that is not cached.
+
+    Each line of the analyzed plan must be the next node of the chain. Any other line, such as a branch, a subquery or a name with a line break, makes the
+    result ``False``.
+    """
+    _, _, rest = explained.partition("== Analyzed Logical Plan ==\n")
+    analyzed, _, optimized = rest.partition("\n\n== Optimized Logical Plan ==\n")
+    _, *nodes = analyzed.split("\n")  # the first line lists the columns
+    for depth, line in enumerate(nodes):
+        tree = "   " * (depth - 1) + "+- " if depth else ""
+        found = re.match(r"\w+", line.removeprefix(tree)) if line.startswith(tree) else None
+        accepted = ("Relation", "RelationV2") if depth == len(nodes) - 1 else NARROW_NODES
+        if found is None or found[0] not in accepted:
+            return False
+    return bool(nodes) and optimized != "" and "InMemoryRelation" not in optimized

@@ -1,0 +1,102 @@
+"""Evolves the recorded columns of each sink from batch to batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from airflow_provider_streamsem.connectors.columns.types import Grows, widened
+from airflow_provider_streamsem.errors import DataError, LogDamagedError
+from airflow_provider_streamsem.protocol.entries import Json
+
+
+def fields(schema: str) -> list[Json]:
+    """
+    Parse a recorded schema. Returns its columns in Spark's JSON form, without metadata.
+
+    :raises LogDamagedError: the schema is not a struct of plain types (R6). Spark would load the class that a user-defined type names or contains pickled
+    """
+    try:
+        parsed = json.loads(schema)
+        is_plain = isinstance(parsed, dict) and parsed.get("type") == "struct" and _is_plain(parsed)
+        parsed = _without_metadata(parsed)
+    except (ValueError, RecursionError):
+        is_plain = False
+    if not is_plain:
+        raise LogDamagedError("a recorded schema is not a struct of plain types; it was not used", invariant="R6")
+    found: list[Json] = parsed["fields"]
+    return found
+
+
+def _without_metadata(kind: Json) -> Json:
+    """
+    Remove the metadata of all fields, on which Spark would act.
+
+    The metadata may contain an SQL expression, which Spark evaluates for files without the column, or a length, to which Spark pads strings.
+    """
+    if isinstance(kind, list):
+        return [_without_metadata(part) for part in kind]
+    if not isinstance(kind, dict):
+        return kind
+    return {name: {} if name == "metadata" else _without_metadata(part) for name, part in kind.items()}
+
+
+def _is_plain(kind: Json) -> bool:
+    """Whether a type consists only of Spark's named types, structs, arrays and maps."""
+    if not isinstance(kind, dict):
+        return isinstance(kind, str)
+    if kind.get("type") == "struct":
+        parts = kind.get("fields")
+        return isinstance(parts, list) and all(
+            isinstance(part, dict) and isinstance(part.get("name"), str) and _is_plain(part.get("type"))
+            for part in parts
+        )
+    made_of = {"array": ("elementType",), "map": ("keyType", "valueType")}.get(str(kind.get("type")))
+    return made_of is not None and all(_is_plain(kind.get(name)) for name in made_of)
+
+
+def names(schema: str | None) -> list[str]:
+    """Column names of a schema in Spark's JSON form; ``[]`` if no schema was recorded."""
+    return [] if schema is None else [field["name"] for field in fields(schema)]
+
+
+def evolve(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """
+    Merge the recorded schemas with those of a new batch: sink → schema JSON in Spark's form.
+
+    :raises DataError: see :func:`folded`
+    """
+    return {**before, **{sink: folded(sink, before.get(sink), given) for sink, given in now.items()}}
+
+
+def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda column, recorded, wider: True) -> str:
+    """
+    Merge the recorded columns of a sink with those of a new batch.
+
+    The result has the recorded columns, each with the type that :func:`airflow_provider_streamsem.connectors.columns.types.widened` gives, then the new
+    columns. In files of earlier batches, new columns read as null, and widened columns keep their values.
+
+    :param recorded: the recorded columns as schema JSON in Spark's form; ``None`` before the first batch
+    :param given: the columns of the new batch, in the same form
+    :param grows: refuses the widening of a type that the sink's format does not support
+    :raises DataError: no type holds the recorded and the new values of a column, a recorded column is missing, or a column has a user-defined type
+    """
+    odd = [field["name"] for field in json.loads(given)["fields"] if not _is_plain(field["type"])]
+    if odd:
+        what = "columns are of user-defined types, which no reader of the log would load; give them as plain columns. Nothing became visible"
+        raise DataError(what, sink=sink, columns=odd)
+    now = _without_metadata(json.loads(given))
+    if recorded is None:
+        return _text(now)
+    given_names = [field["name"] for field in now["fields"]]
+    if len(set(given_names)) < len(given_names):
+        return given  # the sink refuses duplicate names, and its error lists them
+    try:
+        result = widened({"type": "struct", "fields": fields(recorded)}, now, grows=grows)
+    except DataError as error:
+        raise DataError(error.summary, sink=sink, **error.fields) from None
+    return recorded if result == json.loads(recorded) else _text(result)
+
+
+def _text(schema: Json) -> str:
+    return json.dumps(schema, separators=(",", ":"))

@@ -1,0 +1,310 @@
+"""
+Stages one attempt on Spark: reads the plan, separates bad records, evaluates the transform once, stages every sink, and counts all rows.
+
+Imports pyspark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pyspark import StorageLevel
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.columns import types as column_types
+from airflow_provider_streamsem.connectors.contract import Counted, Loaded
+from airflow_provider_streamsem.connectors.files.sink import FilesSink
+from airflow_provider_streamsem.connectors.parsing.sql_text import quoted
+from airflow_provider_streamsem.engine import Job, Produced
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.codec import canonical
+from airflow_provider_streamsem.protocol.entries import Json, Quarantine
+from airflow_provider_streamsem.spark import causes, schema
+from airflow_provider_streamsem.spark.dedup import Deduplication
+
+logger = telemetry.log_of(__name__)
+
+
+def named(error: AnalysisException) -> dict[str, str]:
+    """The name of the column, table or function that Spark's analysis did not find, as a field of an error; empty if Spark names none."""
+    parameters = dict(error.getMessageParameters() or {})
+    name = parameters.get("objectName") or parameters.get("routineName")
+    return {} if name is None else {"name": name}
+
+
+NARROW_NODES = {"Project", "Filter", "CollectMetrics", "Generate", "SubqueryAlias", "View"}
+"""
+Nodes of Spark's plans that read their whole input once, in the same stage.
+
+If a plan has only such nodes above an observation, the observation counts each row once.
+"""
+
+
+class Inspection(Protocol):
+    """The functions that :mod:`gateway` (classic PySpark) and :mod:`remote` (Spark Connect) both provide."""
+
+    def observe(self, frame: DataFrame, observation: Observation, *asked: Column) -> DataFrame:
+        """Attach an observation to a DataFrame. It counts the rows wherever they are evaluated; a transform may use them several times."""
+        ...
+
+    def observe_last(
+        self, frame: DataFrame, observation: Observation, *asked: Column, watched: Observation
+    ) -> DataFrame:
+        """Attach an observation that counts the rows handed to a writer. The same execution delivers the counts of ``watched``, further down in the plan."""
+        ...
+
+    def may_have_run(self, observation: Observation, session: SparkSession) -> bool:
+        """Whether an action may have completed the observation already."""
+        ...
+
+    def observed(self, observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
+        """The counts of an observation under these names, as far as it has them; ``None`` if the observation never ran."""
+        ...
+
+    def reads_input_once(self, frame: DataFrame) -> bool:
+        """Whether the plan is certain to read its whole input exactly once."""
+        ...
+
+
+_RECORDS_PER_PART = 5_000
+_COLUMNS_A_COUNT = 100  # Spark nests the condition of a count as deep as the count has columns
+_COUNTS = ("read", "bad", "filtered")
+_KEPT = "__streamsem_kept"
+
+
+@dataclass(slots=True)
+class Staging:
+    """Stages one attempt. An instance is used once."""
+
+    session: SparkSession
+    inspect: Inspection
+    job: Job
+    log: CommitLog
+    _kept: list[DataFrame] = field(default_factory=list)
+    _accepted: dict[str, frozenset[str] | None] = field(default_factory=dict)
+    _schemas: dict[str, str] = field(default_factory=dict)
+    _seen: Deduplication | None = None
+
+    def run(self) -> Produced:
+        """Stage every sink. The counts are those of the rows that were really read and written."""
+        loaded = self.job.source.load(self.session, self.job.pins)
+        watched = Observation()
+        marked = self._marked(loaded)
+        asked = self._asked(loaded, marked)
+        records = self.inspect.observe(marked, watched, *asked)
+        if self.job.dedup is not None:
+            self._seen = Deduplication(
+                session=self.session, dedup=self.job.dedup, location=self.log.store.url, now_ms=self.job.dedup_at_ms,
+                state=self.job.state, keep=self._keep,
+            )  # fmt: skip
+        try:
+            outputs = {
+                name: self._fitted(name, frame) for name, frame in self._outputs(self._good(loaded, records)).items()
+            }
+            reread = self.inspect.may_have_run(watched, self.session) or not all(
+                self.inspect.reads_input_once(frame) for frame in outputs.values()
+            )
+            handed = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
+            state = self._remember()
+        finally:
+            for frame in self._kept:
+                frame.unpersist()
+        counted = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
+        if counted is None:
+            counted = self._count(marked, asked)
+        if isinstance(loaded, Counted):
+            loaded.check_read(counted["read"])
+        with telemetry.phase("collect"):
+            sinks = {
+                name: sink.collect(self.job.plan.version, self.job.attempt_id, self._accepted[name])
+                for name, sink in self.job.sinks.items()
+            }
+        bad = counted.get("bad", 0)
+        counts = {
+            "read": counted["read"],
+            "parsed": counted["read"] - bad,
+            "quarantined": bad,
+            "filtered": counted.get("filtered", 0),
+        }
+        counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
+        counts |= {} if self._seen is None else self._seen.counts
+        return Produced(
+            sinks=sinks,
+            schemas=self._schemas,
+            quarantine=self._quarantine(loaded, bad),
+            counts=counts,
+            handed=handed,
+            state=state,
+        )
+
+    def _remember(self) -> Json:
+        """The deduplication state after the batch. A reprocessing run reads the state from before its chain's root, and leaves the current state unchanged."""
+        if self._seen is None or self.job.plan.kind == "reprocess":
+            return self.job.state
+        return self._seen.write_state(self.job.plan.version, self.job.attempt_id)
+
+    def _asked(self, loaded: Loaded, marked: DataFrame) -> list[Column]:
+        """
+        The counts to observe on the records.
+
+        If records can be bad, the observation counts every column. Spark does not parse a column that nothing uses, and then cannot find bad values in it.
+        """
+        asked = [F.expr("count(1) AS read")]
+        if loaded.bad is not None:
+            columns = [quoted(name) for name in marked.columns]
+            asked.append(F.count_if(loaded.bad).alias("bad"))
+            asked += [
+                F.expr(f"count({', '.join(columns[i : i + _COLUMNS_A_COUNT])}) AS c{i}")
+                for i in range(0, len(columns), _COLUMNS_A_COUNT)
+            ]
+        if self.job.where is not None:
+            dropped = ~F.col(_KEPT)
+            asked.append(F.count_if(dropped if loaded.bad is None else ~loaded.bad & dropped).alias("filtered"))
+        return asked
+
+    def _marked(self, loaded: Loaded) -> DataFrame:
+        """Add the predicate's value as a column. It is evaluated once, so that counting and filtering use the same value."""
+        if self.job.where is None:
+            return loaded.frame
+        try:
+            kept = F.expr(self.job.where)
+            if loaded.bad is not None:  # the values of a bad record have no meaning, and a cast of them may fail
+                kept = F.when(~loaded.bad, kept)
+            marked = loaded.frame.withColumn(_KEPT, F.coalesce(kept, F.lit(False)))
+            marked.schema  # noqa: B018  behind Spark Connect a plan is analysed when its schema is asked for
+        except AnalysisException as error:
+            raise DataError(
+                "the predicate `where` does not fit the source's columns; nothing became visible",
+                where=self.job.where,
+                condition=error.getCondition(),
+                **named(error),
+                columns=[name for name in loaded.frame.columns if name not in loaded.drop],
+            ) from causes.short(error)
+        return marked
+
+    def _good(self, loaded: Loaded, records: DataFrame) -> DataFrame:
+        good = records if loaded.bad is None else records.where(~loaded.bad)
+        good = good if self.job.where is None else good.where(F.col(_KEPT)).drop(_KEPT)
+        good = good.drop(*loaded.drop) if loaded.drop else good
+        return good if self._seen is None else self._seen.passing(good)
+
+    def _outputs(self, good: DataFrame) -> dict[str, DataFrame]:
+        """Evaluate the transform, and return its DataFrame for each sink. A DataFrame that several sinks share is persisted, so that it is evaluated once."""
+        names = list(self.job.sinks)
+        result = self.job.transform(self._keep(good) if len(names) > 1 else good)
+        if isinstance(result, DataFrame):
+            shared = self._keep(result) if len(names) > 1 else result
+            return dict.fromkeys(names, shared)
+        if not isinstance(result, Mapping) or not all(isinstance(frame, DataFrame) for frame in result.values()):
+            raise DataError(
+                "the transform returned neither a DataFrame nor a mapping of sink names to DataFrames; nothing became visible",
+                transform=self.job.transform_name,
+                returned=type(result).__name__,
+            )
+        if set(result) != set(names):
+            raise DataError(
+                "the transform returned DataFrames for other sinks than the pipeline has; nothing became visible",
+                returned=sorted(result),
+                sinks=sorted(names),
+            )
+        once = {id(frame): frame for frame in result.values()}
+        if len(once) < len(result):
+            once = {key: self._keep(frame) for key, frame in once.items()}
+        return {name: once[id(frame)] for name, frame in result.items()}
+
+    def _fitted(self, name: str, frame: DataFrame) -> DataFrame:
+        """
+        Cast the rows to the columns, order and types that the log has recorded and that the sink's table has. New columns follow the recorded ones.
+
+        The order matters because readers of formats without column names read by position. All files of one dataset have the same types. Columns without a type
+        are left out.
+        """
+        given = frame.schema.json()
+        sink = self.job.sinks[name]
+        grows = {"grows": sink.grows} if isinstance(sink, FilesSink) else {}
+        accepted = sink.resolve_schema(schema.folded(name, self.job.schemas.get(name), given, **grows))
+        self._schemas[name], untyped = column_types.typed(accepted)
+        if untyped:
+            logger.info(
+                "sink %s: every value of these columns is null and nothing tells their types; the columns are left out of this batch: %s",
+                name,
+                ", ".join(untyped),
+            )
+        wanted = json.loads(self._schemas[name])
+        if column_types.bare(wanted) == column_types.bare(json.loads(given)):
+            return frame
+        return frame.to(StructType.fromJson(wanted))
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        self._kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        return self._kept[-1]
+
+    def _write(self, name: str, frame: DataFrame, watched: Observation) -> int | None:
+        """Stage one sink. Returns the number of rows that Spark handed to its writer; ``None`` if Spark did not count them."""
+        handed = Observation()
+        rows = self.inspect.observe_last(frame, handed, F.expr("count(1) AS rows"), watched=watched)
+        self._accepted[name] = self.job.sinks[name].stage(rows, self.job.plan.version, self.job.attempt_id)
+        counted = self.inspect.observed(handed, self.session, ("rows",))
+        return None if counted is None else counted["rows"]
+
+    def _count(self, marked: DataFrame, asked: list[Column]) -> dict[str, int]:
+        """Count the records in a separate pass. Used if the transform may not have read each record exactly once."""
+        row = marked.agg(*asked).first()
+        return {} if row is None else row.asDict()
+
+    def _quarantine(self, loaded: Loaded, bad: int) -> Quarantine:
+        """
+        Store the bad records in the log's quarantine, in objects of at most 5,000 records.
+
+        Reading them is a second pass over the same pins, made only if there are bad records.
+
+        :raises DataError: there are more than ``max_quarantined`` bad records, or the two passes found different numbers of them
+        """
+        most = self.job.max_quarantined
+        if bad > most:
+            location = next(loaded.bad_records()).location
+            raise DataError(
+                "more records cannot be parsed than limits.max_quarantined allows; nothing became visible",
+                version=self.job.plan.version,
+                found=bad,
+                allowed=most,
+                **({"first_file": location["path"]} if "path" in location else {}),
+            ).advising(
+                "raise limits.max_quarantined and run again: the records are then set aside, and `streamsem quarantine` shows them. Or correct the schema. "
+                "Do not edit a file that is planned: it would no longer be the planned one."
+            )
+        if bad == 0:
+            return Quarantine()
+        stored: list[str] = []
+        part: list[bytes] = []
+        rows = 0
+        for record in loaded.bad_records():
+            rows += 1
+            part.append(canonical({**record.location, "raw": record.raw, "error": record.error}) + b"\n")
+            if len(part) == _RECORDS_PER_PART:
+                stored.append(self._store_part(len(stored), part))
+                part = []
+        if part:
+            stored.append(self._store_part(len(stored), part))
+        if rows != bad:
+            raise DataError(
+                "the records that cannot be parsed changed between two passes over the same files",
+                version=self.job.plan.version,
+                first=bad,
+                second=rows,
+            )
+        return Quarantine(rows=rows, keys=tuple(stored))
+
+    def _store_part(self, number: int, part: list[bytes]) -> str:
+        key = keys.quarantine(self.job.plan.version, self.job.attempt_id, number)
+        self.log.create(key, b"".join(part))
+        return key

@@ -1,0 +1,64 @@
+"""What README and docs show is true of the code: drawings are current, Python and TOML on the pages is accepted."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from airflow_provider_streamsem import FilesSink, KafkaSource, Pipeline
+from airflow_provider_streamsem.pipeline import run
+from airflow_provider_streamsem.pipeline.spec import from_json
+from tools import life_of_a_batch
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+ORDERS = Pipeline(
+    name="orders",
+    log="/log",
+    source=KafkaSource(topics=["orders"], conn_id="kafka_default"),
+    sinks={"lake": FilesSink(path="/out")},
+)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(code) for _, code in found]
+
+
+def test_drawing_of_the_states_is_that_of_the_protocols_table() -> None:
+    assert life_of_a_batch.PAGE.read_text() == life_of_a_batch.drawing()
+
+
+PYTHON = [(page, n) for page in PAGES for n in range(len(blocks(page, "python")))]
+
+
+@pytest.mark.parametrize(("page", "n"), PYTHON, ids=lambda value: value.stem if isinstance(value, Path) else str(value))
+def test_python_of_a_page_is_accepted(page: Path, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that import the package are run: pipelines and DAGs are built. Others are only compiled."""
+    code = compile(blocks(page, "python")[n], str(page), "exec")
+    text = blocks(page, "python")[n]
+    # Pages name the pipeline of the README, and do not run it.
+    is_whole = "from airflow_provider_streamsem" in text and "(..." not in text and "def test_" not in text
+    if is_whole and not re.search(r"^from (dags\.|orders |my_)|^read_committed\(spark", text, re.MULTILINE):
+        monkeypatch.setitem(os.environ, "AIRFLOW_HOME", str(tmp_path / "airflow"))
+        monkeypatch.setattr(run, "run_batch", lambda pipeline, *, run_key: None)
+        exec(code, {"__name__": "page", "ORDERS": ORDERS, "pipeline": ORDERS})
+
+
+TOML = [(page, n) for page in PAGES for n in range(len(blocks(page, "toml")))]
+
+
+@pytest.mark.parametrize(("page", "n"), TOML, ids=lambda value: value.stem if isinstance(value, Path) else str(value))
+def test_toml_of_a_page_is_accepted(page: Path, n: int) -> None:
+    """A block with a source and sinks is a pipeline; others are parts of one."""
+    spec = tomllib.loads(blocks(page, "toml")[n])
+    if {"name", "source", "sinks"} <= {*spec}:
+        spec.pop("spark_conf", None)
+        from_json(spec, where=page.name)

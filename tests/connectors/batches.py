@@ -1,0 +1,101 @@
+"""Batches for publishing sinks, built without an engine: rows are staged as Spark stages them and passed to the sink as committed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.errors import MarkerConflictError
+from airflow_provider_streamsem.pipeline.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.publish import batch_of
+from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.protocol.entries import Marker
+from tests.pipeline_fixture import PipelineFixture
+
+UUID = "0" * 32
+
+
+def outcome_of(version: int) -> str:
+    """Return a stand-in for the sha256 of a version's outcome, for tests without a log."""
+    return hashlib.sha256(str(version).encode()).hexdigest()
+
+
+def marked(version: int, state: str = "applied") -> SinkMarker:
+    """Return the marker of a staged batch."""
+    return SinkMarker(version, state, outcome_of(version))
+
+
+def before(version: int) -> Marker | None:
+    """Return the marker that the log expects in the sink before a version, if every earlier version wrote rows."""
+    return Marker(version=version - 1, outcome=outcome_of(version - 1)) if version else None
+
+
+def schema_of(**kinds: Any) -> str:
+    """Return a Spark schema as JSON."""
+    fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in kinds.items()]
+    return json.dumps({"type": "struct", "fields": fields})
+
+
+def resolve_schema(sink: Any, schema: str) -> None:
+    """Have a sink accept columns as in the first run of a new log. This creates the storage of its markers."""
+    sink.claim(UUID, "memory://batches", new=True)
+    sink.resolve_schema(schema)
+
+
+def staged(sink: Any, table: pyarrow.Table, version: int = 0, *, schema: str, root: int | None = None, sink_name: str = "t", attempt: str = "a", **more: Any) -> Batch:  # fmt: skip
+    """Return a batch with the rows of one Arrow table. The sink accepts and collects it like the files of an attempt."""
+    resolve_schema(sink, schema)
+    location = Path(sink.attempt_location(version, attempt * 32))
+    location.mkdir(parents=True)
+    pyarrow.parquet.write_table(table, location / "part-00000.parquet")
+    return Batch(
+        pipeline_uuid=UUID,
+        sink=sink_name,
+        version=version,
+        outcome=outcome_of(version),
+        committable=sink.collect(version, attempt * 32),
+        schema=schema,
+        root=version if root is None else root,
+        **{"expected_marker": before(version), **more},
+    )
+
+
+def committed_batch(fixture: PipelineFixture, pipeline: Pipeline, name: str, version: int) -> Batch:
+    """Return the batch that a sink has to publish for a committed version of a fixture's log."""
+    opened = open_pipeline(pipeline, fixture.log())
+    found = opened.log.outcome(version)
+    assert found is not None
+    return batch_of(opened, found[0], found[1], name)
+
+
+def check_that_commits_of_other_logs_are_refused(sink: Any, published: Batch, next: Batch) -> None:
+    """
+    Check that a sink refuses the commits of a log that was restored from an older copy.
+
+    Such a log plans versions again that the sink already has. By the version number alone, the marker would say that they are applied.
+
+    :param published: the newest batch in the sink
+    :param next: the batch of the following version
+    """
+    replanned = replace(published, outcome="f" * 64)
+    of_other_log = replace(next, expected_marker=Marker(version=published.version, outcome=replanned.outcome))
+    behind = replace(next, expected_marker=published.expected_marker)
+    for refused in (replanned, of_other_log, behind):
+        with pytest.raises(MarkerConflictError, match=f"version={refused.version}.*marker={published.version}"):
+            sink.publish(refused, None)
+    assert sink.publish(published, None).result == "applied"
+    assert sink.skip(replanned, None).result == "skipped"
+    with pytest.raises(MarkerConflictError):
+        sink.publish(published, None)
+    found = sink.marker(published.pipeline_uuid, published.sink)
+    assert found is not None
+    assert (found.state, found.is_of(published.version, replanned.outcome)) == ("skipped", True)
+    assert sink.publish(of_other_log, None).result == "applied"

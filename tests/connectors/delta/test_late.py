@@ -1,0 +1,114 @@
+"""A Delta publisher that pauses before its commit, and one that dies while it adds columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from airflow_provider_streamsem.testing.steps import Steps
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.connectors.delta.delta_fixture import DeltaFixture
+
+
+@pytest.fixture
+def watchers(watch_delta_writes: Any) -> list[Callable[[str], object]]:
+    """Return a list of callbacks. The last one is called before and after each write to a table."""
+    made: list[Callable[[str], object]] = [nothing]
+    watch_delta_writes(lambda name: made[-1](name))
+    return made
+
+
+def nothing(step: str) -> None:
+    """Watch no step."""
+
+
+def test_publisher_paused_before_its_commit_changes_nothing_in_50_rounds(tmp_path: Path, watchers: Any) -> None:
+    """
+    While the publisher is paused, others publish its version, or also the next one, or reprocess the version so that its files leave the table, or another
+    application commits.
+    """
+    fixture = DeltaFixture(tmp_path)
+    fixture.arrive(2)
+    fixture.run("first")
+    others = 0
+    for turn in range(50):
+        kind = ("its version", "the next one too", "a reprocessing run of it", "another application")[turn % 4]
+        fixture.arrive(4 if kind == "the next one too" else 2)
+        slept: list[str] = []
+
+        def others_publish(step: str) -> None:
+            nonlocal others
+            if step != "before create_write_transaction" or slept:  # noqa: B023
+                return
+            slept.append(step)  # noqa: B023
+            if kind == "another application":  # noqa: B023
+                write_deltalake(fixture.table, pyarrow.table({"id": [-1]}), mode="append")
+                others += 1
+                return
+            fixture.run(f"other {turn}", drain=True)  # noqa: B023
+            if kind == "a reprocessing run of it":  # noqa: B023
+                fixture.run(f"reprocess {turn}", reprocessed=fixture.opened().log.closed_head({}))  # noqa: B023
+
+        watchers.append(others_publish)
+        fixture.run(f"turn {turn}")
+        watchers.append(nothing)
+        assert slept, kind
+        rows = fixture.rows()
+        assert rows.pop(-1, 0) == others
+        assert rows == fixture.expected, kind
+    assert fixture.verdict().findings == []
+
+
+@pytest.mark.parametrize("retry", ["second", "another"])
+def test_crash_around_every_write_that_adds_columns_then_retry(tmp_path: Path, watchers: Any, retry: str) -> None:
+    def wider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{**row, "half": row["id"] // 2} for row in rows]
+
+    def run_to(at: int | None, name: str) -> tuple[DeltaFixture, Steps]:
+        watchers.append(nothing)
+        fixture, steps = DeltaFixture(tmp_path / name), Steps(at)
+        fixture.arrive(2)
+        fixture.run("first")
+        fixture.arrive(2)
+        watchers.append(steps)
+        with suppress(Crash):
+            fixture.run("second", pipeline=fixture.pipeline(transform=wider))
+        watchers.append(nothing)
+        return fixture, steps
+
+    _, alone = run_to(None, "alone")
+    writes = ("add_columns", "create_write_transaction")
+    assert alone.taken == [f"{when} {name}" for name in writes for when in ("before", "after")]
+    for at in range(len(alone.taken)):
+        fixture, steps = run_to(at, f"{at}")
+        assert steps.died
+        fixture.run(retry, pipeline=fixture.pipeline(transform=wider))
+        fixture.run("second", pipeline=fixture.pipeline(transform=wider))
+        assert fixture.rows() == fixture.expected
+        assert fixture.verdict().findings == []
+        halves = DeltaTable(fixture.table).to_pyarrow_table()["half"].to_pylist()
+        assert Counter(halves) == Counter([None] * 6 + [n // 2 for n in range(6, 12)])
+
+
+def test_two_concurrent_first_publishers_create_one_table(tmp_path: Path, watchers: Any) -> None:
+    fixture = DeltaFixture(tmp_path)
+    fixture.arrive(2)
+    slept: list[str] = []
+
+    def others_publish(step: str) -> None:
+        if step == "before create" and not slept:
+            slept.append(step)
+            fixture.run("other")
+
+    watchers.append(others_publish)
+    fixture.run("first")
+    assert slept
+    assert fixture.rows() == fixture.expected
+    assert fixture.verdict().findings == []

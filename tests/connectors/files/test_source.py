@@ -1,0 +1,194 @@
+"""What the files source lists, and how it cuts batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from airflow_provider_streamsem import FilesSource, Limits
+from airflow_provider_streamsem.connectors.files.pins import FilePin
+from airflow_provider_streamsem.errors import RecordsMissingError, SourceChangedError
+from airflow_provider_streamsem.testing.stores import CountingStore
+from tests.pipeline_fixture import PipelineFixture
+
+DAY_MS = 86_400_000
+
+
+def source(location: Path, **changes: object) -> FilesSource:
+    values: dict[str, object] = {"path": str(location), "format": "json", "schema": "id long", **changes}
+    return FilesSource(**values)  # type: ignore[arg-type]
+
+
+def listed(location: Path, now_ms: int = 0, **changes: object) -> list[str]:
+    return [file.path for file in source(location, **changes).listing(now_ms)]
+
+
+def test_listing_selects_files_that_match_the_glob_and_are_complete(tmp_path: Path) -> None:
+    for name in (
+        "a.json",
+        "b.csv",
+        "sub/c.json",
+        "_d.json",
+        ".e.json",
+        "_tmp/f.json",
+        "sub/.g/h.json",
+        "i.json._COPYING_",
+        "_k=1/l.json",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert listed(tmp_path, glob="*.json") == ["a.json", "sub/c.json"]
+    assert listed(tmp_path) == ["a.json", "b.csv", "sub/c.json"]
+
+
+def test_start_after_limits_the_listing_and_its_date_fields_follow_the_clock(tmp_path: Path) -> None:
+    for day in ("1970-01-08", "1970-01-09", "1970-01-10"):
+        (tmp_path / f"date={day}").mkdir()
+        (tmp_path / f"date={day}" / "a.json").write_text("")
+    assert listed(tmp_path, start_after="date=1970-01-09") == ["date=1970-01-09/a.json", "date=1970-01-10/a.json"]
+    window = {"start_after": "date=%Y-%m-%d", "lookback_days": 1}
+    assert listed(tmp_path, 10 * DAY_MS, **window) == ["date=1970-01-10/a.json"]
+    assert listed(tmp_path, 9 * DAY_MS, **window) == ["date=1970-01-09/a.json", "date=1970-01-10/a.json"]
+
+
+def test_each_file_is_read_once_when_the_listing_window_narrows_and_widens(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(4)
+    plain = fixture.pipeline()
+    narrow = fixture.pipeline(source=source(tmp_path / "in", start_after="00001.json"))
+    assert fixture.run("a", drain=True, pipeline=narrow).counts["read"] == 6
+    assert fixture.run("b", drain=True, pipeline=plain).counts["read"] == 6
+    fixture.arrive(1)
+    for run, pipeline in (("c", narrow), ("d", plain), ("e", narrow), ("f", plain)):
+        fixture.run(run, drain=True, pipeline=pipeline)
+    fixture.check()
+
+
+def test_poll_of_a_moving_window_does_not_read_all_earlier_discoveries(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path, rows_per_file=1)
+    costs = []
+    for n in range(20):
+        fixture.arrive(50)
+        store = CountingStore(fixture.store)
+        window = fixture.pipeline(
+            source=source(tmp_path / "in", start_after=f"{max(0, 50 * n - 300):05d}.json"), limits=Limits()
+        )
+        fixture.run(f"r{n}", drain=True, pipeline=window, store=store)
+        costs.append(sum(key.split("/")[0] in ("discovered", "files", "known") for _, key in store.keys))
+    assert sum(costs[-6:]) <= 6 * 8
+
+
+def test_discovered_file_that_left_the_window_is_still_read_and_is_no_gap(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(4)
+    fixture.run("a")
+    narrow = fixture.pipeline(source=source(tmp_path / "in", start_after="00003.json"), on_data_loss="record_gap")
+    assert fixture.run("b", drain=True, pipeline=narrow).counts["read"] == 6
+    fixture.check()
+
+
+@pytest.mark.parametrize(
+    ("limits", "batches"),
+    [
+        ({"max_files": 2}, [2, 2, 1]),
+        ({"max_bytes": 70}, [2, 2, 1]),
+        ({"max_bytes": 1}, [1, 1, 1, 1, 1]),
+        ({"max_bytes": 10_000}, [5]),
+        ({"max_files": 4, "max_bytes": 70}, [2, 2, 1]),
+        ({}, [5]),
+    ],
+)
+def test_limits_bound_a_batch_and_never_block_a_pipeline(
+    tmp_path: Path, limits: dict[str, int], batches: list[int]
+) -> None:
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(5)
+    assert {path.stat().st_size for path in (tmp_path / "in").iterdir()} <= {30, 32, 33}
+    fixture.run("a", drain=True, pipeline=fixture.pipeline(limits=Limits(**limits)))
+    ends = [v.plan.ranges["files"] for v in fixture.opened().versions(newest_first=False)]
+    assert [end - start for start, end in ends] == batches
+    fixture.check()
+
+
+def test_row_count_is_estimated_from_the_last_batch(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path, rows_per_file=10)
+    fixture.arrive(40)
+    pipeline = fixture.pipeline(limits=Limits(max_rows=20))
+    first, second = (fixture.run(run, pipeline=pipeline).counts["read"] for run in "ab")
+    assert first > 20  # the first estimate assumes 100 bytes a row; these have about 11
+    assert second <= 20
+    fixture.run("c", drain=True, pipeline=pipeline)
+    fixture.check()
+
+
+def test_files_are_read_in_the_order_of_their_modification_times(tmp_path: Path) -> None:
+    import os
+
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(3)
+    late = tmp_path / "in" / "00000.json"
+    os.utime(late, ns=(1_800_000_000_000_000_000,) * 2)
+    fixture.run("a", drain=True)
+    plan = fixture.opened().log.plan(0)
+    assert plan is not None
+    assert [pin["path"] for pin in plan[0].pins] == ["00001.json", "00002.json"]
+    fixture.check()
+
+
+def test_overwritten_file_is_a_new_file(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(1)
+    fixture.run("a")
+    (tmp_path / "in" / "00000.json").write_text('{"id": 77}\n')
+    assert fixture.run("b").counts["read"] == 1
+
+
+def test_pins_are_checked_one_by_one(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(2)
+    files = source(tmp_path / "in")
+    pins = [FilePin(f.path, f.bytes, f.identity) for f in files.listing(0)]
+    files.check_pins(pins, was_read=False)
+    with pytest.raises(SourceChangedError, match=r"00001\.json"):
+        files.check_pins([pins[0], dataclasses.replace(pins[1], identity="mtime:1")], was_read=False)
+
+
+def test_discovered_file_is_read_after_the_glob_was_narrowed(tmp_path: Path) -> None:
+    """The file's ordinal is part of the offsets. An open plan may also have pinned it."""
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(2)
+    (tmp_path / "in" / "00001.json").rename(tmp_path / "in" / "00001.txt")
+    wide = fixture.pipeline(limits=Limits(max_files=1))
+    fixture.run("a", pipeline=wide)
+    narrow = wide.replace(source=dataclasses.replace(wide.source, glob="*.json"))  # type: ignore[type-var]
+    (tmp_path / "in" / "00002.txt").write_text('{"id": 9}\n')
+    assert fixture.run("b", drain=True, pipeline=narrow).counts["read"] == fixture.rows_per_file
+    assert fixture.run("c", drain=True, pipeline=narrow).status == "empty"
+    fixture.check()
+
+
+def test_changed_limit_on_a_retry_does_not_change_the_planned_range(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(4)
+
+    fixture.dies("a")
+    assert fixture.run("a", pipeline=fixture.pipeline(limits=Limits(max_files=1))).ranges == {"files": (0, 2)}
+
+
+def test_planned_files_are_checked_concurrently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FilesSource(path=str(tmp_path), format="text")
+    pins = []
+    for number in range(64):
+        file = tmp_path / f"{number}.txt"
+        file.write_text("x")
+        pins.append(FilePin(file.name, 1, f"mtime:{file.stat().st_mtime_ns}"))
+    together, stat = Barrier(8), FilesSource.stat
+    monkeypatch.setattr(FilesSource, "stat", lambda self, path: (together.wait(30), stat(self, path))[1])
+    source.check_pins(pins, was_read=True)
+    (tmp_path / "40.txt").unlink()
+    (tmp_path / "50.txt").write_text("changed")
+    with pytest.raises(RecordsMissingError, match=r"no longer there.*file='40.txt'"):
+        source.check_pins(pins, was_read=True)

@@ -1,0 +1,485 @@
+"""Publishing to Iceberg: each batch is applied once, for any number of publishers, repeats, delays and catalog replies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from pyiceberg.exceptions import BadRequestError, CommitFailedException, ForbiddenError, ServiceUnavailableError
+from pyiceberg.expressions import EqualTo
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestWriterV2
+from pyiceberg.table import Table
+from pyiceberg.typedef import Record
+from sqlalchemy.exc import OperationalError
+
+from airflow_provider_streamsem import FilesSink
+from airflow_provider_streamsem.connectors.iceberg import sink as iceberg
+from airflow_provider_streamsem.connectors.staged_parquet import transactions
+from airflow_provider_streamsem.errors import InvalidError, MarkerLostError, PublishError, UnavailableError
+from airflow_provider_streamsem.pipeline.publish import skip
+from tests.connectors import batches
+from tests.connectors.iceberg.kills import SCENARIOS, Later, kill_at_every_step
+from tests.connectors.iceberg.lake import ID, Lake, Steps, spark_schema
+from tests.pipeline_fixture import PipelineFixture
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(transactions, "_LONGEST_WAIT_S", 0.05)
+    yield
+    Steps.hook = None
+
+
+def at_step(step: str, act: Any, *, nth: int = 1) -> None:
+    """Call ``act`` when a step is reached for the nth time. Steps that ``act`` itself reaches do not count."""
+    seen = {"count": 0, "busy": False}
+
+    def hook(name: str) -> None:
+        if name != step or seen["busy"]:
+            return
+        seen["count"] += 1
+        if seen["count"] == nth:
+            seen["busy"] = True
+            try:
+                act()
+            finally:
+                seen["busy"] = False
+
+    Steps.hook = hook
+
+
+def fails(error: BaseException) -> Any:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def test_batches_of_a_pipeline_are_published_once_and_the_log_is_clean(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(5)
+    pipeline = fixture.pipeline(sinks={"t": lake.sink, "out": FilesSink(path=str(tmp_path / "out"), format="json")})
+    fixture.run("a", pipeline=pipeline)
+    fixture.run("d", drain=True, pipeline=pipeline)
+    assert lake.rows() == sorted(fixture.expected.elements())
+    assert fixture.verdict().findings == []
+    receipts = fixture.opened().log.receipts(0)
+    assert receipts is not None
+    assert (receipts.sinks["t"].result, receipts.sinks["t"].rows) == ("applied", 6)
+
+
+def test_deleted_staged_files_are_not_added_to_the_table(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [1]))
+    batch = lake.batch(1, [2])
+    (path,) = (Path(lake.sink.path) / file.key for file in batch.committable.files)
+    kept = path.read_bytes()
+    path.unlink()
+    with pytest.raises(PublishError, match="put them back"):
+        lake.publish(batch)
+    assert lake.rows() == [1]
+    path.write_bytes(kept)
+    lake.publish(batch)
+    assert lake.rows() == [1, 2]
+
+
+def test_reprocessing_replaces_the_rows_of_its_version_in_one_snapshot(tmp_path: Path) -> None:
+    lake, fixture = Lake(tmp_path), PipelineFixture(tmp_path)
+    fixture.arrive(5)
+    pipeline = fixture.pipeline(sinks={"t": lake.sink})
+    fixture.run("d", drain=True, pipeline=pipeline)
+    before = len(lake.table().snapshots())
+    fixture.run("r", reprocessed=1, pipeline=pipeline.replace(transform=_tenfold))
+    assert lake.rows() == [0, 1, 2, 3, 4, 5, 12, 13, 14, *range(60, 120, 10)]
+    assert len(lake.table().snapshots()) == before + 1
+    fixture.run("r2", reprocessed=1, pipeline=pipeline)
+    assert lake.rows() == list(range(15))
+    assert fixture.verdict().findings == []
+
+
+def _tenfold(rows: list[dict[str, int]]) -> list[dict[str, int]]:
+    return [{"id": row["id"] * 10} for row in rows]
+
+
+def test_reprocessing_to_no_rows_removes_the_old_rows(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [1]))
+    first = lake.batch(1, [2])
+    lake.publish(first)
+    receipt = lake.publish(lake.batch(2, [], reprocesses=first))
+    assert receipt is not None
+    assert receipt.rows == 0
+    assert lake.rows() == [1]
+
+
+def test_two_concurrent_publishers_apply_each_batch_once_in_50_rounds(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    answers: list[Any] = []
+    for version in range(1, 51):
+        batch, gate = lake.batch(version, [version]), threading.Barrier(2)
+
+        def enter(batch: Any = batch, gate: Any = gate) -> None:
+            sink = lake.sink
+            gate.wait()
+            answers.append(lake.publish(batch, sink=sink))
+
+        threads = [threading.Thread(target=enter) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        answers.append(lake.publish(batch))  # late
+    assert len(answers) == 150
+    assert {answer.result for answer in answers} == {"applied"}
+    assert lake.rows() == list(range(51))
+    assert lake.marked() == [f"{version} applied" for version in range(51)]
+
+
+def test_late_publisher_changes_nothing(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    batches = [lake.batch(version, [version]) for version in range(3)]
+    for batch in batches:
+        lake.publish(batch)
+    head = lake.table().metadata_location
+    assert lake.publish(batches[0]) is None
+    assert lake.skip(batches[0]) is None
+    again = lake.publish(batches[2])
+    assert again is not None
+    assert again.result == "applied"
+    assert lake.table().metadata_location == head
+
+
+def test_publisher_paused_before_its_commit_is_refused_in_50_rounds(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    for version in range(1, 101, 2):
+        batch, after = lake.batch(version, [version]), lake.batch(version + 1, [version + 1])
+        at_step("before commit_table", lambda both=(batch, after): [lake.publish(each) for each in both])
+        assert lake.publish(batch) is None
+    assert lake.rows() == list(range(101))
+    assert lake.marked() == [f"{version} applied" for version in range(101)]
+
+
+@pytest.mark.parametrize("reprocess", [False, True])
+def test_publisher_paused_before_its_commit_is_refused(tmp_path: Path, reprocess: bool) -> None:
+    lake = Lake(tmp_path)
+    first = lake.batch(0, [0])
+    lake.publish(first)
+    batch = lake.batch(1, [10], reprocesses=first) if reprocess else lake.batch(1, [10])
+    after = lake.batch(2, [20])
+
+    def others() -> None:
+        lake.publish(batch)
+        lake.publish(after)
+
+    at_step("before commit_table", others)
+    assert lake.publish(batch) is None
+    assert lake.rows() == ([10, 20] if reprocess else [0, 10, 20])
+    assert lake.marker() == batches.marked(2)
+
+
+def test_commit_of_another_writer_between_read_and_commit_is_kept(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    at_step("before commit_table", lambda: lake.table().append(lake.table().scan().to_arrow()))
+    lake.publish(lake.batch(1, [1]))
+    assert lake.rows() == [0, 0, 1]
+
+
+def test_two_concurrent_first_publishers_create_one_table(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    batch = lake.batch(0, [0])
+    at_step("before create_table", lambda: lake.publish(batch))
+    receipt = lake.publish(batch)
+    assert receipt is not None
+    assert lake.rows() == [0]
+    assert lake.marked() == ["0 applied"]
+
+
+@pytest.mark.parametrize(
+    "error", [CommitFailedException("it had landed"), requests.ConnectionError("no reply"), OSError("post-commit")]
+)
+def test_reply_lost_after_the_commit_landed_duplicates_nothing(tmp_path: Path, error: Exception) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    at_step("after commit_table", fails(error))
+    receipt = lake.publish(lake.batch(1, [1]))
+    assert receipt is not None
+    assert receipt.result == "applied"
+    assert lake.rows() == [0, 1], "the manifests of the commit that landed are there"
+    assert lake.marked() == ["0 applied", "1 applied"]
+
+
+def test_next_publisher_finds_out_whether_an_unanswered_commit_landed(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    batch = lake.batch(1, [1])
+
+    def never(name: str) -> None:
+        if name == "after commit_table" or (name == "before load_table" and landed):
+            landed.append(name)
+            raise requests.ConnectionError
+
+    landed: list[str] = []
+    Steps.hook = never
+    with pytest.raises(UnavailableError, match="whether the batch is in it is unknown"):
+        lake.publish(batch)
+    Steps.hook = None
+    receipt = lake.publish(batch)
+    assert receipt is not None
+    assert lake.marked() == ["0 applied", "1 applied"]
+
+
+def test_skipped_batch_is_never_applied_by_a_late_publisher(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    batch = lake.batch(1, [1])
+    at_step("before commit_table", lambda: lake.skip(batch))
+    receipt = lake.publish(batch)
+    assert receipt is not None
+    assert (receipt.result, receipt.rows) == ("skipped", 0)
+    assert lake.marker() == batches.marked(1, "skipped")
+    lake.publish(lake.batch(2, [2]))
+    assert lake.rows() == [0, 2]
+
+
+def test_batch_that_the_table_refuses_can_be_skipped(tmp_path: Path) -> None:
+    lake, fixture = Lake(tmp_path), PipelineFixture(tmp_path)
+    fixture.arrive(4)
+    pipeline = fixture.pipeline(sinks={"t": lake.sink})
+    fixture.run("a", pipeline=pipeline)
+
+    def retype() -> None:
+        with lake.table().update_schema() as update:
+            update.rename_column("id", "key")
+
+    at_step("before load_table", retype, nth=2)  # accept reads the table first
+    with pytest.raises(PublishError, match="does not take its rows"):
+        fixture.run("b", pipeline=pipeline)
+    Steps.hook = None
+    skip(pipeline, 1, sink="t", reason="renamed by the owner", log=fixture.log())
+    assert lake.rows("key") == [0, 1, 2, 3, 4, 5]
+    assert fixture.verdict().findings == []
+
+
+@pytest.mark.parametrize("how", ["deleted", "rewritten"])
+def test_reprocessing_of_files_that_others_changed_is_refused_and_changes_nothing(tmp_path: Path, how: str) -> None:
+    lake = Lake(tmp_path)
+    first = lake.batch(0, [1, 2])
+    lake.publish(first)
+    lake.table().delete("id > 0" if how == "deleted" else EqualTo("id", 2))
+    head = lake.table().metadata_location
+    with pytest.raises(PublishError, match="rewritten or deleted"):
+        lake.publish(lake.batch(1, [3], reprocesses=first))
+    assert lake.table().metadata_location == head
+
+
+def test_reprocessing_of_rows_that_others_deleted_is_refused_before_the_plan(tmp_path: Path) -> None:
+    lake, fixture = Lake(tmp_path), PipelineFixture(tmp_path)
+    fixture.arrive(4)
+    pipeline = fixture.pipeline(sinks={"t": lake.sink})
+    fixture.run("d", drain=True, pipeline=pipeline)
+    lake.table().delete(EqualTo("id", 0))
+    with pytest.raises(InvalidError, match="cannot be reprocessed"):
+        fixture.run("r", reprocessed=0, pipeline=pipeline)
+    assert fixture.log().plan(2) is None
+    assert lake.rows() == list(range(1, 12))
+
+
+def test_table_errors_are_permanent_and_catalog_errors_are_retried(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(transactions, "_LONGEST_WAIT_S", 0.0)
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    batch = lake.batch(1, [1])
+    for error, raised, tries in [
+        (BadRequestError("no such column"), PublishError, 1),
+        (ForbiddenError("read only"), PublishError, 1),
+        (ValueError("Cannot write manifest for table version: 3"), PublishError, 1),
+        (CommitFailedException("stale"), UnavailableError, 12),
+        (ServiceUnavailableError("503"), UnavailableError, 12),
+        (ConnectionError("reset"), UnavailableError, 12),
+        (OperationalError("locked", None, Exception()), UnavailableError, 12),
+    ]:
+        asked: list[str] = []
+
+        def fail(name: str, error: Exception = error, asked: list[str] = asked) -> None:
+            if name == "before commit_table":
+                asked.append(name)
+                raise error
+
+        Steps.hook = fail
+        with pytest.raises(raised):
+            lake.publish(batch)
+        assert len(asked) == tries, error
+    Steps.hook = None
+    assert lake.publish(batch) is not None
+    assert lake.rows() == [0, 1]
+
+
+@pytest.mark.parametrize("step", ["load_table", "create_table"])
+def test_table_that_the_catalog_forbids_to_read_or_create_fails_and_names_streamsem_skip(
+    tmp_path: Path, step: str
+) -> None:
+    lake = Lake(tmp_path)
+    batch = lake.batch(0, [0])
+
+    def forbid(name: str) -> None:
+        if name == f"before {step}":
+            raise ForbiddenError("not yours")
+
+    Steps.hook = forbid
+    with pytest.raises(PublishError, match="streamsem skip"):
+        lake.publish(batch)
+
+
+def test_marker_survives_expired_snapshots(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    batch = lake.batch(0, [0])
+    lake.publish(batch)
+    lake.table().append(lake.table().scan().to_arrow())
+    table = lake.table()
+    table.maintenance.expire_snapshots().by_id(table.snapshots()[0].snapshot_id).commit()
+    assert lake.marked() == []
+    again = lake.publish(batch)
+    assert again is not None
+    assert again.result == "applied"
+    assert lake.rows() == [0, 0]
+
+
+def test_attempts_in_use_are_found_beside_equality_deletes_and_files_of_other_locations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    lake.table().manage_snapshots().create_tag(lake.table().snapshots()[0].snapshot_id, "kept").commit()
+    lake.publish(lake.batch(1, [1]))
+    lake.table().delete(EqualTo("id", 0))
+    _append_file(lake.table(), "s3a://others/x?y#/1.parquet", DataFileContent.DATA)
+    with monkeypatch.context() as patch:  # pyiceberg itself writes no manifest of deletes
+        patch.setattr(ManifestWriterV2, "content", lambda self: ManifestContent.DELETES)
+        _append_file(lake.table(), "hdfs://others/2.parquet", DataFileContent.EQUALITY_DELETES)
+    with pytest.raises(ValueError, match="equality deletes"):
+        list(lake.table().scan().plan_files())
+    assert lake.sink.attempts_in_use() == {(0, "a"), (1, "a")}, "one by a tag, one by the current snapshot"
+
+
+def _append_file(table: Table, path: str, content: DataFileContent) -> None:
+    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+        named = DataFile.from_args(
+            content=content,
+            file_path=path,
+            file_format=FileFormat.PARQUET,
+            partition=Record(),
+            record_count=1,
+            file_size_in_bytes=1,
+            equality_ids=[1] if content == DataFileContent.EQUALITY_DELETES else None,
+        )
+        named.spec_id = 0
+        append.append_data_file(named)
+
+
+def test_expiry_removes_old_snapshots_of_the_sink_and_keeps_those_of_other_writers(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    lake = Lake(tmp_path).with_options(expire_after_s=60)
+    lake.publish(lake.batch(0, [0]))
+    lake.publish(lake.batch(1, [1]))
+    table = lake.table()
+    table.append(table.scan().to_arrow().slice(0, 1))
+    lake.publish(lake.batch(2, [2]))
+    table = lake.table()
+    table.manage_snapshots().create_tag(table.snapshots()[0].snapshot_id, "kept").commit()
+    assert len(lake.table().snapshots()) == 4
+    monkeypatch.setattr(iceberg, "SYSTEM_CLOCK", Later())
+    lake.publish(lake.batch(3, [3]))
+    assert lake.marked() == ["0 applied", "2 applied", "3 applied"], (
+        "what the tag and the branch showed, and the new one"
+    )
+    assert len(lake.table().snapshots()) == 4
+    assert len(lake.rows()) == 5
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_crash_at_every_step_then_retry_publishes_once(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg, "SYSTEM_CLOCK", Later())
+    kill_at_every_step(tmp_path, name)
+
+
+def test_batch_without_rows_creates_no_table(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    receipt = lake.publish(lake.batch(0, []))
+    assert receipt is not None
+    assert receipt.rows == 0
+    assert lake.marker() is None
+    lake.sink.resolve_schema(spark_schema(ID))
+    with lake.catalog() as catalog:
+        assert not catalog.table_exists("lake.rows")
+
+
+@pytest.mark.parametrize("harm", ["renamed", "dropped", "rolled back"])
+def test_table_that_lost_published_versions_stops_the_run_and_is_left_unchanged(tmp_path: Path, harm: str) -> None:
+    lake = Lake(tmp_path)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(8)
+    pipeline = fixture.pipeline(sinks={"t": lake.sink})
+    fixture.run("a", pipeline=pipeline)
+    fixture.run("b", pipeline=pipeline)
+    table = lake.table()
+    newest = table.snapshots()[-1].snapshot_id
+    with lake.catalog() as catalog:
+        if harm == "renamed":
+            catalog.rename_table(lake.name, "lake.aside")
+        elif harm == "dropped":
+            catalog.drop_table(lake.name)
+        else:
+            table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
+    for run_key in ("c", "d"):
+        with pytest.raises(MarkerLostError) as stopped:
+            fixture.run(run_key, pipeline=pipeline)
+    facts = ["table='lake.rows'", "sink='t'", "version=2", "expected_marker=1", "streamsem skip"]
+    assert [fact for fact in facts if fact not in str(stopped.value)] == []
+    assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 1)]
+    with lake.catalog() as catalog:
+        assert catalog.table_exists(lake.name) == (harm == "rolled back")
+        if harm == "renamed":
+            catalog.rename_table("lake.aside", lake.name)
+        elif harm == "dropped":
+            skip(pipeline, 2, sink="t", reason="the table was dropped", log=fixture.log())
+        else:
+            lake.table().manage_snapshots().set_current_snapshot(newest).commit()
+    fixture.run("rest", drain=True, pipeline=pipeline)
+    lost = range(18) if harm == "dropped" else range(0)
+    assert lake.rows() == sorted(set(fixture.expected) - set(lost))
+    assert fixture.verdict().findings == []
+
+
+def test_table_whose_rollback_undid_only_later_foreign_commits_is_published_to(tmp_path: Path) -> None:
+    lake = Lake(tmp_path).with_options(expire_after_s=60)
+    lake.publish(lake.batch(0, [0]))
+    own = lake.table().snapshots()[-1].snapshot_id
+    lake.table().append(lake.table().scan().to_arrow())
+    lake.table().manage_snapshots().rollback_to_snapshot(own).commit()
+    lake.publish(replace(lake.batch(1, [1]), expected_marker=batches.before(1)))
+    lake.table().append(lake.table().scan().to_arrow().slice(0, 1))
+    table = lake.table()
+    table.maintenance.expire_snapshots().by_id(table.snapshots()[-2].snapshot_id).commit()
+    lake.publish(replace(lake.batch(2, [2]), expected_marker=batches.before(2)))
+    assert lake.marker() == batches.marked(2)
+
+
+def test_marker_of_a_commit_unknown_to_the_log_is_refused(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.publish(lake.batch(0, [0]))
+    second = lake.batch(1, [1])
+    lake.publish(second)
+    batches.check_that_commits_of_other_logs_are_refused(lake.sink, second, lake.batch(2, [2]))
+    assert lake.rows() == [0, 1, 2]

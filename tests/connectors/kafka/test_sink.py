@@ -1,0 +1,126 @@
+"""The Kafka sink without a cluster: arguments, columns, sizes, label. The other tests are in tests/integration/test_kafka_sink.py."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_streamsem import guarantee
+from airflow_provider_streamsem.connectors.kafka.rows import Measured, check_columns, records
+from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
+from airflow_provider_streamsem.errors import DataError, InvalidError
+from airflow_provider_streamsem.pipeline.spec import from_json
+from tests.pipeline_fixture import PipelineFixture
+
+HEADERS: Any = {
+    "type": "array", "containsNull": True,
+    "elementType": {"type": "struct", "fields": [{"name": "key", "type": "string"}, {"name": "value", "type": "binary"}]},
+}  # fmt: skip
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({}, "exactly one of conn_id"), ({"conn_id": "k", "bootstrap_servers": "h:1"}, "exactly one of conn_id"), ({"bootstrap_servers": "u:pw@h:1"}, "bootstrap_servers"),
+    ({"conn_id": "k", "topic": "a b"}, "topic"), ({"conn_id": "k", "control_topic": ""}, "control_topic"), ({"conn_id": "k", "topic": "__streamsem_markers"}, "control topic"),
+    ({"conn_id": "k", "transaction_timeout_s": 0}, "transaction_timeout_s"), ({"conn_id": "k", "bytes_per_s": 1.5}, "bytes_per_s"),
+    ({"conn_id": "k", "options": {"transactional.id": "mine"}}, "options"), ({"conn_id": "k", "options": {"linger.ms": 5}}, "options"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "says"), BAD)
+def test_invalid_argument_is_named(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidError, match=says):
+        KafkaSink("/staged", **given)
+
+
+def _schema(**types: Any) -> str:
+    return json.dumps(
+        {"type": "struct", "fields": [{"name": n, "type": t, "nullable": True} for n, t in types.items()]}
+    )
+
+
+def test_columns_of_a_kafka_record_are_accepted() -> None:
+    check_columns(_schema(key="binary", value="string", headers=HEADERS, topic="string", partition="integer"), None)
+    check_columns(_schema(value="binary"), "t")
+    check_columns(_schema(), None)  # a batch without rows
+
+
+@pytest.mark.parametrize(
+    ("types", "says"),
+    [
+        ({"value": "string", "id": "long"}, "not those of a Kafka record"), ({"key": "string"}, "not those of a Kafka record"), ({"value": "string"}, "names a topic"),
+        ({"value": "long", "topic": "string"}, "column='value'"), ({"value": "string", "topic": "string", "partition": "string"}, "column='partition'"),
+        ({"value": "string", "topic": "string", "headers": "string"}, "column='headers'"),
+        ({"value": "string", "topic": "string", "headers": {**HEADERS, "elementType": "binary"}}, "column='headers'"),
+    ],
+)  # fmt: skip
+def test_columns_that_are_not_those_of_a_kafka_record_are_refused_and_named(types: dict[str, Any], says: str) -> None:
+    with pytest.raises(DataError, match=f"{says}|nothing became visible.*{says}"):
+        check_columns(_schema(**types), None)
+
+
+def test_batch_size_is_the_size_of_its_records_and_each_topic_partition_is_found() -> None:
+    rows: list[dict[str, Any]] = [
+        {"key": "ab", "value": b"123", "headers": [{"key": "h", "value": b"xy"}], "topic": "t", "partition": 1},
+        {"key": None, "value": b"1", "headers": None, "topic": None, "partition": None},
+        {"key": "é", "value": None, "headers": [], "topic": "t", "partition": 1},
+    ]
+    schema = pa.schema(
+        [
+            ("key", pa.string()), ("value", pa.binary()), ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+            ("topic", pa.string()), ("partition", pa.int32()),
+        ]
+    )  # fmt: skip
+    batches = pa.Table.from_pylist(rows, schema).to_batches(max_chunksize=2)
+    measured = Measured()
+    for batch in batches:
+        measured.add(batch)
+    assert (measured.rows, measured.bytes, measured.largest) == (3, 8 + 1 + 2 + 3 * 32, 8)
+    assert measured.locations == {("t", 1), (None, None)}
+    assert measured.keyless == {None}
+    assert [*records(iter(batches), "default")] == [
+        {"topic": "t", "value": b"123", "key": "ab", "partition": 1, "headers": [("h", b"xy")]},
+        {"topic": "default", "value": b"1", "key": None},
+        {"topic": "t", "value": None, "key": "é", "partition": 1},
+    ]
+
+
+OF_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def test_header_with_null_value_stays_null() -> None:
+    rows = pa.table(
+        {"value": ["x"], "headers": pa.array([[{"key": "a", "value": None}, {"key": "b", "value": b""}]], OF_HEADERS)}
+    )
+    Measured().add(rows.to_batches()[0])
+    (record,) = records(iter(rows.to_batches()), "t")
+    assert record["headers"] == [("a", None), ("b", b"")]
+
+
+@pytest.mark.parametrize("header", [None, {"key": None, "value": b"1"}, {"key": "a\0b", "value": b"1"}])
+def test_header_that_the_client_would_change_is_refused_before_the_commit(header: Any) -> None:
+    rows = pa.table({"value": ["x"], "headers": pa.array([[header]], OF_HEADERS)})
+    with pytest.raises(DataError, match="a header is null"):
+        Measured().add(rows.to_batches()[0])
+
+
+def test_empty_topic_is_refused_before_the_commit() -> None:
+    with pytest.raises(DataError, match="topic is an empty text"):
+        Measured().add(pa.table({"value": ["x", "y"], "topic": ["t", ""]}).to_batches()[0])
+
+
+def test_size_of_rows_with_only_a_value() -> None:
+    measured = Measured()
+    for batch in pa.table({"value": ["1", "22", "333"]}).to_batches():
+        measured.add(batch)
+    assert (measured.bytes, measured.largest, measured.locations) == (6 + 3 * 32, 3, {(None, None)})
+    assert measured.keyless == {None}
+
+
+def test_label_names_read_committed_consumers_and_the_spec_round_trips(tmp_path: Any) -> None:
+    w = PipelineFixture(tmp_path)
+    sink = KafkaSink(str(tmp_path / "staged"), topic="t", conn_id="k", options={"linger.ms": "5"})
+    pipeline = w.pipeline(sinks={"out": sink}, require="exactly_once")
+    assert any("read_committed see" in reason for reason in guarantee(pipeline).reasons)
+    spec = {key: value for key, value in pipeline.to_json().items() if key != "transform"}
+    assert from_json(spec).sinks == pipeline.sinks

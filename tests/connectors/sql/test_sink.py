@@ -1,0 +1,652 @@
+"""Rows of a database table, on SQLite: what each mode guarantees through crashes, lost replies, other publishers and unsuitable tables."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+import sqlalchemy as sa
+
+from airflow_provider_streamsem.connectors.sql import database
+from airflow_provider_streamsem.connectors.sql.columns import Target
+from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    MarkerLostError,
+    PublishError,
+    StreamsemError,
+    UnavailableError,
+)
+from airflow_provider_streamsem.pipeline.publish import skip
+from airflow_provider_streamsem.pipeline.reprocess import reprocess
+from airflow_provider_streamsem.pipeline.spec import Pipeline, from_json
+from airflow_provider_streamsem.protocol.entries import Receipt
+from airflow_provider_streamsem.testing.clock import ManualClock
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.connectors.batches import (
+    UUID,
+    check_that_commits_of_other_logs_are_refused,
+    committed_batch,
+    resolve_schema,
+    schema_of,
+    staged,
+)
+from tests.connectors.sql.database_steps import Steps
+from tests.pipeline_fixture import PipelineFixture
+
+MODES: dict[str, dict[str, Any]] = {
+    "append": {"mode": "append"},
+    "upsert": {"mode": "upsert", "keys": ["id"]},
+    "replace_version": {"mode": "replace_version"},
+}
+TABLE = 'CREATE TABLE "t" (id BIGINT PRIMARY KEY, _streamsem_version BIGINT)'
+# Without a key only the marker prevents duplicate rows.
+OPEN_TABLE = 'CREATE TABLE "t" (id BIGINT NOT NULL, _streamsem_version BIGINT)'
+IDS = schema_of(id="long")
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_provider_streamsem.connectors.staged_parquet.transactions.SYSTEM_CLOCK", ManualClock())
+
+
+@dataclass
+class Database:
+    """A SQLite file, reached by the connection ``db``."""
+
+    path: Path
+
+    def run(self, statement: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.Connection(self.path)) as connection:
+            found = connection.execute(statement).fetchall()
+            connection.commit()
+            return found
+
+    def ids(self) -> Counter[int]:
+        return Counter(row[0] for row in self.run('SELECT id FROM "t"'))
+
+    def markers(self) -> list[tuple[int, str]]:
+        return [(row[0], row[1]) for row in self.run("SELECT version, state FROM streamsem_markers")]
+
+
+@pytest.fixture
+def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
+    return database_at(tmp_path / "db.sqlite", monkeypatch)
+
+
+def database_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
+    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps({"conn_type": "sqlite", "host": str(path)}))
+    return Database(path)
+
+
+def sink(location: Path, mode: str = "append", **changes: Any) -> JdbcSink:
+    return JdbcSink(**{"conn_id": "db", "table": "t", "staging": str(location / "staging"), **MODES[mode], **changes})
+
+
+@pytest.fixture
+def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
+    """Return a function that runs the driver calls of SQLAlchemy as numbered steps."""
+
+    def use(steps: Steps) -> None:
+        class Cursor(sqlite3.Cursor):
+            def execute(self, *arguments: Any) -> Any:
+                return steps.take("execute", lambda: super(Cursor, self).execute(*arguments), self.die)
+
+            def executemany(self, *arguments: Any) -> Any:
+                return steps.take("executemany", lambda: super(Cursor, self).executemany(*arguments), self.die)
+
+            def die(self) -> None:
+                self.close()  # otherwise the file stays locked until the cursor is collected
+                self.connection.die()
+
+        class Connection(sqlite3.Connection):
+            def die(self) -> None:
+                super().close()  # SQLite rolls back the open transaction, as it does when a process dies
+
+            def cursor(self, *arguments: Any) -> Any:
+                return super().cursor(Cursor)
+
+            def commit(self) -> None:
+                steps.take("commit", super().commit, self.die)
+
+            def rollback(self) -> None:
+                steps.take("rollback", super().rollback, self.die)
+
+            def close(self) -> None:
+                steps.take("close", super().close, self.die)
+
+        def connect(*arguments: Any, **named: Any) -> Any:
+            made = steps.take("connect", lambda: Connection(*arguments, **named), lambda: None)
+            assert made is not None
+            return made
+
+        monkeypatch.setattr("sqlite3.dbapi2.connect", connect)
+
+    return use
+
+
+SCENARIOS = [
+    ("append", "batch"),
+    ("upsert", "batch"),
+    ("replace_version", "batch"),
+    ("replace_version", "reprocess"),
+    ("append", "skip"),
+]
+
+
+@pytest.mark.parametrize(("mode", "what"), SCENARIOS)
+def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
+    mode: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepping: Callable[[Steps], None]
+) -> None:
+    def scenario(steps: Steps, location: Path) -> None:
+        location.mkdir()
+        stepping(Steps())
+        db = database_at(location / "db.sqlite", monkeypatch)
+        db.run(TABLE if mode == "upsert" else OPEN_TABLE)
+        fixture = PipelineFixture(location)
+        fixture.arrive(2)
+        pipeline = fixture.pipeline(sinks={"t": sink(location, mode)})
+        fixture.run("first", pipeline=pipeline)
+        fixture.arrive(1)
+        if what == "skip":
+            commit_without_publishing(fixture, pipeline, "second")
+
+        def work() -> None:
+            if what == "reprocess":
+                fixture.run("again", pipeline=pipeline, reprocessed=0)
+            elif what == "skip":
+                skip(pipeline, 1, sink="t", reason="test", log=fixture.log())
+            else:
+                fixture.run("second", pipeline=pipeline)
+
+        stepping(steps)
+        with suppress(Crash, StreamsemError):
+            work()
+        stepping(Steps())
+        head = fixture.opened().log.find_head()
+        if what != "skip" or head.has_pending_publishes:
+            work()
+        if what == "reprocess":
+            fixture.run("second", pipeline=pipeline)
+        expected = Counter(range(6)) if what == "skip" else fixture.expected
+        assert db.ids() == expected, (steps.at, steps.fault, steps.names)
+        verdict = fixture.verdict()
+        assert verdict.findings == [], (steps.at, steps.fault, steps.names)
+        assert db.markers() == [(1 + (what == "reprocess"), "skipped" if what == "skip" else "applied")]
+
+    whole = Steps()
+    scenario(whole, tmp_path / "whole")
+    assert whole.names.count("commit") >= 2
+    if what != "skip":
+        assert "executemany" in whole.names
+    for at in range(len(whole.names)):
+        for fault in ("after", "lost"):  # a crash before a call is a crash after the previous one
+            steps = Steps(at, fault)
+            scenario(steps, tmp_path / f"{at}-{fault}")
+            assert len(steps.names) > at, "the step was not reached"
+
+
+def commit_without_publishing(fixture: PipelineFixture, pipeline: Pipeline, run_key: str) -> None:
+    """Run, and die between the commit and the publishing."""
+
+    def die(*_: Any) -> Receipt:
+        raise Crash
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(JdbcSink, "publish", die)
+        with suppress(Crash):
+            fixture.run(run_key, pipeline=pipeline)
+            raise AssertionError("it did not die")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_concurrent_publishers_and_a_late_one_apply_a_version_once(mode: str, db: Database, tmp_path: Path) -> None:
+    db.run(TABLE if mode == "upsert" else OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, mode)})
+    for version in range(50):
+        fixture.arrive(1)
+        commit_without_publishing(fixture, pipeline, f"r{version}")
+        batch = committed_batch(fixture, pipeline, "t", version)
+        start = threading.Barrier(2)
+        answers: list[Receipt | None] = []
+
+        def publish(batch: Any = batch, start: Any = start, answers: Any = answers) -> None:
+            start.wait()
+            answers.append(sink(tmp_path, mode).publish(batch, None))  # type: ignore[arg-type]
+
+        threads = [threading.Thread(target=publish) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert answers == [Receipt(result="applied", rows=3)] * 2
+        assert db.ids() == fixture.expected
+        fixture.run(f"r{version}", pipeline=pipeline)
+    late = committed_batch(fixture, pipeline, "t", 3)
+    assert sink(tmp_path, mode).publish(late, None) is None  # type: ignore[arg-type]
+    assert sink(tmp_path, mode).skip(late, None) is None  # type: ignore[arg-type]
+    assert db.ids() == fixture.expected
+    assert db.markers() == [(49, "applied")]
+    assert fixture.verdict().findings == []
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_columns_whose_names_differ_only_in_punctuation_keep_their_values(
+    mode: str, db: Database, tmp_path: Path
+) -> None:
+    """SQLAlchemy 2.0 makes parameters of column keys, and would make one parameter of two such names."""
+    names = ["unit price", "unit_price", "p%", "pP"]
+    db.run(f"CREATE TABLE t (id BIGINT PRIMARY KEY, {', '.join(f'{chr(34)}{name}{chr(34)} TEXT' for name in names)})")
+    table = Target(None, "t", "mysql", {}, (), frozenset()).table(names)
+    assert sorted(sa.insert(table).compile().params) == ["c0", "c1", "c2", "c3"]
+    to = sink(tmp_path, mode)
+    schema = schema_of(id="long", **dict.fromkeys(names, "string"))
+    values = {"id": [1], **{name: [f"of {name}"] for name in names}}
+    to.publish(staged(to, pyarrow.table(values), schema=schema), None)  # type: ignore[arg-type]
+    assert db.run("SELECT * FROM t") == [(1, *(f"of {name}" for name in names))]
+
+
+def test_late_publisher_of_a_skipped_version_finds_it_skipped(db: Database, tmp_path: Path) -> None:
+    db.run(OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path)})
+    fixture.arrive(1)
+    commit_without_publishing(fixture, pipeline, "r")
+    batch = committed_batch(fixture, pipeline, "t", 0)
+    assert skip(pipeline, 0, sink="t", reason="why", log=fixture.log()).sinks["t"].result == "skipped"
+    assert sink(tmp_path).publish(batch, None) == Receipt(result="skipped", rows=0)  # type: ignore[arg-type]
+    assert db.ids() == Counter()
+    assert fixture.verdict().findings == []
+
+
+def test_reprocessing_replaces_only_the_rows_of_its_chain(db: Database, tmp_path: Path) -> None:
+    db.run(OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(4)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, "replace_version")})
+    fixture.run("a", pipeline=pipeline, drain=True)
+    for attempt, tens in (("b", 10), ("c", 20)):
+        changed = pipeline.replace(transform=lambda rows, n=tens: [{"id": row["id"] + n} for row in rows])
+        fixture.run(attempt, pipeline=changed, reprocessed=0)
+    assert db.ids() == Counter([20, 21, 22, 23, 24, 25, 6, 7, 8, 9, 10, 11])
+    assert set(db.run("SELECT id / 20, _streamsem_version FROM t")) == {(1, 0), (0, 1)}
+    assert fixture.verdict().findings == []
+
+
+def test_reprocessing_that_would_delete_rows_of_others_is_refused_and_deletes_none(
+    db: Database, tmp_path: Path
+) -> None:
+    db.run(OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(1)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, "replace_version")})
+    fixture.run("a", pipeline=pipeline)
+    db.run("INSERT INTO t VALUES (100, 0)")
+    with pytest.raises(PublishError, match="others write the column"):
+        fixture.run("b", pipeline=pipeline, reprocessed=0)
+    assert db.ids() == fixture.expected + Counter([100])
+    assert skip(pipeline, 1, sink="t", reason="leave it", log=fixture.log()).sinks["t"].result == "skipped"
+    assert db.ids() == fixture.expected + Counter([100])
+
+
+def test_reprocessing_is_refused_if_a_trigger_keeps_the_replaced_rows(db: Database, tmp_path: Path) -> None:
+    db.run(OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(1)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, "replace_version")})
+    fixture.run("a", pipeline=pipeline)
+    db.run("CREATE TRIGGER kept BEFORE DELETE ON t BEGIN SELECT RAISE(IGNORE); END")
+    with pytest.raises(PublishError, match="a trigger or rule of the table keeps them"):
+        fixture.run("b", pipeline=pipeline, reprocessed=0)
+    assert db.ids() == fixture.expected
+    db.run("DROP TRIGGER kept")
+    fixture.run("b", pipeline=pipeline, reprocessed=0)
+    assert db.ids() == fixture.expected
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_reprocessing_in_a_mode_that_cannot_replace_is_refused_before_anything_is_written(
+    mode: str, db: Database, tmp_path: Path
+) -> None:
+    db.run(TABLE)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(1)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, mode)})
+    fixture.run("a", pipeline=pipeline)
+    with pytest.raises(InvalidError, match="cannot replace"):
+        reprocess(pipeline, 0, run_key="b", log=fixture.log())
+    assert fixture.opened().log.plan(1) is None
+
+
+def test_upsert_keeps_the_last_row_of_a_key_within_and_across_batches(db: Database, tmp_path: Path) -> None:
+    db.run('CREATE TABLE t (id BIGINT PRIMARY KEY, "na""me %s" TEXT, mine TEXT DEFAULT \'kept\')')
+    to, schema = sink(tmp_path, "upsert"), schema_of(**{"id": "long", 'na"me %s': "string"})
+    rows = pyarrow.table({"id": [1, 2, 1], 'na"me %s': ["a", "b", "c"]})
+    to.publish(staged(to, rows, 0, schema=schema), None)  # type: ignore[arg-type]
+    db.run("UPDATE t SET mine = 'changed'")
+    later = pyarrow.table({"id": [2, 3], 'na"me %s': ["d", ""]})
+    to.publish(staged(to, later, 1, schema=schema), None)  # type: ignore[arg-type]
+    assert db.run("SELECT * FROM t ORDER BY id") == [(1, "c", "changed"), (2, "d", "changed"), (3, "", "kept")]
+
+
+def test_values_arrive_unchanged(db: Database, tmp_path: Path) -> None:
+    db.run(
+        "CREATE TABLE t (b BOOLEAN, i BIGINT, f DOUBLE, s TEXT, x BLOB, d DATE, u DATETIME, n DATETIME, m NUMERIC(12,2), a TEXT, j JSON)"
+    )
+    to = sink(tmp_path)
+    array = {"type": "array", "elementType": "long", "containsNull": True}
+    schema = schema_of(b="boolean", i="long", f="double", s="string", x="binary", d="date", u="timestamp", n="timestamp_ntz", m="decimal(12,2)", a=array, j=array)  # fmt: skip
+    at = datetime.datetime(2020, 2, 29, 23, 59, 59, 999_999)
+    values: dict[str, list[Any]] = {
+        "b": [True, None], "i": [-(2**63), None], "f": [float("inf"), None], "s": ["", None], "x": [b"\x00\xff", None], "d": [at.date(), None],
+        "u": [at.replace(tzinfo=datetime.timezone.utc), None], "n": [at, None], "m": [Decimal("-1234567890.12"), None], "a": [[1, None], None], "j": [[1], None],
+    }  # fmt: skip
+    to.publish(staged(to, pyarrow.table(values), schema=schema), None)  # type: ignore[arg-type]
+    first, second = db.run("SELECT * FROM t")
+    assert first == (1, -(2**63), float("inf"), "", b"\x00\xff", "2020-02-29", "2020-02-29 23:59:59.999999", "2020-02-29 23:59:59.999999", -1234567890.12, "[1,null]", "[1]")  # fmt: skip
+    assert second == (None,) * 11
+
+
+def test_number_that_sqlite_would_turn_into_null_is_refused_before_the_commit(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (f DOUBLE)")
+    with pytest.raises(DataError, match=r"nothing became visible table='t' columns=\{'f': 'is NaN"):
+        staged(sink(tmp_path), pyarrow.table({"f": [float("nan"), None]}), schema=schema_of(f="double"))
+
+
+REFUSED = {
+    "no such table": ("append", "CREATE TABLE other (id BIGINT)", {"id": "long"}),
+    "a view": ("append", "CREATE VIEW t AS SELECT 1 AS id", {"id": "long"}),
+    "no such column": ("append", "CREATE TABLE t (id BIGINT)", {"id": "long", "more": "long"}),
+    "another case": ("append", "CREATE TABLE t (ID BIGINT)", {"id": "long"}),
+    "another type": ("append", "CREATE TABLE t (id TEXT)", {"id": "long"}),
+    "a decimal that a float cannot hold": ("append", "CREATE TABLE t (id NUMERIC(30,2))", {"id": "decimal(30,2)"}),
+    "a column whose type nothing tells": ("append", "CREATE TABLE t (id BIGINT, a BIGINT)", {"id": "long", "a": "void"}),
+    "a type that no column has": ("append", "CREATE TABLE t (id TEXT)", {"id": "interval day to second"}),
+    "a column that must have a value": ("append", "CREATE TABLE t (id BIGINT, must TEXT NOT NULL)", {"id": "long"}),
+    "a column that the database makes": ("append", "CREATE TABLE t (id BIGINT, twice BIGINT AS (id * 2) STORED)", {"id": "long", "twice": "long"}),
+    "no unique index": ("upsert", "CREATE TABLE t (id BIGINT NOT NULL)", {"id": "long"}),
+    "a unique index of other columns": ("upsert", "CREATE TABLE t (id BIGINT NOT NULL, a BIGINT, UNIQUE (id, a))", {"id": "long"}),
+    "a unique index of some rows": ("upsert", "CREATE TABLE t (id BIGINT NOT NULL); CREATE UNIQUE INDEX i ON t (id) WHERE id > 0", {"id": "long"}),
+    "a key that may be null": ("upsert", "CREATE TABLE t (id BIGINT UNIQUE)", {"id": "long"}),
+    "rows without the key": ("upsert", "CREATE TABLE t (id BIGINT PRIMARY KEY, a BIGINT)", {"a": "long"}),
+    "no column of versions": ("replace_version", "CREATE TABLE t (id BIGINT)", {"id": "long"}),
+    "rows with a column of versions": ("replace_version", TABLE, {"id": "long", "_streamsem_version": "long"}),
+    "markers that are not unique": ("append", "CREATE TABLE t (id BIGINT); CREATE TABLE streamsem_markers (pipeline_uuid TEXT, sink TEXT, version BIGINT, state TEXT)", {"id": "long"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_unsuitable_table_or_columns_are_refused_before_the_commit(what: str, db: Database, tmp_path: Path) -> None:
+    mode, statements, kinds = REFUSED[what]
+    for statement in statements.split("; "):
+        db.run(statement)
+    with pytest.raises(DataError, match="nothing became visible"):
+        resolve_schema(sink(tmp_path, mode), schema_of(**kinds))
+
+
+def test_matching_columns_are_accepted_and_the_check_leaves_no_rows(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (id INTEGER PRIMARY KEY, s TEXT DEFAULT 'x' NOT NULL, _streamsem_version BIGINT)")
+    for mode in MODES:
+        resolve_schema(sink(tmp_path, mode), IDS)
+    assert db.run("SELECT * FROM t") == []
+    assert db.markers() == []
+
+
+@pytest.mark.parametrize("action", ["IGNORE", "REPLACE"])
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_constraint_that_would_silently_drop_rows_refuses_the_batch(
+    db: Database, tmp_path: Path, mode: str, action: str
+) -> None:
+    db.run(f"CREATE TABLE t (id BIGINT PRIMARY KEY NOT NULL, other BIGINT UNIQUE ON CONFLICT {action})")
+    made = sink(tmp_path, mode)
+    batch = staged(made, pyarrow.table({"id": [1, 2], "other": [7, 7]}), schema=schema_of(id="long", other="long"))
+    with pytest.raises(PublishError, match="UNIQUE"):
+        made.publish(batch, None)  # type: ignore[arg-type]
+    assert db.ids() == Counter()
+
+
+def test_nulls_in_a_not_null_column_are_refused_before_the_commit(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (id BIGINT, s TEXT NOT NULL)")
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(1)
+    pipeline = fixture.pipeline(
+        sinks={"t": sink(tmp_path)},
+        transform=lambda rows: [{**r, "s": "x" if i == 0 else None} for i, r in enumerate(rows)],
+    )
+    with pytest.raises(DataError, match=r"takes none.*'s'"):
+        fixture.run("a", pipeline=pipeline)
+    assert fixture.opened().log.outcome(0) is None
+    assert db.run("SELECT * FROM t") == []
+
+
+def test_row_that_breaks_a_constraint_is_reported_and_published_after_the_table_is_fixed(
+    db: Database, tmp_path: Path
+) -> None:
+    db.run('CREATE TABLE "t" (id BIGINT, CONSTRAINT small CHECK (id < 3))')
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(2)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path)})
+    with pytest.raises(PublishError, match="small") as caught:
+        fixture.run("a", pipeline=pipeline)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    assert caught.value.fields["sqlstate"] == "SQLITE_CONSTRAINT_CHECK" or caught.value.fields["constraint"] == "small"
+    assert db.ids() == Counter()
+    assert db.markers() == []
+    assert fixture.opened().log.receipts(0) is None
+    db.run('ALTER TABLE "t" RENAME TO "old"')
+    db.run(OPEN_TABLE)
+    fixture.run("a", pipeline=pipeline)
+    assert db.ids() == fixture.expected
+    assert fixture.verdict().findings == []
+
+
+def test_dropped_marker_table_stops_publishing_and_is_not_recreated(db: Database, tmp_path: Path) -> None:
+    db.run(OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path)})
+    fixture.arrive(1)
+    fixture.run("a", pipeline=pipeline)
+    fixture.arrive(1)
+    commit_without_publishing(fixture, pipeline, "b")
+    kept = db.run("SELECT * FROM streamsem_markers")
+    db.run("DROP TABLE streamsem_markers")
+    for emptied in (False, True):
+        if emptied:
+            db.run("CREATE TABLE streamsem_markers (pipeline_uuid TEXT, sink TEXT, version BIGINT, state TEXT, outcome TEXT, PRIMARY KEY (pipeline_uuid, sink))")  # fmt: skip
+        with pytest.raises(
+            MarkerLostError, match=r"table of markers.*table='t' markers='streamsem_markers'"
+        ) as stopped:
+            fixture.run("b", pipeline=pipeline)
+        assert "expected_marker=0" in str(stopped.value)
+        assert db.ids() == Counter(range(3))
+        assert [finding.invariant for finding in fixture.verdict().findings] == ["I15"]
+    uuid, name = stopped.value.fields["pipeline_uuid"], stopped.value.fields["sink"]
+    by_hand = (uuid, name, stopped.value.fields["expected_marker"], "applied")
+    assert [row[:4] for row in kept] == [by_hand]
+    db.run(
+        f"INSERT INTO streamsem_markers (pipeline_uuid, sink, version, state) VALUES {by_hand}"
+    )  # the statement of docs/connectors/sql.md
+    fixture.run("b", pipeline=pipeline)
+    assert db.ids() == fixture.expected
+    assert fixture.verdict().findings == []
+
+
+@pytest.mark.parametrize("harm", ["the markers were dropped", "the markers were emptied", "an older copy", "no table"])
+def test_database_that_lost_published_versions_stops_the_run_and_creates_nothing(
+    db: Database, tmp_path: Path, harm: str
+) -> None:
+    db.run(OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path)})
+    fixture.arrive(6)
+    fixture.run("a", pipeline=pipeline)
+    older = db.path.read_bytes()
+    fixture.run("b", pipeline=pipeline)
+    newest = db.path.read_bytes()
+    if harm == "an older copy":
+        db.path.write_bytes(older)
+    else:
+        db.run({"the markers were dropped": "DROP TABLE streamsem_markers", "no table": 'DROP TABLE "t"'}.get(harm, "DELETE FROM streamsem_markers"))  # fmt: skip
+    before = db.run("SELECT name FROM sqlite_master ORDER BY 1")
+    refused = DataError if harm in ("the markers were dropped", "no table") else MarkerLostError
+    for run_key in ("c", "d"):
+        with pytest.raises(refused, match=r"streamsem_markers|no such table; nothing became visible table='t'"):
+            fixture.run(run_key, pipeline=pipeline)
+    assert db.run("SELECT name FROM sqlite_master ORDER BY 1") == before
+    if harm != "no table":
+        assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 1)]
+    if harm == "an older copy":
+        skip(pipeline, 2, sink="t", reason="version 1 was lost with the disk", log=fixture.log())
+        assert db.ids() == Counter(range(6))
+        db.run(f'INSERT INTO "t" (id) VALUES {", ".join(f"({n})" for n in range(6, 18))}')
+    else:
+        db.path.write_bytes(newest)
+    fixture.run("rest", drain=True, pipeline=pipeline)
+    assert db.ids() == fixture.expected
+    assert fixture.verdict().findings == []
+
+
+def test_version_is_skipped_after_the_marker_table_was_dropped_and_later_ones_are_published(
+    db: Database, tmp_path: Path
+) -> None:
+    db.run(OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path)})
+    fixture.arrive(1)
+    fixture.run("a", pipeline=pipeline)
+    fixture.arrive(1)
+    commit_without_publishing(fixture, pipeline, "b")
+    db.run("DROP TABLE streamsem_markers")
+    skip(pipeline, 1, sink="t", reason="the rows are there", log=fixture.log())
+    fixture.arrive(1)
+    fixture.run("c", pipeline=pipeline)
+    assert db.markers() == [(2, "applied")]
+    assert db.ids() == Counter([0, 1, 2, 6, 7, 8])
+
+
+def test_marker_of_a_commit_unknown_to_the_log_is_refused(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (id BIGINT)")
+    to, schema = sink(tmp_path), schema_of(id="long")
+    first, second, third = (staged(to, pyarrow.table({"id": [at]}), at, schema=schema) for at in range(3))
+    to.publish(first, None)  # type: ignore[arg-type]
+    to.publish(second, None)  # type: ignore[arg-type]
+    check_that_commits_of_other_logs_are_refused(to, second, third)
+    assert db.ids() == Counter(range(3))
+
+
+def test_passwords_and_row_values_never_appear_in_output(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.run("CREATE TABLE t (s TEXT PRIMARY KEY)")
+    to, schema = sink(tmp_path), schema_of(s="string")
+    batch = staged(to, pyarrow.table({"s": ["hunter2", "hunter2"]}), schema=schema)
+    outputs = []
+    for call in (lambda: to.publish(batch, None), lambda: to.resolve_schema(schema)):  # type: ignore[arg-type]
+        with pytest.raises(StreamsemError) as caught:
+            call()
+        error: BaseException | None = caught.value
+        while error is not None:
+            outputs.append(f"{error!s} {error!r}")
+            error = error.__cause__ or error.__context__
+        unreachable = {"conn_type": "postgres", "host": "127.0.0.1", "port": 1, "login": "me", "password": "hunter2"}
+        monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(unreachable))
+    assert isinstance(caught.value, UnavailableError)
+    fixture = PipelineFixture(tmp_path)
+    outputs += [repr(to), json.dumps(fixture.pipeline(sinks={"t": to}).to_json()), caplog.text]
+    assert "hunter2" not in "".join(outputs)
+
+
+def test_spec_round_trips_and_its_immutable_config_includes_the_location_of_the_rows(tmp_path: Path) -> None:
+    pipeline = PipelineFixture(tmp_path).pipeline(sinks={"t": sink(tmp_path, "upsert", table="s.t", markers="s.m")})
+    again = from_json(pipeline.without_transform())
+    assert again.sinks == pipeline.sinks
+    assert pipeline.immutable_config()["sinks"]["t"] == {
+        "type": "jdbc", "conn_id": "db", "table": "s.t", "markers": "s.m", "staging": f"{tmp_path}/staging", "mode": "upsert", "version_column": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"mode": "merge"}, {"keys": ["id"]}, {"mode": "upsert"}, {"mode": "upsert", "keys": "id"}, {"table": "a.b.c"}, {"table": ""}, {"markers": "t"}, {"conn_id": ""}, {"staging": "memory://x"}],
+)  # fmt: skip
+def test_contradictory_arguments_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InvalidError):
+        JdbcSink(**{"conn_id": "db", "table": "t", "staging": str(tmp_path), **wrong})
+
+
+@pytest.mark.parametrize(
+    "connection",
+    ['{"conn_type": "sqlite"}', '{"conn_type": "http", "host": "x"}', '{"conn_type": "generic", "host": "x"}', '{"conn_type": "generic", "extra": {"sqlalchemy_scheme": "no+such"}}'],
+)  # fmt: skip
+def test_connection_without_a_database_is_refused(
+    connection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_DB", connection)
+    with pytest.raises(InvalidError):
+        resolve_schema(sink(tmp_path), IDS)
+
+
+def test_sqlite_file_is_found_by_a_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    db = database_at(tmp_path / "db.sqlite", monkeypatch)
+    db.run(OPEN_TABLE)
+    monkeypatch.setenv("AIRFLOW_CONN_DB", f"sqlite:///{tmp_path}/db.sqlite")
+    assert sink(tmp_path).marker(UUID, "t") is None
+    resolve_schema(sink(tmp_path), IDS)
+    assert db.markers() == []
+    with database.connected("db") as connection:
+        assert connection.engine.url.database == str(tmp_path / "db.sqlite")
+
+
+@pytest.fixture
+def published(db: Database, tmp_path: Path) -> PipelineFixture:
+    db.run(OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(1)
+    fixture.run("a", pipeline=fixture.pipeline(sinks={"t": sink(tmp_path)}))
+    return fixture
+
+
+def test_staged_rows_are_vacuumed_after_their_receipts(
+    published: PipelineFixture, tmp_path: Path, db: Database
+) -> None:
+    from airflow_provider_streamsem.pipeline.maintenance import vacuum
+
+    pipeline = published.pipeline(sinks={"t": sink(tmp_path)})
+    done = vacuum(pipeline, log=published.log())
+    assert [attempt[:2] for attempt in done.attempts] == [("t", 0)]
+    late = committed_batch(published, pipeline, "t", 0)
+    assert sink(tmp_path).publish(late, None) == Receipt(result="applied", rows=3)  # type: ignore[arg-type]
+    assert db.ids() == published.expected
+    assert published.verdict().findings == []
+
+
+def test_versions_lost_in_a_restore_are_reprocessed_after_the_loss_was_accepted(db: Database, tmp_path: Path) -> None:
+    db.run(OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, "replace_version")})
+    fixture.arrive(6)
+    fixture.run("a", pipeline=pipeline)
+    older = db.path.read_bytes()
+    fixture.run("b", pipeline=pipeline)
+    db.path.write_bytes(older)
+    with pytest.raises(MarkerLostError):
+        fixture.run("c", pipeline=pipeline)
+    skip(pipeline, 2, sink="t", reason="the newest copy is lost", log=fixture.log())
+    for version in (1, 2):
+        fixture.run(f"again {version}", reprocessed=version, pipeline=pipeline)
+    assert db.ids() == fixture.expected
+    assert fixture.verdict().findings == []

@@ -1,0 +1,153 @@
+"""A world with a database outside the log: a table with a marker beside its rows, in SQLite, so that a copy of the world's directory is a copy of all of it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from airflow_provider_streamsem import FilesSink, Pipeline, registry
+from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger, SinkMarker
+from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink, record_batches
+from airflow_provider_streamsem.errors import UnavailableError
+from airflow_provider_streamsem.protocol.entries import Json, Receipt
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.pipeline_fixture import PipelineFixture
+
+# As another package would by an entry point.
+registry._BUILT_IN["sinks"]["table"] = "tests.external_systems:TableSink"
+
+
+@dataclass(frozen=True)
+class TableSink(StagedSink):
+    """
+    Rows ``(id, root)`` and one marker for each pipeline and sink, in one transaction.
+
+    :cvar step: called before and after each transaction, so that a test can stop there
+    """
+
+    delivery: ClassVar[str] = "exactly_once"
+    reasons: ClassVar[tuple[str, ...]] = ("marker and rows are set in one transaction",)
+    can_reprocess: ClassVar[bool] = True
+    keeps_staged: ClassVar[bool] = False
+    step: ClassVar[Callable[[str], object]] = staticmethod(lambda name: None)
+    path: str
+    database: str
+
+    @classmethod
+    @contextmanager
+    def step_by_step(cls, step: Callable[[str], object]) -> Iterator[None]:
+        """Call ``step`` around each transaction while the block runs; what it raises is the transaction's failure."""
+        before, cls.step = cls.step, staticmethod(step)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            cls.step = before  # type: ignore[assignment]
+
+    @classmethod
+    @contextmanager
+    def dying(cls, at: str) -> Iterator[None]:
+        """The process of the block dies at a step."""
+
+        def die(name: str) -> None:
+            if name == at:
+                raise Crash
+
+        with cls.step_by_step(die), suppress(Crash):
+            yield
+            raise AssertionError("it did not die")
+
+    @property
+    def location(self) -> str:
+        return self.path
+
+    def immutable_config(self) -> Json:
+        return {"type": "table", "path": self.path, "database": self.database}
+
+    def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        return self._transact(batch, "applied")
+
+    def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+        return self._transact(batch, "skipped")
+
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
+        with closing(self._connected()) as db:
+            return _marker(db, f"{pipeline_uuid}/{sink}")
+
+    def _transact(self, batch: Batch, word: str) -> Receipt | None:
+        if batch.is_nothing:
+            return Receipt(result="applied", rows=0)
+        type(self).step(f"before publish {batch.sink}")
+        with closing(self._connected()) as db, db:
+            db.execute("BEGIN IMMEDIATE")
+            app = f"{batch.pipeline_uuid}/{batch.sink}"
+            found = _marker(db, app)
+            is_over = found is not None and (found.version > batch.version or batch.is_settled(found))
+            if not is_over and word == "applied":
+                batch.check_marker(found, "the table has no marker", table=self.database)
+            if not is_over:
+                db.execute("INSERT OR REPLACE INTO markers VALUES (?, ?, ?, ?)", (app, batch.version, word, batch.outcome))  # fmt: skip
+            if not is_over and word == "applied":
+                db.execute("DELETE FROM rows WHERE sink = ? AND root = ?", (batch.sink, batch.root))
+                for part in record_batches(self.path, batch):
+                    db.executemany(
+                        "INSERT INTO rows VALUES (?, ?, ?)",
+                        [(batch.sink, n, batch.root) for n in part["id"].to_pylist()],
+                    )
+            found = _marker(db, app)
+        assert found is not None
+        type(self).step(f"after publish {batch.sink}")
+        if found.version > batch.version:
+            return None
+        is_applied = found.state == "applied"
+        return Receipt(result="applied" if is_applied else "skipped", rows=batch.committable.rows if is_applied else 0)
+
+    def _connected(self) -> sqlite3.Connection:
+        try:
+            db = sqlite3.connect(self.database, isolation_level=None)
+        except sqlite3.Error as error:
+            raise UnavailableError("the database gave no answer") from error
+        db.executescript(
+            "PRAGMA synchronous = OFF; CREATE TABLE IF NOT EXISTS markers (id TEXT PRIMARY KEY, version INT, state TEXT, outcome TEXT);"
+            "CREATE TABLE IF NOT EXISTS rows (sink TEXT, id INT, root INT)"
+        )
+        return db
+
+
+def _marker(db: sqlite3.Connection, app: str) -> SinkMarker | None:
+    row = db.execute("SELECT version, state, outcome FROM markers WHERE id = ?", (app,)).fetchone()
+    return None if row is None else SinkMarker(*row)
+
+
+@dataclass
+class PublishingFixture(PipelineFixture):
+    """A world whose batches go into files, and into two tables outside the log."""
+
+    @property
+    def database(self) -> str:
+        return str(self.root / "outside.db")
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        sinks = {
+            "out": FilesSink(path=str(self.root / "out"), format="json"),
+            "audit": TableSink(path=str(self.root / "audit"), database=self.database),
+            "table": TableSink(path=str(self.root / "table"), database=self.database),
+        }
+        return super().pipeline(**{"sinks": sinks, **changes})
+
+    def rows(self, sink: str) -> Counter[int]:
+        """The ids in a table, each as often as it is there."""
+        if not Path(self.database).exists():
+            return Counter()
+        with closing(sqlite3.connect(self.database)) as db:
+            return Counter(n for (n,) in db.execute("SELECT id FROM rows WHERE sink = ?", (sink,)))
+
+    def check(self, seen: Callable[[], Counter[int]] | None = None) -> None:
+        super().check(seen)
+        for sink in ("audit", "table"):
+            assert self.rows(sink) - self.expected == Counter(), f"duplicated in {sink}"
+            assert self.expected - self.rows(sink) == Counter(), f"lost in {sink}"

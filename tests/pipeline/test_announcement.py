@@ -1,0 +1,192 @@
+"""Which versions the result of a run announces: its own, and those of other runs that nobody announced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import RunResult
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.pipeline import announcement
+from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.stores.contract import ObjectStat
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
+from tests.external_systems import PublishingFixture, TableSink
+from tests.pipeline_fixture import PipelineFixture
+
+
+def completed(result: object) -> list[int]:
+    return [one.version for one in result.completed]  # type: ignore[attr-defined]
+
+
+def test_run_that_finishes_the_version_of_another_run_reports_it(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+    fixture.dies("first")
+    result = fixture.run("second")
+    assert (result.status, result.batches, result.ranges, result.counts) == ("committed", 0, {}, {})
+    (one,) = result.completed
+    assert (one.version, one.run_key, one.ranges) == (0, "first", {"files": (0, 2)})
+    assert one.counts["written.out"] == 6
+    assert fixture.store.read(one.outcome) is not None
+    assert (result.version, result.outcome, result.versions) == (0, one.outcome, (0, 1))
+    assert fixture.run("second") == result
+    assert fixture.run("third").status == "empty"
+
+
+def test_run_that_publishes_the_commit_of_another_run_reports_it(tmp_path: Path) -> None:
+    fixture = PublishingFixture(tmp_path)
+    fixture.arrive(2)
+    with TableSink.dying("before publish table"):
+        fixture.run("first")
+    result = fixture.run("second")
+    assert (result.status, completed(result)) == ("committed", [0])
+    assert result.completed[0].counts["written.table"] == 6
+
+
+def test_own_batch_and_the_completed_version_are_counted_apart(fixture: PipelineFixture) -> None:
+    fixture.arrive(3)
+    fixture.dies("first")
+    result = fixture.run("second")
+    assert (completed(result), result.version, result.ranges) == ([0], 1, {"files": (2, 3)})
+    assert (result.counts["read"], result.completed[0].counts["read"], result.versions) == (3, 6, (0, 2))
+
+
+def test_versions_of_a_run_that_committed_and_then_failed_are_reported_by_the_next_run(
+    fixture: PipelineFixture,
+) -> None:
+    fixture.arrive(4)
+    fixture.dies("first", drain=True, batch=2)
+    assert fixture.opened().head == 0
+    result = fixture.run("second", drain=True)
+    assert (result.status, completed(result)) == ("committed", [0, 1])
+
+
+def test_run_that_completed_a_version_and_then_failed_leaves_it_to_the_next(fixture: PipelineFixture) -> None:
+    fixture.arrive(3)
+    fixture.dies("first")
+    seen: list[str] = []
+
+    def fails_in_its_own_batch(step: str) -> None:
+        seen.append(step)
+        if step == "read" and seen.count("read") == 2:
+            raise DataError("a record is bad")
+
+    with pytest.raises(DataError):
+        fixture.run("second", engine=RowsEngine(fails_in_its_own_batch))
+    assert completed(fixture.run("third")) == [0, 1]
+
+
+def test_process_that_dies_after_it_announced_announces_again_though_others_ran_since(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+    fixture.dies("first")
+    alone = CountingStore(fixture.store)
+    for at in range(60):
+        store = FaultyStore(fixture.store, at, Fault.CRASH_AFTER)
+        with suppress(Crash):
+            fixture.run("second", store=store)
+        if any(stat.key.startswith("announced/") for stat in fixture.store.list("")):
+            break
+    fixture.arrive(1)
+    fixture.run("third", store=alone)
+    assert completed(fixture.run("second")) == [0]
+
+
+def test_drain_reports_versions_of_other_runs_between_its_own(fixture: PipelineFixture) -> None:
+    fixture.arrive(6)
+    fixture.dies("drain", drain=True, batch=2)  # version 1 is open
+    fixture.dies("other", drain=True, batch=2)  # finishes 1, plans 2
+    result = fixture.run("drain", drain=True)
+    assert (completed(result), result.version, result.versions) == ([2], 1, (0, 3))
+    fixture.run("rest")
+    assert completed(fixture.run("drain", drain=True)) == [2]
+
+
+def test_many_unannounced_versions_are_bounded_in_the_result(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcement, "LISTED", 2)
+    fixture.arrive(8)
+    fixture.dies("first", drain=True, batch=4)
+    result = fixture.run("second", drain=True)
+    assert (completed(result), result.versions) == ([2, 3], (0, 4))
+
+
+def test_others_between_are_found_with_few_reads(fixture: PipelineFixture) -> None:
+    from airflow_provider_streamsem import Limits
+
+    one = fixture.pipeline(limits=Limits(max_files=1))
+    fixture.arrive(20)
+    fixture.dies("drain", drain=True, batch=12, pipeline=one)
+    fixture.dies("other", batch=2, pipeline=one)  # finishes version 11, plans version 12 and dies
+    counting = CountingStore(fixture.store)
+    result = fixture.run("drain", drain=True, pipeline=one, store=counting)
+    assert completed(result) == [12]
+    assert result.batches == 19
+    log = fixture.log(counting := CountingStore(fixture.store))
+    assert log.others_between("drain", (0, 0), (18, 19)) == [12]
+    assert counting.requests["read"] <= 8
+
+
+def test_process_whose_twin_announced_and_died_announces_the_same(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+    fixture.dies("first")
+    fixture.arrive(1)
+
+    class TwinsFirst(CountingStore):
+        """Another process of the run announces, and dies, before this one looks for the newest announcement."""
+
+        def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+            if prefix == keys.ANNOUNCED:
+                fixture.run("second")
+            return super().list(prefix, limit, start_after)
+
+    assert completed(fixture.run("second", store=TwinsFirst(fixture.store))) == [0]
+
+
+def test_idle_run_that_announced_and_died_announces_again_when_its_retry_finds_records(
+    fixture: PipelineFixture,
+) -> None:
+    fixture.arrive(2)
+    fixture.dies("first")
+    assert completed(fixture.run("idle")) == [0]
+    fixture.returned.clear()  # the process died before the result was recorded
+    fixture.arrive(1)
+    fixture.run("other")
+    fixture.arrive(1)
+    again = fixture.run("idle")
+    assert (completed(again), again.versions) == ([0, 1], (0, 3))
+    assert fixture.unannounced() == []
+
+
+def test_reprocessing_of_a_run_that_failed_half_way_leaves_other_runs_versions_to_the_next(
+    fixture: PipelineFixture,
+) -> None:
+    def fails_at_the_second_version(rows: list[dict[str, int]]) -> list[dict[str, int]]:
+        if any(6 <= row["id"] < 12 for row in rows):
+            raise DataError("the transform does not fit the data")
+        return rows
+
+    def clear(request: str, **changes: Any) -> RunResult:
+        return reprocess_run(
+            fixture.pipeline(**changes), run_key="run", request=request, log=fixture.log(), engine=RowsEngine()
+        )
+
+    fixture.arrive(4)
+    fixture.run("run", drain=True)
+    fixture.arrive(2)
+    fixture.dies("first")  # version 2 is open
+    with pytest.raises(DataError):
+        clear("1", transform=fails_at_the_second_version)
+    again = clear("2")
+    fixture.returned.append(again)
+    assert 2 in completed(again)
+    assert clear("2") == again
+    assert again.versions == (0, again.version + 1)
+    own = [v.version for v in fixture.opened().versions() if v.plan.run_key.startswith("run#2:")]
+    assert fixture.unannounced() == sorted(own)  # which its counts hold

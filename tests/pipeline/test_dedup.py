@@ -1,0 +1,253 @@
+"""Dedup by id: a repeat within the time passes nowhere, through every death; what is remembered is bounded, and decided with the batch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import Pipeline, guarantee
+from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.dedup import Dedup, Layer, absorbed, layers_of, state_of
+from airflow_provider_streamsem.errors import ConflictError, InvalidError
+from airflow_provider_streamsem.pipeline.maintenance import vacuum
+from airflow_provider_streamsem.stores.contract import Store
+from airflow_provider_streamsem.stores.local import LocalStore
+from airflow_provider_streamsem.testing.clock import ManualClock
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.pipeline_fixture import PipelineFixture
+
+
+@dataclass
+class RepeatingFixture(PipelineFixture):
+    """Every file repeats the ids of the file before it: the id ``n`` is in file ``n // 3`` and in the next."""
+
+    ttl_s: int = 1000
+    at_s: int = 0
+    _logs: list[CommitLog] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.store = LocalStore(str(self.root / "log"))
+
+    def arrive(self, files: int, *, bad_lines: int = 0) -> None:
+        for _ in range(files):
+            first = max(0, (self.made - 1) * self.rows_per_file)
+            made = self.made
+            super().arrive(1)
+            path = self.root / "in" / f"{made:05d}.json"
+            stamp = path.stat().st_mtime_ns
+            ids = range(first, (made + 1) * self.rows_per_file)
+            path.write_text("".join(json.dumps({"id": n}) + "\n" for n in ids))
+            import os
+
+            os.utime(path, ns=(stamp, stamp))
+
+    def log(self, store: Store | None = None) -> CommitLog:
+        clock = ManualClock(name=f"p{next(self.clocks)}")
+        clock.sleep(self.at_s)
+        return CommitLog(store or self.store, clock, Patience(tries=6))
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        return super().pipeline(**{"dedup": Dedup(keys=["id"], ttl_s=self.ttl_s), **changes})
+
+
+@pytest.fixture
+def fixture(tmp_path: Path) -> RepeatingFixture:
+    return RepeatingFixture(tmp_path)
+
+
+def test_a_repeat_is_dropped_within_a_batch_and_across_batches(fixture: RepeatingFixture) -> None:
+    fixture.arrive(5)
+    result = fixture.run("all", drain=True)
+    assert result.batches == 3
+    assert (result.counts["read"], result.counts["duplicates"], result.counts["written.out"]) == (27, 12, 15)
+    fixture.check()
+
+
+def test_repeats_pass_nowhere_after_a_death_at_every_step(tmp_path: Path) -> None:
+    def run_to(at: int | None) -> tuple[RepeatingFixture, Steps]:
+        fixture, steps = RepeatingFixture(tmp_path / f"{at}"), Steps(at)
+        fixture.arrive(2)
+        fixture.run("earlier")
+        fixture.arrive(3)
+        with suppress(Crash):
+            fixture.run("run", drain=True, store=SteppedStore(fixture.store, steps), engine=RowsEngine(steps))
+        return fixture, steps
+
+    _, alone = run_to(None)
+    assert "remember" in alone.taken
+    for at in range(len(alone.taken)):
+        for other in ("run", "another"):
+            fixture, steps = run_to(at)
+            assert steps.died
+            fixture.run(other, drain=True)
+            fixture.run("run", drain=True)
+            fixture.check()
+            shutil.rmtree(tmp_path / f"{at}")
+
+
+def test_an_id_is_forgotten_after_its_time_and_not_before(fixture: RepeatingFixture) -> None:
+    fixture.arrive(1)
+    fixture.run("a")
+    for at_s, passed in ((1000, 0), (1001, 3)):
+        fixture.at_s = at_s
+        path = fixture.root / "in" / f"again-{at_s}.json"
+        path.write_text("".join(json.dumps({"id": n}) + "\n" for n in range(3)))
+        result = fixture.run(f"at {at_s}")
+        assert result.counts["written.out"] == passed
+    assert fixture.visible() == Counter({0: 2, 1: 2, 2: 2})
+
+
+def test_an_aborted_version_forgets_nothing_and_remembers_nothing(fixture: RepeatingFixture) -> None:
+    from airflow_provider_streamsem.pipeline.maintenance import abort
+
+    fixture.arrive(2)
+    fixture.run("first")
+    fixture.arrive(2)
+    fixture.dies("second", at="staged")
+    opened = fixture.opened()
+    abort(opened.log, opened.record, 1, reason="poison")
+    fixture.run("third", drain=True)
+    fixture.check()
+
+
+def test_reprocessing_lets_pass_what_passed_and_later_batches_remember_it(fixture: RepeatingFixture) -> None:
+    fixture.arrive(4)
+    fixture.run("all", drain=True)
+    engine = RowsEngine()
+    result = fixture.run("reprocess", reprocessed=0, engine=engine)
+    assert (result.counts["written.out"], result.counts["duplicates"]) == (6, 3)
+    fixture.run("reprocess again", reprocessed=0)
+    fixture.arrive(2)
+    fixture.run("rest", drain=True)
+    fixture.check()
+
+
+def test_reprocessing_after_the_time_of_the_ids_is_over_lets_pass_what_passed(fixture: RepeatingFixture) -> None:
+    fixture.arrive(4)
+    fixture.run("all", drain=True)
+    fixture.at_s = 5000
+    assert fixture.run("reprocess", reprocessed=1).counts["duplicates"] == 6
+    fixture.check()
+
+
+def test_a_clock_that_goes_back_forgets_nothing_early(fixture: RepeatingFixture) -> None:
+    fixture.at_s = 900
+    fixture.arrive(2)
+    fixture.run("first")
+    fixture.at_s = 0
+    fixture.arrive(2)
+    fixture.run("second")
+    fixture.at_s = 1700  # of the first batch's ids, and not of the second's, less than 1000 s have gone
+    (fixture.root / "in" / "again.json").write_text("".join(json.dumps({"id": n}) + "\n" for n in range(3)))
+    assert fixture.run("third").counts["duplicates"] == 3
+    fixture.check()
+
+
+def test_dedup_of_a_batch_drops_its_own_repeats_and_remembers_nothing(fixture: RepeatingFixture) -> None:
+    fixture.arrive(5)
+    result = fixture.run("all", drain=True, pipeline=fixture.pipeline(dedup=Dedup(keys=["id"], scope="batch")))
+    # Files are read two by two: what the second of them repeats is dropped, what the next batch repeats is not.
+    assert (result.counts["read"], result.counts["duplicates"], result.counts["written.out"]) == (27, 6, 21)
+    assert fixture.visible() == fixture.expected + Counter([*range(3, 6), *range(9, 12)])
+    assert fixture.verdict().findings == []
+
+
+def test_a_record_without_a_key_always_passes(fixture: RepeatingFixture) -> None:
+    (fixture.root / "in" / "null.json").write_text('{"id": null}\n{"id": null}\n{"id": 1}\n{"id": 1}\n')
+    result = fixture.run("first")
+    assert (result.counts["written.out"], result.counts["duplicates"]) == (3, 1)
+
+
+def test_layers_are_few_and_each_id_is_written_a_logarithmic_number_of_times(fixture: RepeatingFixture) -> None:
+    fixture.arrive(64)
+    fixture.run("all", drain=True)
+    opened = fixture.opened()
+    outcome = opened.log.find_head().outcome
+    assert outcome is not None
+    layers = outcome.state["dedup"]
+    assert sum(layer["rows"] for layer in layers) == 64 * 3
+    assert len(layers) <= 7
+    written = 0
+    for version in range(outcome.version + 1):
+        found = opened.log.outcome(version)
+        assert found is not None
+        mine = [layer for layer in found[0].state["dedup"] if f"data/{version}/" in layer["files"][0]["key"]]
+        written += sum(layer["rows"] for layer in mine)
+    assert written <= 64 * 3 * 6
+    fixture.check()
+
+
+def test_rows_bound_keeps_at_least_the_newest_and_not_twice_as_many(fixture: RepeatingFixture) -> None:
+    fixture.arrive(40)
+    bounded = fixture.pipeline(dedup=Dedup(keys=["id"], rows=30))
+    fixture.run("all", drain=True, pipeline=bounded)
+    opened = fixture.opened()
+    outcome = opened.log.find_head().outcome
+    assert outcome is not None
+    assert sum(layer["rows"] for layer in outcome.state["dedup"]) < 120
+    fixture.check()
+
+
+def test_vacuum_deletes_what_losing_attempts_remembered(fixture: RepeatingFixture) -> None:
+    fixture.arrive(2)
+    fixture.dies("first", at="staged")
+    fixture.run("first")
+    done = vacuum(fixture.pipeline(), log=fixture.log())
+    assert ("state", 0) in {(sink, version) for sink, version, _ in done.attempts}
+    fixture.arrive(1)
+    fixture.run("second")
+    fixture.check()
+
+
+def test_verify_finds_remembered_ids_that_are_gone(fixture: RepeatingFixture) -> None:
+    fixture.arrive(2)
+    fixture.run("first")
+    assert fixture.verdict().findings == []
+    (file,) = (fixture.root / "log" / "state").rglob("*.parquet")
+    file.unlink()
+    assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I6", 0)]
+
+
+def test_keys_cannot_change_under_one_log(fixture: RepeatingFixture) -> None:
+    fixture.arrive(1)
+    fixture.run("first")
+    with pytest.raises(ConflictError):
+        fixture.run("second", pipeline=fixture.pipeline(dedup=Dedup(keys=["other"], ttl_s=5)))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"keys": []}, {"keys": ["a"]}, {"keys": ["a"], "ttl_s": 0}, {"keys": ["a"], "ttl_s": 1, "rows": 1}, {"keys": ["a"], "scope": "batch", "rows": 1}, {"keys": "a", "ttl_s": 1},
+     {"keys": ["a"], "scope": "topic", "ttl_s": 1}],
+)  # fmt: skip
+def test_bad_arguments_are_named(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidError, match=r"dedup"):
+        Dedup(**arguments)
+
+
+def test_label_names_what_it_depends_on(fixture: RepeatingFixture) -> None:
+    assert str(guarantee(fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400)))).startswith(
+        "effectively-once (dedup 24 h)"
+    )
+    assert guarantee(fixture.pipeline(dedup=Dedup(keys=["id"], scope="batch"))).terms == "dedup in each batch"
+    with pytest.raises(InvalidError, match="keeps less"):
+        fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400), require="exactly_once")
+    assert fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400), require="effectively_once")
+
+
+def test_pure_rules_of_layers() -> None:
+    layers = [Layer(newest_ms=at, rows=rows) for at, rows in ((10, 100), (20, 10), (30, 5), (40, 5))]
+    assert [absorbed(layers, rows) for rows in (1, 5, 10, 75, 79, 80)] == [0, 3, 3, 3, 3, 4]
+    kept = layers_of(state_of(layers), Dedup(keys=["a"], ttl_s=1), 1025)
+    assert [layer.newest_ms for layer in kept] == [30, 40]
+    assert [layer.newest_ms for layer in layers_of(state_of(layers), Dedup(keys=["a"], rows=11), 10**9)] == [20, 30, 40]

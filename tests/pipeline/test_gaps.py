@@ -1,0 +1,278 @@
+"""What becomes of a batch whose input changes, vanishes or was never there."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from airflow_provider_streamsem import FilesSource
+from airflow_provider_streamsem.errors import (
+    DataError,
+    RecordsMissingError,
+    SourceChangedError,
+    UnavailableError,
+)
+from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
+
+
+def test_file_changed_under_its_plan_is_named(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+
+    def changes(step: str) -> None:
+        if step == "transform":
+            (fixture.root / "in" / "00001.json").write_text('{"id": 99}\n')
+
+    with pytest.raises(RecordsMissingError, match=r"00001\.json"):
+        fixture.run("a", engine=RowsEngine(changes))
+    assert fixture.opened().head == -1
+
+
+def test_file_that_vanished_between_plan_and_read_is_named(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+
+    fixture.dies("a")
+    (fixture.root / "in" / "00000.json").unlink()
+    with pytest.raises(RecordsMissingError, match=r"00000\.json"):
+        fixture.run("a")
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_planned_file_that_is_gone_stops_the_run_or_becomes_a_gap_of_a_new_plan(
+    fixture: PipelineFixture, drain: bool
+) -> None:
+    fixture.arrive(3)
+    fixture.dies("dead")
+    (fixture.root / "in" / "00000.json").unlink()
+    with pytest.raises(SourceChangedError, match="record_gap"):
+        fixture.run("a", drain=drain)
+    assert fixture.opened().head == -1
+    result = fixture.run("a", drain=drain, pipeline=fixture.pipeline(on_data_loss="record_gap"))
+    assert result.counts["read"] == (6 if drain else 3)
+    aborted, outcome = (fixture.opened().log.outcome(n)[0] for n in (0, 1))  # type: ignore[index]
+    assert (aborted.result, outcome.gaps) == ("abort", {"files": ((0, 1),)})
+    assert "00000.json" in aborted.reason
+    fixture.run("rest", drain=True)
+    assert fixture.visible() == Counter(range(3, 9))
+    assert fixture.verdict().findings == []
+
+
+def test_file_that_is_gone_is_no_gap_after_a_persons_abort_either(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+    fixture.dies("dead")
+    (fixture.root / "in" / "00000.json").unlink()
+    opened = fixture.opened()
+    maintenance.abort(opened.log, opened.record, 0, reason="a file is gone")
+    with pytest.raises(SourceChangedError, match=r"00000\.json"):
+        fixture.run("a")
+
+
+def test_attempt_that_is_complete_is_committed_though_its_files_are_gone(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+    with pytest.raises(Crash):
+        fixture.run("a", drain=True, store=BeforeOutcome(fixture.store, die))
+    (fixture.root / "in" / "00000.json").unlink()
+    assert fixture.run("a", drain=True, pipeline=fixture.pipeline(on_data_loss="record_gap")).counts["read"] == 6
+    fixture.check()
+
+
+def test_attempt_that_is_decided_before_the_abort_for_a_missing_file_stays_committed(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+    fixture.dies("dead", drain=True)
+    gone = fixture.root / "in" / "00000.json"
+    content, made = gone.read_text(), gone.stat().st_mtime_ns
+    gone.unlink()
+
+    def others() -> None:
+        gone.write_text(content)
+        os.utime(gone, ns=(made, made))
+        fixture.run("dead", drain=True)
+
+    fixture.run(
+        "a",
+        drain=True,
+        pipeline=fixture.pipeline(on_data_loss="record_gap"),
+        store=BeforeOutcome(fixture.store, others),
+    )
+    assert fixture.opened().head == 0
+    fixture.check()
+
+
+def test_attempt_that_others_complete_while_a_file_is_missed_is_committed(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture.arrive(2)
+    fixture.dies("a", drain=True)
+
+    def looks(source: FilesSource, pins: object, *, was_read: bool) -> None:
+        monkeypatch.undo()
+        with pytest.raises(Crash):
+            fixture.run("a", drain=True, store=BeforeOutcome(fixture.store, die))
+        raise RecordsMissingError("a planned file is no longer there")
+
+    monkeypatch.setattr(FilesSource, "check_pins", looks)
+    fixture.run("b", drain=True, pipeline=fixture.pipeline(on_data_loss="record_gap"))
+    assert fixture.opened().head == 0
+    fixture.check()
+
+
+def test_source_that_is_not_what_it_was_is_no_gap_where_other_records_stand_in_its_place(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture.arrive(2)
+    fixture.dies("a")
+
+    def contradicts(source: FilesSource, pins: object, *, was_read: bool) -> None:
+        raise SourceChangedError("a log was truncated below what was planned")
+
+    monkeypatch.setattr(FilesSource, "check_pins", contradicts)
+    with pytest.raises(SourceChangedError, match="truncated"):
+        fixture.run("a", pipeline=fixture.pipeline(on_data_loss="record_gap"))
+    assert fixture.opened().head == -1
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_file_that_changes_while_it_is_read_is_planned_anew_once(fixture: PipelineFixture, drain: bool) -> None:
+    fixture.arrive(2)
+
+    def changes(step: str, times: list[int] = []) -> None:  # noqa: B006
+        if step == "transform" and not times:
+            times.append(1)
+            (fixture.root / "in" / "00001.json").write_text('{"id": 3}\n{"id": 4}\n{"id": 5}\n \n')
+
+    gap = fixture.pipeline(on_data_loss="record_gap")
+    fixture.run("a", drain=drain, pipeline=gap, engine=RowsEngine(changes))
+    closed = [(v.outcome.result, dict(v.outcome.gaps)) for v in fixture.opened().versions() if v.outcome]
+    assert closed[-2:] == [("commit", {"files": ((1, 2),)}), ("abort", {})]
+    fixture.run("rest", drain=True, pipeline=gap)
+    assert fixture.visible() == Counter(range(6))
+    assert fixture.verdict().findings == []
+
+
+def test_file_that_vanishes_while_it_is_read_is_a_gap_though_the_reader_calls_it_bad_data(
+    fixture: PipelineFixture,
+) -> None:
+    fixture.arrive(2)
+
+    def misses(step: str) -> None:
+        if step == "transform" and (fixture.root / "in" / "00000.json").exists():
+            (fixture.root / "in" / "00000.json").unlink()
+            raise DataError("a file cannot be read")
+
+    result = fixture.run("a", pipeline=fixture.pipeline(on_data_loss="record_gap"), engine=RowsEngine(misses))
+    assert (result.counts["read"], result.counts["gaps"]) == (3, 1)
+    assert fixture.verdict().findings == []
+
+
+def test_source_that_contradicts_what_it_gave_to_plan_is_not_planned_for_ever(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture.arrive(2)
+
+    def contradicts(source: FilesSource, pins: object, *, was_read: bool) -> None:
+        raise RecordsMissingError("a planned file is no longer there", was_read=was_read)
+
+    monkeypatch.setattr(FilesSource, "check_pins", contradicts)
+    gap = fixture.pipeline(on_data_loss="record_gap")
+    for closed in (0, 1):  # the second run meets an open version, which it closes, and makes one of its own
+        with pytest.raises(SourceChangedError, match="no longer there"):
+            fixture.run("a", pipeline=gap)
+        assert fixture.opened().head == closed
+    monkeypatch.undo()
+    fixture.run("a", drain=True, pipeline=gap)
+    fixture.check()
+
+
+def test_file_that_changed_before_it_was_read_is_a_gap_and_its_new_content_is_read(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+    fixture.dies("dead")
+    (fixture.root / "in" / "00001.json").write_text('{"id": 3}\n{"id": 4}\n{"id": 5}\n \n')
+    fixture.run("a", drain=True, pipeline=fixture.pipeline(on_data_loss="record_gap"))
+    assert fixture.visible() == Counter(range(6))
+
+
+def test_only_files_that_are_gone_make_a_commit_of_gaps_alone(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+    fixture.dies("dead")
+    for path in (fixture.root / "in").iterdir():
+        path.unlink()
+    with pytest.raises(UnavailableError, match="mounted"):
+        fixture.run("a", pipeline=fixture.pipeline(on_data_loss="record_gap"))
+    assert fixture.opened().head == -1
+    (fixture.root / "in" / "_emptied_on_purpose").write_text("")
+    engine = RowsEngine()
+    result = fixture.run("a", pipeline=fixture.pipeline(on_data_loss="record_gap"), engine=engine)
+    assert (result.counts["read"], result.counts["gaps"], engine.staged, fixture.opened().files()) == (0, 2, 0, [])
+    assert [v.outcome.result for v in fixture.opened().versions() if v.outcome] == ["commit", "abort"]
+    assert fixture.verdict().findings == []
+
+
+def test_retried_drain_whose_place_is_not_mounted_records_no_gaps(fixture: PipelineFixture) -> None:
+    fixture.arrive(6)
+
+    fixture.dies("a", drain=True, batch=2)
+    opened = fixture.opened()
+    maintenance.abort(opened.log, opened.record, 1, reason="x")
+    (fixture.root / "in").rename(fixture.root / "away")
+    with pytest.raises(UnavailableError, match="mounted"):
+        fixture.run("a", drain=True, pipeline=fixture.pipeline(on_data_loss="record_gap"))
+    (fixture.root / "away").rename(fixture.root / "in")
+    fixture.run("a", drain=True, pipeline=fixture.pipeline(on_data_loss="record_gap"))
+    fixture.check()
+
+
+def test_file_removed_during_a_drain_becomes_a_gap_of_its_own_plan(fixture: PipelineFixture) -> None:
+    fixture.arrive(4)
+
+    def removes(step: str) -> None:
+        (fixture.root / "in" / "00003.json").unlink(missing_ok=True)
+
+    result = fixture.run(
+        "a", drain=True, engine=RowsEngine(removes), pipeline=fixture.pipeline(on_data_loss="record_gap")
+    )
+    assert (result.counts["read"], result.counts["gaps"]) == (9, 1)
+
+
+def test_discovery_by_a_faster_process_is_no_gap_for_a_slower_one(fixture: PipelineFixture) -> None:
+    from airflow_provider_streamsem.testing.stores import Fault, FaultyStore
+
+    for at in range(14):
+        fixture.arrive(1)
+
+        def meanwhile(at: int = at) -> None:
+            fixture.arrive(1)
+
+            def dies(step: str) -> None:
+                raise RuntimeError
+
+            with pytest.raises(RuntimeError):
+                fixture.run(f"b{at}", engine=RowsEngine(dies))
+
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, meanwhile)
+        fixture.run(f"a{at}", drain=True, store=store, pipeline=fixture.pipeline(on_data_loss="record_gap"))
+        fixture.run(f"rest{at}", drain=True)
+    fixture.check()
+
+
+def test_place_that_is_not_there_is_not_an_empty_place(fixture: PipelineFixture) -> None:
+    (fixture.root / "in").rmdir()
+    with pytest.raises(UnavailableError, match="not mounted"):
+        fixture.run("a")
+
+
+def test_links_to_directories_and_pipes_are_no_files_and_odd_names_are_named(fixture: PipelineFixture) -> None:
+    fixture.arrive(1)
+    (fixture.root / "in" / "sub").mkdir()
+    (fixture.root / "in" / "sub" / "x.json").write_text('{"id": 3}\n')
+    (fixture.root / "in" / "current").symlink_to(fixture.root / "in" / "sub")
+    (fixture.root / "in" / "loop").symlink_to(fixture.root / "in")
+    os.mkfifo(fixture.root / "in" / "pipe.json")
+    assert fixture.run("a").counts["read"] == 4
+    with open(os.fsencode(str(fixture.root / "in")) + b"/caf\xe9.json", "w") as file:
+        file.write("{}")
+    with pytest.raises(DataError, match="not UTF-8"):
+        fixture.run("b")

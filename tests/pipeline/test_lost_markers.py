@@ -1,0 +1,272 @@
+"""A sink outside the log that lost versions which receipts name: the run stops, and nothing is applied until a user restores the sink or accepts the loss."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem.errors import LogDamagedError, MarkerConflictError, MarkerLostError
+from airflow_provider_streamsem.pipeline.maintenance import abort, vacuum
+from airflow_provider_streamsem.pipeline.publish import skip
+from airflow_provider_streamsem.protocol import codec, keys
+from airflow_provider_streamsem.protocol.entries import Marker, Receipts
+from airflow_provider_streamsem.stores.memory import open_memory_store
+from tests.external_systems import PublishingFixture, TableSink
+
+_NAMES = count()
+
+
+@pytest.fixture
+def fixture(tmp_path: Path) -> PublishingFixture:
+    made = PublishingFixture(tmp_path, store=open_memory_store(f"lost-{next(_NAMES)}"))
+    made.arrive(10)
+    return made
+
+
+def markers(fixture: PublishingFixture, version: int) -> tuple[dict[str, int], dict[str, int] | None]:
+    """Those of Outcome(version) and of Receipts(version)."""
+    log = fixture.log()
+    found, receipts = log.outcome(version), log.receipts(version)
+    assert found is not None
+    return versions(found[0].markers), None if receipts is None else versions(receipts.markers)
+
+
+def versions(markers: Mapping[str, Marker]) -> dict[str, int]:
+    return {name: marker.version for name, marker in markers.items()}
+
+
+def test_database_restored_from_an_older_copy_stops_the_run_by_name_until_the_newest_is_back(
+    fixture: PublishingFixture, tmp_path: Path
+) -> None:
+    older, newest = tmp_path / "older.db", tmp_path / "newest.db"
+    fixture.run("first")
+    shutil.copy(fixture.database, older)
+    fixture.run("second")
+    shutil.copy(fixture.database, newest)
+    shutil.copy(older, fixture.database)
+    for run_key in ("third", "third", "fourth"):
+        with pytest.raises(MarkerLostError) as stopped:
+            fixture.run(run_key)
+    facts = ("sink='audit'", "version=2", "marker=0", "expected_marker=1", fixture.database, "streamsem skip")
+    assert all(fact in str(stopped.value) for fact in facts)
+    assert not stopped.value.retryable
+    assert fixture.rows("audit") == fixture.rows("table") == Counter(range(6))
+    assert fixture.opened().head == 2
+    assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 1), ("I15", 1)]
+    shutil.copy(newest, fixture.database)
+    fixture.run("rest", drain=True)
+    fixture.check()
+
+
+def test_sink_that_was_deleted_is_named_by_verify_and_left_alone_by_runs(fixture: PublishingFixture) -> None:
+    fixture.run("first")
+    Path(fixture.database).unlink()
+    with pytest.raises(MarkerLostError, match=r"the table has no marker.*expected_marker=0.*marker=None"):
+        fixture.run("second")
+    assert fixture.rows("audit") == Counter()
+    found = fixture.verdict().findings
+    assert [(f.invariant, f.version) for f in found] == [("I15", 0), ("I15", 0)]
+    assert "sink audit is missing" in found[0].what
+
+
+def test_loss_that_a_user_accepts_costs_one_version_and_later_ones_are_published(fixture: PublishingFixture) -> None:
+    fixture.run("first")
+    Path(fixture.database).unlink()
+    with pytest.raises(MarkerLostError):
+        fixture.run("second")
+    # The sinks publish in order: each accepts its own loss.
+    with pytest.raises(MarkerLostError, match="sink='table'"):
+        skip(fixture.pipeline(), 1, sink="audit", reason="the disk was lost", log=fixture.log())
+    with pytest.raises(MarkerLostError, match="sink='table'"):
+        fixture.run("second")
+    skip(fixture.pipeline(), 1, sink="table", reason="the disk was lost", log=fixture.log())
+    fixture.run("third")
+    assert fixture.rows("audit") == fixture.rows("table") == Counter(range(12, 18))
+    fixture.run("again", reprocessed=1)
+    assert fixture.rows("table") == Counter(range(6, 18))
+    assert fixture.verdict().findings == []
+
+
+def test_markers_are_carried_through_aborts_skips_batches_without_rows_and_reprocessing_runs(
+    fixture: PublishingFixture,
+) -> None:
+    fixture.run("empty", pipeline=fixture.pipeline(transform=lambda rows: []))
+    assert markers(fixture, 0) == ({}, {})
+    fixture.run("first")
+    assert markers(fixture, 1) == ({}, {"audit": 1, "table": 1})
+    fixture.dies("aborted")
+    abort(fixture.log(), fixture.opened().record, 2, reason="poison")
+    assert markers(fixture, 2) == ({"audit": 1, "table": 1}, None)
+    fixture.run("empty again", pipeline=fixture.pipeline(transform=lambda rows: []))
+    assert markers(fixture, 3) == ({"audit": 1, "table": 1}, {"audit": 1, "table": 1})
+    with TableSink.dying("before publish table"):
+        fixture.run("skipped")
+    skip(fixture.pipeline(), 4, sink="table", reason="poison", log=fixture.log())
+    assert markers(fixture, 4) == ({"audit": 1, "table": 1}, {"audit": 4, "table": 4})
+    fixture.run("reprocessed", reprocessed=1, pipeline=fixture.pipeline(transform=lambda rows: []))
+    assert markers(fixture, 5)[1] == {"audit": 5, "table": 5}, "it took rows out"
+    assert fixture.verdict().findings == []
+
+
+def test_publisher_whose_transaction_landed_without_receipts_is_not_refused(fixture: PublishingFixture) -> None:
+    fixture.run("first")
+    with TableSink.dying("after publish table"):
+        fixture.run("second")
+    assert markers(fixture, 1)[1] is None
+    fixture.run("second")
+    fixture.run("rest", drain=True)
+    fixture.check()
+
+
+@pytest.mark.parametrize("forged", [{}, {"audit": 0, "table": 7}, {"audit": 0, "table": 0, "other": 0}], ids=str)
+def test_outcome_or_receipts_with_other_markers_than_the_chain_are_refused_and_found(
+    fixture: PublishingFixture, forged: dict[str, int]
+) -> None:
+    """Receipts that forgot a marker would let the next run publish into an older copy of the sink."""
+    from dataclasses import replace
+
+    fixture.run("first")
+    fixture.run("second")
+    log, key = fixture.log(), keys.receipts(1)
+    stored = log.receipts(1)
+    assert stored is not None
+    other = {name: Marker(version=version, outcome=stored.outcome) for name, version in forged.items()}
+    data = codec.encode(replace(stored, markers=other)).data
+    assert codec.decode(Receipts, key, data).markers == other
+    fixture.store.delete(key)
+    fixture.store.create(key, data)
+    with pytest.raises(LogDamagedError, match="I15"):
+        fixture.run("third")
+    assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 1)]
+
+
+# --- a log that lost versions which its sinks have
+
+
+def copied(fixture: PublishingFixture) -> dict[str, bytes]:
+    """The log as it is now: key → bytes."""
+    return {stat.key: fixture.store.read(stat.key) or b"" for stat in fixture.store.list("")}
+
+
+def restored(fixture: PublishingFixture, log: Mapping[str, bytes]) -> None:
+    """Put a log back to a copy."""
+    for stat in list(fixture.store.list("")):
+        fixture.store.delete(stat.key)
+    for key, data in log.items():
+        fixture.store.create(key, data)
+
+
+def conflict(fixture: PublishingFixture, run_key: str, sink: str, version: int, marker: int) -> None:
+    with pytest.raises(MarkerConflictError, match=rf"sink='{sink}' version={version}.*marker={marker}") as stopped:
+        fixture.run(run_key)
+    assert not stopped.value.retryable
+
+
+def test_log_restored_without_its_newest_version_stops_the_run_until_the_newest_copy_is_back(
+    fixture: PublishingFixture,
+) -> None:
+    """The marker's number is that of the version which is planned anew: only the outcome tells them apart."""
+    fixture.run("first")
+    older = copied(fixture)
+    fixture.run("second")
+    newest = copied(fixture)
+    restored(fixture, older)
+    fixture.arrive(3)
+    for run_key in ("third", "third", "fourth"):
+        conflict(fixture, run_key, "audit", 1, 1)
+    assert fixture.rows("audit") == fixture.rows("table") == Counter(range(12))
+    findings = fixture.verdict().findings
+    assert {(f.invariant, f.version) for f in findings} == {("I18", 1)}
+    assert "another commit of version 1" in findings[0].what
+    restored(fixture, newest)
+    fixture.run("rest", drain=True)
+    fixture.check()
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_lost_versions_of_a_log_are_passed_by_skip_and_their_rows_published_by_reprocessing(
+    fixture: PublishingFixture, lost: int
+) -> None:
+    """As docs/how-to/recover.md says: the rows of the lost versions are deleted, the new ones skipped and then reprocessed."""
+    fixture.run("first")
+    older = copied(fixture)
+    for number in range(lost):
+        fixture.run(f"lost-{number}")
+    restored(fixture, older)
+    with closing(sqlite3.connect(fixture.database)) as db, db:
+        db.execute("DELETE FROM rows WHERE root > 0")
+    for version in range(1, lost + 1):
+        conflict(fixture, f"new-{version}", "audit", version, lost)
+        with pytest.raises(MarkerConflictError, match="sink='table'"):
+            skip(fixture.pipeline(), version, sink="audit", reason="the log was lost", log=fixture.log())
+        both = ("audit", "table")
+        receipts = skip(fixture.pipeline(), version, sink=both, reason="the log was lost", log=fixture.log())
+        assert {receipt.result for receipt in receipts.sinks.values()} == {"skipped"}
+    fixture.run("rest", drain=True)
+    for version in range(1, lost + 1):
+        fixture.run(f"reprocess-{version}", reprocessed=version)
+    fixture.check()
+    assert fixture.verdict().findings == []
+
+
+def test_sink_restored_to_a_copy_from_before_the_log_was_restored_is_refused(
+    fixture: PublishingFixture, tmp_path: Path
+) -> None:
+    """Its marker has the version that the receipts name, and is of a commit that this log never had."""
+    fixture.run("first")
+    older, kept = copied(fixture), tmp_path / "kept.db"
+    shutil.copy(fixture.database, kept)
+    fixture.run("second")
+    of_old_log = tmp_path / "of-old-log.db"
+    shutil.copy(fixture.database, of_old_log)
+    restored(fixture, older)
+    shutil.copy(kept, fixture.database)
+    fixture.run("second anew")
+    shutil.copy(of_old_log, fixture.database)
+    conflict(fixture, "third", "audit", 2, 1)
+
+
+def test_sink_that_got_nothing_of_the_version_planned_anew_is_refused_at_its_next_one(
+    fixture: PublishingFixture,
+) -> None:
+    fixture.run("first")
+    older = copied(fixture)
+    fixture.run("second")
+    restored(fixture, older)
+    fixture.run("second anew", pipeline=fixture.pipeline(transform=lambda rows: []))
+    conflict(fixture, "third", "audit", 2, 1)
+
+
+def test_marker_that_a_user_set_by_hand_needs_no_outcome(fixture: PublishingFixture) -> None:
+    fixture.run("first")
+    with closing(sqlite3.connect(fixture.database)) as db, db:
+        db.execute("UPDATE markers SET outcome = ''")
+    fixture.run("rest", drain=True)
+    fixture.check()
+
+
+def test_vacuum_deletes_nothing_while_the_log_lacks_versions_that_a_sink_has(fixture: PublishingFixture) -> None:
+    """The attempts of the lost versions look like those that lost."""
+    fixture.run("first")
+    older = copied(fixture)
+    fixture.run("second")
+    newest = copied(fixture)
+    restored(fixture, older)
+    fixture.arrive(3)
+    conflict(fixture, "third", "audit", 1, 1)
+    before = sorted(path for path in fixture.root.rglob("*") if path.is_file())
+    for dry_run in (True, False):
+        with pytest.raises(MarkerConflictError, match="nothing was deleted"):
+            vacuum(fixture.pipeline(), dry_run=dry_run, log=fixture.log())
+    assert before == sorted(path for path in fixture.root.rglob("*") if path.is_file())
+    restored(fixture, newest)
+    fixture.run("rest", drain=True)
+    vacuum(fixture.pipeline(), log=fixture.log())
+    fixture.check()

@@ -1,0 +1,228 @@
+"""Which pipeline may run on which log and dataset."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, verify
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    DatasetOwnedError,
+    InvalidError,
+    LogDamagedError,
+)
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
+from tests.pipeline_fixture import PipelineFixture
+
+
+def test_two_logs_over_one_dataset_are_refused(fixture: PipelineFixture, tmp_path: Path) -> None:
+    fixture.arrive(1)
+    fixture.run("a")
+    other = PipelineFixture(tmp_path)
+    other.made = fixture.made
+    with pytest.raises(DatasetOwnedError, match="marked as the output of a log") as caught:
+        other.run("b")
+    assert (caught.value.fields["pipeline"], caught.value.fields["log"]) == ("world", other.store.url)
+    assert caught.value.fields["marked_uuid"] == fixture.opened().record.pipeline_uuid
+    assert caught.value.fields["marked_log"] == fixture.store.url
+
+
+def test_dataset_with_unknown_output_is_refused(fixture: PipelineFixture) -> None:
+    fixture.arrive(1)
+    (fixture.root / "out" / "data" / "0").mkdir(parents=True)
+    (fixture.root / "out" / "data" / "0" / "x.json").write_text("{}")
+    with pytest.raises(ConflictError, match="no log names"):
+        fixture.run("a")
+    assert fixture.log().read_pipeline() is None
+
+
+def test_dataset_that_lost_its_mark_is_refused(fixture: PipelineFixture) -> None:
+    fixture.arrive(1)
+    fixture.run("a")
+    (fixture.root / "out" / "_streamsem.json").unlink()
+    with pytest.raises(LogDamagedError, match="lost its mark"):
+        fixture.run("b")
+
+
+def test_spec_with_other_guarded_fields_is_refused_and_names_them(fixture: PipelineFixture, tmp_path: Path) -> None:
+    fixture.arrive(1)
+    fixture.run("a")
+    moved = fixture.pipeline(sinks={"out": FilesSink(path=str(tmp_path / "elsewhere"), format="json")})
+    with pytest.raises(ConflictError, match="immutable fields differ"):
+        fixture.run("b", pipeline=moved)
+    with pytest.raises(ConflictError, match="another name"):
+        fixture.run("b", pipeline=fixture.pipeline(name="other"))
+
+
+def test_spec_with_other_free_fields_is_accepted_and_recorded(fixture: PipelineFixture) -> None:
+    fixture.arrive(1)
+    fixture.run("a")
+    fixture.arrive(1)
+    changed = fixture.pipeline(limits=Limits(max_files=7))
+    fixture.run("b", pipeline=changed)
+    assert fixture.opened().log.outcome(1)[0].spec == changed.spec_sha256  # type: ignore[index]
+    assert json.loads(fixture.opened().log.read_spec(changed.spec_sha256))["limits"]["max_files"] == 7
+
+
+def test_run_takes_the_log_of_its_pipeline_only(fixture: PipelineFixture, tmp_path: Path) -> None:
+    from airflow_provider_streamsem import run_batch
+
+    with pytest.raises(InvalidError, match="not the pipeline's"):
+        run_batch(fixture.pipeline(), run_key="a", log=PipelineFixture(tmp_path / "other").log(), engine=RowsEngine())
+
+
+def elsewhere(fixture: PipelineFixture, *, files: int = 0) -> Pipeline:
+    """The pipeline with the path of another directory, which holds files of its own."""
+    other = fixture.root / "wrong"
+    other.mkdir(exist_ok=True)
+    for n in range(files):
+        (other / f"{n}.json").write_text('{"id": 999}\n')
+    return fixture.pipeline(
+        source=FilesSource(path=str(other), format="json", schema="id long"),
+        sinks={"out": FilesSink(path=str(fixture.root / "wrong out"), format="json")},
+    )
+
+
+def test_corrected_path_counts_while_no_version_is_planned(fixture: PipelineFixture) -> None:
+    assert fixture.run("a", pipeline=elsewhere(fixture)).status == "empty"
+    fixture.arrive(2)
+    assert fixture.run("a").counts["read"] == 6
+    fixture.check()
+    assert not (fixture.root / "wrong out").exists()
+
+
+def test_nothing_of_a_wrong_source_is_left_for_the_corrected_one_by_a_death_at_any_request(tmp_path: Path) -> None:
+    for at in count():
+        fixture = PipelineFixture(tmp_path / str(at))
+        wrong = elsewhere(fixture, files=3)
+        store = FaultyStore(fixture.store, at, Fault.CRASH_AFTER)
+        with pytest.raises(Crash):
+            fixture.run("a", pipeline=wrong, store=store)
+        if any(stat.key.startswith("log/") for stat in fixture.store.list("")):
+            assert at > 5
+            with pytest.raises(ConflictError, match="first version was planned"):
+                fixture.run("b")
+            return
+        fixture.arrive(2)
+        assert fixture.run("b").ranges == {"files": (0, 2)}
+        fixture.check()
+
+
+def ran_into(
+    results: dict[str, str], fixture: PipelineFixture, name: str, pipeline: Pipeline, store: FaultyStore | None = None
+) -> None:
+    try:
+        results[name] = fixture.run(name, pipeline=pipeline, store=store).status
+    except ConflictError as error:
+        results[name] = f"refused: planned by {error.fields['planned_by']}"
+
+
+@pytest.mark.parametrize("fault", [Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER], ids=lambda fault: fault.name)
+def test_create_of_the_first_plan_decides_between_two_specs(tmp_path: Path, fault: Fault) -> None:
+    seen = set()
+    for at in count():
+        fixture = PipelineFixture(tmp_path / str(at))
+        fixture.arrive(1)
+        wrong = elsewhere(fixture, files=3)
+        results: dict[str, str] = {}
+
+        right = partial(ran_into, results, fixture, "right", fixture.pipeline())
+        store = FaultyStore(fixture.store, at, fault, meanwhile=right)
+        ran_into(results, fixture, "wrong", wrong, store)
+        if not store.reached:
+            break
+        assert sorted(results.values()) in (
+            ["committed", "refused: planned by right"],
+            ["committed", "refused: planned by wrong"],
+        )
+        seen.add(results["right"])
+        assert verify(fixture.log()).findings == []
+    assert len(seen) == 2
+
+
+def test_start_of_a_source_is_fixed_by_the_first_run_with_it(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = count(10)
+    monkeypatch.setattr(FilesSource, "initial_offsets", lambda self: {"files": 0, "latest": next(starts)})
+    other = fixture.pipeline(source=FilesSource(path=str(fixture.root / "in"), format="json", schema="id long, x long"))
+    for pipeline in (fixture.pipeline(), other, fixture.pipeline()):
+        fixture.run("empty", pipeline=pipeline)
+    fixture.arrive(1)
+    fixture.run("a", pipeline=other)
+    plan = fixture.log().plan(0)
+    assert plan is not None
+    assert plan[0].initial_offsets == {"files": 0, "latest": 11}
+    assert fixture.opened().log.find_head().next == {"files": 1, "latest": 11}
+
+
+KEYS = [json.dumps([dag, "load", "run", -1], separators=(",", ":")) for dag in ("orders", "orders_v2")]
+
+
+def kept(rows: object) -> object:
+    return rows
+
+
+def planned_with(fixture: PipelineFixture, run_key: str, transform: Callable[[object], object] | None) -> None:
+    fixture.arrive(1)
+    fixture.run(run_key, pipeline=fixture.pipeline(transform=transform))
+
+
+def test_changed_transform_is_said_when_a_version_is_planned(
+    fixture: PipelineFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    planned_with(fixture, "a", None)
+    planned_with(fixture, "b", kept)
+    (record,) = [r for r in caplog.records if "another spec" in r.message]
+    assert record.levelname == "INFO"
+    what = "version 1 is planned with another spec than version 0: transform; transform: '' before, 'tests.pipeline.test_opening:kept' now"
+    assert what in record.message
+
+
+def test_two_tasks_with_different_specs_are_named(fixture: PipelineFixture, caplog: pytest.LogCaptureFixture) -> None:
+    planned_with(fixture, f"airflow:{KEYS[0]}", None)
+    planned_with(fixture, f"airflow:{KEYS[1]}", kept)
+    (record,) = [r for r in caplog.records if "two tasks run one pipeline" in r.message]
+    assert record.levelname == "WARNING"
+    for part in ("version 0 by DAG orders, task load", "version 1 by DAG orders_v2, task load", "transform"):
+        assert part in record.message
+
+
+def test_spec_that_goes_back_is_warned_of(fixture: PipelineFixture, caplog: pytest.LogCaptureFixture) -> None:
+    for run_key, transform in (("a", None), ("b", kept), ("c", None)):
+        planned_with(fixture, run_key, transform)
+    (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert "goes back to that of version 0" in record.message
+
+
+@pytest.mark.parametrize("planner", [KEYS[0], KEYS[1]])
+def test_open_version_that_is_staged_with_another_spec_is_warned_of_with_the_changed_fields(
+    fixture: PipelineFixture, caplog: pytest.LogCaptureFixture, planner: str
+) -> None:
+    fixture.arrive(1)
+    fixture.dies(f"airflow:{planner}")
+    fixture.run(f"airflow:{KEYS[1]}", pipeline=fixture.pipeline(transform=kept))
+    (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    by = " by DAG orders, task load" if planner == KEYS[0] else ""
+    assert (
+        record.getMessage()
+        == f"version 0 was planned{by} with another spec (transform); this process stages it with its own"
+    )
+
+
+def test_refused_spec_names_the_version_and_the_task_that_planned_it(fixture: PipelineFixture, tmp_path: Path) -> None:
+    planned_with(fixture, f"airflow:{KEYS[0]}", None)
+    moved = fixture.pipeline(sinks={"out": FilesSink(path=str(tmp_path / "moved"), format="json")})
+    with pytest.raises(ConflictError) as caught:
+        fixture.run("b", pipeline=moved)
+    assert caught.value.fields["fields"] == ["sinks.out.path"]
+    assert (caught.value.fields["version"], caught.value.fields["planned_by"]) == (0, "DAG orders, task load")

@@ -1,0 +1,248 @@
+"""Reprocess: the rows of a commit reprocessed, and nothing else changed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem import reprocess
+from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError
+from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.stores.contract import ObjectStat
+from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from tests.pipeline_fixture import PipelineFixture
+
+
+@pytest.fixture
+def fixture(tmp_path: Path) -> PipelineFixture:
+    """Three committed versions of two files each, and a file that waits."""
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(6)
+    fixture.run("run", drain=True)
+    fixture.arrive(1)
+    return fixture
+
+
+def marked(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [{**row, "fixed": True} for row in rows]
+
+
+def fixed_ids(fixture: PipelineFixture) -> set[int]:
+    rows = [json.loads(line) for file in fixture.opened().files() for line in Path(file.path).read_text().splitlines()]
+    return {row["id"] for row in rows if row.get("fixed")}
+
+
+def test_I20_reprocess_replaces_the_rows_of_one_version_by_one_object(fixture: PipelineFixture) -> None:
+    result = fixture.run("fix", reprocessed=1, pipeline=fixture.pipeline(transform=marked))
+    assert (result.status, result.version, result.ranges) == ("committed", 3, {"files": (2, 4)})
+    assert fixed_ids(fixture) == set(range(6, 12))
+    assert fixture.visible() == Counter(range(18))
+    assert fixture.verdict().findings == []
+    fixture.run("rest", drain=True)
+    fixture.check()
+
+
+def test_reprocessing_leaves_the_offsets_where_they_are(fixture: PipelineFixture) -> None:
+    before = fixture.opened().view().next
+    fixture.run("fix", reprocessed=0)
+    assert fixture.opened().view().next == before
+    assert fixture.run("next").ranges == {"files": (6, 7)}
+    fixture.check()
+
+
+def test_I7_earlier_versions_read_as_they_did_after_a_reprocess(fixture: PipelineFixture) -> None:
+    before = fixture.opened().files(version=2)
+    fixture.run("fix", reprocessed=0)
+    maintenance.vacuum(fixture.pipeline(), log=fixture.log())
+    assert fixture.opened().files(version=2) == before
+    assert all(Path(file.path).exists() for file in before)
+
+
+def test_reprocessing_of_a_reprocessed_version_replaces_the_newest_reprocessing(fixture: PipelineFixture) -> None:
+    for n, expected in enumerate((1, 3, 4)):
+        result = fixture.run(f"fix {n}", reprocessed=1)
+        outcome = fixture.log().outcome(result.version)
+        assert outcome is not None
+        assert outcome[0].replaces is not None
+        assert outcome[0].replaces.version == expected
+    assert [file.version for file in fixture.opened().files()] == [0, 2, 5]
+    assert fixture.verdict().findings == []
+
+
+def test_same_reprocessing_again_answers_the_same_and_stages_nothing(fixture: PipelineFixture) -> None:
+    first = fixture.run("fix", reprocessed=1)
+    engine = RowsEngine()
+    assert fixture.run("fix", reprocessed=1, engine=engine) == first
+    assert (engine.staged, fixture.opened().head) == (0, 3)
+
+
+def test_reprocessing_without_a_run_key_resumes_what_died_and_starts_anew_after_it_committed(
+    fixture: PipelineFixture,
+) -> None:
+    fixture.dies("reprocess:1:1", reprocessed=1)
+    finished = reprocess(fixture.pipeline(), 1, log=fixture.log(), engine=RowsEngine())
+    again = reprocess(fixture.pipeline(), 1, log=fixture.log(), engine=RowsEngine())
+    assert (finished.version, again.version) == (3, 4)
+
+
+def test_I10_reprocess_that_cannot_be_staged_is_aborted_and_nothing_changed(fixture: PipelineFixture) -> None:
+    before = fixture.visible()
+    fixture.dies("fix", reprocessed=1)
+    maintenance.abort(fixture.log(), fixture.opened().record, 3, reason="the transform is wrong")
+    assert fixture.visible() == before
+    assert fixture.run("next").ranges == {"files": (6, 7)}
+    assert fixture.run("fix", reprocessed=1).version == 5
+    fixture.check()
+
+
+def test_totals_are_net_of_what_reprocessing_runs_replaced(fixture: PipelineFixture) -> None:
+    before = fixture.opened().view().counts
+    fixture.run("fix", reprocessed=1)
+    assert fixture.opened().view().counts == before
+    assert fixture.verdict().counts == before
+
+
+def test_changes_name_what_a_copy_must_add_and_remove(fixture: PipelineFixture) -> None:
+    fixture.run("fix", reprocessed=1)
+    changes = fixture.opened().changes(since=1)
+    assert [f.version for f in changes.added] == [2, 3]
+    assert [f.version for f in changes.removed] == [1]
+    assert fixture.opened().changes(since=3).added == ()
+
+
+def test_reprocessing_of_a_version_whose_input_is_gone_is_refused_and_says_so(fixture: PipelineFixture) -> None:
+    (fixture.root / "in" / "00002.json").unlink()
+    with pytest.raises(SourceChangedError, match=r"00002\.json"):
+        fixture.run("fix", reprocessed=1)
+    assert fixture.opened().head == 2
+    assert fixture.run("next").ranges == {"files": (6, 7)}
+
+
+def test_reprocessing_that_died_and_whose_input_is_gone_is_closed_by_the_next_run(fixture: PipelineFixture) -> None:
+    before = fixture.visible()
+    fixture.dies("fix", reprocessed=1)
+    (fixture.root / "in" / "00002.json").unlink()
+    assert fixture.run("next").ranges == {"files": (6, 7)}
+    assert [v.outcome.result for v in fixture.opened().versions(limit=2) if v.outcome] == ["commit", "abort"]
+    assert before <= fixture.visible()
+    with pytest.raises(SourceChangedError, match=r"00002\.json"):
+        fixture.run("fix", reprocessed=1)
+    fixture.check()
+
+
+def test_reprocessing_that_no_retry_can_stage_stops_no_other_run(fixture: PipelineFixture) -> None:
+    def wrong(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+        raise DataError("the transform does not fit")
+
+    before = fixture.visible()
+    with pytest.raises(DataError):
+        fixture.run("fix", reprocessed=1, pipeline=fixture.pipeline(transform=wrong))
+    (newest,) = fixture.opened().versions(limit=1)
+    assert newest.outcome is not None
+    assert (newest.outcome.result, "DataError" in newest.outcome.reason) == ("abort", True)
+    assert fixture.visible() == before
+    assert fixture.run("next").ranges == {"files": (6, 7)}
+    fixture.check()
+
+
+def test_cleared_run_that_had_not_finished_is_finished_and_not_made_twice(fixture: PipelineFixture) -> None:
+    fixture.arrive(1)
+    fixture.dies("late")
+    finished = reprocess_run(
+        fixture.pipeline(), run_key="late", request="clear 1", log=fixture.log(), engine=RowsEngine()
+    )
+    assert (finished.version, finished.counts["read"]) == (3, 6)
+    assert fixture.opened().head == 3
+
+
+def test_only_committed_versions_can_be_reprocessed(fixture: PipelineFixture) -> None:
+    with pytest.raises(InvalidError, match="not closed"):
+        fixture.run("fix", reprocessed=3)
+    fixture.dies("next")
+    maintenance.abort(fixture.log(), fixture.opened().record, 3, reason="for the test")
+    with pytest.raises(InvalidError, match="abort"):
+        fixture.run("fix", reprocessed=3)
+
+
+def test_whole_run_is_reprocessed_once_for_each_request(fixture: PipelineFixture) -> None:
+    first = reprocess_run(
+        fixture.pipeline(transform=marked), run_key="run", request="clear 1", log=fixture.log(), engine=RowsEngine()
+    )
+    assert (first.ranges, first.counts["read"], first.batches, first.version) == ({"files": (0, 6)}, 18, 3, 5)
+    assert fixed_ids(fixture) == set(range(18))
+    engine = RowsEngine()
+    assert (
+        reprocess_run(
+            fixture.pipeline(transform=marked), run_key="run", request="clear 1", log=fixture.log(), engine=engine
+        )
+        == first
+    )
+    assert engine.staged == 0
+    assert (
+        reprocess_run(
+            fixture.pipeline(), run_key="run", request="clear 2", log=fixture.log(), engine=RowsEngine()
+        ).version
+        == 8
+    )
+    assert fixed_ids(fixture) == set()
+    fixture.run("rest", drain=True)
+    fixture.check()
+
+
+def test_reprocessing_runs_across_segments_read_as_those_without_segments(tmp_path: Path) -> None:
+    """Reprocessing runs inside a hundred, of an earlier hundred, and of a reprocessing run of an earlier hundred; read through segments and without them."""
+    fixture = PipelineFixture(tmp_path, rows_per_file=1)
+    fixture.arrive(460)
+    pipeline = fixture.pipeline()
+    for n in range(230):
+        if n in (20, 130, 180, 210, 225):
+            fixture.run(f"reprocess {n}", reprocessed={20: 10, 130: 10, 180: 110, 210: 10, 225: 5}[n])
+        fixture.run(f"run {n}", pipeline=pipeline)
+    head = fixture.opened().head
+    with_segments = {at: fixture.opened().files(version=at) for at in (15, 99, 150, 199, head)}
+    counts = fixture.opened().view().counts
+    assert fixture.verdict().findings == []
+    chain = [fixture.log().outcome(v) for v in range(head + 1)]
+    assert [o[0].version for o in chain if o is not None and o[0].replaces is not None] == [20, 131, 182, 213, 229]
+    segments = [stat.key for stat in fixture.store.list("segments/")]
+    assert len(segments) == 2
+    for key in segments:
+        fixture.store.delete(key)
+    assert {at: fixture.opened().files(version=at) for at in with_segments} == with_segments
+    assert fixture.opened().view().counts == counts
+    fixture.check()
+
+
+class StaleStore(MemoryStore):
+    """Its listing of versions shows what was there when ``shown`` was taken; its reads lag behind nothing."""
+
+    shown: MemoryStore | None = None
+
+    def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+        if prefix == keys.LOG and self.shown is not None:
+            return self.shown.list(prefix, limit, start_after)
+        return super().list(prefix, limit, start_after)
+
+
+@pytest.mark.parametrize("missed", [1, 2, 99])
+def test_reprocessing_without_a_run_key_makes_rows_anew_though_the_listing_lags(tmp_path: Path, missed: int) -> None:
+    """A stale head names an earlier reprocessing run's run, whose answer would be given without any work; or refuses a version that is there."""
+    store = StaleStore("memory://stale-world")
+    fixture = PipelineFixture(tmp_path, store=store)
+    fixture.arrive(2)
+    fixture.run("run")
+    first = reprocess(fixture.pipeline(), 0, log=fixture.log(), engine=RowsEngine())
+    entries = [stat.key for stat in store.list(keys.LOG)][2 * missed :]
+    store.shown = MemoryStore(objects={key: b"" for key in entries})
+    again = reprocess(fixture.pipeline(transform=marked), 0, log=fixture.log(), engine=RowsEngine())
+    assert (first.version, again.version) == (1, 2)
+    store.shown = None
+    assert fixed_ids(fixture) == set(range(6))
+    fixture.check()

@@ -1,0 +1,194 @@
+"""Dedup on Spark: the same results as one pass over all records, for any batches, layers and buckets."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_streamsem import (
+    FilesSink,
+    FilesSource,
+    Limits,
+    Pipeline,
+    read_committed,
+    reprocess,
+    run_batch,
+    verify,
+)
+from airflow_provider_streamsem import dedup as rules
+from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.dedup import Dedup
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.spark import dedup as seen
+from airflow_provider_streamsem.spark.dedup import Deduplication
+from airflow_provider_streamsem.testing.clock import ManualClock
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "shop string, id long, day date, n long, `odd.name` string"
+
+
+def write(root: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    (root / "in").mkdir(exist_ok=True)
+    (root / "in" / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def pipeline_in(root: Path, **changes: Any) -> Pipeline:
+    spec = Pipeline(
+        name="p", log=str(root / "log"), source=FilesSource(path=str(root / "in"), format="json", schema=SCHEMA),
+        sinks={"out": FilesSink(str(root / "out"))}, limits=Limits(max_files=1), dedup=Dedup(keys=["shop", "id"], ttl_s=3600), rows="filter",
+    )  # fmt: skip
+    return spec.replace(**changes) if changes else spec
+
+
+def ids(spark: SparkSession, root: Path) -> Counter[tuple[Any, ...]]:
+    return Counter((row["shop"], row["id"]) for row in read_committed(spark, str(root / "log")).collect())
+
+
+def test_batch_scoped_dedup_drops_repeats_within_a_batch_and_keeps_no_state(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for batch in range(2):
+        rows = [{"shop": "s", "id": n, "day": "2024-01-01", "n": batch} for n in (1, 2, 2, None, None)]
+        write(tmp_path, f"{batch}", rows)
+    pipeline = pipeline_in(tmp_path, dedup=Dedup(keys=["shop", "id"], scope="batch"))
+    result = run_batch(pipeline, run_key="all", drain=True)
+    assert ids(spark, tmp_path) == Counter({("s", 1): 2, ("s", 2): 2, ("s", None): 4})
+    assert (result.counts["read"], result.counts["duplicates"]) == (10, 2)
+    outcome = open_log(str(tmp_path / "log")).log.outcome(1)
+    assert outcome is not None
+    assert not outcome[0].state
+
+
+@pytest.mark.parametrize(("bucketed_rows", "sent"), [(20, True), (20, False), (1_000_000, True), (1_000_000, False)])
+def test_each_id_passes_once_over_many_batches(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucketed_rows: int, sent: bool
+) -> None:
+    monkeypatch.setattr(rules, "BUCKETED_ROWS", bucketed_rows)
+    monkeypatch.setattr(seen, "_SENT_IDS", 500_000 if sent else 0)
+    for batch in range(5):
+        numbers = range(batch * 10, batch * 10 + 20)
+        rows = [{"shop": f"s{n % 3}", "id": n, "day": "2024-01-01", "n": batch} for n in numbers]
+        write(tmp_path, f"{batch}", [*rows, *rows[:3]])
+    result = run_batch(pipeline_in(tmp_path), run_key="all", drain=True)
+    assert ids(spark, tmp_path) == Counter({(f"s{n % 3}", n): 1 for n in range(60)})
+    assert (result.counts["read"], result.counts["duplicates"], result.counts["written.out"]) == (115, 55, 60)
+    assert verify(str(tmp_path / "log")).clean
+    outcome = open_log(str(tmp_path / "log")).log.outcome(4)
+    assert outcome is not None
+    layers = outcome[0].state["dedup"]
+    assert sum(layer["rows"] for layer in layers) == 60
+    assert {len(layer["files"]) > 1 for layer in layers} == {bucketed_rows == 20}
+
+
+def test_small_batch_reads_only_the_buckets_of_its_ids(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "BUCKETED_ROWS", 1000)
+    read: list[int] = []
+    reads = Deduplication._read
+    monkeypatch.setattr(Deduplication, "_read", lambda self, keys: read.append(len(keys)) or reads(self, keys))
+    write(tmp_path, "0", [{"shop": "a", "id": n} for n in range(2000)])
+    run_batch(pipeline_in(tmp_path), run_key="r0")
+    outcome = open_log(str(tmp_path / "log")).log.outcome(0)
+    assert outcome is not None
+    (layer,) = outcome[0].state["dedup"]
+    assert (read, len(layer["files"])) == ([], rules.BUCKETS)
+    write(tmp_path, "1", [{"shop": "a", "id": n} for n in (7, 8, 5000)])
+    assert run_batch(pipeline_in(tmp_path), run_key="r1").counts["duplicates"] == 2
+    assert len(read) == 1
+    assert 1 <= read[0] <= 3
+
+
+def test_repeat_after_its_ttl_passes_and_is_counted_while_its_id_is_still_known(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    clock = ManualClock()
+    log = open_commit_log(str(tmp_path / "log"), clock=clock)
+    late = []
+    for batch, (id, seconds) in enumerate([(1, 0), (2, 50), (1, 20), (1, 30)]):
+        clock.sleep(seconds)
+        write(tmp_path, f"{batch}", [{"shop": "a", "id": id}])
+        counts = run_batch(
+            pipeline_in(tmp_path, dedup=Dedup(keys=["id"], ttl_s=60)), run_key=f"{batch}", log=log
+        ).counts
+        late.append((counts["late_duplicates"], counts["duplicates"]))
+    assert late == [(0, 0), (0, 0), (1, 0), (0, 1)]
+    assert ids(spark, tmp_path) == Counter({("a", 1): 2, ("a", 2): 1})
+
+
+def test_record_without_a_key_always_passes_and_is_counted(spark: SparkSession, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"shop": None, "id": 1}, {"shop": "a", "id": None}, {"shop": "", "id": 1}]
+    for batch in range(2):
+        write(tmp_path, f"{batch}", rows + rows)
+    result = run_batch(pipeline_in(tmp_path), run_key="all", drain=True)
+    assert ids(spark, tmp_path) == Counter({(None, 1): 4, ("a", None): 4, ("", 1): 1})
+    assert (result.counts["without_id"], result.counts["duplicates"]) == (8, 3)
+
+
+def test_values_of_several_keys_are_distinguished(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path, "0", [{"shop": "1:2", "id": 3}, {"shop": "1", "id": 23}, {"shop": "12", "id": 3}])
+    run_batch(pipeline_in(tmp_path), run_key="all")
+    assert sum(ids(spark, tmp_path).values()) == 3
+
+
+def test_id_is_unchanged_after_its_column_was_widened(spark: SparkSession, tmp_path: Path) -> None:
+    values = ["5", "-1.5", "0", "1234567.89", "100"]
+    for batch in range(4):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{batch}.json").write_text("".join(f'{{"id": {value}}}\n' for value in values))
+    passed = []
+    for type in ("decimal(10,2)", "decimal(12,4)", "decimal(38,10)", "decimal(38,10)"):
+        source = FilesSource(path=str(tmp_path / "in"), format="json", schema=f"id {type}")
+        result = run_batch(
+            pipeline_in(tmp_path, source=source, dedup=Dedup(keys=["id"], ttl_s=3600)), run_key=f"r{len(passed)}"
+        )
+        passed.append(result.counts["written.out"])
+    assert passed == [5, 0, 0, 0]
+    wholes = spark.sql(
+        "SELECT CAST(5 AS DECIMAL(9,2)) a, 5L b, CAST(1e-10 AS DECIMAL(20,10)) c, CAST(0 AS DECIMAL(38,38)) d, CAST(-10 AS DECIMAL(9,0)) e"
+    )
+    texts = wholes.select(*[seen._text(wholes[f.name], f.dataType) for f in wholes.schema.fields]).first()
+    assert tuple(texts or ()) == ("5", "5", "0.0000000001", "0", "-10")
+
+
+def test_reprocessing_passes_the_same_records_again(spark: SparkSession, tmp_path: Path) -> None:
+    for batch in range(3):
+        write(tmp_path, f"{batch}", [{"shop": "a", "id": n, "n": batch} for n in range(batch, batch + 3)])
+    run_batch(pipeline_in(tmp_path), run_key="all", drain=True)
+    before = ids(spark, tmp_path)
+    reprocess(pipeline_in(tmp_path), 1)
+    assert ids(spark, tmp_path) == before == Counter({("a", n): 1 for n in range(5)})
+    write(tmp_path, "9", [{"shop": "a", "id": n, "n": 9} for n in range(5)])
+    assert run_batch(pipeline_in(tmp_path), run_key="more").counts["duplicates"] == 5
+
+
+def test_transform_and_predicate_get_only_deduplicated_records(spark: SparkSession, tmp_path: Path) -> None:
+    for batch in range(2):
+        write(tmp_path, f"{batch}", [{"shop": "a", "id": n, "n": n} for n in range(6)])
+    pipeline = pipeline_in(
+        tmp_path, where="n < 4", transform=lambda frame: frame.selectExpr("shop", "id", "n * 2 as n")
+    )
+    result = run_batch(pipeline, run_key="all", drain=True)
+    assert (result.counts["parsed"], result.counts["filtered"], result.counts["duplicates"]) == (12, 4, 4)
+    assert result.counts["written.out"] == 4
+
+
+def test_key_column_without_one_canonical_form_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path, "0", [{"shop": "a", "id": 1}])
+    source = FilesSource(path=str(tmp_path / "in"), format="json", schema="shop string, id double")
+    with pytest.raises(DataError, match="no one form"):
+        run_batch(pipeline_in(tmp_path, source=source), run_key="all")
+    with pytest.raises(DataError, match="lack columns"):
+        run_batch(
+            pipeline_in(tmp_path, dedup=Dedup(keys=["other"], ttl_s=5)).replace(
+                log=str(tmp_path / "log2"), sinks={"out": FilesSink(str(tmp_path / "out2"))}
+            ),
+            run_key="all",
+        )
