@@ -14,7 +14,7 @@ from airflow_provider_streamsem import dedup, registry, telemetry
 from airflow_provider_streamsem.arguments import flag, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Compacting, Planner, Source
-from airflow_provider_streamsem.engine import Engine, Job, nothing_produced
+from airflow_provider_streamsem.engine import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import DataError, RecordsMissingError, SourceChangedError, UnavailableError
 from airflow_provider_streamsem.pipeline import changes, report
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
@@ -256,11 +256,10 @@ class Run:
         log, pipeline = self.opened.log, self.opened.pipeline
         started_ms = log.clock.now_ms()
         recorded = {} if head.outcome is None else head.outcome.schemas
-        pins = pipeline.source.read_pins(plan.pins)
         state, dedup_at_ms = self._dedup_state(head, plan)
         job = Job(
             source=pipeline.source,
-            pins=pins,
+            pins=pipeline.source.read_pins(plan.pins),
             sinks=pipeline.sinks,
             transform=pipeline.load_transform(),
             transform_name=pipeline.transform_name,
@@ -273,15 +272,7 @@ class Run:
             state=state,
             dedup_at_ms=dedup_at_ms,
         )
-        try:
-            # Without pins every offset of the plan is a gap: there is nothing to read.
-            produced = self.engine.stage(job, log) if pins else nothing_produced(pipeline.sinks, state)
-        except DataError:
-            pipeline.source.check_pins(pins, was_read=False)  # an unreadable item may be missing or changed
-            raise
-        pipeline.source.check_pins(pins, was_read=True)
-        _check_as_many(pipeline.source, plan, produced.counts)
-        invariants.check_i14_staged(produced.counts, produced.sinks, handed=produced.handed, rows=pipeline.rows)
+        produced = self._produce(job)
         schemas = schema.evolve(recorded, produced.schemas)
         manifest = StagedManifest(
             version=plan.version,
@@ -300,6 +291,22 @@ class Run:
         )
         log.put_staged(manifest)
         return manifest
+
+    def _produce(self, job: Job) -> Produced:
+        """Stage the rows. Then check that the source still has the records that were read, and that no row was lost."""
+        source = job.source
+        try:
+            # Without pins every offset of the plan is a gap: there is nothing to read.
+            produced = self.engine.stage(job, self.opened.log) if job.pins else nothing_produced(job.sinks, job.state)
+        except DataError:
+            source.check_pins(job.pins, was_read=False)  # an unreadable item may be missing or changed
+            raise
+        source.check_pins(job.pins, was_read=True)
+        _check_as_many(source, job.plan, produced.counts)
+        invariants.check_i14_staged(
+            produced.counts, produced.sinks, handed=produced.handed, rows=self.opened.pipeline.rows
+        )
+        return produced
 
     def _dedup_state(self, head: Head, plan: Plan) -> tuple[Json, int]:
         """The deduplication state before the batch, and the time of its plan in milliseconds. For reprocessing: those of the root of the chain."""

@@ -179,7 +179,7 @@ def vacuum_deletes_attempts_of_open_versions(patch: pytest.MonkeyPatch) -> None:
         return real(self, attempt_id) or self._outcome() is None
 
     patch.setattr(maintenance._Losers, "__call__", has_lost)
-    patch.setattr(maintenance, "range", lambda begin, end: range(begin, end + 1), raising=False)
+    patch.setattr(maintenance, "range", lambda *bounds: range(*bounds[:-1], bounds[-1] + 1), raising=False)
 
 
 def vacuum_deletes_what_reprocessing_runs_replaced(patch: pytest.MonkeyPatch) -> None:

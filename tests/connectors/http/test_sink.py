@@ -596,7 +596,7 @@ def test_endpoint_that_stays_unclear_is_called_again_by_the_next_retry(tmp_path:
     w = fixture(tmp_path)
     pipeline = pushing(w, recorder)
     recorder.answers = lambda call: 503 if call.ids == [3] else 200
-    with pytest.raises(UnavailableError, match=r"recreated.*chunk=1 record=1 status=503"):
+    with pytest.raises(UnavailableError, match=r"repeats it.*chunk=1 record=1 status=503"):
         w.run("a", pipeline=pipeline)
     recorder.answers = lambda call: 200
     w.run("b", pipeline=pipeline)
