@@ -13,7 +13,7 @@ from airflow_provider_streamsem.errors import InvalidError
 _MOST_DIGITS = 20
 
 
-def text(name: str, value: object, *, pattern: str = r".*\S.*", accepted: str = "text that is not empty") -> str:
+def text(name: str, value: object, *, pattern: str = r".*\S.*", accepted: str = "non-empty text") -> str:
     """Return text that matches ``pattern`` completely. An error omits everything before the last ``@``, which may contain a password."""
     if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL) or not _is_utf8(value):
         shown = f"…{value[value.rindex('@') :]}" if isinstance(value, str) and "@" in value else value
@@ -54,7 +54,9 @@ def seconds(name: str, value: object, *, least: int = 1) -> int:
     """Return an integer number of seconds, at least ``least``, given as a number or a ``timedelta``."""
     given: Any = value.total_seconds() if isinstance(value, timedelta) else value
     if type(given) not in (int, float) or not float(given).is_integer():
-        raise InvalidError(f"{name} must be whole seconds or a timedelta of them", given=str(value))
+        raise InvalidError(
+            f"{name} must be an integer number of seconds, or a timedelta of whole seconds", given=str(value)
+        )
     return integer(name, int(given), least=least)
 
 
@@ -71,10 +73,11 @@ def text_list(name: str, value: object) -> tuple[str, ...]:
     """
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) and v for v in value):
         raise InvalidError(
-            f"{name} must be a list of texts", given=value if isinstance(value, str) else type(value).__name__
+            f"{name} must be a list of non-empty strings",
+            given=value if isinstance(value, str) else type(value).__name__,
         )
     if len({v.lower() for v in value}) != len(value):
-        raise InvalidError(f"{name} names something twice (case does not count)", given=list(value))
+        raise InvalidError(f"{name} contains a name twice (case is ignored)", given=list(value))
     return tuple(value)
 
 
@@ -131,8 +134,8 @@ def without_secrets(where: str, value: Any) -> None:
     """
     found = sorted(_secrets(value, ()))
     if found:
-        what = f"{where} must hold no secret; a connection may"
-        raise InvalidError(what, given=found, accepted="a connection of Airflow, by conn_id=")
+        what = f"{where} must not contain secrets; put them into a connection"
+        raise InvalidError(what, given=found, accepted="an Airflow connection, named by conn_id=")
 
 
 def _secrets(value: Any, path: tuple[str, ...]) -> Iterator[str]:
@@ -166,4 +169,4 @@ def known_keys(where: str, given: Mapping[str, Any], accepted: Collection[str]) 
     """Reject keys that are not in ``accepted``."""
     unknown = sorted(set(given) - set(accepted))
     if unknown:
-        raise InvalidError(f"{where} holds names that it does not know", given=unknown, accepted=sorted(accepted))
+        raise InvalidError(f"{where} contains unknown names", given=unknown, accepted=sorted(accepted))

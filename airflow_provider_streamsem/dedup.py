@@ -57,7 +57,7 @@ class Dedup:
         bounds = sum(value is not None for value in (self.ttl_s, self.rows))
         if bounds != (1 if self.scope == "pipeline" else 0):
             raise InvalidError(
-                "dedup over a pipeline needs exactly one of ttl_s and rows, dedup within a batch neither",
+                'dedup with scope="pipeline" needs exactly one of ttl_s and rows; with scope="batch" it accepts neither',
                 scope=self.scope,
                 ttl_s=self.ttl_s,
                 rows=self.rows,
@@ -134,10 +134,10 @@ def stored_layers(state: Json) -> list[Layer]:
         return []
     given = state.get("dedup", []) if isinstance(state, dict) else None
     if not isinstance(given, list):
-        raise LogDamagedError("what an outcome remembers is not a list of layers", invariant="R6")
+        raise LogDamagedError("the deduplication state of an outcome is not a list of layers", invariant="R6")
     layers = [build(Layer, item, "state") for item in given]
     if any(_is_no_bucket(file.partition.get(BUCKET)) for layer in layers for file in layer.files):
-        raise LogDamagedError("a file of remembered ids is of no bucket", invariant="R6")
+        raise LogDamagedError("a file of the deduplication state has an invalid bucket", invariant="R6")
     return layers
 
 

@@ -14,7 +14,7 @@ E = TypeVar("E", bound="StreamsemError")
 
 UNREADABLE_FILE = (
     "put a good copy into the source under another name, delete the damaged file, and run again with "
-    'on_data_loss="record_gap": the file becomes a gap, and the copy is read. Or correct the schema, if the file is as it should be.'
+    'on_data_loss="record_gap": the file becomes a gap, and the copy is read. Or correct the schema, if the file itself is correct.'
 )
 """Advice for a planned file that cannot be read."""
 
@@ -32,7 +32,7 @@ class StreamsemError(Exception):
 
     def __init__(self, summary: str, **fields: object) -> None:
         if type(self) is StreamsemError:
-            raise TypeError("StreamsemError is the base of a tree. Do: raise one of its subclasses.")
+            raise TypeError("StreamsemError is an abstract base class. Do: raise one of its subclasses.")
         super().__init__(summary)
         self.summary = summary
         self.fields = fields
@@ -62,45 +62,43 @@ class ConflictError(StreamsemError):
     """Two pipelines, logs or specs claim the same name or dataset. Nothing was written."""
 
     retryable = False
-    do = "give this pipeline a log and datasets of its own, or make its immutable fields equal to those in the log; nothing was written."
+    do = "give this pipeline its own log and its own datasets, or make its immutable fields equal to those in the log; nothing was written."
 
 
 class DatasetOwnedError(ConflictError):
     """The mark of a dataset names another pipeline or log as its owner. Nothing was written."""
 
     do = (
-        "if the log in the mark was moved to this pipeline's log, run `streamsem move-log` with the two logs; "
-        "else give this pipeline a dataset of its own; nothing was written."
+        "if the log that the mark names was moved by hand to this pipeline's log, run `streamsem move-log OLD NEW --already-moved`; "
+        "otherwise give this pipeline its own dataset; nothing was written."
     )
 
 
 class LogMovedError(ConflictError):
     """The log was moved to another location and continues there. Nothing was written."""
 
-    do = "set the pipeline's log to the location that is named as `moved_to`, then run again; nothing was written."
+    do = "set the pipeline's log to the location in `moved_to`, then run again; nothing was written."
 
 
 class LogMovingError(ConflictError):
     """The log is being moved here and is not complete yet. Nothing was written."""
 
     retryable = True
-    do = "run `streamsem move-log` with the two logs that are named until it succeeds, then run again; nothing was written."
+    do = "repeat `streamsem move-log` with the two logs that are named until it succeeds, then run again; nothing was written."
 
 
 class UnavailableError(StreamsemError):
     """The store gave no clear answer within the retry limit. Whether the last request was applied is unknown. Nothing was deleted."""
 
     retryable = True
-    do = (
-        "run again: the next run reads what is stored and goes on from it, whether or not the last request was applied."
-    )
+    do = "run again: the next run reads the stored state and continues from it, whether or not the last request was applied."
 
 
 class StoreRefusedError(StreamsemError):
     """The store refused a request permanently (permission, read-only, no space, no such bucket). The object was not written."""
 
     retryable = False
-    do = "give the process the right to read, list and create under this location, or free space there, then run again; what is committed stays."
+    do = "give the process permission to read, list and create at this location, or free space there, then run again; committed versions stay committed."
 
 
 class UnsafeStoreError(StreamsemError):
@@ -114,7 +112,7 @@ class LogDamagedError(StreamsemError):
     """Stored data violates an invariant of the protocol. This process wrote nothing after it detected the violation."""
 
     retryable = False
-    do = "run `streamsem verify` for the whole report, and restore the object that is named from a copy; never delete log entries."
+    do = "run `streamsem verify` for the complete report, and restore the named object from a copy; never delete log entries."
 
 
 class NewerFormatError(StreamsemError):
@@ -170,8 +168,8 @@ class PublishError(StreamsemError):
 
     retryable = False
     do = (
-        "fix what the sink refuses and run again: the batch is published from its staged files, and the source is not read again. "
-        "Or give it up for this sink with `streamsem skip`."
+        "fix the cause of the refusal and run again: the batch is published from its staged files, and the source is not read again. "
+        "Or skip the batch for this sink with `streamsem skip`."
     )
 
 
@@ -183,9 +181,9 @@ class MarkerLostError(PublishError):
     """
 
     do = (
-        "bring the sink back to the state of its newest receipts (rename it back, or restore a newer copy) and run again: the batch is published from "
-        "its staged files. If that state is lost for good, accept the loss with `streamsem skip`: this version is left out of the sink, and later versions "
-        "are published again."
+        "restore the sink to the state of its newest receipts (rename it back, or restore a newer copy) and run again: the batch is published from "
+        "its staged files. If that state is permanently lost, accept the loss with `streamsem skip`: the sink does not get this version, and publishing "
+        "continues with the next version."
     )
 
 
@@ -197,8 +195,8 @@ class MarkerConflictError(PublishError):
     """
 
     do = (
-        "restore the newest copy of the log and run again: nothing is lost then. If that copy is lost for good, the sink has rows that this log reads "
-        "a second time: docs/how-to/recover.md says how to go on."
+        "restore the newest copy of the log and run again: then no data is lost. If that copy is permanently lost, the sink has rows whose records this "
+        "log reads a second time: follow docs/how-to/recover.md."
     )
 
 
@@ -206,4 +204,4 @@ class InternalError(StreamsemError):
     """The package violated one of its own assumptions. Versions that were committed before are still visible."""
 
     retryable = False
-    do = "keep the log as it is and report this with the output of `streamsem verify`."
+    do = "do not change the log, and report this error with the output of `streamsem verify`."

@@ -74,9 +74,12 @@ def _connection_type() -> dict[str, Any]:
             "placeholders": {"host": "s3://bucket/prefix"},
         },
         "conn-fields": {
-            "aws_conn_id": _field("AWS connection", "Credentials; empty: the default chain of the worker"),
-            "endpoint_url": _field("S3 endpoint", "Empty: that of the AWS connection, or AWS itself"),
-            "region_name": _field("S3 region", "Empty: that of the AWS connection, or of the worker"),
+            "aws_conn_id": _field(
+                "AWS connection",
+                "Connection with the AWS credentials. If empty: boto3's default credential chain on the worker",
+            ),
+            "endpoint_url": _field("S3 endpoint", "If empty: the endpoint of the AWS connection, or that of AWS"),
+            "region_name": _field("S3 region", "If empty: the region of the AWS connection, or that of the worker"),
         },
     }
 
@@ -87,32 +90,32 @@ def _field(label: str, description: str) -> dict[str, Any]:
 
 def _configuration() -> dict[str, Any]:
     return {
-        "description": "Defaults of tasks that run micro-batches.",
+        "description": "Defaults for tasks that run micro-batches.",
         "options": {
             "spark_conn_id": {
-                "description": "Spark connection of tasks that name neither a master nor a connection. Empty: Spark in the task's own process.",
+                "description": "Spark connection of tasks that name neither a master nor a connection. If empty: `local[*]`, in the task's process.",
                 "version_added": "0.1.0",
                 "type": "string",
                 "example": "spark_default",
                 "default": "",
             },
             "poll_interval": {
-                "description": "Seconds between two looks of a task that waits for a driver elsewhere.",
+                "description": "Seconds between two polls of a task that waits for a driver in another process.",
                 "version_added": "0.1.0",
                 "type": "float",
                 "example": None,
                 "default": "30",
             },
             "batch_url": {
-                "description": "Where a batch is shown, for the link of a task instance: a pattern with the fields {pipeline}, {version}, {log}, {bucket}, "
-                "{key}. Empty: no link.",
+                "description": "URL of a batch's page, for the link of a task instance: a pattern with the fields {pipeline}, {version}, {log}, {bucket}, "
+                "{key}. If empty: no link.",
                 "version_added": "0.1.0",
                 "type": "string",
                 "example": "https://s3.console.aws.amazon.com/s3/object/{bucket}?prefix={key}",
                 "default": None,
             },
             "spark_history_url": {
-                "description": "A Spark history server, for the link of a task instance that has ended. Empty: no link.",
+                "description": "URL of the Spark history server, for the Spark UI link of a task instance that has ended. If empty: no link.",
                 "version_added": "0.1.0",
                 "type": "string",
                 "example": "http://spark-history:18080",

@@ -70,7 +70,7 @@ def lookup(kind: Kind, name: str) -> Any:
         return getattr(import_module(module), attribute)
     others = _others(kind)
     if name not in others:
-        raise InvalidError(f"there is no such name among the {kind}", name=name, accepted=names(kind))
+        raise InvalidError(f"this name is not registered among the {kind}", name=name, accepted=names(kind))
     return others[name].load()
 
 

@@ -230,11 +230,12 @@ class _Guarded:
         except Exception as error:
             self._failed = True
             what = (
-                "a listener failed and is told nothing more of this run, which goes on: listener=%s event=%s error=%s"
+                "a listener raised an exception and gets no more events of this run; the run continues: "
+                "listener=%s event=%s error=%s"
             )
             name = getattr(self._listener, "__qualname__", type(self._listener).__name__)
             logger.warning(what, name, type(event).__name__, type(error).__name__)
-            logger.debug("the listener's failure", exc_info=True)
+            logger.debug("the traceback of the listener's exception", exc_info=True)
 
 
 _LISTENERS: ContextVar[tuple[_Guarded, ...]] = ContextVar("streamsem_listeners", default=())
@@ -259,7 +260,7 @@ def emit(make: Callable[P, Event], *args: P.args, **kwargs: P.kwargs) -> None:
     try:
         event = make(*args, **kwargs)
     except Exception:
-        logger.debug("an event could not be made", exc_info=True)
+        logger.debug("an event could not be built", exc_info=True)
         return
     for listener in listeners:
         listener(event)

@@ -190,7 +190,7 @@ TABLES: dict[str, list[Row]] = {
             "pipeline/test_gaps.py::test_file_changed_under_its_plan_is_named",
         ),
         Row(
-            "a file that waits to be read was changed or deleted",
+            "an unread file was changed or deleted",
             SourceChangedError,
             'restore the file; or set `on_data_loss="record_gap"`',
             "pipeline/test_gaps.py::test_file_that_is_gone_is_no_gap_after_a_persons_abort_either",

@@ -127,7 +127,7 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
 HEAD = """# What is guaranteed
 
 Made by `python -m tools.guarantee_matrix` from the code that computes the guarantee of a pipeline. `streamsem explain PIPELINE.toml` prints it for yours,
-every run logs it, and `require="exactly_once"` refuses a pipeline that keeps less while the DAG is parsed.
+every run logs it, and `require="exactly_once"` refuses a pipeline with a weaker guarantee when the DAG is parsed.
 
 | label | of every record that is read |
 |---|---|
@@ -135,7 +135,7 @@ every run logs it, and `require="exactly_once"` refuses a pipeline that keeps le
 | effectively-once | its effect is there as if once: repeats reach the sink and change nothing there |
 | at-least-once | its effect is there once or more |
 | at-most-once | its effect is there once or not at all; what may be missing is counted |
-| none | one sink may lose and another may repeat: look at each |
+| none | one sink may lose records and another may repeat them: see the label of each sink |
 
 A transform changes no label: of all attempts one is decided whole. Rows are counted where they are read and where they are written. A shuffle that comes out
 differently when Spark repeats a part of it voids the attempt (Spark 4.1 and newer; ADR 0015).

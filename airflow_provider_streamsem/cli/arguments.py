@@ -10,10 +10,10 @@ from airflow_provider_streamsem import __version__
 
 EXIT_CODES = """exit codes:
   0  done
-  1  done, and something was found: verify, doctor or doctor-spark found a fault
+  1  done, and verify, doctor or doctor-spark found a fault, or reprocess --quarantined could not reprocess a version
   2  an argument, a file or the installation is not valid; no rows were committed
-  3  the store or the engine failed; the same command again goes on from what is stored
-  4  refused, and the same command again would be refused too: read the message
+  3  the store or the engine failed; run the same command again: it continues from what is stored
+  4  refused; the same command would be refused again: read the message
   5  the command failed without a message of its own; its traceback is on standard error
 """
 
@@ -51,14 +51,16 @@ def _argument(*flags: str, **settings: Any) -> Argument:
 _LOG = _argument(
     "target",
     metavar="LOG|PIPELINE",
-    help="URL or path of a commit log, or a pipeline: a TOML file, or dags/orders.py:ORDERS for one that Python defines",
+    help="URL or path of a commit log, or a pipeline: a TOML file, or a Python file and a variable, such as dags/orders.py:ORDERS",
 )
 _PIPELINE = _argument(
-    "target", metavar="PIPELINE", help="a pipeline file (TOML), or dags/orders.py:ORDERS for one that Python defines"
+    "target",
+    metavar="PIPELINE",
+    help="a pipeline: a TOML file, or a Python file and a variable, such as dags/orders.py:ORDERS",
 )
-_JSON = _argument("--json", action="store_true", help="one JSON document on standard output")
+_JSON = _argument("--json", action="store_true", help="print one JSON document on standard output")
 _SESSION = (
-    _argument("--master", default="local[*]", help="Spark master where no session is active (default: local[*])"),
+    _argument("--master", default="local[*]", help="Spark master, if no session is active (default: local[*])"),
     _argument(
         "--spark-conn-id",
         metavar="ID",
@@ -74,7 +76,8 @@ _SESSION = (
 )
 _ENGINE = (
     _argument(
-        "--run-key", help="names the run: the same key again gives the same result (default: one is made and printed)"
+        "--run-key",
+        help="names the run: the same key returns the same result (default: the command chooses a key and prints it)",
     ),
     *_SESSION,
     _argument("--spark-packages", choices=["auto"], help="auto: load the Spark packages that the pipeline needs"),
@@ -84,13 +87,13 @@ _VERSION = _argument("version", type=int, metavar="N")
 COMMANDS = (
     Command(
         "run",
-        "Run one batch, or with --drain batches until the end that the source has now.",
+        "Run one batch, or with --drain batches up to the end that the source has now.",
         "orders.toml --drain",
         (
             _argument(
                 "--drain",
                 action="store_true",
-                help="run batches until the end offsets that the source had when the run started",
+                help="run batches up to the end offsets that the source has when the run starts",
             ),
             *_ENGINE,
         ),
@@ -112,8 +115,8 @@ COMMANDS = (
         "List versions, newest first.",
         "s3://lake/_streamsem/orders --limit 5",
         (
-            _argument("--limit", type=int, default=20, help="how many (default: 20)"),
-            _argument("--wide", action="store_true", help="all columns, though the terminal is too narrow for them"),
+            _argument("--limit", type=int, default=20, help="number of versions (default: 20)"),
+            _argument("--wide", action="store_true", help="show all columns, even if the terminal is too narrow"),
         ),
     ),
     Command("show", "Show the plan and the outcome of a version.", "s3://lake/_streamsem/orders 41", (_VERSION,)),
@@ -124,7 +127,7 @@ COMMANDS = (
         (
             _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
             _argument("--since", type=int, metavar="N", help="only files of versions above this one"),
-            _argument("--sink", help="of one sink"),
+            _argument("--sink", help="only files of this sink"),
         ),
     ),
     Command(
@@ -133,45 +136,45 @@ COMMANDS = (
         "s3://lake/_streamsem/orders --limit 100",
         (
             _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
-            _argument("--since", type=int, metavar="N", help="only of versions above this one"),
-            _argument("--limit", type=int, default=20, help="how many at most (default: 20)"),
+            _argument("--since", type=int, metavar="N", help="only records of versions above this one"),
+            _argument("--limit", type=int, default=20, help="maximum number of records (default: 20)"),
         ),
     ),
     Command(
         "verify",
         "Check every invariant of the log and every visible file.",
         "orders.toml",
-        (_argument("--log-only", action="store_true", help="do not look at the files"),),
+        (_argument("--log-only", action="store_true", help="do not check the files"),),
     ),
     Command(
         "doctor",
-        "Test whether the log's store keeps create-if-absent, by objects below doctor/.",
+        "Test whether the log's store supports create-if-absent, with objects below doctor/.",
         "s3://lake/_streamsem/orders",
         (),
     ),
     Command(
         "doctor-spark",
-        "Run small batches on the installed Spark, or on a cluster, and compare what they count.",
+        "Run small batches on the installed Spark, or on a cluster, and check their counts.",
         "--master 'local[2]'",
         _SESSION,
         takes_target=False,
     ),
-    Command("lag", "How far the pipeline is behind its source.", "orders.toml", (), builds="the source"),
+    Command("lag", "Show how far the pipeline is behind its source.", "orders.toml", (), builds="the source"),
     Command(
         "abort",
-        "Close the open version as an abort; its range is planned anew by the next run.",
+        "Close the open version as an abort; the next run plans its range again.",
         "orders.toml 41 --reason 'a file cannot be restored'",
-        (_VERSION, _argument("--reason", required=True, help="kept in the log")),
+        (_VERSION, _argument("--reason", required=True, help="stored in the log")),
         builds="the source",
     ),
     Command(
         "skip",
-        "Give up publishing the newest commit to sinks that refuse it; none of its rows get there.",
+        "Skip publishing the newest commit to sinks that refuse it; they get none of its unpublished rows.",
         "orders.toml 41 --sink warehouse --reason 'the table was rebuilt by hand'",
         (
             _VERSION,
-            _argument("--sink", required=True, action="append", help="which sink; may be given several times"),
-            _argument("--reason", required=True, help="kept in the log"),
+            _argument("--sink", required=True, action="append", help="name of the sink; may be repeated"),
+            _argument("--reason", required=True, help="stored in the log"),
         ),
         builds="sinks",
     ),
@@ -184,18 +187,18 @@ COMMANDS = (
             _argument(
                 "--already-moved",
                 action="store_true",
-                help="all objects were moved by hand and the old location holds none: only record it",
+                help="all objects were moved by hand and none is left at the old location: only record the move",
             ),
         ),
     ),
-    Command("explain", "What the pipeline guarantees, and why.", "orders.toml", (), builds="source and sinks"),
+    Command("explain", "Show what the pipeline guarantees, and why.", "orders.toml", (), builds="source and sinks"),
     Command(
         "vacuum",
         "Delete files of attempts that lost, and staged files of versions that are published.",
         "orders.toml --dry-run",
         (
-            _argument("--dry-run", action="store_true", help="only say what would be deleted"),
-            _argument("--all", action="store_true", help="look at versions that an earlier vacuum has looked at, too"),
+            _argument("--dry-run", action="store_true", help="only report what would be deleted"),
+            _argument("--all", action="store_true", help="also inspect versions that an earlier vacuum has inspected"),
         ),
         builds="sinks",
     ),
@@ -217,7 +220,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"streamsem {__version__}")
-    top.add_argument("-v", "--verbose", action="store_true", help="log what is done, to standard error")
+    top.add_argument("-v", "--verbose", action="store_true", help="print log lines to standard error")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         made = commands.add_parser(

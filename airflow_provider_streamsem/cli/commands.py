@@ -71,11 +71,11 @@ def answer(args: argparse.Namespace) -> Answer:
         return command(args)
     named = load_pipeline(args.target) if in_python is None else _pipeline_of(in_python[1], in_python[2])
     if in_python is not None and args.command in ("run", "reprocess") and named.transform is None:
-        what = "a transform under @task.micro_batch is no part of the pipeline, and would not run; nothing was written"
+        what = "the pipeline has no transform=, and a function under @task.micro_batch is not part of it and would not run; nothing was written"
         raise InvalidError(what, given=args.target, accepted="a pipeline with transform=, or the DAG's own task")
     if holds_templates(named):
-        what = "the pipeline holds templates, which only a task of Airflow renders; nothing was written"
-        raise InvalidError(what, given=args.target, accepted="a pipeline with the values in their locations")
+        what = "the pipeline contains templates, which only an Airflow task renders; nothing was written"
+        raise InvalidError(what, given=args.target, accepted="a pipeline with values in place of the templates")
     with located(named) as args.pipeline:
         args.log = args.pipeline.log
         return command(args)
@@ -95,7 +95,7 @@ def _pipeline_of(path: str, name: str) -> Pipeline:
     try:
         found = runpy.run_path(path).get(name)
     except SystemExit as error:
-        raise InvalidError("the file ends the process when it is run", file=path) from error
+        raise InvalidError("the file exits the process when it is executed", file=path) from error
     if not isinstance(found, Pipeline):
         raise InvalidError("the file defines no pipeline of this name", file=path, given=name)
     return found
@@ -109,7 +109,7 @@ def _refuse_without_pipeline(args: argparse.Namespace) -> None:
     builds = next(command.builds for command in COMMANDS if command.name == args.command)
     if builds:
         raise InvalidError(
-            f"`streamsem {args.command}` builds {builds}, and needs the pipeline file: the spec in a log is never used for that",
+            f"`streamsem {args.command}` builds {builds}, so it needs the pipeline file; it never uses the spec in a log for that",
             given=args.target,
             accepted=f"streamsem {args.command} PIPELINE.toml, or FILE.py:NAME",
         )
@@ -447,7 +447,7 @@ def explain(args: argparse.Namespace) -> Answer:
     found, warned = guarantee(pipeline), warnings(pipeline)
     lines = str(found).split("\n")
     if pipeline.transform is None and ".py:" in args.target:
-        lines += ["a transform under @task.micro_batch is no part of the pipeline, and is not shown here"]
+        lines += ["a function under @task.micro_batch is not part of the pipeline, and is not shown here"]
     lines += [f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(found.sinks.items())]
     lines += [f"warning: {warning}" for warning in warned]
     needed = pipeline.spark_packages

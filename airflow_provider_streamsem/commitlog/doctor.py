@@ -61,7 +61,7 @@ def examine(log: CommitLog) -> Report:
     probe = f"doctor/probe-{log.clock.new_id()}/"
     checks = (
         *_checks(log.store, probe, log.clock),
-        _check("what may be deleted is gone after it", lambda: _deleted(log.store, probe)),
+        _check("deleted objects are no longer listed", lambda: _deleted(log.store, probe)),
     )
     report = Report(
         key=keys.doctor(log.clock.new_id()), location=log.store.url, at_ms=log.clock.now_ms(), checks=checks
@@ -80,7 +80,10 @@ def require_safe(log: CommitLog) -> Report:
     if not report.passed:
         failed = "; ".join(f"{check.name}: {check.seen}" for check in report.checks if not check.passed)
         raise UnsafeStoreError(
-            "the store does not keep create-if-absent", location=log.store.url, failed=failed, report=report.key
+            "the store does not have the properties that a log requires, such as create-if-absent",
+            location=log.store.url,
+            failed=failed,
+            report=report.key,
         )
     return report
 
@@ -93,7 +96,7 @@ def _checks(store: Store, probe: str, clock: Clock) -> tuple[Check, ...]:
         _check("a repeated create is refused and changes nothing", lambda: _repeat_refused(store, probe, clock)),
         _check(
             "a key that was never created reads as absent",
-            lambda: "" if store.read(probe + "absent") is None else "it had content",
+            lambda: "" if store.read(probe + "absent") is None else "the read returned content",
         ),
         _check("a listing is complete and in the order of the keys' bytes", lambda: _ordered(store, probe)),
     )
@@ -104,7 +107,7 @@ def _check(name: str, probe: Callable[[], str]) -> Check:
         wrong = probe()
     except UnknownAnswerError:
         wrong = "the store gave no clear answer"
-    return Check(name=name, passed=not wrong, seen=wrong or "as it must be")
+    return Check(name=name, passed=not wrong, seen=wrong or "as expected")
 
 
 def _create(store: Store, key: str, data: bytes, clock: Clock) -> bool:
@@ -124,9 +127,9 @@ def _one_winner(store: Store, probe: str, clock: Clock) -> str:
             answers = list(pool.map(lambda body, key=key: _create(store, key, body, clock), bodies))
             winners = [body for body, won in zip(bodies, answers, strict=True) if won]
             if len(winners) != 1:
-                return f"{len(winners)} of {PARALLEL} were told that they won"
+                return f"{len(winners)} of {PARALLEL} creates reported that they won"
             if store.read(key) != winners[0]:
-                return "the bytes read back are not the winner's"
+                return "the bytes read back are not those of the winner"
     return ""
 
 
@@ -146,7 +149,7 @@ def _ordered(store: Store, probe: str) -> str:
         store.create(probe + name, b"{}")
     listed = [stat.key for stat in store.list(f"{probe}order/")]
     if listed != sorted((probe + name for name in names), key=str.encode):
-        return f"{len(listed)} keys of {len(names)}, or in another order"
+        return f"{len(listed)} keys of {len(names)} were listed, or in another order"
     first = [stat.key for stat in store.list(f"{probe}order/", limit=2)]
     return "" if first == listed[:2] else "a limited listing did not start at the first key"
 

@@ -50,7 +50,7 @@ from airflow_provider_streamsem.protocol.machine import (
     get,
     list_keys,
 )
-from airflow_provider_streamsem.protocol.view import Head, LogView, fold
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head, LogView, OpenHead, fold
 from airflow_provider_streamsem.stores.contract import Store, UnknownAnswerError, open_store
 from airflow_provider_streamsem.stores.prefix import PrefixStore
 
@@ -141,7 +141,7 @@ class CommitLog:
             if not unsure:
                 raise
             # An earlier send of this request may have been applied (W7).
-            what = "the store refused a request that it had not answered before; whether it was applied is unknown"
+            what = "the store refused the retry of a request that had no clear answer; whether the request was applied is unknown"
             raise UnavailableError(what, location=self.store.url) from error
 
     # --- objects that are not versions
@@ -207,11 +207,11 @@ class CommitLog:
         :raises LogDamagedError: ``digest`` is not a sha256, or the spec is missing or has another sha256
         """
         if not keys.is_digest(digest):
-            raise LogDamagedError("a pipeline spec is not named by its sha256", invariant="R6", spec=digest)
+            raise LogDamagedError("the name of a pipeline spec is not a sha256", invariant="R6", spec=digest)
         data = self.read(keys.spec(digest))
         if data is None or sha256(data) != digest:
             raise LogDamagedError(
-                "a pipeline spec is missing or differs from its name", invariant="I1", key=keys.spec(digest)
+                "a pipeline spec is missing, or its sha256 differs from its name", invariant="I1", key=keys.spec(digest)
             )
         return data
 
@@ -295,11 +295,11 @@ class CommitLog:
         """Create an announcement and return the stored one."""
         return self.perform(announcements.put_announcement(key, announcement))
 
-    def put_plan(self, head: Head, plan: Plan) -> tuple[Head, bool]:
+    def put_plan(self, head: ClosedHead, plan: Plan) -> tuple[Head, bool]:
         """Create the next plan; see :func:`procedures.put_plan`."""
         return self.perform(procedures.put_plan(head, plan))
 
-    def find_staged(self, head: Head) -> list[StagedManifest]:
+    def find_staged(self, head: OpenHead) -> list[StagedManifest]:
         """Return the staged manifests that were made for the open plan."""
         return self.perform(procedures.find_staged(head))
 
@@ -307,7 +307,7 @@ class CommitLog:
         """Create the manifest of an attempt. The caller must have written all its files completely (W18)."""
         self.perform(procedures.create_entry(keys.attempt(manifest.version, manifest.attempt_id), manifest))
 
-    def decide(self, head: Head, outcome: Outcome) -> Head:
+    def decide(self, head: OpenHead, outcome: Outcome) -> tuple[ClosedHead, Outcome]:
         """Create the run pointer and the outcome of the open plan. Returns the head at the stored outcome."""
         return self.perform(procedures.decide(head, outcome))
 
@@ -318,7 +318,7 @@ class CommitLog:
         found = self.perform(procedures.read_entry(Receipts, keys.receipts(version)))
         return None if found is None else found[0]
 
-    def put_receipts(self, head: Head, receipts: Receipts) -> tuple[Head, Receipts]:
+    def put_receipts(self, head: ClosedHead, receipts: Receipts) -> tuple[ClosedHead, Receipts]:
         """Create the receipts of the head's commit. Returns the head without pending publishes, and the stored receipts."""
         return self.perform(procedures.put_receipts(head, receipts))
 
@@ -367,7 +367,7 @@ class CommitLog:
         at = head if version is None else version
         if not -1 <= at <= head or not -1 <= since <= at:
             raise InvalidError(
-                "a version to read must be closed, and `since` not above it",
+                "`version` must be a closed version, and `since` must not be above it",
                 version=version,
                 since=since,
                 newest_closed=head,
@@ -375,7 +375,10 @@ class CommitLog:
         view = fold(self.perform(procedures.read_parts_to(at)), initial_offsets={}, since=since)
         if view.version != at:
             raise LogDamagedError(
-                "a read did not reach the version it was fixed at", invariant="I5", version=at, reached=view.version
+                "the outcomes that were read do not end at the requested version",
+                invariant="I5",
+                version=at,
+                reached=view.version,
             )
         return view
 

@@ -18,6 +18,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError, LogMovedError
 from airflow_provider_streamsem.protocol import keys, procedures
 from airflow_provider_streamsem.protocol.entries import Moved, PipelineRecord, Plan
+from airflow_provider_streamsem.protocol.view import OpenHead
 from airflow_provider_streamsem.stores.contract import normalised
 
 
@@ -50,7 +51,9 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
     """
     source, target = normalised(old.store.url), normalised(new.store.url)
     if f"{source}/".startswith(f"{target}/") or f"{target}/".startswith(f"{source}/"):
-        raise InvalidError("a log cannot be moved into itself or out of itself", moved_from=source, moved_to=target)
+        raise InvalidError(
+            "the old and the new location of a log must not contain each other", moved_from=source, moved_to=target
+        )
     record = old.read_pipeline()
     if record is None:
         return _recorded(old, new, source, target, already_moved=already_moved)
@@ -74,7 +77,7 @@ def _recorded(old: CommitLog, new: CommitLog, source: str, target: str, *, alrea
     if record is None:
         raise InvalidError("there is no log at either location", moved_from=source, moved_to=target)
     if not already_moved or old.list_keys(keys.LOG, 1):
-        what = "the old location holds no log; if all its objects were moved by hand, say so with --already-moved"
+        what = "the old location has no pipeline.json; use --already-moved only if all objects were moved by hand and none is left there"
         raise InvalidError(what, moved_from=source, moved_to=target)
     _declare(new, Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=new.sources, nonce=_id(new)))
     return MovedLog(pipeline=record.name, moved_from=source, moved_to=target, version=new.find_head().closed, copied=0)
@@ -84,17 +87,16 @@ def _refuse_unfinished(old: CommitLog, target: str) -> None:
     """Reject the move before anything is written if the head is open or has pending publishes. A run at the old location must close it."""
     try:
         head = old.confirm_head(old.find_head())
-        if (
-            head.plan is not None or head.has_pending_publishes
-        ):  # Read again: another run may have closed the version between two of these reads.
+        if isinstance(head, OpenHead) or head.has_pending_publishes:
+            # Read again: another run may have closed the version between two of these reads.
             head = old.confirm_head(old.find_head())
     except LogMovedError as error:
         if error.fields["moved_to"] != target:
             raise
         return
-    if head.plan is not None or head.has_pending_publishes:
-        what = "a log can be moved when it has no open version and no unpublished commit: run the pipeline at the old location first"
-        open_version = None if head.plan is None else head.plan.version
+    if isinstance(head, OpenHead) or head.has_pending_publishes:
+        what = "the log cannot be moved while it has an open version or an unpublished commit: run the pipeline at the old location first"
+        open_version = head.plan.version if isinstance(head, OpenHead) else None
         raise InvalidError(
             what, log=old.store.url, open=open_version, unpublished=head.closed if head.has_pending_publishes else None
         )
@@ -132,7 +134,7 @@ def _end(old: CommitLog, record: PipelineRecord, target: str) -> int:
             head = old.confirm_head(old.find_head())
         except LogMovedError as error:  # This move has ended the old log.
             return int(str(error.fields["version"])) - 1
-        if head.plan is not None or head.has_pending_publishes:
+        if isinstance(head, OpenHead) or head.has_pending_publishes:
             continue
         plan = Plan(
             version=head.closed + 1,
@@ -178,9 +180,7 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
             if not creation.mine:
                 if new.moved(moved.moved_from) is not None:
                     return copied  # Another process completed the move, and the new log may have grown.
-                what = (
-                    "the new location holds other bytes under a key of the log; the old log has ended and is unchanged"
-                )
+                what = "an object at the new location differs from the log's object with the same key; the old log has ended and is unchanged"
                 raise ConflictError(what, moved_from=moved.moved_from, moved_to=new.store.url, key=location)
     _declare(new, moved)
     return copied

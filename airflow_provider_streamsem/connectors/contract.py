@@ -20,7 +20,7 @@ from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_NOTHING = "Nothing was created or applied there; the batch stays committed, and its staged rows are kept"
+_NOTHING = "Nothing was created or applied in the sink; the batch stays committed, and its staged rows are kept"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -510,7 +510,7 @@ class Batch:
             raise self.lost(older, marker=found.version, **where)
         if expected is None or not found.is_of(expected.version, expected.outcome):
             raise self.conflict(
-                "the sink's marker is of a commit that this log does not have", marker=found.version, **where
+                "the sink's marker names a commit that this log does not have", marker=found.version, **where
             )
 
     def lost(self, summary: str, **where: object) -> MarkerLostError:

@@ -37,7 +37,7 @@ class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # ty
             )
         if op_args or parameters[0].name in (op_kwargs or {}):
             raise InvalidError(
-                "the DataFrame is filled in when the task runs; call the function with keyword arguments for the others only",
+                "the operator supplies the DataFrame when the task runs; pass only the other arguments, by keyword",
                 function=python_callable.__name__,
                 filled_in=parameters[0].name,
             )
@@ -46,7 +46,7 @@ class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # ty
         self.op_args: list[Any] = []
         if self.run_in == "submit":
             raise InvalidError(
-                'a driver elsewhere cannot import a function of a DAG file: use MicroBatchOperator for run_in="submit"',
+                'a driver in another process cannot import a function of a DAG file: use MicroBatchOperator for run_in="submit"',
                 function=python_callable.__name__,
             )
         if self.pipeline is not None:
@@ -62,7 +62,7 @@ class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # ty
 
 def _refuse_transform(pipeline: Pipeline) -> None:
     if pipeline.transform is not None:
-        what = "a pipeline under @task.micro_batch must not have a transform of its own: the function is the transform"
+        what = "a pipeline under @task.micro_batch must not have a transform, because the decorated function is the transform"
         raise InvalidError(what, given=pipeline.transform_name)
 
 

@@ -55,5 +55,8 @@ class StreamsemHook(BaseHook):  # type: ignore[misc]
             return False, str(error)
         failed = [f"{check.name}: {check.seen}" for check in report.checks if not check.passed]
         if failed:
-            return False, f"the store does not keep create-if-absent: {'; '.join(failed)}"
-        return True, f"{report.location} keeps create-if-absent; {len(report.checks)} probes passed"
+            return (
+                False,
+                f"the store does not have the properties that a log requires, such as create-if-absent: {'; '.join(failed)}",
+            )
+        return True, f"{report.location} supports create-if-absent; {len(report.checks)} probes passed"

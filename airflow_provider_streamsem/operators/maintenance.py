@@ -88,7 +88,7 @@ class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
             first = "; ".join(f"{f.invariant} version={f.version} {f.what}" for f in verdict.findings[:_SHOWN])
             raise airflow_exception("AirflowFailException")(
                 f"{len(verdict.findings)} faults in the log at {verdict.log}: {first}. Nothing was written. "
-                "Do: run `streamsem verify` for the whole report, and restore what is named from a copy."
+                "Do: run `streamsem verify` for the complete report, and restore the named objects from a copy."
             )
         document: dict[str, Any] = plain(verdict)
         del document["findings"]

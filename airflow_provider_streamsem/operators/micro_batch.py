@@ -123,7 +123,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
             seen = answer_of(event)
             if seen["stalled"]:
                 raise StageError(
-                    "the driver made no step for too long and is taken for lost; the version stays open",
+                    "the log showed no progress for longer than `patience`, so the driver counts as lost; the version stays open",
                     run_key=seen["run_key"],
                     version=seen["version"],
                     patience_s=self.patience_s,
@@ -139,7 +139,8 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     def _check_submission(self) -> None:
         if self.rerun == "reprocess" or self.spark_master is not None or self.spark_conn_id is None:
             raise InvalidError(
-                'run_in="submit" needs spark_conn_id, and neither spark_master nor rerun="reprocess"', task=self.task_id
+                'run_in="submit" requires spark_conn_id, and excludes spark_master and rerun="reprocess"',
+                task=self.task_id,
             )
         if self.pipeline is not None:
             refuse_unnamed_transform(self.pipeline, self.task_id)

@@ -11,7 +11,7 @@ from airflow_provider_streamsem.hooks.failures import mapped
 from airflow_provider_streamsem.hooks.pipelines import text_templates
 
 _LONGEST_KEY = 250
-_DO = "correct partition_key, then run again; what was committed stays."
+_DO = "correct partition_key, then run again; committed versions stay committed."
 
 
 def checked_partition_key(template: str | None, outlets: Sequence[Any]) -> str | None:
@@ -26,7 +26,9 @@ def checked_partition_key(template: str | None, outlets: Sequence[Any]) -> str |
     import airflow.sdk
 
     if any(isinstance(outlet, airflow.sdk.AssetAlias) for outlet in outlets):
-        raise InvalidError("events of an asset alias have no partition key", given=template)
+        raise InvalidError(
+            "an outlet is an asset alias, and events of an asset alias have no partition key", given=template
+        )
 
     if "PartitionedAtRuntime" not in airflow.sdk.__all__:
         raise InvalidError("partition_key needs Airflow 3.3 or newer", given=template)

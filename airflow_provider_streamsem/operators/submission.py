@@ -75,9 +75,9 @@ class Submission:
             )
         if secret := secret_settings(conf or {}):
             raise InvalidError(
-                "settings hold secrets, and the command line of spark-submit is visible in process lists; nothing was submitted",
+                "settings contain secrets, and the command line of spark-submit is visible in process lists; nothing was submitted",
                 given=secret,
-                accepted="spark-defaults.conf of the Spark that submits, a credentials provider of Hadoop, or a secret of Kubernetes",
+                accepted="spark-defaults.conf of the submitting Spark, a Hadoop credential provider, or a Kubernetes secret",
             )
         self._is_cluster = found.extra.get("deploy-mode") == "cluster"
         self._application = submit_app.__file__

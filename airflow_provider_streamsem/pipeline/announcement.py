@@ -81,7 +81,7 @@ def _made(log: CommitLog, version: int, since: int, upto: int, run_key: str) -> 
 def _first_version(log: CommitLog, run_key: str) -> int:
     pointer = log.pointer(run_key, 0)
     if pointer is None:
-        raise LogDamagedError("a run has no first pointer", invariant="I16", key=keys.pointer(run_key, 0))
+        raise LogDamagedError("the first pointer of a run is missing", invariant="I16", key=keys.pointer(run_key, 0))
     return pointer.version
 
 

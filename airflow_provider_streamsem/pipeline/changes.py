@@ -66,7 +66,7 @@ def warn_of_open_version(log: CommitLog, plan: Plan, spec: Json, *, run_key: str
     stored = read_json(log.read_spec(plan.spec), keys.spec(plan.spec))
     planner, own = described(plan.run_key), described(run_key)
     by = "" if planner == own else f" by {planner}"
-    what = "version %d was planned%s with another spec (%s); this process stages it with its own"
+    what = "version %d was planned%s with another spec (%s); this process stages it with its own spec"
     logger.warning(what, plan.version, by, ", ".join(changed_fields(stored, spec)))
 
 
@@ -92,12 +92,12 @@ def report(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
     earlier = log.outcome(last.version - 1) if last.version > 0 else None
     theirs, ours = _airflow_parts(found[0].run_key) if found else None, _airflow_parts(plan.run_key)
     if found and theirs and ours and theirs[:2] != ours[:2]:
-        what = "two tasks run one pipeline with different specs: version %d by %s, version %d by %s. %s. Do: give both one spec, or each its own pipeline."
+        what = "two tasks run one pipeline with different specs: version %d by %s, version %d by %s. %s. Do: use one spec in both tasks, or one pipeline each."
         logger.warning(
             what, last.version, described(found[0].run_key), plan.version, described(plan.run_key), what_changed
         )
     elif earlier is not None and earlier[0].spec == plan.spec:
-        what = "the spec goes back to that of version %d; do two processes run this pipeline with different specs? version %d by %s, version %d by %s. %s"
+        what = "the spec is again that of version %d. Two processes may run this pipeline with different specs: version %d by %s, version %d by %s. %s"
         theirs_key = found[0].run_key if found else ""
         logger.warning(
             what,

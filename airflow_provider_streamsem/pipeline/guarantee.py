@@ -52,7 +52,7 @@ class Guarantee:
 def guarantee(pipeline: Pipeline) -> Guarantee:
     """Compute the guarantee from source, transform and sinks. The weakest of them determines the label."""
     reasons = [
-        "offset ranges are fixed in a durable plan before the first row is read, and every attempt reads that plan"
+        "a durable plan records the offset ranges before the first row is read, and every attempt reads exactly these ranges"
     ]
     reasons += [f"source: {reason}" for reason in pipeline.source.reasons]
     if pipeline.dedup is not None:
@@ -69,7 +69,9 @@ def guarantee(pipeline: Pipeline) -> Guarantee:
     for other in labels.values():
         label = _weaker(label, other)
     if label == "none":
-        reasons.append("one sink may lose and another may repeat: look at each; two pipelines would each have a label")
+        reasons.append(
+            "one sink may lose records and another may repeat them: see the label of each sink; separate pipelines would each have one label"
+        )
     return Guarantee(label=label, reasons=tuple(reasons), sinks=labels, terms=_terms(pipeline))
 
 
@@ -108,31 +110,31 @@ def _terms(pipeline: Pipeline) -> str:
 def _of_dedup(dedup: Dedup) -> str:
     keys = ", ".join(dedup.keys)
     if not dedup.keeps_state:
-        return f"dedup: of the records of one batch with equal {keys} one passes; across batches nothing is dropped (scope='pipeline' would)"
+        return f"dedup: of the records of one batch with equal {keys}, one passes; repeats in other batches also pass (scope='pipeline' drops them)"
     return (
-        f"dedup: of the records with equal {keys} one passes while its id is remembered ({dedup.terms}); what is remembered is decided with the batch "
-        "itself. A repeat that comes later passes"
+        f"dedup: of the records with equal {keys}, one passes while its id is in the deduplication state ({dedup.terms}), which is committed with the "
+        "batch. A later repeat passes"
     )
 
 
 def _of_transform(pipeline: Pipeline) -> str:
     if pipeline.transform is None:
-        return "transform: none, rows pass as they are"
+        return "transform: none, rows pass unchanged"
     said = (
-        "transform: one attempt's output is decided whole: a random or clock value in it repeats and loses nothing; rows that are shuffled by one need "
-        "Spark 4.1, which notices where a repeated part of a job differs"
+        "transform: the output of one attempt is committed as a whole, so random or clock values in it neither lose nor repeat rows. To shuffle rows by "
+        "such values, use Spark 4.1 or later, which detects a retried shuffle with different rows"
     )
     if len(pipeline.sinks) == 1:
         return said
-    shared = "What sinks share is evaluated once and cached; where an executor is lost, a part is evaluated again, and random values may then differ"
+    shared = "A DataFrame that sinks share is evaluated once and cached. If an executor is lost, Spark evaluates partitions again, and random values may differ"
     return f"{said}. {shared} between sinks"
 
 
 def _of_sinks(pipeline: Pipeline) -> str:
-    together = "all sinks of a batch are decided by one object, together or not at all"
+    together = "one object commits the batch for all sinks together"
     if not pipeline.publishes:
         return together
-    return f"{together}; those outside the log follow in order, and nothing new is planned before all of them have answered"
+    return f"{together}; sinks outside the log then publish in order, and no later version is planned before the receipts exist"
 
 
 def require(pipeline: Pipeline, least: str) -> None:
@@ -144,7 +146,7 @@ def require(pipeline: Pipeline, least: str) -> None:
     computed = guarantee(pipeline)
     if least not in KEEPS[computed.label]:
         raise InvalidError(
-            "the pipeline keeps less than it requires",
+            "the pipeline's guarantee is weaker than it requires",
             pipeline=pipeline.name,
             require=least,
             keeps=computed.label,

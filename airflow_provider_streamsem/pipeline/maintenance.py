@@ -20,7 +20,7 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
-from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.protocol.view import OpenHead
 
 logger = telemetry.log_of(__name__)
 
@@ -40,27 +40,24 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
     integer("version", version, least=0)
     text("reason", reason)
     head = log.find_head()
-    if head.plan is None or head.plan.version != version:
+    if not isinstance(head, OpenHead) or head.plan.version != version:
         raise InvalidError(
             "only the open version can be aborted",
             given=version,
-            open=None if head.plan is None else head.plan.version,
+            open=head.plan.version if isinstance(head, OpenHead) else None,
             newest_closed=head.closed,
-            waits_for_receipts=head.has_pending_publishes,
+            has_pending_publishes=head.has_pending_publishes,
         )
-    stored = log.decide(head, aborting(log, head, reason=reason)).outcome
-    assert stored is not None
-    return stored
+    return log.decide(head, aborting(log, head, reason=reason))[1]
 
 
-def aborting(log: CommitLog, head: Head, *, reason: str) -> Outcome:
+def aborting(log: CommitLog, head: OpenHead, *, reason: str) -> Outcome:
     """
     Build the abort of an open version. It keeps the deduplication state of the outcome before it.
 
     It takes over the source hint of a batch's plan. For items that were deleted from the source, only the hint records where they ended.
     """
     plan, before = head.plan, head.outcome
-    assert plan is not None
     now_ms = log.clock.now_ms()
     return Outcome(
         version=plan.version,
@@ -70,7 +67,7 @@ def aborting(log: CommitLog, head: Head, *, reason: str) -> Outcome:
         schemas={} if before is None else before.schemas,
         next=invariants.next_after(plan, before=head.next, committed=False),
         hint=plan.hint if plan.kind == "batch" else head.hint,
-        markers=head.markers,
+        markers=head.before.markers,
         state=None if before is None else before.state,
         spec=plan.spec if before is None else before.spec,
         transform="" if before is None else before.transform,
@@ -171,7 +168,7 @@ class _SinkLocation:
         """The attempts of a closed version that vacuum can delete."""
         for _, attempt_id in sorted(self.sink.attempts(version)):
             if lost(attempt_id) and (version, attempt_id) in self._in_use():
-                what = "sink %s: attempt %s of version %d lost by the log, and its files are in the table: vacuum leaves them"
+                what = "sink %s: by the log, attempt %s of version %d lost, but the table references its files; vacuum keeps them"
                 logger.warning(what, self.name, attempt_id, version)
             elif lost(attempt_id) or (self._is_spent and lost.log.receipts(version) is not None):
                 yield attempt_id

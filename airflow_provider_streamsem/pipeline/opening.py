@@ -44,13 +44,12 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
     record = find_record(pipeline, log) or _create(pipeline, log)
     _check_name(pipeline, record)
     head = log.find_head()
-    newest = head.outcome or head.plan
-    if newest is None:
+    if head.spec is None:
         head = replace(head, initial_offsets=initial_offsets(pipeline, log, fixes=True))
         if pipeline.spec_sha256 != record.spec:
             log.put_spec(pipeline.spec_bytes())
         return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
-    settle_spec(pipeline, log, newest.spec, version=newest.version)
+    settle_spec(pipeline, log, head.spec, version=max(head.closed, 0))
     claim_datasets(pipeline, log, record, new=head.outcome is None)
     return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
 
@@ -63,7 +62,7 @@ def find_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord | None:
     :raises ConflictError: the log belongs to a pipeline of another name
     """
     if open_store(pipeline.log).url != log.store.url:
-        raise InvalidError("the log that was given is not the pipeline's", pipeline=pipeline.log, given=log.store.url)
+        raise InvalidError("the given log is not the pipeline's log", pipeline=pipeline.log, given=log.store.url)
     record = log.read_pipeline()
     if record is not None:
         _check_name(pipeline, record)
@@ -73,7 +72,7 @@ def find_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord | None:
 def _check_name(pipeline: Pipeline, record: PipelineRecord) -> None:
     if record.name != pipeline.name:
         raise ConflictError(
-            "the log belongs to a pipeline of another name",
+            "the log belongs to a pipeline with another name",
             log=pipeline.log,
             stored=record.name,
             stored_uuid=record.pipeline_uuid,
@@ -89,11 +88,10 @@ def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
     """
     extras.check([pipeline.source.extra], pipeline=pipeline.name)
     head = log.find_head()
-    newest = head.outcome or head.plan
-    if newest is None:
+    if head.spec is None:
         return replace(head, initial_offsets=initial_offsets(pipeline, log, fixes=False))
-    if newest.spec != pipeline.spec_sha256:
-        check_immutable_config(pipeline, log, newest.spec, version=newest.version)
+    if head.spec != pipeline.spec_sha256:
+        check_immutable_config(pipeline, log, head.spec, version=max(head.closed, 0))
     return head
 
 
@@ -184,7 +182,7 @@ def check_immutable_config(pipeline: Pipeline, log: CommitLog, stored: str, *, v
     if before != now:
         plan = log.plan(version)
         raise ConflictError(
-            "the spec's immutable fields differ from those in the log, which are fixed since its first version was planned",
+            "the spec's immutable fields differ from those in the log, which were fixed when its first version was planned",
             log=pipeline.log,
             pipeline=pipeline.name,
             fields=changed_fields(before, now),

@@ -53,7 +53,7 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     if found is None:
         if ready.before is not None and ready.target is not None:
             raise InternalError(
-                "a drain is below its target but the source gives nothing to read",
+                "a drain has not reached its target, but the source returned nothing to read",
                 target=dict(ready.target),
                 next=dict(start),
             )

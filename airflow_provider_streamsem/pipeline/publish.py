@@ -25,7 +25,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Receipt,
     Receipts,
 )
-from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.spark.schema import fields
 
 logger = telemetry.log_of(__name__)
@@ -68,29 +68,35 @@ class LoggedEffects:
         return self._log.put_effects(effects)
 
 
-def publish(opened: Opened, head: Head, *, is_own: bool) -> Head:
+def publish(opened: Opened, head: ClosedHead, outcome: Outcome, *, is_own: bool) -> ClosedHead:
     """
     Publish the head's commit to all sinks outside the log, and create its receipts.
 
+    :param outcome: the newest version of the head
     :param is_own: whether the publishing run planned the commit. Only then may this process close claims of other entries (P5)
     :returns: the head, which has no pending publishes
     :raises UnavailableError: a sink gave no clear answer, or an entry of another run has claimed the effects. The batch stays committed
     :raises PublishError: a sink refuses the batch. The batch stays committed, and later runs cannot plan until it is published or skipped
     """
-    return _roll_forward(opened, head, may_close=is_own)
+    return _roll_forward(opened, head, outcome, may_close=is_own)
 
 
 def _roll_forward(
-    opened: Opened, head: Head, *, may_close: bool, skipped_sinks: tuple[str, ...] = (), reason: str = ""
-) -> Head:
+    opened: Opened,
+    head: ClosedHead,
+    outcome: Outcome,
+    *,
+    may_close: bool,
+    skipped_sinks: tuple[str, ...] = (),
+    reason: str = "",
+) -> ClosedHead:
     """
     Publish the head's commit, or skip it for some sinks, and create its receipts.
 
     :param skipped_sinks: the sinks for which a user skips the commit (P7)
     :param reason: why the user skips them; stored in the receipts
     """
-    log, outcome = opened.log, head.outcome
-    assert outcome is not None
+    log = opened.log
     version, began_ms = outcome.version, log.clock.now_ms()
     answers: dict[str, Receipt] = {}
     markers = dict(outcome.markers)
@@ -163,7 +169,9 @@ def _chain(log: CommitLog, outcome: Outcome, name: str) -> tuple[int, Committabl
 def _outcome(log: CommitLog, version: int) -> Outcome:
     found = log.outcome(version)
     if found is None:
-        raise LogDamagedError("a reprocessing run replaces a version without outcome", invariant="I20", version=version)
+        raise LogDamagedError(
+            "a reprocessing run replaces a version that has no outcome", invariant="I20", version=version
+        )
     return found[0]
 
 
@@ -204,7 +212,7 @@ def refuse_conflicts(pipeline: Pipeline, log: CommitLog, pipeline_uuid: str) -> 
         found = publishing(pipeline, name).marker(pipeline_uuid, name)
         stored = None if found is None else log.outcome(found.version)
         if found is not None and (stored is None or not found.is_of(found.version, stored[1])):
-            what = "the sink's marker is of a commit that this log does not have; nothing was deleted"
+            what = "the sink's marker names a commit that this log does not have; nothing was deleted"
             raise MarkerConflictError(what, sink=name, marker=found.version, pipeline_uuid=pipeline_uuid)
 
 
@@ -229,13 +237,13 @@ def skip(
     for name in skipped_sinks:
         publishing(pipeline, name)
     head = opened.log.confirm_head(opened.head)
-    if not head.has_pending_publishes or head.closed != version:
+    if isinstance(head, OpenHead) or head.outcome is None or not head.has_pending_publishes or head.closed != version:
         raise InvalidError(
-            "only a commit that waits for its receipts can be skipped",
+            "only a commit with pending publishes can be skipped",
             given=version,
             waiting=head.closed if head.has_pending_publishes else None,
         )
-    _roll_forward(opened, head, may_close=True, skipped_sinks=skipped_sinks, reason=reason)
+    _roll_forward(opened, head, head.outcome, may_close=True, skipped_sinks=skipped_sinks, reason=reason)
     stored = opened.log.receipts(version)
     assert stored is not None
     return stored

@@ -21,7 +21,7 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Plan, Replaced
 from airflow_provider_streamsem.protocol.procedures import Ready, RunComplete
-from airflow_provider_streamsem.protocol.view import Head, add_counts
+from airflow_provider_streamsem.protocol.view import Head, OpenHead, add_counts, without_pending
 
 logger = telemetry.log_of(__name__)
 
@@ -83,14 +83,14 @@ def _refuse_sinks(pipeline: Pipeline) -> None:
     unable = [name for name in pipeline.publishes if not publishing(pipeline, name).can_reprocess]
     if unable:
         raise InvalidError(
-            "a reprocessing run replaces rows, and these sinks cannot replace what they have published", sinks=unable
+            "a reprocessing run replaces rows, but these sinks cannot replace published rows", sinks=unable
         )
 
 
 def _give_up(opened: Opened, run_key: str, error: StreamsemError) -> None:
     """Abort a reprocessing run that no retry can stage. No offset depends on it, and its open version would block every other run (W22)."""
     head = opened.log.find_head()
-    if head.plan is not None and head.plan.kind == "reprocess" and head.plan.run_key == run_key:
+    if isinstance(head, OpenHead) and head.plan.kind == "reprocess" and head.plan.run_key == run_key:
         abort(
             opened.log,
             opened.record,
@@ -153,8 +153,7 @@ def _is_answered(log: CommitLog, run_key: str) -> bool:
     if log.read_pipeline() is None:
         return False
     head = log.find_head()
-    closed = replace(head, plan=None, plan_sha="", has_pending_publishes=False)
-    return isinstance(log.locate(run_key, closed), RunComplete)
+    return isinstance(log.locate(run_key, without_pending(head)), RunComplete)
 
 
 def _plan_reprocess(opened: Opened, version: int, run_key: str, ready: Ready) -> Plan:

@@ -28,7 +28,7 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import Open, PendingPublish, Position, Ready, RunComplete, settled
-from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.spark import schema
 
 logger = telemetry.log_of(__name__)
@@ -121,7 +121,7 @@ class Run:
             elif isinstance(position, PendingPublish):
                 found = self.opened.log.plan(position.head.closed)
                 is_own = found is not None and found[0].run_key == self.run_key
-                head = publish(self.opened, position.head, is_own=is_own)
+                head = publish(self.opened, position.head, position.outcome, is_own=is_own)
                 position = self.opened.log.locate(self.run_key, head)
         return answer(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
 
@@ -145,20 +145,20 @@ class Run:
             if plan.version == 0:
                 claim_datasets(pipeline, log, self.opened.record, new=True)
             head, fresh = log.put_plan(ready.head, plan)
-            if head.plan == plan:
+            own = head if isinstance(head, OpenHead) and head.plan == plan else None
+            if own is not None:
                 logger.info("%s", report.planned(plan))
                 changes.report(log, ready.head, plan, pipeline.to_json())
-        if head.plan != plan:
+        if own is None:
             if plan.version == 0:  # the log is bound to the winner's spec
                 winner = log.plan(0)
                 assert winner is not None
                 settle_spec(pipeline, log, winner[0].spec, version=0)
             return self.opened.log.locate(self.run_key, head), False  # lost the create: re-read the log (W12)
-        return Open(head=head), fresh
+        return Open(head=own), fresh
 
-    def close(self, head: Head, *, fresh: bool) -> Position:
+    def close(self, head: OpenHead, *, fresh: bool) -> Position:
         """Commit or abort the open version, whichever run planned it, and publish its pending sinks. Returns the new position of this run."""
-        assert head.plan is not None
         plan, log = head.plan, self.opened.log
         began_ms = log.clock.now_ms()
         telemetry.emit(telemetry.Planned.by, plan)
@@ -167,22 +167,20 @@ class Run:
         if plan.spec != self.opened.spec:
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
         offered = self._offer(head, plan, fresh=fresh)
-        if isinstance(offered, Head):
+        if isinstance(offered, ClosedHead):
             return log.locate(self.run_key, offered)
         with telemetry.phase("decide", version=plan.version, attempt_id=offered.attempt_id or ""):
-            decided = log.decide(head, offered)
-            assert decided.outcome is not None
-            logger.info("%s", report.closed(decided.outcome, log.clock.now_ms() - began_ms))
-            telemetry.emit(telemetry.VersionClosed.by, plan, offered, decided.outcome)
-        outcome = decided.outcome
-        if decided.has_pending_publishes:
-            decided = publish(self.opened, decided, is_own=plan.run_key == self.run_key)
-        log.write_segments(plan.version, [(outcome, decided.outcome_sha)])
+            closed, outcome = log.decide(head, offered)
+            logger.info("%s", report.closed(outcome, log.clock.now_ms() - began_ms))
+            telemetry.emit(telemetry.VersionClosed.by, plan, offered, outcome)
+        if closed.has_pending_publishes:
+            closed = publish(self.opened, closed, outcome, is_own=plan.run_key == self.run_key)
+        log.write_segments(plan.version, [(outcome, closed.outcome_sha)])
         if plan.run_key != self.run_key:
-            return log.locate(self.run_key, decided)
-        return settled(decided, plan, outcome)
+            return log.locate(self.run_key, closed)
+        return settled(closed, plan, outcome)
 
-    def _offer(self, head: Head, plan: Plan, *, fresh: bool) -> Outcome | Head:
+    def _offer(self, head: OpenHead, plan: Plan, *, fresh: bool) -> Outcome | ClosedHead:
         """Build the outcome that this process proposes for the version. Returns the head instead if another process has closed the version in the meantime."""
         staged = None if fresh else self._adopt(head)
         try:
@@ -192,7 +190,7 @@ class Run:
         except Exception as error:
             # If another process has closed the version, vacuum may have deleted the files of this attempt. Then the attempt has lost, not failed (W21).
             found = self.opened.log.read_head(plan.version)
-            if found is not None and found.plan is None:
+            if isinstance(found, ClosedHead):
                 return found
             if not isinstance(error, SourceChangedError):
                 raise
@@ -203,7 +201,7 @@ class Run:
                 return self._aborting(head, plan, error)
         return self._outcome(head, plan, staged)
 
-    def _gives_up(self, head: Head, plan: Plan, error: SourceChangedError, *, fresh: bool) -> bool:
+    def _gives_up(self, head: OpenHead, plan: Plan, error: SourceChangedError, *, fresh: bool) -> bool:
         """
         Whether to close the version as an abort (W22).
 
@@ -218,13 +216,13 @@ class Run:
             isinstance(error, RecordsMissingError) and self.opened.pipeline.on_data_loss == "record_gap" and not again
         )
 
-    def _aborting(self, head: Head, plan: Plan, error: SourceChangedError) -> Outcome:
+    def _aborting(self, head: OpenHead, plan: Plan, error: SourceChangedError) -> Outcome:
         """Build the abort, and log why."""
         reason = f"{error.summary} {error.fields}"
         logger.warning("version %d: closing it as an abort: %s", plan.version, reason)
         return aborting(self.opened.log, head, reason=reason)
 
-    def _adopt(self, head: Head) -> StagedManifest | None:
+    def _adopt(self, head: OpenHead) -> StagedManifest | None:
         """Find a staged attempt of the open version that is complete (W17): every file exists with the recorded size and checksum."""
         sinks = self.opened.pipeline.sinks
         for manifest in self.opened.log.find_staged(head):
@@ -238,9 +236,8 @@ class Run:
                 return manifest
         return None
 
-    def _stage(self, head: Head, *, fresh: bool) -> StagedManifest:
+    def _stage(self, head: OpenHead, *, fresh: bool) -> StagedManifest:
         """Stage a new attempt."""
-        assert head.plan is not None
         attempt_id = self.opened.log.clock.new_id()
         logger.info("version %d: staging", head.plan.version)
         with telemetry.phase("stage", version=head.plan.version, attempt_id=attempt_id):
@@ -251,7 +248,7 @@ class Run:
             telemetry.emit(telemetry.Staged.by, manifest)
         return manifest
 
-    def _attempt(self, head: Head, plan: Plan, attempt_id: str) -> StagedManifest:
+    def _attempt(self, head: OpenHead, plan: Plan, attempt_id: str) -> StagedManifest:
         """Stage every sink, reconcile, and only then write the manifest (W18)."""
         log, pipeline = self.opened.log, self.opened.pipeline
         started_ms = log.clock.now_ms()
@@ -308,7 +305,7 @@ class Run:
         )
         return produced
 
-    def _dedup_state(self, head: Head, plan: Plan) -> tuple[Json, int]:
+    def _dedup_state(self, head: OpenHead, plan: Plan) -> tuple[Json, int]:
         """The deduplication state before the batch, and the time of its plan in milliseconds. For reprocessing: those of the root of the chain."""
         if plan.replaces is None:
             return (None if head.outcome is None else head.outcome.state), plan.planned_at_ms
@@ -317,7 +314,7 @@ class Run:
         first = self.opened.log.plan(root)
         return (None if before is None else before[0].state), (first[0] if first else plan).planned_at_ms
 
-    def _outcome(self, head: Head, plan: Plan, staged: StagedManifest) -> Outcome:
+    def _outcome(self, head: OpenHead, plan: Plan, staged: StagedManifest) -> Outcome:
         clock = self.opened.log.clock
         decided_at_ms = clock.now_ms()
         return Outcome(
@@ -334,7 +331,7 @@ class Run:
             next=invariants.next_after(plan, before=head.next, committed=True),
             hint=self._hint(head, plan, staged),
             publish=staged.publish,
-            markers=head.markers,
+            markers=head.before.markers,
             state=staged.state,
             spec=staged.spec,
             transform=staged.transform,
@@ -343,7 +340,7 @@ class Run:
             nonce=clock.new_id(),
         )
 
-    def _hint(self, head: Head, plan: Plan, staged: StagedManifest) -> Json:
+    def _hint(self, head: OpenHead, plan: Plan, staged: StagedManifest) -> Json:
         if plan.kind == "reprocess":  # reprocessing does not move the source (W26)
             return head.hint
         source = self.opened.pipeline.source
@@ -361,5 +358,5 @@ def _check_as_many(source: Source, plan: Plan, counts: Mapping[str, int]) -> Non
     before = 0 if plan.replaces is None else plan.replaces.counts.get("read", 0)
     found = counts.get("read", 0)
     if isinstance(source, Compacting) and found < before:
-        what = "the source no longer holds all that the version read, or is read at another isolation level; nothing changed"
+        what = "the source has fewer records than the version read: records were deleted, or the isolation level was changed; nothing changed"
         raise SourceChangedError(what, version=plan.replaces and plan.replaces.version, read=before, found=found)

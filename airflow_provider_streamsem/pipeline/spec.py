@@ -108,7 +108,7 @@ class Pipeline:
         ]
         if unheeded:
             raise InvalidError(
-                "this source does not know these limits", given=unheeded, accepted=list(self.source.limits)
+                "this source does not support these limits", given=unheeded, accepted=list(self.source.limits)
             )
         arguments.choice("on_data_loss", self.on_data_loss, ("fail", "record_gap"))
         told = {name: part for name, part in self.without_transform().items() if name != "where"}
@@ -131,7 +131,7 @@ class Pipeline:
                 nested = f"{path}/".startswith(f"{other_path}/") or f"{other_path}/".startswith(f"{path}/")
                 if scheme == other_scheme and nested:
                     raise InvalidError(
-                        "the log, the source and each dataset need a location of their own, none inside another",
+                        "the log, the source and each dataset need separate locations, none inside another",
                         given={other: locations[other], name: locations[name]},
                     )
 
@@ -228,7 +228,7 @@ class Pipeline:
             raise InvalidError(what, given=self.transform, pipeline=self.name, reason=reason) from error
         if not callable(found):
             raise InvalidError(
-                "the transform's name is not that of a function", given=self.transform, pipeline=self.name
+                "the transform's name does not refer to a function", given=self.transform, pipeline=self.name
             )
         return found  # type: ignore[no-any-return]
 
@@ -314,7 +314,9 @@ def spark_settings(given: object, *, where: str) -> dict[str, str]:
         elif isinstance(value, (str, int)):
             found[name] = str(value).lower() if isinstance(value, bool) else str(value)
         else:
-            raise InvalidError(f"{where} must hold texts, integers and booleans", name=name, given=type(value).__name__)
+            raise InvalidError(
+                f"{where} must contain only strings, integers and booleans", name=name, given=type(value).__name__
+            )
     return found
 
 
@@ -347,5 +349,5 @@ def stored_spec(data: bytes) -> dict[str, Any]:
     if not isinstance(spec, dict) or not all(
         isinstance(spec.get(name), dict) for name in ("sinks", "immutable_config")
     ):
-        raise LogDamagedError("the log's spec is not one", invariant="I1")
+        raise LogDamagedError("a spec in the log is not valid", invariant="I1")
     return spec

@@ -33,11 +33,11 @@ def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
     """
     if pipeline.where is not None and _is_template(pipeline.where):
         raise InvalidError(
-            "the predicate `where` holds a template. Each record is read by one run, whatever its date is: records that the predicate of that run drops are "
-            "not read again",
+            "the predicate `where` contains a template. Only one run reads a record, regardless of the record's date: no later run reads the records that "
+            "the predicate of that run drops",
             pipeline=pipeline.name,
             given=pipeline.where,
-            accepted="a predicate that is the same in every run; compute what depends on the record in the transform",
+            accepted="a predicate that is the same in every run; in the transform, compute values that depend on the record",
         )
     texts = [text for text in _texts(pipeline.without_transform()) if _is_template(text)]
     if not texts:
@@ -49,13 +49,15 @@ def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
         try:
             used = meta.find_undeclared_variables(environment.parse(text))
         except TemplateSyntaxError as error:
-            raise InvalidError("a template of the pipeline is not Jinja", pipeline=pipeline.name, given=text) from error
+            raise InvalidError(
+                "a template of the pipeline is not valid Jinja", pipeline=pipeline.name, given=text
+            ) from error
         if used & _SECRET_SOURCES:
             raise InvalidError(
-                "a template of a pipeline must not read connections and variables: what it gives would be stored in the log, for whoever may read that",
+                "a template of a pipeline must not read connections and variables, because every reader of the log could read the rendered value",
                 pipeline=pipeline.name,
                 given=text,
-                accepted="conn_id= and log_conn_id= for what is secret or differs between deployments; run_id, ds, params, … in templates",
+                accepted="conn_id= and log_conn_id= for secrets and for values that differ between deployments; run_id, ds, params, … in templates",
             )
 
 
@@ -95,7 +97,7 @@ def rendered(pipeline: Pipeline, environment: Any, context: Mapping[str, Any], *
                 given=text,
                 problem=f"{type(error).__name__}: {error}",
             ).advising(
-                "use a value that every run has: a run that an asset event started has no `ds` and no data interval, and a first run has none before it. "
+                "use a value that every run has. A run that an asset event started has no `ds` and no data interval, and a first run has no previous one. "
                 "Nothing was read or written."
             ) from error
 
@@ -109,7 +111,7 @@ class _NoValueError(Exception):
 def _some_value(value: Any) -> Any:
     """Refuse ``None``, which Jinja renders as "None". Airflow passes some values as proxies, whose ``None`` shows only in their string form."""
     if not isinstance(value, str) and str(value) == "None":
-        raise _NoValueError("an expression is None")
+        raise _NoValueError("an expression in the template is None")
     return value
 
 

@@ -46,7 +46,9 @@ def others_between(run_key: str, first: tuple[int, int], last: tuple[int, int]) 
     middle = (low + high) // 2
     pointer = yield from read_entry(RunPointer, keys.pointer(run_key, middle))
     if pointer is None:
-        raise LogDamagedError("a run's pointer is missing below a newer one", invariant="I16", version=high_version)
+        raise LogDamagedError(
+            "a run pointer is missing although a newer one exists", invariant="I16", version=high_version
+        )
     at = (middle, pointer[0].version)
     before = yield from others_between(run_key, first, at)
     return before + (yield from others_between(run_key, at, last))

@@ -154,7 +154,7 @@ def spilled(cls: type[Any], body: Mapping[str, Json]) -> dict[str, str]:
         if isinstance(value, dict) and set(value) == {_SPILL, "bytes"}:
             found[name] = str(value[_SPILL])
             if not keys.is_digest(found[name]):
-                raise LogDamagedError("a spilled part is not named by its sha256", invariant="R6", field=name)
+                raise LogDamagedError("the name of a spilled field is not a sha256", invariant="R6", field=name)
     return found
 
 
@@ -176,11 +176,11 @@ def parse(cls: type[Any], key: str, data: bytes) -> dict[str, Json]:
     given = body.pop("checksum", None)
     if given != sha256(_canonical_or_damaged(key, body)):
         raise LogDamagedError(
-            "an entry's checksum differs from its bytes: it was edited or torn", invariant="I1", key=key
+            "an entry does not match its checksum: its bytes were changed or truncated", invariant="I1", key=key
         )
     if body.get("entry") != cls.entry:
         raise LogDamagedError(
-            "an object is another kind of entry", invariant="I1", key=key, expected=cls.entry, found=body.get("entry")
+            "an entry has the wrong kind", invariant="I1", key=key, expected=cls.entry, found=body.get("entry")
         )
     return body
 
@@ -190,7 +190,9 @@ def _canonical_or_damaged(key: str, body: Json) -> bytes:
     try:
         return canonical(body)
     except (TypeError, ValueError) as error:
-        raise LogDamagedError("an entry holds a value that has no canonical form", invariant="I1", key=key) from error
+        raise LogDamagedError(
+            "an entry contains a value that canonical JSON cannot represent", invariant="I1", key=key
+        ) from error
 
 
 def lines(key: str, data: bytes) -> list[dict[str, Json]]:
@@ -222,13 +224,16 @@ def decode(cls: type[E], key: str, data: bytes, parts: Mapping[str, bytes] | Non
         part = (parts or {}).get(name)
         if part is None or sha256(part) != digest:
             raise LogDamagedError(
-                "a spilled part is missing or differs from its name", invariant="I1", key=keys.spill(digest), entry=key
+                "a spilled field is missing, or its sha256 differs from its name",
+                invariant="I1",
+                key=keys.spill(digest),
+                entry=key,
             )
         body[name] = read_json(part, keys.spill(digest))
         try:
             canonical(body[name])
         except (TypeError, ValueError) as error:
-            what = "a spilled part is not canonical JSON"
+            what = "a spilled field is not canonical JSON"
             raise LogDamagedError(what, invariant="I1", key=keys.spill(digest), entry=key) from error
     _check_texts(body, key)
     built: E = build(cls, body, key)
@@ -257,7 +262,7 @@ def build(cls: type[Any], body: Json, where: str) -> Any:
     :raises LogDamagedError: a field is missing or has another type, or a key points outside its root
     """
     if not isinstance(body, dict):
-        raise LogDamagedError("a field has another type than the protocol gives it", invariant="I1", where=where)
+        raise LogDamagedError("a field has a type that the protocol does not allow", invariant="I1", where=where)
     hints = _hints(cls)  # type: ignore[arg-type]
     values = {}
     for f in dataclasses.fields(cls):
@@ -284,7 +289,7 @@ def _value(hint: Any, value: Json, where: str) -> Any:
     if origin is Literal:
         if value not in args:
             raise NewerFormatError(
-                "an entry holds a word that this release does not know", where=where, found=value, reads=args
+                "an entry contains a value that this release does not know", where=where, found=value, reads=args
             )
         return value
     if origin is tuple and isinstance(value, list):
@@ -298,4 +303,4 @@ def _value(hint: Any, value: Json, where: str) -> Any:
         return build(hint, value, where)
     if hint in (int, str) and type(value) is hint:
         return value
-    raise LogDamagedError("a field has another type or value than the protocol gives it", invariant="I1", where=where)
+    raise LogDamagedError("a field has a type or value that the protocol does not allow", invariant="I1", where=where)

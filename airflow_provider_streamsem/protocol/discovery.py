@@ -129,10 +129,10 @@ def read(ref: PageRef) -> Procedure[FilePage]:
     """
     found = yield from read_entry(FilePage, keys.page(ref.sha256))
     if found is None or found[1] != ref.sha256:
-        what = "a page of discovered files is missing or differs from its name"
+        what = "a page of discovered files is missing, or its sha256 differs from its name"
         raise LogDamagedError(what, invariant="I1", key=keys.page(ref.sha256))
     page = found[0]
     if (page.files and page.pages) or ref.files != len(page.files) + sum(below.files for below in page.pages):
-        what = "a page of discovered files holds another number of files than the page above it says"
+        what = "a page of discovered files has another number of files than its parent records"
         raise LogDamagedError(what, invariant="D6", key=keys.page(ref.sha256))
     return page

@@ -80,7 +80,7 @@ class DataFile:
 
     def __post_init__(self) -> None:
         if not keys_.is_written(self.key):
-            raise LogDamagedError("a file's key leads out of its dataset", invariant="R6", key=self.key)
+            raise LogDamagedError("a file's key is not a valid key below its dataset", invariant="R6", key=self.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class Quarantine:
     def __post_init__(self) -> None:
         for key in self.keys:
             if not keys_.is_written(key) or not key.startswith(keys_.QUARANTINE):
-                what = "a key of quarantined records leads out of the log's quarantine"
+                what = "a key of quarantined records is not a valid key below the log's quarantine"
                 raise LogDamagedError(what, invariant="R6", key=key)
 
 
@@ -210,11 +210,15 @@ class Outcome:
     def __post_init__(self) -> None:
         if not {*self.publish} <= {*self.sinks}:
             raise LogDamagedError(
-                "an outcome has pending publishes of sinks without output", invariant="I18", version=self.version
+                "an outcome requires publishing to sinks for which it has no output",
+                invariant="I18",
+                version=self.version,
             )
         # Readers follow chains of reprocessing runs backwards. A reference to a later version would make them loop forever.
         if self.replaces is not None and self.replaces.version >= self.version:
-            raise LogDamagedError("an outcome replaces no earlier version", invariant="I20", version=self.version)
+            raise LogDamagedError(
+                "an outcome replaces a version that is not earlier", invariant="I20", version=self.version
+            )
 
     @property
     def committed(self) -> bool:
@@ -396,7 +400,9 @@ class FoundFile:
 
     def __post_init__(self) -> None:
         if not keys_.is_relative(self.path):
-            raise LogDamagedError("a discovered file's path leads out of the source", invariant="R6", path=self.path)
+            raise LogDamagedError(
+                "a discovered file's path is not a valid path below the source", invariant="R6", path=self.path
+            )
 
 
 FileKey: TypeAlias = tuple[str, str]

@@ -29,21 +29,21 @@ def check_i1(key: str, stored: bytes, expected: bytes) -> None:
     """Check that an object whose bytes are a function of its content holds exactly these bytes."""
     if stored != expected:
         raise LogDamagedError(
-            "an object holds other bytes than every writer of it would write", invariant="I1", key=key
+            "an object's bytes differ from the bytes that every writer would write", invariant="I1", key=key
         )
 
 
-def check_i2(plan: Plan | None, outcome: Outcome) -> None:
+def check_i2(plan: Plan, outcome: Outcome) -> None:
     """Check that an outcome has a plan of the same version."""
-    if plan is None or plan.version != outcome.version:
-        raise LogDamagedError("an outcome stands without its plan", invariant="I2", version=outcome.version)
+    if plan.version != outcome.version:
+        raise LogDamagedError("an outcome has no plan of the same version", invariant="I2", version=outcome.version)
 
 
 def check_i2_receipts(plan: Plan, *, has_pending_publishes: bool) -> None:
     """Check that no plan follows a commit with pending publishes."""
     if has_pending_publishes:
         raise LogDamagedError(
-            "a plan follows a commit whose receipts are not there", invariant="I2", version=plan.version
+            "a plan follows a commit whose receipts are missing", invariant="I2", version=plan.version
         )
 
 
@@ -51,7 +51,7 @@ def check_i3_plan(plan: Plan, *, after: str) -> None:
     """Check that a plan names the sha256 of the previous outcome."""
     if plan.previous != after:
         raise LogDamagedError(
-            "a plan does not follow the outcome before it",
+            "a plan does not name the sha256 of the previous outcome",
             invariant="I3",
             version=plan.version,
             previous=plan.previous,
@@ -63,7 +63,7 @@ def check_i3_outcome(outcome: Outcome, *, plan_sha: str) -> None:
     """Check that an outcome names the sha256 of its plan."""
     if outcome.plan != plan_sha:
         raise LogDamagedError(
-            "an outcome was decided for another plan",
+            "an outcome does not name the sha256 of its plan",
             invariant="I3",
             version=outcome.version,
             named=outcome.plan,
@@ -75,11 +75,14 @@ def check_i4(plan: Plan, *, closed: int, next: Offsets) -> None:
     """Check that a plan follows the newest closed version. The ranges of a batch must start at the ``next`` offsets of the last outcome (I4, I20)."""
     if plan.version != closed + 1:
         raise LogDamagedError(
-            "a plan is for another version than its location", invariant="I4", version=plan.version, expected=closed + 1
+            "a plan's version does not follow the newest closed version",
+            invariant="I4",
+            version=plan.version,
+            expected=closed + 1,
         )
     if (plan.kind == "reprocess") != (plan.replaces is not None) or (plan.replaces and plan.replaces.version > closed):
         raise LogDamagedError(
-            "a reprocessing run, and only a reprocessing run, replaces an earlier version",
+            "a plan of kind `reprocess`, and no other plan, must replace an earlier version",
             invariant="I20",
             version=plan.version,
         )
@@ -109,7 +112,7 @@ def check_carried(plan: Plan, outcome: Outcome) -> None:
         start, end = plan.ranges.get(partition, (0, 0))
         for first, last in gaps:
             if not start <= first < last <= end:
-                what = "a plan's gaps overlap, are empty, or lie outside its ranges"
+                what = "a plan's gaps overlap, are empty, or are outside its ranges"
                 raise LogDamagedError(
                     what, invariant="I5", version=plan.version, partition=partition, gap=(first, last)
                 )
@@ -133,7 +136,7 @@ def check_next(plan: Plan, outcome: Outcome, *, before: Offsets) -> None:
     expected = next_after(plan, before=before, committed=outcome.committed)
     if dict(outcome.next) != expected:
         raise LogDamagedError(
-            "an outcome's next offsets are not those of its plan",
+            "an outcome's next offsets do not follow from its plan",
             invariant="I4",
             version=plan.version,
             next=dict(outcome.next),
@@ -161,7 +164,10 @@ def check_i5(ranges: Iterable[Ranges], *, initial_offsets: Offsets, next: Offset
             reached[partition] = end
     if offsets.between(reached, next) or offsets.between(next, reached):
         raise LogDamagedError(
-            "committed ranges do not end where the head stands", invariant="I5", reached=reached, next=dict(next)
+            "committed ranges do not end at the next offsets of the head",
+            invariant="I5",
+            reached=reached,
+            next=dict(next),
         )
 
 
@@ -176,7 +182,7 @@ def check_i6(file: DataFile, *, version: int, found_bytes: int | None, found_che
         raise LogDamagedError("a visible file is missing", invariant="I6", version=version, key=file.key)
     if found_bytes != file.bytes:
         raise LogDamagedError(
-            "a visible file has another size",
+            "a visible file has another size than recorded",
             invariant="I6",
             version=version,
             key=file.key,
@@ -185,7 +191,7 @@ def check_i6(file: DataFile, *, version: int, found_bytes: int | None, found_che
         )
     if found_checksum is not None and found_checksum != file.checksum:
         raise LogDamagedError(
-            "a visible file was swapped or changed",
+            "a visible file was replaced or changed",
             invariant="I6",
             version=version,
             key=file.key,
@@ -207,7 +213,7 @@ def check_i14(outcome: Outcome) -> None:
     counts = outcome.counts
     if outcome.committed and counts.get("read", 0) != counts.get("parsed", 0) + counts.get("quarantined", 0):
         raise LogDamagedError(
-            "rows read are not rows parsed plus rows quarantined",
+            "the rows read do not equal the rows parsed plus the rows quarantined",
             invariant="I14",
             version=outcome.version,
             counts=dict(counts),
@@ -238,7 +244,7 @@ def check_i14_staged(
         # A missing count is valid only for 0 rows: Spark may drop the counter of a query plan without rows.
         if (handed.get(name) or 0) != committable.rows:
             raise StageError(
-                "a writer was handed another number of rows than its files hold; nothing became visible",
+                "the rows passed to a writer do not equal the rows in its files; nothing became visible",
                 invariant="I14",
                 sink=name,
                 handed=handed.get(name),
@@ -246,7 +252,7 @@ def check_i14_staged(
             )
         if rows == "filter" and counts["parsed"] != counts["filtered"] + counts.get("duplicates", 0) + committable.rows:
             raise DataError(
-                'the transform declares rows="filter" but rows parsed are not rows filtered, duplicates and rows written',
+                'the pipeline declares rows="filter", but rows parsed do not equal rows filtered plus duplicates plus rows written',
                 invariant="I14",
                 sink=name,
                 parsed=counts["parsed"],
@@ -295,7 +301,7 @@ def check_i16(pointer: RunPointer, plan: Plan) -> None:
     """Check that a run pointer and its plan have the same run key, ``j`` and version."""
     if (pointer.run_key, pointer.j, pointer.version) != (plan.run_key, plan.j, plan.version):
         raise LogDamagedError(
-            "a run's pointer names another version than its plan",
+            "a run pointer does not match its plan",
             invariant="I16",
             version=plan.version,
             pointer=pointer.version,
@@ -305,10 +311,10 @@ def check_i16(pointer: RunPointer, plan: Plan) -> None:
 def check_i18(receipts: Receipts, outcome: Outcome, *, outcome_sha: str) -> None:
     """Check that receipts belong to the stored commit and contain a result for exactly the sinks that it names."""
     if (receipts.version, receipts.outcome) != (outcome.version, outcome_sha) or not outcome.has_pending_publishes:
-        raise LogDamagedError("receipts are of another outcome", invariant="I18", version=outcome.version)
+        raise LogDamagedError("receipts do not belong to the stored outcome", invariant="I18", version=outcome.version)
     if set(receipts.sinks) != set(outcome.publish):
         raise LogDamagedError(
-            "receipts answer for other sinks than the commit names",
+            "receipts name other sinks than the commit publishes to",
             invariant="I18",
             version=outcome.version,
             sinks=sorted(receipts.sinks),
@@ -321,7 +327,7 @@ def check_i20(plan: Plan, replaced: Plan, outcome: Outcome) -> None:
     same = plan.ranges == replaced.ranges and plan.gaps == replaced.gaps
     if plan.replaces is None or not (same and outcome.committed and plan.replaces.counts == outcome.counts):
         raise LogDamagedError(
-            "a reprocessing run is not of the commit that it replaces",
+            "a reprocessing run does not match the commit that it replaces",
             invariant="I20",
             version=plan.version,
             replaces=replaced.version,
@@ -341,4 +347,4 @@ def check_i19(plan: Plan) -> None:
 def check_follows(version: int, last: int) -> None:
     """Check that versions are consecutive (R1)."""
     if version != last + 1:
-        raise LogDamagedError("a version is missing or doubled", invariant="I5", expected=last + 1, found=version)
+        raise LogDamagedError("a version is missing or duplicated", invariant="I5", expected=last + 1, found=version)

@@ -48,7 +48,7 @@ def position(text: str) -> int | None:
 
 def _inv(n: int) -> str:
     if not 0 <= n < N:
-        raise LogDamagedError("a position lies outside the log", invariant="R6", position=n)
+        raise LogDamagedError("a version or another position is out of range", invariant="R6", position=n)
     return f"{N - 1 - n:012d}"
 
 

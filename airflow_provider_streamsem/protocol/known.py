@@ -217,7 +217,7 @@ def read(known: KnownRange) -> Procedure[KnownNode]:
     at = keys.known(known.sha256)
     found = yield from read_entry(KnownNode, at)
     if found is None or found[1] != known.sha256:
-        what = "a node of the tree of known files is missing or differs from its name"
+        what = "a node of the tree of known files is missing, or its sha256 differs from its name"
         raise LogDamagedError(what, invariant="I1", key=at)
     node = found[0]
     if (
@@ -225,7 +225,7 @@ def read(known: KnownRange) -> Procedure[KnownNode]:
         or not in_order(node)
         or summary(node, known.sha256, absent=known.absent) != known
     ):
-        what = "a node of the tree of known files is not in order, or not what the range above it says"
+        what = "a node of the tree of known files is not in order, or does not match the range of its parent"
         raise LogDamagedError(what, invariant="D4", key=at)
     return node
 

@@ -1,7 +1,8 @@
 """
-States and transitions of the protocol (PROTOCOL.md, 3), and the procedures that request I/O.
+The state machine of a create, the next step of a run (PROTOCOL.md, 3 and 4.1), and the procedures that request I/O.
 
-1. Every transition is in a table of this module. A pair that is not in its table cannot occur in an undamaged log.
+1. Every transition is in a table of this module. A pair that is not in its table cannot occur in an undamaged log. The states of a version are the classes
+   :class:`airflow_provider_streamsem.protocol.view.ClosedHead` and :class:`airflow_provider_streamsem.protocol.view.OpenHead`.
 2. Nothing in this module performs I/O. A procedure is a generator that yields a :data:`Request`, receives an :data:`Event`, and returns its result. Only
    ``commitlog/log.py`` performs requests. A test can therefore stop, repeat or interleave procedures at any request.
 3. ``Unknown`` is an ordinary event. No code converts it to success or failure. Only a read of the key shows the result (W6).
@@ -81,25 +82,6 @@ Event: TypeAlias = Created | Exists | Found | Missing | Listed | Unknown
 Procedure: TypeAlias = Generator[Request, Event, T]
 
 
-class VersionState(Enum):
-    """State of a version, which follows from the objects that are stored for it."""
-
-    VOID = "void"
-    PLANNED = "planned"
-    COMMITTED = "committed"
-    PUBLISHED = "published"
-    ABORTED = "aborted"
-
-
-VERSION: dict[tuple[VersionState, str], VersionState] = {
-    (VersionState.VOID, "plan"): VersionState.PLANNED,
-    (VersionState.PLANNED, "commit"): VersionState.COMMITTED,
-    (VersionState.PLANNED, "abort"): VersionState.ABORTED,
-    (VersionState.COMMITTED, "receipts"): VersionState.PUBLISHED,
-}
-"""(state, created object) → state. Receipts follow only a commit with pending publishes. For all other commits COMMITTED is the final state."""
-
-
 class CreateState(Enum):
     """State of one create-if-absent."""
 
@@ -122,28 +104,21 @@ CREATE: dict[tuple[CreateState, str], CreateState] = {
 
 
 class Step(Enum):
-    """Next step of a run whose head is known and closed."""
+    """Next step of a run whose newest version is closed."""
 
     PLAN = "plan"
-    CLOSE = "close"
-    ANSWER = "answer"
+    COMPLETE = "complete"
 
 
-RECOVERY: dict[tuple[VersionState, str], Step] = {
-    (VersionState.VOID, "no target"): Step.PLAN,
-    (VersionState.PLANNED, "no target"): Step.CLOSE,
-    (VersionState.PLANNED, "below target"): Step.CLOSE,
-    (VersionState.COMMITTED, "no target"): Step.ANSWER,
-    (VersionState.COMMITTED, "below target"): Step.PLAN,
-    (VersionState.COMMITTED, "target reached"): Step.ANSWER,
-    (VersionState.ABORTED, "no target"): Step.PLAN,
-    (VersionState.ABORTED, "below target"): Step.PLAN,
-    (VersionState.ABORTED, "target reached"): Step.ANSWER,
+RECOVERY: dict[tuple[str, str], Step] = {
+    ("commit", "no target"): Step.COMPLETE,
+    ("commit", "below target"): Step.PLAN,
+    ("commit", "target reached"): Step.COMPLETE,
+    ("abort", "no target"): Step.PLAN,
+    ("abort", "below target"): Step.PLAN,
+    ("abort", "target reached"): Step.COMPLETE,
 }
-"""
-(state of the run's newest version, position of the head relative to the run's target) → step (W11). A single batch has no target. A commit with pending
-publishes is not closed. It is rolled forward before anything else (P1).
-"""
+"""(result of the run's newest version, position of the head relative to the run's target) → step (W11). A single batch has no target."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,12 @@ from airflow_provider_streamsem.protocol.machine import (
     Creation,
     Procedure,
     Step,
-    VersionState,
     create,
     get,
     list_keys,
 )
 from airflow_provider_streamsem.protocol.offsets import Offsets
-from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead
 
 E = TypeVar("E", bound=Entry)
 HEAD_KEYS = 4
@@ -46,23 +45,24 @@ class RunComplete:
     Position of a run that is complete. ``plan`` and ``outcome`` belong to its last version. The outcome is an abort if other runs committed its range (W11).
     """
 
-    head: Head
+    head: ClosedHead
     plan: Plan
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """``head.plan`` has no outcome. The run must close this version first, even if another run planned it (W9)."""
+    """The newest version has no outcome. The run must close this version first, even if another run planned it (W9)."""
 
-    head: Head
+    head: OpenHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingPublish:
-    """``head.outcome`` is a commit with pending publishes. The run must publish it first, even if another run committed it (P1)."""
+    """The newest version is a commit with pending publishes. The run must publish it first, even if another run committed it (P1)."""
 
-    head: Head
+    head: ClosedHead
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Ready:
     1`` of the run.
     """
 
-    head: Head
+    head: ClosedHead
     j: int = 0
     target: Offsets | None = None
     before: tuple[Plan, Outcome] | None = None
@@ -115,7 +115,7 @@ def find_head() -> Procedure[Head]:
     listed = yield from list_keys(keys.LOG, HEAD_KEYS)
     versions = [parsed[0] for parsed in map(keys.parse_entry, listed) if parsed is not None]
     if not versions:
-        return Head()
+        return ClosedHead()
     head = yield from read_head(max(versions))
     if head is None:
         raise LogDamagedError("a listed version has neither plan nor outcome", invariant="I1", version=max(versions))
@@ -132,18 +132,20 @@ def read_head(version: int) -> Procedure[Head | None]:
     plan = yield from read_entry(Plan, keys.plan(version))
     if plan is None:
         return None
-    before = Head()
+    before = ClosedHead()
     if version > 0:
         previous = yield from read_entry(Outcome, keys.outcome(version - 1))
         if previous is None:
-            raise LogDamagedError("a plan stands before the outcome it should follow", invariant="I2", version=version)
+            raise LogDamagedError(
+                "a plan exists, but the outcome before it is missing", invariant="I2", version=version
+            )
         before = yield from _closed_head(*previous)
     return before.planned(*plan)
 
 
-def _closed_head(outcome: Outcome, outcome_sha: str) -> Procedure[Head]:
+def _closed_head(outcome: Outcome, outcome_sha: str) -> Procedure[ClosedHead]:
     """Return the head at a closed version, with its receipts if it requires them and they exist (P1)."""
-    head = Head(
+    head = ClosedHead(
         outcome=outcome,
         outcome_sha=outcome_sha,
         has_pending_publishes=outcome.has_pending_publishes,
@@ -159,7 +161,7 @@ def confirm_head(head: Head) -> Procedure[Head]:
     """Follow computed keys from a listed head to the newest version. A listing alone does not prove that no newer version exists (W8)."""
     while (later := (yield from read_head(head.closed + 1))) is not None:
         head = later
-        if head.plan is not None:
+        if isinstance(head, OpenHead):
             break
     return head
 
@@ -170,10 +172,10 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
 
     Reads the run's pointers only after the head. A pointer that is missing at that time cannot belong to a version that was closed before the head was read.
     """
-    if head.plan is not None:
+    if isinstance(head, OpenHead):
         return Open(head=head)
-    if head.has_pending_publishes:
-        return PendingPublish(head=head)
+    if head.has_pending_publishes and head.outcome is not None:
+        return PendingPublish(head=head, outcome=head.outcome)
     pointer = yield from _newest_pointer(run_key)
     if pointer is None:
         return Ready(head=head)
@@ -183,10 +185,10 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
             raise LogDamagedError(
                 "a run's pointer names a version that does not exist", invariant="I16", version=pointer.version
             )
-        if later.plan is not None:
+        if isinstance(later, OpenHead):
             return Open(head=later)
-        if later.has_pending_publishes:
-            return PendingPublish(head=later)
+        if later.has_pending_publishes and later.outcome is not None:
+            return PendingPublish(head=later, outcome=later.outcome)
         head = later
     plan = yield from read_entry(Plan, keys.plan(pointer.version))
     if plan is None:
@@ -199,7 +201,7 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
     return settled(head, plan[0], outcome)
 
 
-def settled(head: Head, plan: Plan, outcome: Outcome) -> RunComplete | Ready:
+def settled(head: ClosedHead, plan: Plan, outcome: Outcome) -> RunComplete | Ready:
     """
     Return the position of a run after ``outcome`` closed its newest plan (W11).
 
@@ -207,8 +209,7 @@ def settled(head: Head, plan: Plan, outcome: Outcome) -> RunComplete | Ready:
     """
     reached = plan.target is not None and offsets.reached(head.next, plan.target)
     where = "target reached" if reached else "below target" if plan.target is not None else "no target"
-    state = VersionState.COMMITTED if outcome.committed else VersionState.ABORTED
-    if RECOVERY[state, where] is Step.ANSWER:
+    if RECOVERY[outcome.result, where] is Step.COMPLETE:
         return RunComplete(head=head, plan=plan, outcome=outcome)
     return Ready(head=head, j=plan.j + 1, target=plan.target, before=(plan, outcome))
 
@@ -250,7 +251,7 @@ def run_versions(run_key: str) -> Procedure[list[int]]:
     return versions
 
 
-def put_plan(head: Head, plan: Plan) -> Procedure[tuple[Head, bool]]:
+def put_plan(head: ClosedHead, plan: Plan) -> Procedure[tuple[Head, bool]]:
     """
     Create Plan(head.closed + 1).
 
@@ -268,7 +269,7 @@ def put_plan(head: Head, plan: Plan) -> Procedure[tuple[Head, bool]]:
     head.planned(*winner)
     found = yield from read_head(plan.version)
     if found is None:
-        raise LogDamagedError("a plan that was read is no longer there", invariant="I1", key=key)
+        raise LogDamagedError("a plan that was read before is missing", invariant="I1", key=key)
     return found, False
 
 
@@ -305,9 +306,8 @@ def find_root(version: int) -> Procedure[int]:
         version = outcome[0].replaces.version
 
 
-def find_staged(head: Head) -> Procedure[list[StagedManifest]]:
+def find_staged(head: OpenHead) -> Procedure[list[StagedManifest]]:
     """Return the staged manifests that were made for the open plan (W17). The sinks check whether the files of a manifest exist."""
-    assert head.plan is not None
     found = []
     for key in (yield from list_keys(keys.attempts(head.plan.version))):
         manifest = yield from read_entry(StagedManifest, key)
@@ -316,13 +316,12 @@ def find_staged(head: Head) -> Procedure[list[StagedManifest]]:
     return found
 
 
-def decide(head: Head, outcome: Outcome) -> Procedure[Head]:
+def decide(head: OpenHead, outcome: Outcome) -> Procedure[tuple[ClosedHead, Outcome]]:
     """
     Create the run pointer of the open plan, then its outcome (W20-W22).
 
-    :returns: the head at the stored outcome, which may be that of another writer
+    :returns: the head, and the stored outcome, which may be that of another writer
     """
-    assert head.plan is not None
     plan = head.plan
     head.decided(outcome, "")
     pointer = RunPointer(run_key=plan.run_key, j=plan.j, version=plan.version, target=plan.target)
@@ -334,10 +333,10 @@ def decide(head: Head, outcome: Outcome) -> Procedure[Head]:
     key = keys.outcome(plan.version)
     written = yield from create_entry(key, outcome)
     stored = outcome if written.mine else (yield from read_parts(Outcome, key, written.data))[0]
-    return head.decided(stored, codec.sha256(written.data))
+    return head.decided(stored, codec.sha256(written.data)), stored
 
 
-def put_receipts(head: Head, receipts: Receipts) -> Procedure[tuple[Head, Receipts]]:
+def put_receipts(head: ClosedHead, receipts: Receipts) -> Procedure[tuple[ClosedHead, Receipts]]:
     """
     Create the receipts of the head's commit (P6).
 

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-from airflow_provider_streamsem.errors import LogMovedError
+from airflow_provider_streamsem.errors import LogDamagedError, LogMovedError
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Json, Marker, Outcome, Plan, Receipts, Segment, SegmentFile
-from airflow_provider_streamsem.protocol.machine import VERSION, VersionState
 from airflow_provider_streamsem.protocol.offsets import Offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class ClosedHead:
     """
-    The newest known version, and the state that the next plan depends on.
+    A log whose versions are all closed, and the state that the next plan depends on.
 
     * ``initial_offsets``: start of version 0. Taken from Plan(0) if that exists, else from the caller's source. Empty if the caller has no source.
-    * ``outcome`` and ``outcome_sha``: the newest *closed* version; ``None`` and ``""`` before the first.
-    * ``plan`` and ``plan_sha``: the open version after it, if there is one.
-    * ``has_pending_publishes``: whether the closed version is a commit whose receipts do not exist yet.
+    * ``outcome`` and ``outcome_sha``: the newest version; ``None`` and ``""`` before the first.
+    * ``has_pending_publishes``: whether the newest version is a commit whose receipts do not exist yet.
     * ``markers``: sink → the newest commit that set its marker according to the receipts. The next outcome carries these markers.
     """
 
     initial_offsets: Offsets = field(default_factory=dict)
     outcome: Outcome | None = None
     outcome_sha: str = ""
-    plan: Plan | None = None
-    plan_sha: str = ""
     has_pending_publishes: bool = False
     markers: Mapping[str, Marker] = field(default_factory=dict)
 
@@ -50,25 +47,11 @@ class Head:
         return None if self.outcome is None else self.outcome.hint
 
     @property
-    def state(self) -> VersionState:
-        """State of the newest version that has a stored object."""
-        state = VersionState.VOID
-        for step in self._steps():
-            state = VERSION[state, step]
-        return state
+    def spec(self) -> str | None:
+        """sha256 of the spec that the newest version ran with; ``None`` before the first."""
+        return None if self.outcome is None else self.outcome.spec
 
-    def _steps(self) -> tuple[str, ...]:
-        if self.plan is not None:
-            return ("plan",)
-        if self.outcome is None:
-            return ()
-        return (
-            "plan",
-            self.outcome.result,
-            *(["receipts"] if self.outcome.has_pending_publishes and not self.has_pending_publishes else []),
-        )
-
-    def planned(self, plan: Plan, sha256: str) -> Head:
+    def planned(self, plan: Plan, sha256: str) -> OpenHead:
         """
         Return the head after Plan(closed + 1) was stored. Checks I2, I3, I4 and I20.
 
@@ -81,31 +64,80 @@ class Head:
         invariants.check_i2_receipts(plan, has_pending_publishes=self.has_pending_publishes)
         invariants.check_i3_plan(plan, after=self.outcome_sha)
         invariants.check_i4(plan, closed=self.closed, next=self.next if self.outcome is not None else initial_offsets)
-        return replace(self, initial_offsets=initial_offsets, plan=plan, plan_sha=sha256)
+        return OpenHead(before=replace(self, initial_offsets=initial_offsets), plan=plan, plan_sha=sha256)
 
-    def decided(self, outcome: Outcome, sha256: str) -> Head:
-        """Return the head after the outcome of its open plan was stored. Checks I2, I3, I4, I5, I14, I15 and I20."""
+    def published(self, receipts: Receipts) -> ClosedHead:
+        """Return the head after the receipts of its newest commit were stored. Checks I15 and I18."""
+        if self.outcome is None:
+            raise LogDamagedError("receipts exist before the first outcome", invariant="I18", version=receipts.version)
+        invariants.check_i18(receipts, self.outcome, outcome_sha=self.outcome_sha)
+        invariants.check_i15_receipts(receipts, self.outcome)
+        return replace(self, has_pending_publishes=False, markers=receipts.markers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenHead:
+    """A log whose newest version has a plan and no outcome. ``before`` is the head of the versions below it, which are closed and published."""
+
+    before: ClosedHead
+    plan: Plan
+    plan_sha: str
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The newest outcome; ``None`` if version 0 is open."""
+        return self.before.outcome
+
+    @property
+    def closed(self) -> int:
+        """The newest closed version; -1 if version 0 is open."""
+        return self.before.closed
+
+    @property
+    def has_pending_publishes(self) -> bool:
+        """Always ``False``: a plan follows only commits that were published (I2)."""
+        return False
+
+    @property
+    def next(self) -> Offsets:
+        """The offsets at which the open plan starts."""
+        return self.before.next
+
+    @property
+    def hint(self) -> Json:
+        """The source hint of the newest outcome; ``None`` before the first."""
+        return self.before.hint
+
+    @property
+    def spec(self) -> str:
+        """sha256 of the spec that the newest closed version ran with, or that planned version 0."""
+        return self.before.spec or self.plan.spec
+
+    def decided(self, outcome: Outcome, sha256: str) -> ClosedHead:
+        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15 and I20."""
+        before = self.before
         invariants.check_i2(self.plan, outcome)
-        assert self.plan is not None
         invariants.check_i3_outcome(outcome, plan_sha=self.plan_sha)
         invariants.check_carried(self.plan, outcome)
         invariants.check_next(self.plan, outcome, before=self.next)
         invariants.check_i14(outcome)
-        invariants.check_i15(outcome, before=self.markers)
-        return Head(
-            initial_offsets=self.initial_offsets,
+        invariants.check_i15(outcome, before=before.markers)
+        return ClosedHead(
+            initial_offsets=before.initial_offsets,
             outcome=outcome,
             outcome_sha=sha256,
             has_pending_publishes=outcome.has_pending_publishes,
             markers=outcome.markers,
         )
 
-    def published(self, receipts: Receipts) -> Head:
-        """Return the head after the receipts of its newest commit were stored. Checks I15 and I18."""
-        assert self.outcome is not None
-        invariants.check_i18(receipts, self.outcome, outcome_sha=self.outcome_sha)
-        invariants.check_i15_receipts(receipts, self.outcome)
-        return replace(self, plan=None, plan_sha="", has_pending_publishes=False, markers=receipts.markers)
+
+Head: TypeAlias = ClosedHead | OpenHead
+
+
+def without_pending(head: Head) -> ClosedHead:
+    """Return the head without its open version and pending publishes. With it, a run is located that may be complete while another run works."""
+    closed = head.before if isinstance(head, OpenHead) else head
+    return replace(closed, has_pending_publishes=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

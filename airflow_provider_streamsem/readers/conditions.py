@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
@@ -24,7 +24,7 @@ from airflow_provider_streamsem.protocol.codec import canonical, plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.procedures import Ready, RunComplete
-from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.protocol.view import Head, OpenHead, without_pending
 from airflow_provider_streamsem.readers.waiting import dry_run, waiting
 
 
@@ -114,8 +114,7 @@ class BatchCommitted:
     @staticmethod
     def _of_run(log: CommitLog, head: Head, run_key: str) -> Finding:
         # An open version of another run is irrelevant here. If the open version belongs to this run, the run pointer leads to it.
-        closed = replace(head, plan=None, plan_sha="", has_pending_publishes=False)
-        position = log.locate(run_key, closed)
+        position = log.locate(run_key, without_pending(head))
         if not isinstance(position, RunComplete):
             return Finding(met=False, seen={"run_key": run_key, "version": head.closed})
         return Finding(met=True, seen={"run_key": run_key, **_told(position.outcome)})
@@ -125,7 +124,7 @@ class BatchCommitted:
         named = {name: [p for p in head.next if name in (p, p.partition("@")[0])] for name in upto}
         several = sorted(p for found in named.values() if len(found) > 1 for p in found)
         if several:
-            what = "a topic was deleted and created again, and its offsets are those of another topic: name the topic with its id"
+            what = "a topic was deleted and recreated, so its name matches the offsets of several topics: name the topic with its id"
             raise InvalidError(what, accepted=several)
         committed = {name: max((head.next[p] for p in found), default=0) for name, found in named.items()}
         return Finding(met=offsets.reached(committed, upto), seen={"version": head.closed, "next": committed})
@@ -187,7 +186,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         if not isinstance(self.pipeline.source, Expiring):
-            what = "this source keeps its items until somebody removes them: there is no retention to wait for"
+            what = "the items of this source do not expire, so there is no retention to wait for"
             raise InvalidError(what, pipeline=self.pipeline.name, source=type(self.pipeline.source).__name__)
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
@@ -237,7 +236,7 @@ class RunNeedsItsTask:
         told = {"run_key": self.run_key, "version": head.closed}
         if isinstance(position, RunComplete) or (isinstance(position, Ready) and position.j == 0):
             return Finding(met=True, seen={**told, "stalled": False})
-        moments = [self.since_ms, 0 if head.plan is None else head.plan.planned_at_ms]
+        moments = [self.since_ms, head.plan.planned_at_ms if isinstance(head, OpenHead) else 0]
         moments.append(0 if head.outcome is None else head.outcome.decided_at_ms)
         stalled = clock.now_ms() - max(moments) > self.patience_s * 1000
         return Finding(met=stalled, seen={**told, "stalled": stalled})
@@ -259,7 +258,7 @@ def spec_text(pipeline: Pipeline) -> str:
 
 def of_spec_text(text: str) -> Pipeline:
     """Return the pipeline of a text that :func:`spec_text` produced."""
-    return from_json(json.loads(text), where="a pipeline on its way to the triggerer")
+    return from_json(json.loads(text), where="the pipeline that was passed to the triggerer")
 
 
 def to_text(condition: Condition) -> str:

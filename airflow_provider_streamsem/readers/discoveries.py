@@ -50,13 +50,17 @@ class DiscoveryCheck:
         paged, pages = self._pages(last.pages, key)
         files = [*paged, *last.recent]
         if len({known.key(file) for file in files}) != len(files):
-            self.report("D1", "a file was given two ordinals", key=key)
+            self.report("D1", "a file has two ordinals", key=key)
         root = KnownNode(ranges=last.known)
         in_tree = self._known(root)
         if not known.in_order(root):
             self.report("D4", "the ranges of the tree of known files are not in order", key=key)
         if in_tree != sorted(map(known.key, paged)) or any(file.mtime_ns >= last.settled_ns for file in paged):
-            self.report("D4", "the tree of known files holds other files than the pages", key=key)
+            self.report(
+                "D4",
+                "the tree of known files and the pages differ, or a file in them is not older than `settled_ns`",
+                key=key,
+            )
         self._ordinals(newest, files, pages)
 
     def _ordinals(self, newest: int, files: Sequence[FoundFile], pages: set[PageRef]) -> None:
@@ -67,7 +71,7 @@ class DiscoveryCheck:
                 return
             same = [*entry.recent] == files[entry.paged : entry.end] and pages.issuperset(entry.pages)
             if entry.first != expected or entry.end < expected or not same:
-                what = "ordinals of discovered files do not follow one another, or changed"
+                what = "ordinals of discovered files are not consecutive, or changed"
                 self.report("D6", what, key=self.prefix + keys.discovered(i))
             expected = entry.end
 
@@ -89,7 +93,7 @@ class DiscoveryCheck:
                 files += [*page.files, *below]
                 pages |= more
                 if any(child.level != ref.level - 1 for child in page.pages) or (page.files and ref.level):
-                    self.report("D6", "a page of discovered files is of another level than its parent says", key=key)
+                    self.report("D6", "a page of discovered files has another level than its parent requires", key=key)
         return files, pages
 
     def _known(self, node: KnownNode) -> list[FileKey]:

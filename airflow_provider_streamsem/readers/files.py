@@ -18,7 +18,7 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline, stored_spec
 from airflow_provider_streamsem.protocol.codec import lines
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan, Receipts
 from airflow_provider_streamsem.protocol.keys import N
-from airflow_provider_streamsem.protocol.view import LogView
+from airflow_provider_streamsem.protocol.view import LogView, OpenHead
 from airflow_provider_streamsem.stores.contract import split_url
 
 
@@ -102,18 +102,17 @@ class CommittedLog:
 
     def _stored_sinks(self) -> dict[str, Sink | str]:
         head = self.log.find_head()
-        newest = head.outcome or head.plan
-        spec = stored_spec(self.log.read_spec(self.record.spec if newest is None else newest.spec))
+        spec = stored_spec(self.log.read_spec(head.spec or self.record.spec))
         found: dict[str, Sink | str] = {}
         for name, given in spec["sinks"].items():
             if not isinstance(given, dict) or not isinstance(given.get("type"), str):
-                raise LogDamagedError("a sink of the stored spec is not one", invariant="I1", sink=name)
+                raise LogDamagedError("a sink in the stored spec is not valid", invariant="I1", sink=name)
             found[name] = given["type"]
             if given["type"] == "files":
                 try:
                     found[name] = FilesSink(path=given.get("path", ""), format=given.get("format", "parquet"))
                 except InvalidError as error:
-                    what = "a dataset of the stored spec is not one"
+                    what = "a files sink in the stored spec is not valid"
                     raise LogDamagedError(what, invariant="I1", sink=name) from error
         return found
 
@@ -131,10 +130,10 @@ class CommittedLog:
             raise InvalidError("the pipeline has no such sink", given=name, accepted=sorted(self.sinks))
         sink = self.sinks[name]
         if isinstance(sink, str) and not registry.is_built_in("sinks", sink):
-            what = "a sink of a type that another package brings is read with the pipeline's own file"
+            what = "the type of this sink is not built in, so reading it requires the user's own pipeline"
             raise InvalidError(what, sink=name, type=sink, accepted="PIPELINE.toml, or open_log(…, pipeline=)")
         if isinstance(sink, str) or sink.publishes:
-            what = "this sink's rows are published outside the log: read them where they are"
+            what = "this sink's rows are published outside the log: read them from the sink itself"
             raise InvalidError(what, sink=name, type=sink if isinstance(sink, str) else registry.name_of("sinks", sink))
         if name not in self._owned:
             claim_dataset(name, sink, self.log, self.record, url=self.log.store.url, new=False)
@@ -236,7 +235,7 @@ class CommittedLog:
     def versions(self, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Version]:
         """Yield the versions with their stored plans and outcomes, including an open version."""
         head = self.log.find_head()
-        newest = head.closed if head.plan is None else head.plan.version
+        newest = head.plan.version if isinstance(head, OpenHead) else head.closed
         numbers = range(newest, -1, -1) if newest_first else range(newest + 1)
         for number in list(numbers)[:limit]:
             plan, outcome = self.log.plan(number), self.log.outcome(number)
@@ -263,7 +262,7 @@ def open_log(log: str | CommitLog, *, pipeline: Pipeline | None = None) -> Commi
     record = opened.read_pipeline()
     if record is None:
         raise InvalidError(
-            "there is no log at this location: no pipeline has run on it yet, or the location is another",
+            "there is no log at this location: no pipeline has run with it yet, or the location is wrong",
             log=opened.store.url,
         )
     return CommittedLog(opened, record, pipeline)

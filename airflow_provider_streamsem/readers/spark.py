@@ -64,7 +64,7 @@ def read_committed(
     except StreamsemError:
         raise
     except Exception as error:
-        what = "a recorded schema is not one of this Spark; it was not used"
+        what = "this Spark cannot parse a recorded schema; the schema was not used"
         raise LogDamagedError(what, invariant="R6", version=at, sink=name) from error
     if not files:
         return spark.createDataFrame([], schema)

@@ -33,7 +33,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Segment,
 )
 from airflow_provider_streamsem.protocol.offsets import Ranges
-from airflow_provider_streamsem.protocol.view import Head, add_counts, net_counts
+from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead, add_counts, net_counts
 from airflow_provider_streamsem.readers.discoveries import DiscoveryCheck
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -167,7 +167,7 @@ class _Verification:
         listed = [parsed for parsed in map(keys.parse_entry, log.list_keys(keys.LOG)) if parsed is not None]
         newest = max((version for version, _ in listed), default=-1)
         outcomes: list[tuple[Outcome, str]] = []
-        head, initial_offsets = Head(), dict[str, int]()
+        head, initial_offsets = ClosedHead(), dict[str, int]()
         ranges: list[Ranges] = []
         visible: set[int] = set()
         for version in range(newest + 1):
@@ -176,14 +176,16 @@ class _Verification:
             plan = self._entry(Plan, keys.plan(version), version)
             if version == 0 and plan is not None:
                 initial_offsets = dict(plan[0].initial_offsets or {})
-                head = Head(initial_offsets=initial_offsets)
+                head = ClosedHead(initial_offsets=initial_offsets)
             if plan is not None and plan[0].kind == "move":
                 head.planned(*plan)  # raises if the log was moved
             outcome = self._entry(Outcome, keys.outcome(version), version)
             if plan is None:
-                self._found("I2", "a version has no plan that can be read", version=version)
+                self._found("I2", "the plan of a version is missing or cannot be read", version=version)
             if outcome is None and version < newest:
-                self._found("I2", "a version below the head has no outcome that can be read", version=version)
+                self._found(
+                    "I2", "the outcome of a version below the head is missing or cannot be read", version=version
+                )
             if plan is not None:
                 self._version(head, plan, outcome)
             if plan is not None and outcome is not None and outcome[0].committed:
@@ -194,7 +196,7 @@ class _Verification:
                     visible.discard(plan[0].replaces.version)
                 visible.add(version)
             if outcome is not None:
-                head = Head(outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers)
+                head = ClosedHead(outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers)
                 outcomes.append(outcome)
                 if outcome[0].has_pending_publishes:
                     head = self._receipts(head, newest)
@@ -202,7 +204,7 @@ class _Verification:
         self.verdict.versions = len(outcomes)
         return outcomes
 
-    def _receipts(self, head: Head, newest: int) -> Head:
+    def _receipts(self, head: ClosedHead, newest: int) -> ClosedHead:
         """Check the receipts of a commit with pending publishes: below the newest version they must exist, and they must belong to this commit."""
         receipts = self._entry(Receipts, keys.receipts(head.closed), head.closed)
         if receipts is not None:
@@ -210,7 +212,9 @@ class _Verification:
             self._published[head.closed] = receipts[0]
             return replace(head, markers=receipts[0].markers)
         if head.closed < newest:
-            self._found("I2", "a version below the head lacks the receipts that it owes", version=head.closed)
+            self._found(
+                "I2", "the receipts of a version below the head are missing or cannot be read", version=head.closed
+            )
         return head
 
     def _markers(self, pipeline: Pipeline, found_outcomes: list[tuple[Outcome, str]]) -> None:
@@ -237,10 +241,12 @@ class _Verification:
                 what = f"the marker of sink {name} was set by another commit of version {at}: the log was restored from an older copy, or has two copies"
                 self._found("I18", what, version=at)
             if at > max(pending_publishes, default=-1):
-                self._found("I18", f"the marker of sink {name} is above every version that it is owed", version=at)
+                self._found(
+                    "I18", f"the marker of sink {name} is above every version that this log publishes to it", version=at
+                )
             if sink.delivery == "exactly_once" and at < max(got, default=-1):
                 lost = (
-                    "is missing: its table or topic was deleted, renamed or created again"
+                    "is missing: its table or topic was deleted, renamed or recreated"
                     if found is None
                     else f"is at version {at}: an older copy was restored"
                 )
@@ -269,7 +275,7 @@ class _Verification:
         elif plan is not None and outcome is not None:
             self._try(partial(invariants.check_i20, reprocessed, plan[0], outcome[0]), version=reprocessed.version)
 
-    def _version(self, head: Head, plan: tuple[Plan, str], outcome: tuple[Outcome, str] | None) -> None:
+    def _version(self, head: ClosedHead, plan: tuple[Plan, str], outcome: tuple[Outcome, str] | None) -> None:
         """Check a version against the head before it."""
         version = plan[0].version
         self._try(partial(invariants.check_i19, plan[0]), version=version)
@@ -278,7 +284,7 @@ class _Verification:
             return
         if head.outcome is not None and head.outcome.has_pending_publishes and head.closed not in self._published:
             head = replace(head, markers=outcome[0].markers)  # receipts that cannot be read are a separate finding
-        opened = replace(head, plan=plan[0], plan_sha=plan[1])
+        opened = OpenHead(before=head, plan=plan[0], plan_sha=plan[1])
         self._try(partial(opened.decided, *outcome), version=version)
         pointer = self._entry(RunPointer, keys.pointer(plan[0].run_key, plan[0].j), version)
         if pointer is None:
@@ -327,7 +333,9 @@ class _Verification:
                 return
             rows += data.count(b"\n")
         if rows != outcome.quarantine.rows:
-            self._found("I14", "quarantined records are more or fewer than recorded", version=outcome.version)
+            self._found(
+                "I14", "the number of quarantined records differs from the recorded number", version=outcome.version
+            )
 
     def _files(self, found_outcomes: list[tuple[Outcome, str]]) -> None:
         """Check that every visible file exists, is unchanged, has the recorded number of rows, and is named once."""
@@ -337,7 +345,9 @@ class _Verification:
         location = self.opened.log.store.url
         state = None if not outcomes else outcomes[-1].state
         if self._try(partial(dedup.is_complete, location, state)) is False:
-            self._found("I6", "a file of what is remembered is missing or was changed", version=outcomes[-1].version)
+            self._found(
+                "I6", "a file of the deduplication state is missing or was changed", version=outcomes[-1].version
+            )
         named: set[tuple[str, str]] = set()
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
         sinks = self._own_sinks(is_marked=bool(outcomes))
@@ -349,7 +359,7 @@ class _Verification:
                     self._found("I8", "an outcome names a sink that the spec does not have", version=outcome.version)
                 for file in committable.files if name in sinks else ():
                     if (name, file.key) in named or f"/{outcome.attempt_id}/" not in file.key:
-                        what = "a file is named twice, or lies outside its attempt's own location"
+                        what = "a file is named twice, or is outside the location of its attempt"
                         self._found("I8", what, version=outcome.version, key=file.key)
                     named.add((name, file.key))
                     if sinks[name].publishes and outcome.version in self._published:
@@ -396,7 +406,7 @@ def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:
     invariants.check_i6(file, version=version, found_bytes=size, found_checksum=checksum)
     rows = sink.count(file.key, format)
     if rows != file.rows:
-        what = "a visible file holds another number of rows than recorded"
+        what = "a visible file has another number of rows than recorded"
         raise LogDamagedError(what, invariant="I14", key=file.key, rows=rows, recorded=file.rows)
     return rows
 

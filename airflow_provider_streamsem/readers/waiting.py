@@ -16,7 +16,7 @@ from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
-from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.protocol.view import Head, OpenHead
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.stores.overlay import OverlayStore
 
@@ -108,16 +108,18 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     """
     dry = dry_run(pipeline, clock=clock)
     head, limits = dry.head, pipeline.limits
-    newest = head.plan or _newest_plan(dry)
+    newest = head.plan if isinstance(head, OpenHead) else _newest_plan(dry)
     taken = _taken(head, newest)
     times = [] if newest is None else [newest.planned_at_ms]
     times += [] if head.outcome is None else [head.outcome.decided_at_ms]
     since_ms = max(times, default=None)
-    end = dry.planner.poll(head.hint)
-    found = dry.planner.slice(taken, end, limits, head.hint, on_data_loss=pipeline.on_data_loss)
+    # The hint of an open batch knows the source as of `taken`. The outcome before it does not.
+    hint = head.plan.hint if isinstance(head, OpenHead) and head.plan.kind == "batch" else head.hint
+    end = dry.planner.poll(hint)
+    found = dry.planner.slice(taken, end, limits, hint, on_data_loss=pipeline.on_data_loss)
     rows = 0 if found is None else found.rows
     now_ms = clock.now_ms()
-    is_open = head.plan is not None or taken != dict(head.next)
+    is_open = isinstance(head, OpenHead) or taken != dict(head.next)
     is_left = is_open and not may_wait(limits, 0, since_ms=since_ms, now_ms=now_ms)
     is_ready = found is not None and not may_wait(limits, rows, since_ms=since_ms, now_ms=now_ms)
     left = offsets.between(head.next, taken) if is_left else {}
@@ -127,7 +129,7 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
         is_due=is_left or is_ready or dry.is_new or head.has_pending_publishes,
         is_new=dry.is_new,
         version=head.closed,
-        open_version=None if head.plan is None else head.plan.version,
+        open_version=head.plan.version if isinstance(head, OpenHead) else None,
         ranges=left if found is None or left else found.ranges,
         taken=taken,
         rows=rows,
@@ -146,6 +148,8 @@ def _taken(head: Head, newest: Plan | None) -> Offsets:
     """Return the end offsets, exclusive, up to which runs have planned or will read within the newest drain."""
     if newest is None:
         return dict(head.next)
-    planned = head.next if head.plan is None else invariants.next_after(head.plan, before=head.next, committed=True)
+    planned = head.next
+    if isinstance(head, OpenHead):
+        planned = invariants.next_after(head.plan, before=head.next, committed=True)
     target = newest.target or {}
     return {p: max(offsets.position(planned, p), offsets.position(target, p)) for p in sorted({*planned, *target})}

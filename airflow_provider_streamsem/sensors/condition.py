@@ -60,7 +60,7 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
                 return answer_of(event)
         except StreamsemError as error:
             if self.never_fail:
-                raise airflow_exception("AirflowSkipException")("skipped, since never_fail is set") from error
+                raise airflow_exception("AirflowSkipException")("skipped, because never_fail is set") from error
             raise
 
     def _mapped(self) -> AbstractContextManager[None]:

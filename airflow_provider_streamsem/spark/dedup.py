@@ -99,7 +99,7 @@ class Deduplication:
         )
         written = location.collect(version, attempt_id, accepted)
         if not self._ids <= written.rows <= rows:
-            what = "the ids of a batch were written short; nothing became visible"
+            what = "the number of stored ids does not match the batch; nothing became visible"
             raise StageError(what, version=version, passed=self._ids, expected=rows, written=written.rows)
         return layers_.state_after(kept, older, written, self.now_ms)
 
@@ -122,10 +122,13 @@ class Deduplication:
         kinds = {f.name: f.dataType for f in records.schema.fields}
         missing = [name for name in self.dedup.keys if name not in kinds]
         if missing:
-            raise DataError("the records lack columns that dedup asks for", missing=missing, columns=list(kinds))
+            raise DataError("the records lack key columns of dedup", missing=missing, columns=list(kinds))
         odd = [name for name in self.dedup.keys if not isinstance(kinds[name], _KINDS)]
         if odd:
-            raise DataError("columns of this type cannot be an id: they have no one form", columns=odd)
+            raise DataError(
+                "dedup does not accept key columns of these types, because equal values may have different text forms",
+                columns=odd,
+            )
         some_null = F.lit(False)
         for name in self.dedup.keys:
             some_null = some_null | quoted(name).isNull()

@@ -90,7 +90,7 @@ class SparkEngine:
     ) -> None:
         self._master = arguments.text("spark master", master)
         if remote is not None and not remote.startswith("sc://"):
-            raise InvalidError("a Spark Connect server is named by a URL", accepted="sc://host:port")
+            raise InvalidError("remote must be the URL of a Spark Connect server", accepted="sc://host:port")
         self._remote = remote
         given = arguments.options("spark conf", conf or {})
         secret = arguments.secret_settings(given)
@@ -139,7 +139,7 @@ class SparkEngine:
                 builder = builder.config(key, value)
             if late := [name for name in self._secret if not name.startswith(_HADOOP)]:
                 raise InvalidError(
-                    "settings hold secrets, and the command line of Spark's JVM is visible in process lists; nothing was staged",
+                    "Spark settings contain secrets, and process lists show the command line of Spark's JVM; nothing was staged",
                     given=late,
                     accepted="spark-defaults.conf in SPARK_CONF_DIR",
                 )
@@ -156,10 +156,10 @@ class SparkEngine:
         except Exception as error:
             if self._cancelled.is_set():
                 raise StageError(
-                    "the task was ended while Spark started; nothing was staged, and the version stays open"
+                    "the task was cancelled while Spark started; nothing was staged, and the version stays open"
                 ) from None
             raise StageError("Spark did not start; nothing was staged", master=self._master).advising(
-                "read what Spark says above, correct the master, the settings or the memory of the process, and run again."
+                "read Spark's output above, correct the master, the settings or the memory of the process, and run again."
             ) from error
 
     def _remote_session(self, remote: str) -> SparkSession:
@@ -179,7 +179,9 @@ class SparkEngine:
             # The URL may contain a token, and so may the client's error message.
             server = _REST.split(remote.removeprefix("sc://"))[0]
             raise StageError(
-                "no session on the Spark Connect server; nothing was staged", server=server, error=type(error).__name__
+                "the Spark Connect server opened no session; nothing was staged",
+                server=server,
+                error=type(error).__name__,
             ) from None
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
@@ -227,7 +229,7 @@ class SparkEngine:
             self._interrupt = partial(inspect.interrupt, session, tag)
             try:
                 if self._cancelled.is_set():
-                    raise StageError("the task was ended; nothing was staged")
+                    raise StageError("the task was cancelled; nothing was staged")
                 yield
             finally:
                 self._interrupt = None
@@ -301,7 +303,7 @@ def engine_of(
         return SparkEngine(remote=f"{address}/;{';'.join(words)}" if words else address, conf=conf, packages=packages)
     if found.extra.get("deploy-mode") == "cluster":
         raise InvalidError(
-            "the driver of a batch is the task's own process",
+            "the task's process is the Spark driver, so deploy mode cluster is not supported",
             conn_id=found.conn_id,
             given="deploy-mode cluster",
             accepted="client",
@@ -358,16 +360,16 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
     for condition, path in conditions:
         if condition.startswith("FAILED_READ_FILE"):
             return DataError(
-                "a planned file cannot be read as its format and schema; nothing became visible",
+                "Spark cannot read a planned file with the source's format and schema; nothing became visible",
                 version=version,
                 file=_plain(path),
                 condition=condition,
             ).advising(UNREADABLE_FILE)
         if condition == "PATH_NOT_FOUND":
             file = _plain(path)
-            what = "Spark does not find a planned file; nothing became visible"
+            what = "Spark cannot find a planned file; nothing became visible"
             if not file.isascii():
-                what += ". If it is there, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
+                what += ". If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
             return StageError(what, version=version, file=file)
         if condition.startswith(_OF_THE_DATA):
             what = "the transform or the predicate `where` does not fit the data; nothing became visible"
@@ -377,23 +379,23 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
     if kind == "AnalysisException":
         from airflow_provider_streamsem.spark.staging import named
 
-        what = "the transform does not fit the columns that it gets; nothing became visible"
+        what = "the transform does not fit its input columns; nothing became visible"
         return DataError(what, version=version, condition=condition, **named(error), **_files(job))
     if isinstance(job.source, KafkaSource) and any(
         "ArithmeticException: long overflow" in text for text in _texts(error)
     ):
         return DataError(
-            "a record of the planned ranges has a timestamp beyond the year 294246, which Spark cannot read (nanoseconds in the place of milliseconds?); "
+            "a record in the planned ranges has a timestamp after the year 294246, which Spark cannot read (nanoseconds instead of milliseconds?); "
             "nothing became visible",
             version=version,
             ranges=dict(job.plan.ranges),
         ).advising(
-            "have the producer send milliseconds, or set message.timestamp.type=LogAppendTime on the topic. To get past the record, delete the records up to "
+            "make the producer send milliseconds, or set message.timestamp.type=LogAppendTime on the topic. To skip the record, delete the records up to "
             'it (kafka-delete-records.sh) and run again with on_data_loss="record_gap".'
         )
     refusal = next((found[0] for text in _texts(error) if (found := _REFUSAL.search(text))), None)
     if refusal is not None:
-        what = "the store refuses what Spark reads or writes; nothing became visible"
+        what = "the store refuses a read or write of Spark; nothing became visible"
         return StoreRefusedError(what, version=version, refusal=refusal, **_files(job))
     return StageError(
         "the engine failed while staging; nothing became visible",

@@ -83,7 +83,7 @@ def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda
     """
     odd = [field["name"] for field in json.loads(given)["fields"] if not _is_plain(field["type"])]
     if odd:
-        what = "columns are of user-defined types, which no reader of the log would load; give them as plain columns. Nothing became visible"
+        what = "columns have user-defined types, which readers of the log do not load. Convert them to plain columns. Nothing became visible"
         raise DataError(what, sink=sink, columns=odd)
     now = _without_metadata(json.loads(given))
     if recorded is None:

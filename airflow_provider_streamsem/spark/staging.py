@@ -235,7 +235,7 @@ class Staging:
         self._schemas[name], untyped = column_types.typed(accepted)
         if untyped:
             logger.info(
-                "sink %s: every value of these columns is null and nothing tells their types; the columns are left out of this batch: %s",
+                "sink %s: these columns have only null values and no known type, so this batch leaves them out: %s",
                 name,
                 ", ".join(untyped),
             )
@@ -273,14 +273,14 @@ class Staging:
         if bad > most:
             location = next(loaded.bad_records()).location
             raise DataError(
-                "more records cannot be parsed than limits.max_quarantined allows; nothing became visible",
+                "the number of records that cannot be parsed exceeds limits.max_quarantined; nothing became visible",
                 version=self.job.plan.version,
                 found=bad,
                 allowed=most,
                 **({"first_file": location["path"]} if "path" in location else {}),
             ).advising(
-                "raise limits.max_quarantined and run again: the records are then set aside, and `streamsem quarantine` shows them. Or correct the schema. "
-                "Do not edit a file that is planned: it would no longer be the planned one."
+                "raise limits.max_quarantined and run again: the records are then quarantined, and `streamsem quarantine` shows them. Or correct the schema. "
+                "Do not edit a planned file, because it would no longer match its pin."
             )
         if bad == 0:
             return Quarantine()
@@ -297,7 +297,7 @@ class Staging:
             stored.append(self._store_part(len(stored), part))
         if rows != bad:
             raise DataError(
-                "the records that cannot be parsed changed between two passes over the same files",
+                "two passes over the same range found different numbers of records that cannot be parsed",
                 version=self.job.plan.version,
                 first=bad,
                 second=rows,

@@ -30,7 +30,7 @@ def check() -> None:
     found = installed()
     if len(set(found.values())) > 1:
         raise InvalidError(
-            "pyspark and pyspark-client are installed in different versions, which overwrite files of each other; nothing was staged",
+            "pyspark and pyspark-client are installed in different versions, and each overwrites files of the other; nothing was staged",
             **{name.replace("-", "_"): version for name, version in found.items()},
             accepted="one version of both: pip uninstall -y pyspark pyspark-client, then pip install 'airflow-provider-streamsem[spark]' "
             "(or the extra spark40 or spark42)",

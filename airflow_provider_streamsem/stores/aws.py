@@ -27,7 +27,7 @@ def access_of(conn_id: str, *, service: str) -> S3Access:
     refused = [name for name in _NEEDS_A_PROVIDER if aws.extra.get(name)]
     if refused:
         raise InvalidError(
-            "an AWS connection that assumes a role cannot be used here",
+            "the AWS connection has settings that this package does not support",
             conn_id=conn_id,
             given=refused,
             accepted="login and password, or profile_name: a profile of the worker's AWS configuration may assume the role",

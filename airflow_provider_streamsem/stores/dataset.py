@@ -219,7 +219,7 @@ def open_dataset(url: str) -> Dataset:
         bucket, _, prefix = rest.partition("/")
         return S3Dataset(bucket, prefix)
     raise InvalidError(
-        "data files cannot lie at a location of this kind",
+        "data files cannot be stored at a location of this kind",
         given=url,
         accepted=["/path", "file:///path", "s3://bucket/prefix"],
     )

@@ -176,7 +176,7 @@ class LocalStore:
         for part in filter(None, prefix.split("/")):
             path = os.path.join(path, checked_key(part))
             if os.path.islink(path):
-                what = "a symbolic link below the root is not followed; nothing was read, written or deleted through it"
+                what = "the store does not follow a symbolic link below its root; nothing was read, written or deleted through it"
                 raise StoreRefusedError(what, location=self.root, link=path)
         return path
 

@@ -286,5 +286,5 @@ def open_s3_store(rest: str) -> S3Store:
     """
     bucket, _, prefix = rest.partition("/")
     if "//" in prefix:
-        raise InvalidError("an S3 prefix must not hold an empty part", given=rest)
+        raise InvalidError("an S3 prefix must not contain an empty path segment", given=rest)
     return S3Store(bucket, prefix)

@@ -115,7 +115,7 @@ class Arrivals:
             given = [*_rows(rows)]
             for row in given:
                 if not isinstance(row, Mapping):
-                    what = "records of this source have no text: a row must be a mapping"
+                    what = "records of this source are not text: a row must be a mapping"
                     raise InvalidError(what, given=type(row).__name__, format=self.source.format)
                 if self.source.schema is not None:
                     arguments.known_keys("a row", row, self._columns)

@@ -79,7 +79,7 @@ class Committed:
         :raises InvalidError: there is no Spark session, or nothing was committed yet, so the columns are unknown
         """
         if self.spark is None:
-            raise InvalidError("this harness runs without Spark", accepted="rows()")
+            raise InvalidError("frame() needs Spark, and this harness runs without it", accepted="rows()")
         return read_committed(self.spark, self.log, since=self.since, sink=sink)
 
 
@@ -157,10 +157,10 @@ def _moved(name: str, sink: Any, location: str) -> Sink:
     arguments = {f.name for f in dataclasses.fields(sink)} if dataclasses.is_dataclass(sink) else set()
     if "path" not in arguments:
         raise InvalidError(
-            "the harness cannot put a sink of this kind elsewhere",
+            "the harness cannot replace the location of a sink of this type",
             sink=name,
             given=type(sink).__name__,
-            accepted="a copy of the pipeline with a files sink in its stead: pipeline.replace(sinks=...)",
+            accepted="a copy of the pipeline with a files sink in its place: pipeline.replace(sinks=...)",
         )
     moved: Sink = dataclasses.replace(sink, path=location)
     return moved

@@ -44,8 +44,8 @@ def crash_matrix(trial: Callable[[], Trial]) -> list[str]:
     differences = compare(expected, repeated)
     if differences:
         raise AssertionError(
-            "two runs that nobody disturbed left different output: the transform does not give the same rows each time. "
-            "Leave columns that are meant to differ out by ignore=[...]\n" + _indented(differences)
+            "two undisturbed runs had different output: the transform does not return the same rows each time. "
+            "Exclude columns that are meant to differ with ignore=[...]\n" + _indented(differences)
         )
     faults: list[str] = []
     cause: Exception | None = None
@@ -55,7 +55,7 @@ def crash_matrix(trial: Callable[[], Trial]) -> list[str]:
         if differences:
             faults.append(f"killed at step {at + 1} of {len(steps)}, {step}:\n{_indented(differences)}")
     if faults:
-        what = "a kill and the retry left another output than the run that was left alone"
+        what = "after a kill and a retry, the output differs from that of an undisturbed run"
         raise AssertionError(f"{what}: {len(faults)} of {len(steps)} steps\n" + "\n".join(faults)) from cause
     return steps
 
@@ -75,7 +75,7 @@ def _killed(trial: Trial, at: int, expected: Output) -> tuple[list[str], Excepti
         pass
     except Exception as error:
         if not kill.died:
-            return [f"the run failed before it: {type(error).__name__}: {error}"], error
+            return [f"the run failed before this step: {type(error).__name__}: {error}"], error
     if not kill.died:
         return [f"the run took only {len(kill.taken)} steps: it does not take the same steps each time"], None
     try:
@@ -94,13 +94,13 @@ def compare(expected: Output, found: Output) -> list[str]:
             missing, more = wanted - got, got - wanted
             told = {
                 "lost": missing,
-                "doubled": Counter({row: n for row, n in more.items() if wanted[row]}),
+                "duplicated": Counter({row: n for row, n in more.items() if wanted[row]}),
                 "new": Counter({row: n for row, n in more.items() if not wanted[row]}),
             }
             parts = [f"{what} {_shown(rows)}" for what, rows in told.items() if rows]
             differences += [f"{name}: {'; '.join(parts)}"] if parts else []
         elif wanted != got:
-            differences.append(f"{name}: {got!r}, where the run left alone has {wanted!r}")
+            differences.append(f"{name}: {got!r}, but the undisturbed run has {wanted!r}")
     return differences
 
 

@@ -54,7 +54,9 @@ class DagHarness:
             raise InvalidError("no task of the DAG runs a pipeline", dag=dag.dag_id)
         for pipeline in self._tasks.values():
             if pipeline != self._originals[pipeline.name]:
-                raise InvalidError("two tasks run different pipelines of one name", dag=dag.dag_id, name=pipeline.name)
+                raise InvalidError(
+                    "two tasks run different pipelines with the same name", dag=dag.dag_id, name=pipeline.name
+                )
         self._places = count()
 
     def run(self, batches: Mapping[str, Sequence[Rows]]) -> dict[str, Committed]:
@@ -96,7 +98,10 @@ class DagHarness:
         :raises InvalidError: no pipeline has a batch, so no record could be lost
         """
         if not any(batches.values()):
-            raise InvalidError("a crash matrix needs a batch, or it could not fail", accepted="{name: [[row, …]]}")
+            raise InvalidError(
+                "a crash matrix needs at least one batch, because without records it cannot fail",
+                accepted="{name: [[row, …]]}",
+            )
         arrivals = self._given(batches)
 
         def trial() -> _Trial:
@@ -159,7 +164,9 @@ class _Trial:
         with self._laid(steps), stepped_messages(steps):
             dag_run = run_dag(self._dag, self._run_id)
         if dag_run.state != "success":
-            raise AssertionError(f"the DAG run {self._run_id} ended as {dag_run.state}: the log of its tasks says why")
+            raise AssertionError(
+                f"the DAG run {self._run_id} ended in state {dag_run.state}: the logs of its tasks show the cause"
+            )
         self._returned = returned(dag_run, {task.task_id for task in self._tasks})
 
     def output(self) -> Output:
@@ -205,7 +212,7 @@ class _Trial:
         def opened(url: str) -> Store:
             if url not in known:
                 raise InvalidError(
-                    "a test of a DAG opens the logs of its own pipelines only", given=url, accepted=sorted(known)
+                    "a test of a DAG can open only the logs of the DAG's pipelines", given=url, accepted=sorted(known)
                 )
             return SteppedStore(open_store(known[url]), steps)
 

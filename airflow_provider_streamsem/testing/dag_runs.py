@@ -34,9 +34,9 @@ def require_sqlite() -> None:
     scheme = str(conf.get("database", "sql_alchemy_conn")).partition(":")[0]
     if not scheme.startswith("sqlite"):
         raise InvalidError(
-            "tests of DAGs write DAG runs into Airflow's metadata database, and this one may be a deployment's",
+            "tests of DAGs write DAG runs into Airflow's metadata database, and this database may belong to a deployment",
             given=scheme,
-            accepted="SQLite, as in an AIRFLOW_HOME of the tests' own, set before Airflow is imported",
+            accepted="SQLite, for example in a separate AIRFLOW_HOME for tests that is set before Airflow is imported",
         )
 
 

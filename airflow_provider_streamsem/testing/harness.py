@@ -91,7 +91,10 @@ class PipelineHarness:
         :raises InvalidError: there is no batch, so no record could be lost
         """
         if not batches:
-            raise InvalidError("a crash matrix needs a batch, or it could not fail", accepted="crash_matrix([row, …])")
+            raise InvalidError(
+                "a crash matrix needs at least one batch, because without records it cannot fail",
+                accepted="crash_matrix([row, …])",
+            )
         name = f"matrix-{next(self._matrices)}"
         arrivals = self._arrivals(name)
         for rows in batches:
@@ -130,4 +133,4 @@ class _Trial:
     def output(self) -> Output:
         output = {**self._bench.output(self._ignore), "observed": self._observe()}
         again = self._bench.run("run", Steps())
-        return {**output, "the same run, asked again": "answers the same" if again == self._result else again.to_json()}
+        return {**output, "result of a repeated run": "unchanged" if again == self._result else again.to_json()}

@@ -124,7 +124,7 @@ class Messages:
         known = named in self._source.topics if pattern is None else re.fullmatch(pattern, named or "") is not None
         if named is None or not known:
             raise InvalidError(
-                "a message must be of a topic that the source reads",
+                "the topic of a message must be one that the source reads",
                 given=named,
                 accepted=pattern or list(self._source.topics),
             )
@@ -161,7 +161,7 @@ def _encoded(part: str, decoder: Decoder | None, given: Mapping[str, Any]) -> st
     """
     if not isinstance(decoder, Json):
         raise InvalidError(
-            f"only a {part} that is decoded from JSON can be given by its fields",
+            f"a test can give the fields of a {part} only if the source decodes it from JSON",
             decoder=None if decoder is None else decoder.type,
             accepted=f"bytes of the {part}, or a copy of the source with {part}=Json(...) of the same columns",
         )

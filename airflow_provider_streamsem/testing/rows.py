@@ -65,7 +65,11 @@ class RowsEngine:
                 self._step(f"collect {name}")
                 sinks[name] = sink.collect(job.plan.version, job.attempt_id)
         if len(bad) > job.max_quarantined:
-            raise DataError("more records cannot be parsed than allowed", found=len(bad), allowed=job.max_quarantined)
+            raise DataError(
+                "the number of records that cannot be parsed exceeds limits.max_quarantined",
+                found=len(bad),
+                allowed=job.max_quarantined,
+            )
         counts = {"read": parsed + len(bad), "parsed": parsed, "quarantined": len(bad), "filtered": 0}
         counts |= {} if job.dedup is None else {"duplicates": parsed - len(rows)}
         counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
@@ -89,7 +93,7 @@ class RowsEngine:
         for path in (pin.path for pin in job.pins):
             data = store.read(path)
             if data is None:
-                raise StageError("a planned file vanished before it was read; nothing became visible", file=path)
+                raise StageError("a planned file was deleted before it was read; nothing became visible", file=path)
             lines = data.decode().splitlines()
             for line in map(body_of, lines) if isinstance(job.source, QueueSource) else lines:
                 try:
@@ -112,7 +116,7 @@ class RowsEngine:
         seen = _read_layers(log, layers, wanted.cutoff_ms(now_ms))
         lacking = sorted({key for row in rows for key in wanted.keys if key not in row})
         if lacking:
-            raise DataError("the records lack columns that dedup asks for", missing=lacking)
+            raise DataError("the records lack key columns of dedup", missing=lacking)
         nameless = [row for row in rows if any(row[key] is None for key in wanted.keys)]
         passed: dict[bytes, dict[str, Any]] = {}
         for row in rows:
@@ -159,7 +163,10 @@ class RowsEngine:
 def _id(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
     odd = [name for name in names if isinstance(row[name], (float, list, dict))]
     if odd:
-        raise DataError("columns of this type cannot be an id: they have no one form", columns=odd)
+        raise DataError(
+            "dedup does not accept key columns of these types, because equal values may have different text forms",
+            columns=odd,
+        )
     return hashlib.sha256(canonical([row[name] for name in names])).digest()[:16]
 
 
@@ -172,7 +179,7 @@ def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) 
     for key in [key for layer in layers for key in layer.files_of(None)]:
         data = store.read(key)
         if data is None:
-            raise StageError("a file of remembered ids is gone; nothing became visible", file=key)
+            raise StageError("a file of the deduplication state is missing; nothing became visible", file=key)
         for row in pyarrow.parquet.read_table(pyarrow.BufferReader(data)).to_pylist():
             if row[dedup.AT] >= cutoff_ms:
                 found[row[dedup.ID]] = row[dedup.AT]

@@ -69,7 +69,7 @@ class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
                 if not (self.is_patient and error.retryable):
                     yield TriggerEvent(_error(error))
                     return
-                self.log.warning("asking failed, and is done again: %s", error)
+                self.log.warning("checking the condition failed and will be repeated: %s", error)
             else:
                 if finding.met:
                     yield TriggerEvent({"seen": finding.seen})

@@ -89,13 +89,13 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
             except StreamsemError as error:
                 kind = type(error).__name__
                 if error.retryable:
-                    self.log.warning("looking at pipeline %s failed: %s", name, error)
+                    self.log.warning("polling pipeline %s failed: %s", name, error)
                 elif error_told != kind:
-                    self.log.error("looking at pipeline %s failed: %s", name, error)
+                    self.log.error("polling pipeline %s failed: %s", name, error)
                     yield TriggerEvent({"pipeline": name, "log": spec["log"], "error": f"{kind}: {error}"})
                     error_told = kind
             except Exception:
-                self.log.exception("looking at pipeline %s failed", name)
+                self.log.exception("polling pipeline %s failed", name)
             else:
                 error_told = ""
                 if found.is_due and (spoke_of != _state(found) or clock() >= spoke_at + again_after_s):
@@ -134,6 +134,6 @@ def _spec(pipeline: object, min_rows: int | None, max_wait: timedelta | float | 
         max_delay_s = UNSAID_WAIT_S
     found = limited(found, min_rows=min_rows, max_delay_s=max_delay_s)
     if holds_templates(found):
-        what = "a pipeline under a watcher must not hold templates: there is no run to render them for"
+        what = "the pipeline of an asset watcher must not contain templates, because no run renders them"
         raise InvalidError(what, pipeline=found.name)
     return spec_text(found)

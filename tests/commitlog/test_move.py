@@ -194,7 +194,7 @@ def occupied(fixture: MovingFixture) -> tuple[CommitLog, CommitLog]:
     [
         (occupied, ConflictError, "already holds a log"),
         (lambda w: (w.new.log(), w.old.log()), InvalidError, "--already-moved"),
-        (lambda w: (w.new.log(), w.new.log()), InvalidError, "into itself"),
+        (lambda w: (w.new.log(), w.new.log()), InvalidError, "contain each other"),
     ],
     ids=["occupied", "no log at the old location", "itself"],
 )

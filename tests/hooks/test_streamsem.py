@@ -167,7 +167,7 @@ def given(conn_type: str = "streamsem", host: str = "s3://lake/logs", **extra: A
         (given(conn_type="aws"), "of type streamsem"),
         (given(host=""), "must have the root"),
         (given(aws_conn_id="other"), "of type aws"),
-        (given(aws_conn_id="role"), "assumes a role"),
+        (given(aws_conn_id="role"), "does not support"),
     ],
 )
 def test_connections_that_cannot_hold_a_log_are_named(connection: Connection, message: str) -> None:

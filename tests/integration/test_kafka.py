@@ -148,10 +148,10 @@ def test_reprocessing_a_version_whose_records_were_compacted_or_expired_changes_
     time.sleep(0.3)
     topics.put("a", ["last"], key=b"0")
     topics.until(lambda: sum(topics.read("a").values()) < 10, 60)
-    with pytest.raises(SourceChangedError, match="no longer holds all"):
+    with pytest.raises(SourceChangedError, match="fewer records than the version read"):
         reprocess(spec, 0)
     topics.forget_below("b", 0, 1)
-    with pytest.raises(SourceChangedError, match="no longer there"):
+    with pytest.raises(SourceChangedError, match="no longer has the planned offsets"):
         reprocess(spec, 0)
     topics.check(before)
     assert open_log(spec.log).view().version > reprocessed.version
@@ -337,7 +337,7 @@ def test_record_with_a_timestamp_that_spark_cannot_read_is_named_and_can_be_skip
     topics.put("a", ["far"], timestamp=1_700_000_000_000_000_000)
     topics.put("a", ["next"])
     pipeline = topics.pipeline("a")
-    with pytest.raises(DataError, match="a timestamp beyond the year 294246") as caught:
+    with pytest.raises(DataError, match="a timestamp after the year 294246") as caught:
         topics.run(pipeline, "first")
     assert "transform" not in str(caught.value)
     topics.forget_below("a", 0, 2)
@@ -432,7 +432,7 @@ def test_broker_that_is_down_fails_the_run_and_nothing_is_lost_after_its_restart
     topics, spec = ten_committed(own_broker, tmp_path)
     topics.put("a", numbers(10, 20))
     own_broker.kill()
-    with pytest.raises(UnavailableError, match="nothing was written"):
+    with pytest.raises(UnavailableError, match="this request wrote no records"):
         topics.run(spec, "r2")
     restart(topics)
     topics.run(spec, "r2")
@@ -467,7 +467,7 @@ def test_partition_truncated_below_a_planned_range_is_detected_though_it_has_gro
     lose_the_tail()
     topics.put("a", numbers(100, 150))
     for _ in range(2):
-        with pytest.raises(SourceChangedError, match="truncated below what was planned"):
+        with pytest.raises(SourceChangedError, match="truncated below the planned end"):
             topics.run(spec.replace(on_data_loss=on_data_loss), "r2", drain=False)
     assert topics.values() == counted(0, 10)
 
@@ -484,7 +484,7 @@ def test_partition_truncated_and_grown_again_while_spark_reads_discards_the_atte
         topics.put("a", numbers(100, 150))
         return frame
 
-    with pytest.raises(SourceChangedError, match="truncated below what was planned"):
+    with pytest.raises(SourceChangedError, match="truncated below the planned end"):
         topics.run(spec.replace(transform=loses), "r2", drain=False)
     assert topics.values() == counted(0, 10)
 

@@ -333,7 +333,7 @@ def test_rows_that_the_server_refuses_are_not_retried(change: str, db: Database,
     db.run(f"ALTER TABLE t {change}")
     sink = db.sink(tmp_path)
     batch = staged(sink, pyarrow.table({"id": [1, 2]}), schema=IDS)
-    with pytest.raises(PublishError, match="the database refuses the rows"):
+    with pytest.raises(PublishError, match="the database refuses a statement"):
         publish(sink, batch)
     assert db.run("SELECT * FROM t ") == []
 
@@ -343,7 +343,7 @@ def test_rows_that_a_trigger_refuses_are_not_retried(db: Database, tmp_path: Pat
     db.run(f"CREATE TRIGGER no_{db.table} BEFORE INSERT ON t FOR EACH ROW SIGNAL SQLSTATE '45000'")
     sink = db.sink(tmp_path)
     batch = staged(sink, pyarrow.table({"id": [1]}), schema=IDS)
-    with pytest.raises(PublishError, match="the database refuses the rows"):
+    with pytest.raises(PublishError, match="the database refuses a statement"):
         publish(sink, batch)
 
 

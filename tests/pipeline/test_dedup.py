@@ -240,7 +240,7 @@ def test_label_names_what_it_depends_on(fixture: RepeatingFixture) -> None:
         "effectively-once (dedup 24 h)"
     )
     assert guarantee(fixture.pipeline(dedup=Dedup(keys=["id"], scope="batch"))).terms == "dedup in each batch"
-    with pytest.raises(InvalidError, match="keeps less"):
+    with pytest.raises(InvalidError, match="weaker than it requires"):
         fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400), require="exactly_once")
     assert fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400), require="effectively_once")
 

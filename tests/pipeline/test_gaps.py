@@ -112,7 +112,7 @@ def test_attempt_that_others_complete_while_a_file_is_missed_is_committed(
         monkeypatch.undo()
         with pytest.raises(Crash):
             fixture.run("a", drain=True, store=BeforeOutcome(fixture.store, die))
-        raise RecordsMissingError("a planned file is no longer there")
+        raise RecordsMissingError("a planned file is missing")
 
     monkeypatch.setattr(FilesSource, "check_pins", looks)
     fixture.run("b", drain=True, pipeline=fixture.pipeline(on_data_loss="record_gap"))
@@ -174,12 +174,12 @@ def test_source_that_contradicts_what_it_gave_to_plan_is_not_planned_for_ever(
     fixture.arrive(2)
 
     def contradicts(source: FilesSource, pins: object, *, was_read: bool) -> None:
-        raise RecordsMissingError("a planned file is no longer there", was_read=was_read)
+        raise RecordsMissingError("a planned file is missing", was_read=was_read)
 
     monkeypatch.setattr(FilesSource, "check_pins", contradicts)
     gap = fixture.pipeline(on_data_loss="record_gap")
     for closed in (0, 1):  # the second run meets an open version, which it closes, and makes one of its own
-        with pytest.raises(SourceChangedError, match="no longer there"):
+        with pytest.raises(SourceChangedError, match="is missing"):
             fixture.run("a", pipeline=gap)
         assert fixture.opened().head == closed
     monkeypatch.undo()

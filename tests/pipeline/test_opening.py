@@ -39,7 +39,7 @@ def test_dataset_with_unknown_output_is_refused(fixture: PipelineFixture) -> Non
     fixture.arrive(1)
     (fixture.root / "out" / "data" / "0").mkdir(parents=True)
     (fixture.root / "out" / "data" / "0" / "x.json").write_text("{}")
-    with pytest.raises(ConflictError, match="no log names"):
+    with pytest.raises(ConflictError, match="no mark that names their log"):
         fixture.run("a")
     assert fixture.log().read_pipeline() is None
 
@@ -48,7 +48,7 @@ def test_dataset_that_lost_its_mark_is_refused(fixture: PipelineFixture) -> None
     fixture.arrive(1)
     fixture.run("a")
     (fixture.root / "out" / "_streamsem.json").unlink()
-    with pytest.raises(LogDamagedError, match="lost its mark"):
+    with pytest.raises(LogDamagedError, match="mark is missing"):
         fixture.run("b")
 
 
@@ -201,7 +201,7 @@ def test_spec_that_goes_back_is_warned_of(fixture: PipelineFixture, caplog: pyte
     for run_key, transform in (("a", None), ("b", kept), ("c", None)):
         planned_with(fixture, run_key, transform)
     (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
-    assert "goes back to that of version 0" in record.message
+    assert "is again that of version 0" in record.message
 
 
 @pytest.mark.parametrize("planner", [KEYS[0], KEYS[1]])
@@ -215,7 +215,7 @@ def test_open_version_that_is_staged_with_another_spec_is_warned_of_with_the_cha
     by = " by DAG orders, task load" if planner == KEYS[0] else ""
     assert (
         record.getMessage()
-        == f"version 0 was planned{by} with another spec (transform); this process stages it with its own"
+        == f"version 0 was planned{by} with another spec (transform); this process stages it with its own spec"
     )
 
 

@@ -31,9 +31,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"log": ""}, "log"), ({"log": "orders"}, "location"), ({"log": None}, "log"), ({"log": "ftp://x"}, "accepted"),
     ({"source": "files"}, "sources"), ({"source": None}, "sources"),
     ({"sinks": {}}, "sinks"), ({"sinks": [SINK]}, "sinks"), ({"sinks": {"Out": SINK}}, "sink name"), ({"sinks": {"out": "x"}}, "sinks"),
-    ({"sinks": {"out": FilesSink(path="/data/out"), "two": FilesSink(path="/data/out/two")}}, "location of their own"),
-    ({"log": "/data/out/log"}, "location of their own"), ({"log": "/data/out"}, "location of their own"),
-    ({"log": "/data/in/log"}, "location of their own"), ({"sinks": {"out": FilesSink(path="/data/in/out")}}, "location of their own"), ({"sinks": {"out": FilesSink(path="/data")}}, "location of their own"),
+    ({"sinks": {"out": FilesSink(path="/data/out"), "two": FilesSink(path="/data/out/two")}}, "need separate locations"),
+    ({"log": "/data/out/log"}, "need separate locations"), ({"log": "/data/out"}, "need separate locations"),
+    ({"log": "/data/in/log"}, "need separate locations"), ({"sinks": {"out": FilesSink(path="/data/in/out")}}, "need separate locations"), ({"sinks": {"out": FilesSink(path="/data")}}, "need separate locations"),
     ({"transform": 5}, "transform"), ({"transform": "no colon"}, "transform"), ({"transform": ""}, "transform"),
     ({"where": ""}, "where"), ({"where": 5}, "where"), ({"rows": "map"}, "rows"), ({"rows": None}, "rows"),
     ({"limits": {"max_files": 3}}, "limits"), ({"where": "\ud800"}, "where"), ({"on_data_loss": "ignore"}, "on_data_loss"), ({"require": "perfect"}, "require"),
@@ -184,16 +184,16 @@ def test_guarantee_is_computed_from_the_parts_and_says_why() -> None:
 def test_weaker_parts_weaken_the_guarantee_and_require_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FilesSource, "delivery", "at_most_once")
     assert guarantee(pipeline()).label == "at_most_once"
-    with pytest.raises(InvalidError, match="less than it requires"):
+    with pytest.raises(InvalidError, match="weaker than it requires"):
         pipeline(require="exactly_once")
     monkeypatch.setattr(FilesSource, "delivery", "exactly_once")
     monkeypatch.setattr(FilesSink, "delivery", "at_least_once")
     assert guarantee(pipeline(require="at_least_once")).label == "at_least_once"
-    with pytest.raises(InvalidError, match="less than it requires"):
+    with pytest.raises(InvalidError, match="weaker than it requires"):
         pipeline(require="at_most_once")
     monkeypatch.setattr(FilesSource, "delivery", "at_most_once")
     assert guarantee(pipeline()).label == "none"
-    with pytest.raises(InvalidError, match="less than it requires"):
+    with pytest.raises(InvalidError, match="weaker than it requires"):
         pipeline(require="at_most_once")
 
 
@@ -239,5 +239,5 @@ def test_spark_conf_of_a_pipeline_file_is_read_and_is_no_part_of_the_pipeline(tm
     assert load_spark_conf(str(file)) == {"spark.ui.enabled": "true", "spark.sql.shuffle.partitions": "4"}
     assert load_pipeline(str(file)).spec_bytes() == without.spec_bytes()
     file.write_text(f"{plain}[spark_conf]\nx = [1]\n")
-    with pytest.raises(InvalidError, match=r"\[spark_conf\] must hold texts.*name='x'"):
+    with pytest.raises(InvalidError, match=r"\[spark_conf\] must contain only strings.*name='x'"):
         load_pipeline(str(file))

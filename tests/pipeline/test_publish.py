@@ -20,7 +20,7 @@ from airflow_provider_streamsem.pipeline.run import plan_run
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Receipt, Receipts
 from airflow_provider_streamsem.protocol.procedures import PendingPublish
-from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.protocol.view import ClosedHead
 from airflow_provider_streamsem.readers.waiting import waiting
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.rows import RowsEngine
@@ -83,7 +83,7 @@ def test_nothing_is_planned_before_the_receipts_are_there(fixture: PublishingFix
 def test_a_commit_that_waits_for_receipts_cannot_be_aborted(fixture: PublishingFixture) -> None:
     refused(fixture)
     opened = fixture.opened()
-    with pytest.raises(InvalidError, match="waits_for_receipts=True"):
+    with pytest.raises(InvalidError, match="has_pending_publishes=True"):
         abort(opened.log, opened.record, 0, reason="poison")
 
 
@@ -120,7 +120,7 @@ def test_publisher_that_wakes_after_a_skip_applies_nothing(fixture: PublishingFi
 @pytest.mark.parametrize("version", [0, 2])
 def test_only_the_commit_that_waits_can_be_skipped(fixture: PublishingFixture, version: int) -> None:
     fixture.run("first")
-    with pytest.raises(InvalidError, match="only a commit that waits"):
+    with pytest.raises(InvalidError, match="only a commit with pending publishes"):
         skip(fixture.pipeline(), version, sink="table", reason="no", log=fixture.log())
     with pytest.raises(InvalidError, match="no such sink outside the log"):
         skip(fixture.pipeline(), version, sink="out", reason="no", log=fixture.log())
@@ -144,7 +144,7 @@ def test_reprocessing_is_refused_before_its_plan_where_a_sink_cannot_replace_row
 ) -> None:
     fixture.run("first")
     monkeypatch.setattr(TableSink, "can_reprocess", False)
-    with pytest.raises(InvalidError, match="cannot replace what they have published"):
+    with pytest.raises(InvalidError, match="cannot replace published rows"):
         fixture.run("reprocess", reprocessed=0)
     assert fixture.opened().log.plan(1) is None
 
@@ -203,7 +203,7 @@ def test_vacuum_deletes_staged_rows_after_the_receipts_and_not_before(fixture: P
 def test_rows_outside_the_log_are_not_read_by_the_log(fixture: PublishingFixture) -> None:
     fixture.run("first")
     assert {file.sink for file in fixture.opened().files()} == {"out"}
-    with pytest.raises(InvalidError, match="read them where they are"):
+    with pytest.raises(InvalidError, match="read them from the sink"):
         fixture.opened().files(sink="table")
 
 
@@ -243,7 +243,7 @@ def test_no_plan_follows_a_commit_whose_receipts_are_not_there(fixture: Publishi
 
 def test_run_whose_own_commit_owes_is_found_from_a_head_that_is_older(fixture: PublishingFixture) -> None:
     refused(fixture)
-    found = fixture.log().locate("first", Head(initial_offsets={"files": 0}))
+    found = fixture.log().locate("first", ClosedHead(initial_offsets={"files": 0}))
     assert isinstance(found, PendingPublish)
     assert found.head.closed == 0
 

@@ -79,9 +79,9 @@ def test_W4_large_parts_are_spilled_under_their_sha256_and_come_back() -> None:
     body = codec.parse(Plan, "k", encoded.data)
     assert codec.spilled(Plan, body) == {"pins": codec.sha256(part)}
     assert codec.decode(Plan, "k", encoded.data, {"pins": part}) == entry
-    with pytest.raises(LogDamagedError, match="spilled part"):
+    with pytest.raises(LogDamagedError, match="spilled field"):
         codec.decode(Plan, "k", encoded.data)
-    with pytest.raises(LogDamagedError, match="spilled part"):
+    with pytest.raises(LogDamagedError, match="spilled field"):
         codec.decode(Plan, "k", encoded.data, {"pins": part + b" "})
 
 
@@ -109,7 +109,7 @@ def test_R2_unknown_fields_are_ignored() -> None:
     (Outcome, samples.outcome(samples.plan()), {"result": "perhaps"}),
 ])  # fmt: skip
 def test_R2_unknown_words_are_refused(cls: Any, entry: Any, change: dict[str, str]) -> None:
-    with pytest.raises(NewerFormatError, match="word"):
+    with pytest.raises(NewerFormatError, match="does not know"):
         codec.decode(cls, "k", edited(codec.encode(entry).data, change))
 
 
@@ -154,7 +154,7 @@ def test_number_that_no_writer_writes_is_damage() -> None:
 
 
 def test_entry_of_another_kind_is_named() -> None:
-    with pytest.raises(LogDamagedError, match="another kind"):
+    with pytest.raises(LogDamagedError, match="wrong kind"):
         codec.decode(StagedManifest, "k", codec.encode(samples.plan()).data)
 
 

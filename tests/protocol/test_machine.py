@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from airflow_provider_streamsem.protocol.machine import (
     CREATE,
     RECOVERY,
-    VERSION,
     Created,
     CreateState,
     Creation,
@@ -27,7 +25,6 @@ from airflow_provider_streamsem.protocol.machine import (
     Put,
     Step,
     Unknown,
-    VersionState,
     create,
     get,
     list_keys,
@@ -58,29 +55,12 @@ def test_the_table_of_creates_is_the_one_in_the_protocol() -> None:
     assert printed == CREATE
 
 
-def test_the_table_of_versions_is_the_one_in_the_protocol() -> None:
-    assert "VOID --plan--> PLANNED --commit--> COMMITTED --receipts--> PUBLISHED" in PROTOCOL
-    assert {(a.name, step, b.name) for (a, step), b in VERSION.items()} == {
-        ("VOID", "plan", "PLANNED"),
-        ("PLANNED", "commit", "COMMITTED"),
-        ("PLANNED", "abort", "ABORTED"),
-        ("COMMITTED", "receipts", "PUBLISHED"),
-    }
-
-
-def test_the_table_of_recovery_is_the_one_in_the_protocol() -> None:
+def test_table_of_recovery_equals_the_table_of_the_protocol() -> None:
     printed = {}
     words = ("no target", "below target", "target reached")
-    for state, *steps in re.findall(
-        r"^  \| (VOID|PLANNED|COMMITTED|ABORTED) \| (\w*) \| (\w*) ?\| (\w*) ?\|$", PROTOCOL, re.MULTILINE
-    ):
-        printed |= {(VersionState[state], word): Step(step) for word, step in zip(words, steps, strict=True) if step}
+    for result, *steps in re.findall(r"^  \| (commit|abort) \| (\w+) \| (\w+) \| (\w+) \|$", PROTOCOL, re.MULTILINE):
+        printed |= {(result, word): Step(step) for word, step in zip(words, steps, strict=True)}
     assert printed == RECOVERY
-
-
-def test_decided_versions_have_no_way_out() -> None:
-    for state, step in product((VersionState.COMMITTED, VersionState.ABORTED), ("plan", "commit", "abort")):
-        assert (state, step) not in VERSION
 
 
 def test_create_that_was_answered_created_is_mine_and_first() -> None:

@@ -10,8 +10,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, keys, procedures, segments
 from airflow_provider_streamsem.protocol.entries import Outcome, Segment
-from airflow_provider_streamsem.protocol.machine import VersionState
-from airflow_provider_streamsem.protocol.view import Head, fold
+from airflow_provider_streamsem.protocol.view import ClosedHead, fold, without_pending
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.stores import CountingStore
 from tests.protocol import samples
@@ -47,7 +46,7 @@ def test_fold_from_segments_equals_fold_from_outcomes(kinds: list[bool], since: 
 def test_fold_with_a_hole_or_a_double_is_refused() -> None:
     outcomes = history([True] * 3)
     for parts in ([outcomes[0], outcomes[2]], [outcomes[0], outcomes[0]], [outcomes[1]]):
-        with pytest.raises(LogDamagedError, match="missing or doubled"):
+        with pytest.raises(LogDamagedError, match="missing or duplicated"):
             fold(parts, initial_offsets={})
 
 
@@ -89,13 +88,22 @@ def test_segments_fall_due_when_their_last_version_closes() -> None:
     assert segments.due(999_999) == [(1, 9_999), (2, 99), (3, 0)]
 
 
-def test_state_of_a_head_follows_the_table() -> None:
-    of = samples.plan()
-    empty = Head(initial_offsets={"files": 0})
-    opened = empty.planned(of, codec.encode(of).sha256)
-    assert (empty.state, empty.closed, opened.state) == (VersionState.VOID, -1, VersionState.PLANNED)
-    assert opened.decided(samples.outcome(of), "sha").state == VersionState.COMMITTED
-    assert opened.decided(samples.outcome(of, result="abort"), "sha").state == VersionState.ABORTED
+def test_head_is_open_from_a_plan_to_its_outcome() -> None:
+    plan = samples.plan()
+    empty = ClosedHead(initial_offsets={"files": 0})
+    opened = empty.planned(plan, codec.encode(plan).sha256)
+    assert (empty.closed, empty.spec) == (-1, None)
+    assert (opened.closed, opened.spec, opened.outcome, opened.hint) == (-1, plan.spec, None, None)
+    for outcome in (samples.outcome(plan), samples.outcome(plan, result="abort")):
+        closed = opened.decided(outcome, "sha")
+        assert (closed.closed, closed.outcome, closed.outcome_sha) == (0, outcome, "sha")
+
+
+def test_head_without_its_open_version_and_pending_publishes_is_closed() -> None:
+    plan = samples.plan()
+    empty = ClosedHead(initial_offsets={"files": 0})
+    assert without_pending(empty.planned(plan, codec.encode(plan).sha256)) == empty
+    assert without_pending(ClosedHead(has_pending_publishes=True)) == ClosedHead()
 
 
 def stored(outcomes: list[Outcome]) -> CountingStore:

@@ -70,7 +70,7 @@ def test_I6_file_swapped_for_another_of_the_same_size(fixture: PipelineFixture) 
     path = visible(fixture, 1)
     path.write_bytes(path.read_bytes()[::-1])
     assert findings(fixture) == [("I6", 1)]
-    assert "swapped" in fixture.verdict().findings[0].what
+    assert "replaced or changed" in fixture.verdict().findings[0].what
 
 
 def test_output_directory_with_no_log(fixture: PipelineFixture) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_streamsem import FilesSource, Limits, run_batch
+from airflow_provider_streamsem.connectors.files.source import FilesPlanner
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, SourceChangedError
 from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.readers.conditions import (
     BatchCommitted,
     Condition,
@@ -149,6 +151,30 @@ def test_offsets_below_a_drains_frozen_target_are_taken(fixture: PipelineFixture
     assert waiting(spec, clock=after(0)).ranges == {"files": (6, 7)}
 
 
+def test_sensor_compares_the_source_with_the_hint_of_the_open_version(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outcome before an open version knows older leaders of Kafka's partitions than the version's own offsets."""
+    fixture.arrive(2)
+    fixture.run("first")
+    fixture.arrive(2)
+    fixture.dies("second")
+    head = fixture.log().find_head()
+    assert isinstance(head, OpenHead)
+    assert head.plan.hint != head.hint
+    given = []
+    real = FilesPlanner.slice
+    monkeypatch.setattr(
+        FilesPlanner,
+        "slice",
+        lambda self, start, end, limits, hint, **named: (
+            given.append(hint) or real(self, start, end, limits, hint, **named)
+        ),
+    )
+    waiting(fixture.pipeline(), clock=after(0))
+    assert given == [head.plan.hint]
+
+
 def test_between_two_batches_of_a_drain_its_target_is_still_taken(tmp_path: Path) -> None:
     seen = 0
     for at in range(30):
@@ -159,7 +185,7 @@ def test_between_two_batches_of_a_drain_its_target_is_still_taken(tmp_path: Path
             fixture.run("drain", drain=True, pipeline=spec, store=FaultyStore(fixture.store, at, Fault.CRASH_BEFORE))
         record = fixture.log().read_pipeline()
         head = None if record is None else fixture.log().find_head()
-        if head is not None and head.closed == 0 and head.plan is None:
+        if head is not None and head.closed == 0 and isinstance(head, ClosedHead):
             seen += 1
             found = waiting(spec, clock=after(0))
             assert (found.is_due, found.open_version, found.lag) == (False, None, 2)
@@ -243,14 +269,12 @@ def test_offsets_are_committed_when_all_below_them_are(fixture: PipelineFixture)
 
 
 def test_partitions_of_topics_may_be_named_without_their_topics_id() -> None:
-    from airflow_provider_streamsem.protocol.view import Head
-
-    head = Head(initial_offsets={"a-0@X": 5, "a-1@X": 7})
+    head = ClosedHead(initial_offsets={"a-0@X": 5, "a-1@X": 7})
     assert BatchCommitted._of_offsets(head, {"a-0": 5, "a-1@X": 7}).met
     assert not BatchCommitted._of_offsets(head, {"a-0": 6}).met
     assert not BatchCommitted._of_offsets(head, {"a": 1}).met
-    twice = Head(initial_offsets={"a-0@X": 1_000, "a-0@Y": 5})
-    with pytest.raises(InvalidError, match="created again") as caught:
+    twice = ClosedHead(initial_offsets={"a-0@X": 1_000, "a-0@Y": 5})
+    with pytest.raises(InvalidError, match="deleted and recreated") as caught:
         BatchCommitted._of_offsets(twice, {"a-0": 10})
     assert caught.value.fields["accepted"] == ["a-0@X", "a-0@Y"]
     assert not BatchCommitted._of_offsets(twice, {"a-0@Y": 10}).met

@@ -198,13 +198,13 @@ def test_template_that_reads_connections_or_variables_is_refused_when_the_dag_is
 
 def test_templates_of_a_runs_own_names_are_accepted_and_broken_ones_are_named() -> None:
     MicroBatchOperator(task_id="t", pipeline=pipeline(sinks={"out": FilesSink("/out/{{ ds }}/{{ params.region }}")}))
-    with pytest.raises(InvalidError, match="not Jinja"):
+    with pytest.raises(InvalidError, match="not valid Jinja"):
         MicroBatchOperator(task_id="t", pipeline=pipeline(sinks={"out": FilesSink("/out/{{ ds }")}))
 
 
 @pytest.mark.parametrize("name", ["params.user", "dag_run.conf['x']", "run_id", "ds", "data_interval_end"])
 def test_predicate_is_the_same_in_every_run(name: str) -> None:
-    with pytest.raises(InvalidError, match="`where` holds a template"):
+    with pytest.raises(InvalidError, match="`where` contains a template"):
         MicroBatchOperator(task_id="t", pipeline=pipeline(where="user = '{{ " + name + " }}'"))
 
 

@@ -331,7 +331,7 @@ def test_outcome_that_names_a_sink_without_a_spec_is_damage(fixture: PipelineFix
 
 @pytest.mark.parametrize(
     ("change", "what"),
-    [({"publish": ["none"]}, "has pending publishes"), ({"replaces": {"version": 1, "counts": {}}}, "no earlier")],
+    [({"publish": ["none"]}, "requires publishing"), ({"replaces": {"version": 1, "counts": {}}}, "not earlier")],
 )
 def test_outcome_that_names_what_cannot_be_is_damage(
     fixture: PipelineFixture, log: str, change: Any, what: str

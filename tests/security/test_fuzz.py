@@ -86,6 +86,9 @@ _NAMES = count()
 # --- what an object may not lead to
 
 
+_MARKS_OF_TABLES = (keys.DATASET_MARKER, "_delta_log", ".hoodie", "metadata")
+
+
 class _Guard:
     """Listens to the interpreter's own audit events, while it is told to."""
 
@@ -128,8 +131,8 @@ class _Guard:
             ("os.listdir", "os.scandir", "os.remove", "os.rmdir", "os.link", "os.mkdir", "shutil.rmtree")
         ):
             path = os.fspath(given[0]) if isinstance(given[0], (str, os.PathLike)) else ""
-            if os.path.basename(path) == keys.DATASET_MARKER:
-                return  # asked whether the location is this log's
+            if os.path.basename(path) in _MARKS_OF_TABLES and event in ("open", "os.scandir"):
+                return  # whether a location is a dataset or a table, asked of the source's path and the directories above it
             if os.path.isabs(path) and not os.path.normpath(path).startswith(
                 (*self.roots, *self.always, "/dev/null", "/dev/urandom", "/proc/", "/sys/")
             ):

@@ -184,7 +184,7 @@ class TurningEndpoint:
             return
         fate = process.sends(f"{self._name}: reach")
         if fate in _UNHEARD:
-            raise UnavailableError("nobody listens at the endpoint; no call was made")
+            raise UnavailableError("the endpoint cannot be reached; no call was made")
         process.answered(fate, self._name, f"{self._name}: reached")
 
     def call(self, body: bytes, headers: Mapping[str, str]) -> Answer:

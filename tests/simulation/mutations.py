@@ -17,6 +17,7 @@ from airflow_provider_streamsem.pipeline import maintenance, run
 from airflow_provider_streamsem.pipeline.plan import plan_batch
 from airflow_provider_streamsem.protocol import codec, keys, known, machine, procedures
 from airflow_provider_streamsem.protocol.entries import Discovery, Outcome, RunPointer, StagedManifest
+from airflow_provider_streamsem.protocol.view import ClosedHead
 from tests.simulation.scenario import world_of
 from tests.simulation.store import Truth
 
@@ -49,7 +50,7 @@ def outcome_before_its_pointer(patch: pytest.MonkeyPatch) -> None:
         plan = head.plan
         pointer = RunPointer(run_key=plan.run_key, j=plan.j, version=plan.version, target=plan.target)
         yield from procedures.create_entry(keys.pointer(plan.run_key, plan.j), pointer)
-        return head.decided(stored, codec.sha256(written.data))
+        return head.decided(stored, codec.sha256(written.data)), stored
 
     patch.setattr(procedures, "decide", decide)
 
@@ -58,8 +59,8 @@ def outcome_is_its_own_even_where_it_lost(patch: pytest.MonkeyPatch) -> None:
     real = procedures.decide
 
     def decide(head: Any, outcome: Outcome) -> Any:
-        decided = yield from real(head, outcome)
-        return replace(decided, outcome=outcome)
+        closed, _ = yield from real(head, outcome)
+        return replace(closed, outcome=outcome), outcome
 
     patch.setattr(procedures, "decide", decide)
 
@@ -132,7 +133,7 @@ def pointers_are_read_before_the_head(patch: pytest.MonkeyPatch) -> None:
     def locate(run_key: str, head: Any) -> Any:
         early = yield from procedures._newest_pointer(run_key)
         head = yield from procedures.confirm_head(head)
-        if early is None and head.plan is None:
+        if early is None and isinstance(head, ClosedHead):
             return procedures.Ready(head=head)
         return (yield from real(run_key, head))
 
@@ -271,7 +272,7 @@ def layers_are_dropped_by_their_oldest_id(patch: pytest.MonkeyPatch) -> None:
 MUTATIONS = (
     Mutation(outcome_before_its_pointer, "I16|answer|more than once|miscounted|no run pointer"),
     Mutation(outcome_is_its_own_even_where_it_lost, "answer"),
-    Mutation(plans_are_overwritten, "I3|I4|another plan"),
+    Mutation(plans_are_overwritten, "I3|I4|sha256 of its plan"),
     Mutation(outcomes_are_overwritten, "I3|answer|doubled|I7"),
     Mutation(unknown_is_taken_for_created, "."),
     Mutation(writer_deletes_its_files_after_an_unknown_answer, "I6|gone", first=71),
@@ -283,7 +284,7 @@ MUTATIONS = (
     Mutation(pointers_are_read_before_the_head, "I16|answer|more than once|miscounted", first=92),
     Mutation(pointers_are_taken_from_a_listing, "I16|answer|more than once|miscounted"),
     Mutation(newest_pointer_is_not_confirmed, "I16|answer|more than once|miscounted"),
-    Mutation(drain_looks_at_its_own_last_outcome_only, "a drain is below its target but"),
+    Mutation(drain_looks_at_its_own_last_outcome_only, "a drain has not reached its target, but"),
     Mutation(vacuum_deletes_attempts_of_open_versions, "I6|gone"),
     Mutation(vacuum_deletes_what_reprocessing_runs_replaced, "I6|gone"),
     Mutation(files_that_a_listing_missed_are_forgotten, "D1|doubled"),
@@ -291,7 +292,7 @@ MUTATIONS = (
     Mutation(abort_forgets, "repeat|lost or doubled|id twice", "dedup", first=597),
     Mutation(reprocess_is_held_against_what_is_remembered_now, "other ids|lost or doubled", "dedup"),
     Mutation(reprocess_forgets_what_came_after_its_root, "repeat|lost or doubled|id twice", "dedup"),
-    Mutation(adoption_looks_at_no_remembered_id, "remembered ids is gone|magic bytes", "dedup", first=133),
+    Mutation(adoption_looks_at_no_remembered_id, "deduplication state is missing|magic bytes", "dedup", first=133),
     Mutation(time_of_ids_is_asked_anew_by_each_attempt, "repeat|other ids", "dedup"),
     Mutation(layers_are_dropped_by_their_oldest_id, "repeat|other ids", "dedup"),
 )

@@ -15,8 +15,8 @@ from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.pipeline import maintenance, publish, run
 from airflow_provider_streamsem.protocol import procedures
-from airflow_provider_streamsem.protocol.entries import Marker, Receipt, Receipts
-from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.protocol.entries import Marker, Outcome, Receipt, Receipts
+from airflow_provider_streamsem.protocol.view import ClosedHead
 from tests.simulation.mutations import Mutation
 
 
@@ -87,9 +87,7 @@ def empty_reprocess_leaves_what_stands(patch: pytest.MonkeyPatch) -> None:
 def receipts_are_written_before_publishing(patch: pytest.MonkeyPatch) -> None:
     real = publish._roll_forward
 
-    def roll_forward(opened: Any, head: Head, **named: Any) -> Head:
-        outcome = head.outcome
-        assert outcome is not None
+    def roll_forward(opened: Any, head: ClosedHead, outcome: Outcome, **named: Any) -> ClosedHead:
         sinks = {name: Receipt(result="applied", rows=outcome.sinks[name].rows) for name in outcome.publish}
         own = Marker(version=outcome.version, outcome=head.outcome_sha)
         markers = {**outcome.markers, **{name: own for name in sinks if outcome.sinks[name].files}}
@@ -97,7 +95,7 @@ def receipts_are_written_before_publishing(patch: pytest.MonkeyPatch) -> None:
             version=outcome.version, outcome=head.outcome_sha, sinks=sinks, markers=markers, published_at_ms=0, nonce=opened.log.clock.new_id()
         )  # fmt: skip
         opened.log.put_receipts(head, receipts)
-        return real(opened, head, **named)
+        return real(opened, head, outcome, **named)
 
     patch.setattr(publish, "_roll_forward", roll_forward)
 
@@ -107,7 +105,7 @@ def receipts_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
 
     def read_head(version: int) -> Any:
         head = yield from real(version)
-        return None if head is None else replace(head, has_pending_publishes=False)
+        return replace(head, has_pending_publishes=False) if isinstance(head, ClosedHead) else head
 
     patch.setattr(procedures, "read_head", read_head)
 
@@ -193,7 +191,7 @@ def skip_claims_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def other_runs_close_claims(patch: pytest.MonkeyPatch) -> None:
     real = run.publish
-    patch.setattr(run, "publish", lambda opened, head, *, is_own: real(opened, head, is_own=True))
+    patch.setattr(run, "publish", lambda opened, head, outcome, *, is_own: real(opened, head, outcome, is_own=True))
 
 
 def key_of_a_call_is_of_its_try(patch: pytest.MonkeyPatch) -> None:

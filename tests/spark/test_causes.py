@@ -42,7 +42,7 @@ def test_invalid_predicate_is_reported_with_the_available_columns(
 @pytest.mark.spark
 def test_transform_with_an_unknown_column_is_reported_with_its_name(location: Location) -> None:
     location.put("a.json", '{"id": 1}\n')
-    with pytest.raises(DataError, match="the transform does not fit the columns") as raised:
+    with pytest.raises(DataError, match="the transform does not fit its input columns") as raised:
         location.run(
             location.pipeline(
                 source={"format": "json", "schema": "id long"}, transform=lambda frame: frame.select("amuont")

@@ -372,7 +372,7 @@ def test_engine_cancelled_during_spark_start_does_not_blame_the_transform(monkey
         raise OSError("the JVM was killed")
 
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", ended)
-    with pytest.raises(StageError, match="the task was ended while Spark started") as caught:
+    with pytest.raises(StageError, match="the task was cancelled while Spark started") as caught:
         engine.session()
     assert "transform" not in str(caught.value)
 

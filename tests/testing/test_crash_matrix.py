@@ -135,7 +135,7 @@ class TestWithoutSpark:
 
         report_text = report(lambda: matrix(mails, prepare=sent.clear, observe=lambda: Counter(sent)))
         found = re.findall(
-            r"killed at step (\d+) of (\d+), ([^\n]*):\n    observed: doubled (\d+)", named([report_text])[0]
+            r"killed at step (\d+) of (\d+), ([^\n]*):\n    observed: duplicated (\d+)", named([report_text])[0]
         )
         between = ["write lake", "collect lake", "staged"]
         assert [(step, doubled) for _, _, step, doubled in found] == [
@@ -162,7 +162,7 @@ class TestWithoutSpark:
         difference = (
             "the retry failed: StageError: .* handed=2 files=4"
             if reconciled
-            else r".*\n.*I8(.*\n)*.*rows of lake: doubled 2: \{'id': 1\} \(2 times\)"
+            else r".*\n.*I8(.*\n)*.*rows of lake: duplicated 2: \{'id': 1\} \(2 times\)"
         )
         assert re.search(rf"killed at step 28 of 56, collect lake:\n    {difference}", report_text), report_text
 
@@ -214,7 +214,7 @@ class TestWithoutSpark:
         assert isinstance(caught.value.__cause__, RuntimeError)
 
     def test_matrix_that_could_not_fail_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidError, match="could not fail"):
+        with pytest.raises(InvalidError, match="cannot fail"):
             PipelineHarness(pipeline(), tmp_path).crash_matrix()
 
     def test_crash_wrapped_in_another_error_still_counts_as_a_crash(
@@ -253,8 +253,8 @@ class TestComparison:
         wanted = {"rows": multiset([{"id": 1}, {"id": 2}, {"id": 3}]), "counts": {"read": 3}}
         found = {"rows": multiset([{"id": 1}, {"id": 1}, {"id": 4}, {"id": 3}]), "counts": {"read": 4}}
         assert compare(wanted, found) == [
-            "counts: {'read': 4}, where the run left alone has {'read': 3}",
-            "rows: lost 1: {'id': 2}; doubled 1: {'id': 1}; new 1: {'id': 4}",
+            "counts: {'read': 4}, but the undisturbed run has {'read': 3}",
+            "rows: lost 1: {'id': 2}; duplicated 1: {'id': 1}; new 1: {'id': 4}",
         ]
         assert compare(wanted, wanted) == []
 
@@ -312,6 +312,6 @@ class TestOnSpark:
         monkeypatch.setattr(FilesSink, "stage", appends)
         harness = streamsem_harness(pipeline())
         report_text = named([report(lambda: harness.crash_matrix([{"id": 1}], prepare=prepare, observe=listed))])[0]
-        assert re.findall(r"killed at step \d+ of \d+, ([^\n]*):\n    observed: doubled 1: \{\"id\":1\}", report_text) == [
+        assert re.findall(r"killed at step \d+ of \d+, ([^\n]*):\n    observed: duplicated 1: \{\"id\":1\}", report_text) == [
             "collect lake", "staged", "before create attempts/0/ID.json",
         ]  # fmt: skip

@@ -196,7 +196,7 @@ def _host_and_port(text: str) -> tuple[str, int]:
         host, port = None, 0
     if not host:
         raise InvalidError(
-            "queue amqp: host must be a host, or a host and a port",
+            "queue amqp: host must be a host name or address, with or without a port",
             given=text,
             accepted="rabbit, rabbit:5672, [::1]:5672",
         )
@@ -248,10 +248,14 @@ def _translated(name: str) -> Iterator[None]:
         code = getattr(error, "reply_code", None)
         if refused is not None or (isinstance(error, exceptions.ChannelClosedByBroker) and code in (403, 404)):
             raise StoreRefusedError(
-                "the AMQP broker refused a request; what is landed stays", queue=name, code=code
+                "the AMQP broker denied access, or the queue does not exist; landed messages are kept",
+                queue=name,
+                code=code,
+            ).advising(
+                "give the user of the connection the right to read the queue, and check the queue's name and virtual host; then run again."
             ) from error
-        what = "the AMQP broker gave no clear answer; messages that are not landed come again"
+        what = "the AMQP broker gave no clear answer; it redelivers messages that are not landed"
         raise UnavailableError(what, queue=name, error=type(error).__name__) from error
     except OSError as error:
-        what = "the AMQP broker cannot be reached; messages that are not landed come again"
+        what = "the AMQP broker cannot be reached; it redelivers messages that are not landed"
         raise UnavailableError(what, queue=name, error=type(error).__name__) from error

@@ -47,10 +47,10 @@ _KEY_TWICE_FOUND = "streamsem: a map with a key twice in column "
 _BAD_TEXT_FOUND = "streamsem: text that is not UTF-8 in column "
 _LOST_DAY_FOUND = "streamsem: a day that ORC lacks in column "
 _REFUSED_TEXTS = {
-    _LOST_DAY_FOUND: "a date is one of 1582-10-05 to 1582-10-14, which ORC files do not have; nothing became visible",
-    _NULL_TEXT_FOUND: "a text is \\N, which stands for null in CSV files, and would be read back as null; nothing became visible",
-    _KEY_TWICE_FOUND: "a map has a key twice, of which this sink would keep one value; nothing became visible",
-    _BAD_TEXT_FOUND: "a text has bytes that are not UTF-8, which this sink cannot keep; nothing became visible",
+    _LOST_DAY_FOUND: "a date is between 1582-10-05 and 1582-10-14, which ORC cannot store; nothing became visible",
+    _NULL_TEXT_FOUND: "a string is \\N, which represents null in CSV files, so readers would return null; nothing became visible",
+    _KEY_TWICE_FOUND: "a map has a duplicate key, and this sink would keep only one of its values; nothing became visible",
+    _BAD_TEXT_FOUND: "a string has bytes that are not UTF-8, which this sink cannot store; nothing became visible",
 }
 _OPTIONS = {
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
@@ -97,7 +97,7 @@ def write_files(frame: DataFrame, sink: FilesSink, location: str) -> frozenset[s
     copies = partition_columns(sink.partition_by)
     taken = sorted(name for name in by_name if name.lower() in {copy.lower() for copy in copies})
     if taken:
-        what = "columns have names that directories of partitions need; rename them"
+        what = "columns have names that are reserved for partition directories; rename them in the transform"
         raise DataError(what, sink=sink.path, columns=taken, partition_by=list(sink.partition_by))
     odd = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
     if odd:

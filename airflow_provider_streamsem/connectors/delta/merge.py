@@ -42,7 +42,7 @@ def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
         raise DataError(what, columns=odd, accepted=list(_PARTITION_TYPES))
     own = [field["name"] for field in fields if field["name"].startswith(_OWN_COLUMNS)]
     if own:
-        raise DataError("columns have names that merging uses itself; nothing became visible", columns=own)
+        raise DataError("columns have names that delta-rs reserves for merges; nothing became visible", columns=own)
 
 
 def unmergeable(table: Any) -> list[str]:
@@ -113,7 +113,7 @@ def _refuse_old_times(table: Any, location: str, batch: Batch, keys: Sequence[st
     def misread(path: str) -> list[str]:
         stat = dataset.stat(unquote(path))
         if stat is None:
-            what = "a file of the Delta table is not below its path, so a merge cannot be checked; nothing of the batch is in the table"
+            what = "a file of the Delta table was not found below the table's path, so the merge cannot be checked; nothing of the batch is in the table"
             raise PublishError(what, table=location, version=batch.version, file=path)
         with dataset.open(stat) as opened:
             return misread_columns(opened)

@@ -182,9 +182,7 @@ class Requirements:
             what = "rows have nulls in columns that are NOT NULL in the Delta table; nothing became visible"
             raise DataError(what, table=location, columns=sorted(null))
         if long:
-            what = (
-                "text is longer than VARCHAR(n), or not as long as CHAR(n), of the Delta table; nothing became visible"
-            )
+            what = "text is longer than VARCHAR(n), or not exactly as long as CHAR(n), in the Delta table; nothing became visible"
             accepted = {name: f"{kind}({most})" for name, kind, most in self.lengths if name in long}
             raise DataError(what, table=location, columns=accepted)
 

@@ -91,7 +91,7 @@ class DeltaSink(TableSink[_Open]):
 
     extra: ClassVar[str] = "delta"
     once: ClassVar[str] = (
-        "each version is one entry of the table's log, which holds {holds} and the pipeline's transaction number; no second one of that number is made"
+        "each version is one entry of the table's log, which contains {holds} and the pipeline's transaction number; no second entry has the same number"
     )
     null_texts: ClassVar[Sequence[str]] = delta_merge.NULL_TEXTS
     reopens: ClassVar[bool] = False
@@ -121,7 +121,7 @@ class DeltaSink(TableSink[_Open]):
             table = held.table
             self._check_partitions(table)
             if problems := self._problems(table):
-                what = "the Delta table requires more of its writers than this sink does; nothing became visible"
+                what = "the Delta table has requirements for writers that this sink does not satisfy; nothing became visible"
                 raise DataError(what, table=self.path, requires=problems)
             Requirements.of(table).check_columns([field["name"] for field in fields])
             fields = self._as_in(table, fields)
@@ -144,10 +144,10 @@ class DeltaSink(TableSink[_Open]):
         if held is None:
             return
         if is_append_only(held.table):
-            what = "the Delta table takes only appends (delta.appendOnly=true), so no version of it can be reprocessed; nothing was written"
+            what = "the Delta table accepts only appends (delta.appendOnly=true), so its versions cannot be reprocessed; nothing was written"
             raise InvalidError(what, table=self.path)
         if missing := _missing(held.table, replaced.files):
-            what = "others rewrote or deleted files of this version in the Delta table, so it cannot be reprocessed; nothing was written"
+            what = "another writer rewrote or deleted files of this version in the Delta table, so the version cannot be reprocessed; nothing was written"
             raise InvalidError(what, table=self.path, files=missing)
         held.keep()
 
@@ -161,7 +161,7 @@ class DeltaSink(TableSink[_Open]):
         empty = sorted({name for file in found.files for name, value in file.partition.items() if value == ""})
         if empty:
             raise DataError(
-                "an empty text cannot be a partition value of a Delta table: readers differ on whether it is null; nothing became visible",
+                "an empty string cannot be a partition value of a Delta table, because some readers return it as null; nothing became visible",
                 table=self.path,
                 columns=empty,
             )
@@ -206,10 +206,10 @@ class DeltaSink(TableSink[_Open]):
 
     def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
         """Check that the table has the pipeline's transaction identifier and was not restored."""
-        what = "has no transaction number of this pipeline: it was deleted and created again, or replaced"
+        what = "has no transaction number of this pipeline: it was deleted and recreated, or replaced"
         what = "is missing: it was deleted or renamed" if handle.held is None else what
         if not batch.is_settled(found):
-            truth = f"the Delta table, which has rows of this pipeline by its receipts, {what}"
+            truth = f"according to the receipts, the Delta table has rows of this pipeline, but the table {what}"
             batch.check_marker(found, truth, table=self.path)
         if handle.held is not None and found is not None:
             self._check_not_restored(batch, handle.held, found)
@@ -290,7 +290,7 @@ class DeltaSink(TableSink[_Open]):
 
         if problems := self._problems(table):
             raise PublishError(
-                "the Delta table was changed and now requires more of its writers than this sink does; nothing of the batch is in it",
+                "the Delta table was changed and now has requirements for writers that this sink does not satisfy; nothing of the batch is in it",
                 table=self.path,
                 version=batch.version,
                 requires=problems,
@@ -301,7 +301,7 @@ class DeltaSink(TableSink[_Open]):
             new = self._lacking(table, batch)
         except (ConflictError, DataError) as error:
             raise PublishError(
-                "the Delta table was changed after the batch was staged and does not take its rows; nothing of the batch is in it",
+                "the Delta table was changed after the batch was staged and no longer accepts its rows; nothing of the batch is in it",
                 version=batch.version,
                 problem=error.summary,
                 **{"table": self.path, **error.fields},
@@ -334,11 +334,11 @@ class DeltaSink(TableSink[_Open]):
         """
         files = () if batch.replaced is None else batch.replaced.files
         if files and is_append_only(table):
-            what = "the Delta table takes only appends (delta.appendOnly=true), and the reprocessed rows must replace others; nothing of the batch is in it"
+            what = "the Delta table accepts only appends (delta.appendOnly=true), but the reprocessing run must replace rows; nothing of the batch is in it"
             raise PublishError(what, table=self.path, version=batch.version)
         if missing := _missing(table, files):
             raise PublishError(
-                "files that a reprocessing run replaces were rewritten or deleted in the Delta table by others; the reprocessing run would double their rows",
+                "another writer rewrote or deleted files in the Delta table that the reprocessing run replaces; publishing could duplicate their rows",
                 table=self.path,
                 version=batch.version,
                 files=missing,
@@ -351,12 +351,12 @@ class DeltaSink(TableSink[_Open]):
 
         :raises DataError: a column of the table has a type that cannot hold the values, or spells the name differently
         """
-        there = {field["name"].lower(): field for field in _columns(table)}
+        existing = {field["name"].lower(): field for field in _columns(table)}
         fitted = []
         for field in fields:
-            known = there.get(field["name"].lower())
+            known = existing.get(field["name"].lower())
             if known is not None and known["name"] != field["name"]:
-                what = "a column is of another type or spelling in the Delta table; nothing became visible"
+                what = "a column's name is spelled differently in the Delta table; nothing became visible"
                 raise DataError(what, table=self.path, column=field["name"], found=known["name"])
             kind = field["type"] if known is None else self._held(known, field["type"])
             fitted.append({**field, "type": kind})
@@ -367,7 +367,7 @@ class DeltaSink(TableSink[_Open]):
             return widened(_nullable(known["type"]), given, known["name"], grows=_never, lacks=not self.merges)
         except DataError as error:
             raise DataError(
-                "a column is of another type or spelling in the Delta table; nothing became visible",
+                "a column has another type in the Delta table; nothing became visible",
                 table=self.path,
                 column=error.fields.get("column", known["name"]),
                 given=error.fields.get("found", given),
@@ -439,7 +439,7 @@ def _fields(schema: str) -> list[dict[str, Any]]:
     fields: list[dict[str, Any]] = [_nullable(field) for field in json.loads(schema)["fields"]]
     odd = [field["name"] for field in fields if not _is_known(field["type"])]
     if odd:
-        raise DataError("columns are of types that Delta does not have; nothing became visible", columns=odd)
+        raise DataError("columns have types that Delta does not have; nothing became visible", columns=odd)
     twice = more_than_once(field["name"] for field in fields)
     if twice:
         raise DataError("columns differ only in upper and lower case; nothing became visible", columns=twice)

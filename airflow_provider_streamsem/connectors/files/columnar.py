@@ -110,9 +110,7 @@ def _refuse_mixed_units(found: Mapping[str, Footer], wanted: Mapping[str, Struct
                 continue
             known, other = first.setdefault(column.name.lower(), (unit, path))
             if known != unit:
-                what = (
-                    "the schema reads a time as long, and the files hold it in different units; nothing became visible"
-                )
+                what = "the schema reads a time column as long, but the files store it in different units; nothing became visible"
                 raise DataError(what, file=path, column=column.name, unit=unit, other_file=other, other_unit=known)
 
 
@@ -187,7 +185,7 @@ def _absent(columns: Any, wanted: StructType, path: str, format: str) -> set[str
             absent.add(field.name)
         elif not _fits(held[field.name.lower()], field.dataType, field.name, absent, format):
             raise DataError(
-                "a file holds a column in a type that the schema's type cannot hold: values would be changed or lost. "
+                "a file has a column of a type that the schema's type cannot hold: values would be changed or lost. "
                 "Nothing became visible",
                 file=path,
                 column=field.name,

@@ -73,7 +73,7 @@ class Csv:
         self._escape = self._given.get("escape", self._quote)
         if not self._separator or len(self._quote) > 1 or len(self._escape) > 1 or self._quote == self._separator:
             raise InvalidError(
-                "CSV needs a sep of at least one character, and a quote and an escape of one other character",
+                "CSV needs a sep of at least one character, and a quote and an escape of at most one character; quote and sep must differ",
                 given=sorted(self._given),
             )
 

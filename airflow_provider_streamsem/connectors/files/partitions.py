@@ -110,9 +110,11 @@ def pinned_types(pins: Iterable[FilePin]) -> dict[str, str]:
 
 
 def recorded_types(hint: Json) -> dict[str, str]:
-    """Return partition column → type, from a hint; empty if it has none."""
+    """Return partition column → type, from a hint; empty if it has none. Values of another form have no effect: a hint is never trusted."""
     types = hint.get("partition_columns") if isinstance(hint, Mapping) else None
-    return dict(types) if isinstance(types, Mapping) else {}
+    if not isinstance(types, Mapping) or not all(isinstance(type, str) for type in types.values()):
+        return {}
+    return dict(types)
 
 
 def hint(types: Mapping[str, str]) -> dict[str, Json]:

@@ -139,7 +139,7 @@ class FileRecords:
         differing = [path for path, footer in self._footers.items() if counted.get(path, 0) != footer.rows]
         path = differing[0] if differing else None
         raise DataError(
-            "Spark read another number of rows than the footers of the planned files say; nothing became visible",
+            "the number of rows that Spark read differs from the footers of the planned files; nothing became visible",
             file=path or next(iter(self._footers)),
             files=len(differing) or len(self._footers),
             footer=self._footers[path].rows if path else sum(footer.rows for footer in self._footers.values()),
@@ -168,7 +168,7 @@ class FileRecords:
                 field = ordered.setdefault(name.lower(), fields[name.lower()])
                 if self._source.format == "text" and field.name.lower() == "value":
                     raise DataError(
-                        "a partition column has the name of the column of text lines; nothing became visible. Rename the "
+                        "a partition column and the column of text lines are both named value; nothing became visible. Rename the "
                         "directories, or set hive_partitions=False",
                         file=path,
                         column=name,
@@ -209,7 +209,7 @@ class FileRecords:
         (zone,) = self._spark.sql("SELECT java_method('java.time.ZoneId', 'systemDefault')").first() or ("",)
         if zone not in _UTC:
             raise DataError(
-                "an ORC file holds times without a time zone, which Spark reads by the time zone of Java; nothing became visible. "
+                "an ORC file contains timestamps without a time zone, which Spark reads in the time zone of the Java process; nothing became visible. "
                 "Set -Duser.timezone=UTC in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions",
                 file=path,
                 columns=columns,
@@ -332,7 +332,7 @@ class FileRecords:
     @property
     def _error(self) -> str:
         if self._source.format == "text":
-            return 'not a line of UTF-8: the source option "encoding" names another character encoding'
+            return 'not valid UTF-8: set the source option "encoding" if the files have another character encoding'
         return f"not a {self._source.format} record of the schema {self._source.schema}"
 
     def _read_csv(self, spark: SparkSession, located: list[str]) -> None:

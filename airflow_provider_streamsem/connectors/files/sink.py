@@ -62,8 +62,8 @@ class FilesSink:
     publishes: ClassVar[bool] = False
     delivery: ClassVar[str] = "exactly_once"
     reasons: ClassVar[tuple[str, ...]] = (
-        "every attempt writes under a name of its own, and one create-if-absent object decides which attempt's files are visible",
-        "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
+        "every attempt writes to its own directory, and one create-if-absent object determines which attempt's files are visible",
+        "rows passed to the writer = rows in the files = rows in the manifest, or the attempt is discarded",
     )
     path: str
     format: str = "parquet"
@@ -109,7 +109,7 @@ class FilesSink:
             stored = store.read(keys.DATASET_MARKER)
             if stored is None and not new:
                 raise LogDamagedError(
-                    "a dataset has lost its mark: is it another directory, or was it emptied?",
+                    "the dataset's mark is missing: the path leads to another directory, or the dataset was emptied",
                     location=self.path,
                     key=keys.DATASET_MARKER,
                 )
@@ -179,7 +179,7 @@ class FilesSink:
         zoned = [field["name"] for field in fields if self.format == "orc" and _has(field["type"], "timestamp")]
         if zoned:
             what = (
-                "ORC files give timestamps with a time zone back by the time zone of the Java that reads; nothing became visible. "
+                "Spark returns ORC timestamps with a time zone in the time zone of the Java process that reads them; nothing became visible. "
                 "Cast them to timestamp_ntz in the transform"
             )
             raise DataError(what, sink=self.path, columns=zoned)
@@ -191,7 +191,7 @@ class FilesSink:
             raise DataError(what, sink=self.path, columns=unread)
         if self.format == "csv" and binary:
             raise DataError(
-                "CSV files cannot hold binary columns: convert them in the transform, to text by base64(column); nothing became visible",
+                "CSV files cannot hold binary columns: convert them to text in the transform, for example with base64(column); nothing became visible",
                 sink=self.path,
                 columns=binary,
             )
@@ -339,4 +339,6 @@ def _is_data(relative: str) -> bool:
 
 
 def _unknown_output(location: str) -> ConflictError:
-    return ConflictError("the dataset's location holds output that no log names", location=location, directory="data/")
+    return ConflictError(
+        "the dataset's location contains files, but no mark that names their log", location=location, directory="data/"
+    )

@@ -117,7 +117,7 @@ class FilesSource:
     spark_packages: ClassVar[tuple[str, ...]] = ()
     limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
     reasons: ClassVar[tuple[str, ...]] = (
-        "each file gets one ordinal, forever; the plan pins its size and ETag or time of modification, checked before and after it is read",
+        "each file has one permanent ordinal; the plan pins its size and its ETag or modification time, which are checked before and after the read",
         "a record that cannot be parsed goes to the quarantine of the same commit",
     )
     path: str
@@ -138,7 +138,7 @@ class FilesSource:
             arguments.text(f"{where} schema", self.schema, accepted='Spark DDL, such as "id long, at timestamp"')
         if self.schema is None and self.format in NEEDS_SCHEMA:
             raise InvalidError(
-                f"{where} schema is required for this format: a schema guessed from each batch would change with it",
+                f"{where} schema is required for this format: an inferred schema would change from batch to batch",
                 format=self.format,
             )
         if self.schema is not None and self.format == "text":
@@ -149,7 +149,7 @@ class FilesSource:
         accepted = {name.lower() for name in OPTIONS[self.format]}
         refused = sorted(name for name in self.options if name.lower() not in accepted)
         if refused:
-            what = f"{where} options holds names that this format does not take, or that would change which records are counted"
+            what = f"{where} options contains names that this format does not accept, or that would change which records are counted"
             raise InvalidError(what, given=refused, format=self.format, accepted=sorted(OPTIONS[self.format]))
         arguments.choice(f"{where} options encoding", self.encoding, ENCODINGS)
         arguments.text(f"{where} glob", self.glob, pattern=r"[^/]+", accepted="a pattern of file names, without '/'")
@@ -213,7 +213,7 @@ class FilesSource:
         stats = [stat for stat in self._listed(now_ms) if self._counts(stat.key)]
         for stat in stats:
             if any("\ud800" <= character <= "\udfff" for character in stat.key):
-                what = "a file's name is not UTF-8 and cannot be written down; rename it. Nothing was written"
+                what = "a file name is not UTF-8, so the log cannot record it; rename the file. Nothing was written"
                 raise DataError(what, location=self.path, file=ascii(stat.key))
         return [_found(stat) for stat in stats]
 
@@ -269,8 +269,8 @@ class FilesSource:
         self.require_location()
         if next(self._store().list("", limit=1), None) is None:
             what = (
-                "files that wait to be read are gone and nothing else lies in the source's location: is it mounted? Nothing was "
-                "written. If it was emptied on purpose, put any file there"
+                "unread files are missing, and the source's location is empty: check that it is mounted. Nothing became visible. "
+                "If it was emptied on purpose, put any file into it"
             )
             raise UnavailableError(what, location=self.path)
 
@@ -282,7 +282,7 @@ class FilesSource:
         """
         scheme, location = split_url(self.path)
         if scheme == "file" and not os.path.isdir(location):
-            what = "the source's directory is not there, or is not mounted; nothing was written"
+            what = "the source's directory is missing, or is not mounted; nothing became visible"
             raise UnavailableError(what, location=self.path).advising(
                 "mount or create the directory, or correct the source's path; then run again."
             )
@@ -307,7 +307,7 @@ class FilesSource:
             where = {"location": self.path, "file": pin.path}
             if stat is None:
                 self.refuse_empty_location()
-                raise RecordsMissingError("a planned file is no longer there; nothing became visible", **where)
+                raise RecordsMissingError("a planned file is missing; nothing became visible", **where)
             if (stat.bytes, _identity(stat)) != (pin.bytes, pin.identity):
                 what = "a planned file was changed after it was planned; nothing became visible"
                 raise RecordsMissingError(what, **where)
@@ -432,9 +432,9 @@ class FilesPlanner:
             self._source.refuse_empty_location()
             path = files[missing[0] - first].path
             if on_data_loss == "fail":
-                what = "a file that waits to be read was changed or removed; nothing was written"
+                what = "an unread file was changed or deleted; nothing was written"
                 raise SourceChangedError(what, location=location, file=path, files=len(missing))
-            what = "recording %d files as gaps: they were changed or removed; the first is %s"
+            what = "recording %d files as gaps: they were changed or deleted; the first is %s"
             logger.warning(what, len(missing), path)
         return sorted([*missing, *flaws])
 

@@ -37,7 +37,7 @@ def refuse_table(path: str) -> None:
         where = held if scheme == "file" else f"{scheme}://{held}"
         found = _kind_if_allowed(where)
         if found is not None:
-            raise _refusal(where, path, f"lies in {found}")
+            raise _refusal(where, path, f"is inside {found}")
 
 
 def refuse_tables_below(path: str, listed: Iterable[str], counted: Sequence[str]) -> None:
@@ -53,18 +53,18 @@ def refuse_tables_below(path: str, listed: Iterable[str], counted: Sequence[str]
     if inside is not None:
         root, key = inside
         raise _refusal(
-            f"{path.rstrip('/')}/{root.rstrip('/')}", path, "holds a table or the dataset of a pipeline", file=key
+            f"{path.rstrip('/')}/{root.rstrip('/')}", path, "contains a table or the dataset of a pipeline", file=key
         )
 
 
 def _refusal(table: str, path: str, what: str, **facts: str) -> InvalidError:
     return InvalidError(
-        f"the source's path {what}: files that were replaced or never committed lie there, too, and would be read as rows",
+        f"the source's path {what}: the source would also read files that were replaced or never committed",
         path=path,
         table=table,
         **facts,
     ).advising(
-        "give a path that holds no table. read_committed() and changes() read the dataset of a pipeline, and Spark reads tables. No rows were committed."
+        "set a path that contains no table. Read the dataset of a pipeline with read_committed() or changes(), and a table with Spark. No rows were committed."
     )
 
 

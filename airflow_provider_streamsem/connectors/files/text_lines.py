@@ -91,7 +91,8 @@ def refuse_lines_inside_records(parsed: DataFrame, bad: str, csv: Csv) -> None:
     if inside is not None:
         raise DataError(
             "a CSV file has a record with line breaks inside quotes, and a line of it looks like a record. No rows were committed. "
-            "Do: replace the file by one without line breaks inside fields",
+            "Put a copy without line breaks inside fields into the source under another name, delete this file, and set "
+            'on_data_loss="record_gap"',
             file=plain_path(inside[0]),
         )
 

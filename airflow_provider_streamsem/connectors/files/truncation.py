@@ -23,7 +23,7 @@ def flaw(format: str, path: str, size: int) -> str:
         return "" if size else "a file of this format cannot be empty"
     codec = path.lower().rpartition(".")[2]
     if codec in _ENDLESS:
-        return "Spark cannot tell whether a file of this compression is truncated: compress it as gzip, bzip2 or zstd"
+        return "Spark cannot detect that a file of this compression is truncated: compress it as gzip, bzip2 or zstd"
     return "a file of this compression cannot be that small" if size < _LEAST_BYTES.get(codec, 0) else ""
 
 

@@ -108,7 +108,7 @@ class Publication:
         counts = {name: getattr(found, name) for name in _COUNTS}
         if sum(counts.values()) + found.left != at.rows or min(found.left, *counts.values()) < 0:
             raise LogDamagedError(
-                "the effects that are recorded for a round are not those of its records",
+                "the recorded effects of a round do not add up to its number of records",
                 invariant="I18",
                 **self._where(at),
                 expected=at.rows,
@@ -187,7 +187,7 @@ class Publication:
         again = datetime.fromtimestamp(self._clock.now_ms() // 1000 + int(wait_s) + 1, timezone.utc)
         first = (self._rows_of(at.chunk) - at.rows) // self._sink.records_per_call
         return UnavailableError(
-            "the endpoint limits the rate of calls and asks for a longer wait than max_wait_s; it did not perform the last call, no record is lost, "
+            "the endpoint limits the rate of calls, and the wait would exceed max_wait_s; it did not perform the last call, no record is lost, "
             "and the next try begins with that call",
             **self._where(at),
             status=answer.status,
@@ -202,7 +202,7 @@ class Publication:
         where = {**self._where(at), "record": call.index, "status": answer.status}
         if answer.kind == "turned_away":
             return PublishError(
-                "the endpoint turns the caller away: credentials, address or method are wrong. It did not perform the call, no record is lost, and the "
+                "the endpoint rejects the caller: credentials, address or method are wrong. It did not perform the call, no record is lost, and the "
                 "next try begins with that call",
                 **where,
             )
@@ -223,7 +223,7 @@ class Publication:
         if self._sink.on_refusal == "record" and answer.kind == "refused":
             return None
         return PublishError(
-            "the endpoint refuses a call; the next try begins with that call, and does not repeat those before it",
+            "the endpoint refuses or redirects a call; the next try begins with that call, and does not repeat earlier calls",
             **where,
         )
 
@@ -231,10 +231,10 @@ class Publication:
         """Return an error if no other round should be claimed, because its records would be lost like those of this round."""
         where = {**self._where(at), **{name: counts[name] for name in _COUNTS[:3]}}
         if redirect:
-            what = "the endpoint names another address, which is not called; the chunk's records are counted as they ended, and chunks after it wait unclaimed"
+            what = "the endpoint redirects a call to another address, which is never called; the chunk's results are recorded, and later chunks are not claimed"
             return PublishError(what, status=redirect, **where)
         if counts["unknown"] == self._rows_of(at.chunk):
-            what = "the endpoint gave no clear answer for a whole chunk: its records are counted as unknown, and chunks after it wait unclaimed"
+            what = "the endpoint gave no clear answer for a whole chunk; its records are counted as unknown, and later chunks are not claimed"
             return UnavailableError(what, **where)
         return None
 
@@ -250,7 +250,7 @@ class Publication:
         may_close = self._effects.may_close and self._released != (at.chunk, at.number)
         if found is None and not may_close:
             raise UnavailableError(
-                "another entry has claimed a chunk of the effects, and has not recorded what became of it; a retry of the run that committed the version, or "
+                "another publisher has claimed a chunk of the effects and has not recorded its result; a retry of the run that committed the version, or "
                 "`streamsem skip`, closes it as unknown",
                 **self._where(at),
             )

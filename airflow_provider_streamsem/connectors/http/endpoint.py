@@ -94,7 +94,10 @@ def address(found: Connection, endpoint: str) -> Address:
     base = found.host if "://" in found.host else f"{found.schema or 'http'}://{found.host}"
     parts = urlsplit(base)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise InvalidError("the host of an http connection is not acceptable", conn_id=found.conn_id)
+        raise InvalidError(
+            "the host of an http connection must be a host name or an http(s) URL, without credentials",
+            conn_id=found.conn_id,
+        )
     if found.port and parts.port is None:
         base = parts._replace(netloc=f"{parts.netloc}:{found.port}").geturl()
     given = {name: value for name, value in found.extra.items() if name not in (*_OWN, *_LEFT)}
@@ -102,7 +105,7 @@ def address(found: Connection, endpoint: str) -> Address:
         sendable = isinstance(value, str) and re.fullmatch(r"[ -~\t]*", value) and value == value.strip()
         if not re.fullmatch(_TOKEN, name) or not sendable:
             raise InvalidError(
-                "the extra of an http connection holds headers, and one cannot be sent", conn_id=found.conn_id
+                "the extra of an http connection contains a header that cannot be sent", conn_id=found.conn_id
             )
     return Address(
         url=f"{base.rstrip('/')}/{endpoint.lstrip('/')}" if endpoint else base,
@@ -163,7 +166,7 @@ class Endpoint:
             socket.create_connection(where, timeout=self._timeout_s).close()
         except (OSError, UnicodeError) as error:
             raise UnavailableError(
-                "nobody listens at the endpoint; no call was made",
+                "the endpoint cannot be reached; no call was made",
                 endpoint=self._at.shown,
                 problem=type(error).__name__,
             ) from None

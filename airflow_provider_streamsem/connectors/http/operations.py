@@ -26,36 +26,36 @@ class Operation:
     instead: str = ""
 
 
-_KEY = "an endpoint that performs each key once (idempotent=True)"
+_KEY = "an endpoint that performs each idempotency key once (idempotent=True)"
 OPERATIONS: Mapping[str, Operation] = {
-    "append": Operation(idempotent=False, why="a repeat is one more row", instead=f"upsert_newer, or {_KEY}"),
-    "increment": Operation(idempotent=False, why="a repeat counts twice", instead=f"upsert_newer of the sum, or {_KEY}"),
+    "append": Operation(idempotent=False, why="a repeated call adds another row", instead=f"upsert_newer, or {_KEY}"),
+    "increment": Operation(idempotent=False, why="a repeated call counts twice", instead=f"upsert_newer of the sum, or {_KEY}"),
     "send": Operation(
-        idempotent=False, why="a repeat is read twice", instead=f'{_KEY}; or delivery="at_most_once", which may lose some'
+        idempotent=False, why="the receiver gets a repeated record twice", instead=f'{_KEY}; or delivery="at_most_once", which may lose records'
     ),
     "upsert": Operation(
         idempotent=False,
-        why="a repeat at once sets the same value; a late one sets an older value over a newer",
+        why="an immediate repeat sets the same value, but a late repeat overwrites a newer value with an older one",
         instead=f"upsert_newer, or {_KEY}",
     ),
     "upsert_newer": Operation(
         idempotent=True,
-        why="the endpoint sets a value only where (Streamsem-Version, Streamsem-Position), as numbers, is not below the pair that set it before",
+        why="the endpoint sets a value only if (Streamsem-Version, Streamsem-Position), compared as numbers, is not below the pair of the current value",
     ),
     "delete": Operation(
         idempotent=False,
-        why="a repeat at once finds nothing; a late one deletes what was created again",
-        instead=f"upsert_newer of a mark, or {_KEY}",
+        why="an immediate repeat finds nothing, but a late repeat deletes a recreated record",
+        instead=f"upsert_newer of a tombstone, or {_KEY}",
     ),
-    "max": Operation(idempotent=True, why="the greatest value stays, whatever is repeated and in whatever order"),
-    "min": Operation(idempotent=True, why="the least value stays, whatever is repeated and in whatever order"),
-    "union": Operation(idempotent=True, why="a member of a set is there or not, whatever is repeated and in whatever order"),
+    "max": Operation(idempotent=True, why="the greatest value stays, whichever calls are repeated and in any order"),
+    "min": Operation(idempotent=True, why="the least value stays, whichever calls are repeated and in any order"),
+    "union": Operation(idempotent=True, why="a set contains a member once, whichever calls are repeated and in any order"),
 }  # fmt: skip
 
 
 def table() -> list[str]:
     """Return the table as Markdown lines."""
-    lines = ["| the endpoint does | done again it changes nothing | why | instead |", "|---|---|---|---|"]
+    lines = ["| operation | idempotent | why | instead |", "|---|---|---|---|"]
     for name, operation in OPERATIONS.items():
         lines.append(
             f"| `{name}` | {'yes' if operation.idempotent else 'no'} | {operation.why} | {operation.instead} |"

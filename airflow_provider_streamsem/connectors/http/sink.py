@@ -34,22 +34,24 @@ logger = telemetry.log_of(__name__)
 
 _URL = r"https?://[^\s@#]+"
 _NAME = r"[A-Za-z0-9-]{1,64}"
-_NONE_LEFT_OUT = "the calls of a chunk are repeated until the log records how each ended: no record is left out"
+_NONE_LEFT_OUT = (
+    "the sink repeats the calls of a chunk until the log records the result of each call, so no record is left out"
+)
 _REASONS: dict[str, tuple[str, ...]] = {
     "at_least_once": (
         _NONE_LEFT_OUT,
-        "a crash may repeat the calls of a chunk. idempotent=True, where the endpoint performs each {header} once, makes it effectively once; "
-        'delivery="at_most_once" repeats none, and may lose some',
+        "a crash may repeat the calls of a chunk. If the endpoint performs each {header} once, idempotent=True makes this effectively once; "
+        'delivery="at_most_once" repeats no call, and may lose records',
     ),
     "effectively_once": (
         _NONE_LEFT_OUT,
-        "every try of a call carries the same {header}; that the endpoint performs one key once is its promise (idempotent=True), and is not checked",
+        "every try of a call carries the same {header}; the endpoint promises to perform each key once (idempotent=True), which the sink cannot check",
     ),
     "at_most_once": (
-        "each chunk of the rows is claimed in the log before its first call, and no call is performed twice: only a call that the endpoint says it did not "
-        f"perform ({NOT_PERFORMED_TEXT}), or that could not be sent, is sent again. Records that a crash or an unclear answer leaves are "
-        "counted unknown in the receipts. "
-        'delivery="at_least_once" would lose none, and perhaps repeat some',
+        "the sink claims each chunk of the rows in the log before its first call, and no call is performed twice. The sink sends a call again only if the "
+        f"endpoint says that it did not perform it ({NOT_PERFORMED_TEXT}), or if the call could not be sent. If a crash or "
+        "an unclear answer leaves a result open, the receipts count its records as unknown. "
+        'delivery="at_least_once" would lose no record, but may repeat some',
     ),
 }
 
@@ -110,17 +112,19 @@ class HttpSink(StagedSink):
             raise InvalidError(f"{where} exactly one of url and conn_id must be given")
         if self.url is not None:
             if "@" in str(self.url):  # The error does not quote the URL, which may contain a password.
-                raise InvalidError(f"{where} url must hold no credentials", accepted="conn_id=")
+                raise InvalidError(f"{where} url must not contain credentials", accepted="conn_id=")
             arguments.text(f"{where} url", self.url, pattern=_URL, accepted="http:// or https://, without credentials")
             try:
                 urlsplit(str(self.url)).port  # noqa: B018
             except ValueError as error:
-                raise InvalidError(f"{where} url has a host or a port that is none", given=self.url) from error
+                raise InvalidError(f"{where} url has an invalid host or port", given=self.url) from error
         else:
             arguments.text(f"{where} conn_id", self.conn_id)
         arguments.text(f"{where} endpoint", self.endpoint, pattern=r"[^\s#]*", accepted="a path without spaces")
         if self.url is not None and self.endpoint:
-            raise InvalidError(f"{where} endpoint belongs to conn_id; a url is whole", given=self.endpoint)
+            raise InvalidError(
+                f"{where} endpoint needs conn_id; a url must contain the whole address", given=self.endpoint
+            )
         arguments.choice(f"{where} method", self.method, ("POST", "PUT", "PATCH"))
         arguments.text(f"{where} key_header", self.key_header, pattern=_NAME, accepted=_NAME)
         object.__setattr__(self, "record_id", arguments.text_list(f"{where} record_id", self.record_id))
@@ -131,7 +135,7 @@ class HttpSink(StagedSink):
             arguments.integer(f"{where} max_per_s", self.max_per_s, least=1)
         arguments.integer(f"{where} max_wait_s", self.max_wait_s, least=0)
         if self.record_id and self.records_per_call != 1:
-            raise InvalidError(f"{where} record_id names one record, so records_per_call must be 1")
+            raise InvalidError(f"{where} record_id identifies one record, so records_per_call must be 1")
         self._check_delivery(where)
 
     def _check_delivery(self, where: str) -> None:
@@ -143,7 +147,7 @@ class HttpSink(StagedSink):
         claims = self.delivery == "at_most_once"
         if claims and self.idempotent:
             raise InvalidError(
-                f"{where} at_most_once makes no call twice, so idempotent says nothing", accepted="at_least_once"
+                f"{where} idempotent has no effect with at_most_once, which repeats no call", accepted="at_least_once"
             )
         if is_harmless and not claims:
             object.__setattr__(self, "delivery", "effectively_once")
@@ -165,17 +169,17 @@ class HttpSink(StagedSink):
         if operation.idempotent and not self.idempotent and self.delivery == "effectively_once":
             found = (
                 _NONE_LEFT_OUT,
-                f"what is repeated changes nothing, by the endpoint's promise ({self.operation}): {operation.why}",
+                f"a repeated call changes nothing, as the endpoint promises ({self.operation}): {operation.why}",
             )
         elif self.delivery == "at_least_once":
             found += (f"{self.operation}: {operation.why}. Instead: {operation.instead}",)
         if self.record_id and self.idempotent:
             named = ", ".join(self.record_id)
             found += (
-                f"records with equal {named} are one to the endpoint: a later one with other values is not performed",
+                f"records with equal {named} have the same key: the endpoint does not perform a later one with other values",
             )
         if self.on_refusal == "record":
-            found += ("records that the endpoint refuses are counted in the receipts, and are not there",)
+            found += ("records that the endpoint refuses are counted in the receipts and left out",)
         return found
 
     def immutable_config(self) -> Json:
@@ -249,7 +253,9 @@ class HttpSink(StagedSink):
         found = address(connection(self.conn_id or ""), self.endpoint)
         if self.key_header.lower() in {name.lower() for name in found.headers}:
             raise InvalidError(
-                "the key of a call is not a connection's to give", conn_id=self.conn_id, header=self.key_header
+                "the connection must not set the header of the idempotency key",
+                conn_id=self.conn_id,
+                header=self.key_header,
             )
         return found
 

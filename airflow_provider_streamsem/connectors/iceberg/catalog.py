@@ -61,13 +61,13 @@ def check_properties(where: str, properties: Mapping[str, str], *, accepts_secre
     refused = sorted(name for name in properties if _CODE.search(name) or not _ACCEPTED.fullmatch(name))
     if refused:
         raise InvalidError(
-            f"{where} properties hold names that are not accepted: pyiceberg may load code by them",
+            f"{where} properties contain names that are not accepted: pyiceberg may load code that they name",
             given=refused,
             accepted=[*_WORDS, "adls.*", "client.*", "gcs.*", "glue.*", "header.*", "hive.*", "rest.*", "s3.*", "…"],
         )
     query = set(parse_qs(_query(properties.get("uri", "")), keep_blank_values=True)) - {*_URI_QUERY}
     if query:
-        what = f"{where} uri holds settings of a database driver that are not accepted: drivers may load code by them"
+        what = f"{where} uri contains settings of a database driver that are not accepted: drivers may load code that they name"
         raise InvalidError(what, given=sorted(query), accepted=list(_URI_QUERY))
     headers = [name for name in properties if name.startswith("header.") and name.lower() not in _PLAIN_HEADERS]
     if headers and not accepts_secrets:
@@ -87,7 +87,7 @@ def _refuse_code(what: str, properties: Mapping[str, Any]) -> None:
     code = sorted(name for name in properties if _CODE_OF_OTHERS.search(name))
     if code:
         raise InvalidError(
-            f"{what} names code for pyiceberg to load; it was not loaded, and no row was published", given=code
+            f"{what} names code for pyiceberg to load; the code was not loaded, and no row was published", given=code
         )
 
 
@@ -137,7 +137,7 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, locati
     except (ValueError, NoSuchPropertyException) as error:
         # The cause is not chained, because pyiceberg's message contains all properties.
         raise InvalidError(
-            "the properties are not those of a catalog",
+            "pyiceberg cannot open a catalog with these properties",
             catalog=name,
             given=sorted({**properties, **_of_connection(conn_id)}),
             problem=type(error).__name__,

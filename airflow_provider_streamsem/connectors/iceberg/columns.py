@@ -103,7 +103,7 @@ def _type(given: Any, column: str, ids: Any) -> IcebergType:
     decimal = _DECIMAL.fullmatch(kind) if isinstance(kind, str) else None
     if decimal is None:
         raise DataError(
-            "a column is of a type that Iceberg does not have; nothing became visible", column=column, given=kind
+            "a column has a type that Iceberg does not have; nothing became visible", column=column, given=kind
         )
     return DecimalType(int(decimal[1]), int(decimal[2]))
 
@@ -159,7 +159,8 @@ def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, la
             continue
         if mapping is not None and mapped.get(known.name) != known.field_id:
             raise DataError(
-                "the Iceberg table's name mapping does not lead to a column; nothing became visible", column=name
+                "the Iceberg table's name mapping does not map a column's name to its field id; nothing became visible",
+                column=name,
             )
         kind = _spark_type(known.field_type)
         try:
@@ -167,7 +168,7 @@ def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, la
             types.append(widened(kind, field["type"], name, grows=grows, lacks=lacks))
         except DataError as error:
             raise DataError(
-                "a column is of another type or spelling in the Iceberg table; nothing became visible",
+                "a column has another type or spelling in the Iceberg table; nothing became visible",
                 column=error.fields.get("column", name),
                 given=error.fields.get("found", field["type"]),
                 found=error.fields.get("recorded", f"{known.name}: {known.field_type}"),
@@ -197,13 +198,13 @@ def check_names(table: TableMetadata) -> None:
     for name, at in json.loads(table.properties.get(COLUMNS, "{}")).items():
         if name in current.column_names and current.find_field(name).field_id != at:
             raise DataError(
-                "a column of the Iceberg table has the name that another column had when files were appended: readers find the values of that one in it; "
+                "a column of the Iceberg table has the name that another column had when files were appended: readers return the other column's values; "
                 "nothing became visible",
                 column=name,
                 ids=[at, current.find_field(name).field_id],
             ).advising(
-                "rename the new column, or rewrite the table's files by Spark (CALL system.rewrite_data_files with rewrite-all) while the names were as "
-                f"before, and remove the property {COLUMNS}."
+                "rename the new column. Or restore the earlier names, rewrite the table's files with Spark (CALL system.rewrite_data_files with "
+                f"rewrite-all), and remove the property {COLUMNS}."
             )
 
 
@@ -238,7 +239,7 @@ def check_staged_types(table: TableMetadata, schema: str) -> None:
 
 def _check_spelling(name: str, known: NestedField) -> None:
     if name != known.name:
-        raise DataError("a column is spelled in another way", column=name)
+        raise DataError("a column is spelled differently in the Iceberg table", column=name)
 
 
 def _promotes(narrow: str, wide: str) -> bool:

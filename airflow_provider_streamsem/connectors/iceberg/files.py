@@ -42,7 +42,7 @@ def metrics(parquet: Any, *, partition_by: Sequence[str]) -> str:
             lower, upper = _bounds([chunk.statistics for chunk in chunks])
         except (OverflowError, ValueError) as error:  # a year that Python cannot represent
             if path in partition_by:
-                raise DataError("a partition value is out of the years 1 to 9999", column=path) from error
+                raise DataError("a partition value is outside the years 1 to 9999", column=path) from error
             lower = upper = None
         columns[path] = [
             sum(chunk.total_compressed_size for chunk in chunks),

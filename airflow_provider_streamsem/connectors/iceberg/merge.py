@@ -46,8 +46,8 @@ def check_writable(table: Table) -> None:
     except Exception as error:
         problem = error
     if given != "parquet" or problem is not None:
-        what = "the Iceberg table asks for files that pyiceberg does not write; nothing became visible"
-        raise DataError(what, table=".".join(table.name()), format=given, says=str(problem or "")) from problem
+        what = "the Iceberg table requires files that pyiceberg cannot write; nothing became visible"
+        raise DataError(what, table=".".join(table.name()), format=given, problem=str(problem or "")) from problem
 
 
 def merge(commit: Transaction, location: str, batch: Batch, key: str, mark: dict[str, str]) -> None:

@@ -91,7 +91,7 @@ class IcebergSink(TableSink[_Open]):
 
     extra: ClassVar[str] = "iceberg"
     once: ClassVar[str] = (
-        "each version is one commit of the table, which holds {holds} and the pipeline's marker, and is taken only while the table is as it was read"
+        "each version is one commit of the table, which contains {holds} and the pipeline's marker; the catalog refuses the commit if the branch main has moved"
     )
     path: str
     table: str
@@ -116,7 +116,7 @@ class IcebergSink(TableSink[_Open]):
             arguments.integer(f"{where} expire_after_s", self.expire_after_s, least=1)
         self.take_arguments(where)
         if len(self.keys) > 1 or any("." in key for key in self.keys):
-            what = "an Iceberg table is merged by one key, which has no dot in its name"
+            what = "mode upsert of an Iceberg table needs exactly one key, without a dot in its name"
             raise InvalidError(what, given=list(self.keys))
 
     def immutable_config(self) -> Json:
@@ -161,7 +161,7 @@ class IcebergSink(TableSink[_Open]):
             table = self._read(catalog, refusal=InvalidError)
             changed = [] if table is None else self._changed(table, replaced)[0]
         if changed:
-            what = "others rewrote or deleted files of this version in the Iceberg table, so it cannot be reprocessed; nothing was written"
+            what = "another writer rewrote or deleted files of this version in the Iceberg table, so the version cannot be reprocessed; nothing was written"
             raise InvalidError(what, table=self.table, files=changed)
 
     def stats(self, parquet: Any) -> str:
@@ -193,9 +193,9 @@ class IcebergSink(TableSink[_Open]):
 
     def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
         """Check that the table has the pipeline's marker and was not rolled back."""
-        what = "has no marker of this pipeline: it was deleted and created again, or replaced"
+        what = "has no marker of this pipeline: it was deleted and recreated, or replaced"
         what = "is missing: it was deleted or renamed" if handle.table is None else what
-        truth = f"the Iceberg table, which has rows of this pipeline by its receipts, {what}"
+        truth = f"according to the receipts, the Iceberg table has rows of this pipeline, but the table {what}"
         if not batch.is_settled(found):
             batch.check_marker(found, truth, table=self.table, catalog=self.catalog)
         key = _key(batch.pipeline_uuid, batch.sink)
@@ -278,7 +278,7 @@ class IcebergSink(TableSink[_Open]):
             self._check_merge(table, columns)
         except (ConflictError, DataError) as error:
             raise PublishError(
-                "the Iceberg table was changed after the batch was staged and does not take its rows; nothing of the batch is in it",
+                "the Iceberg table was changed after the batch was staged and no longer accepts its rows; nothing of the batch is in it",
                 table=self.table,
                 version=batch.version,
                 problem=error.summary,
@@ -302,7 +302,7 @@ class IcebergSink(TableSink[_Open]):
         changed, current_output = self._changed(table, replaced)
         if changed:
             raise PublishError(
-                "files that a reprocessing run replaces were rewritten or deleted in the Iceberg table by others; the reprocessing run would double their rows",
+                "another writer rewrote or deleted files in the Iceberg table that the reprocessing run replaces; publishing could duplicate their rows",
                 table=self.table,
                 version=batch.version,
                 files=changed,
@@ -364,7 +364,9 @@ class IcebergSink(TableSink[_Open]):
         self._check_partitions(table)
         asked = iceberg_columns.unwritable(table.metadata, expires=self.expire_after_s is not None)
         if asked:
-            what = "the Iceberg table requires more of its writers than this sink does; nothing became visible"
+            what = (
+                "the Iceberg table has requirements for writers that this sink does not satisfy; nothing became visible"
+            )
             raise DataError(what, table=self.table, requires=asked)
         if not self.merges:
             iceberg_columns.check_names(table.metadata)

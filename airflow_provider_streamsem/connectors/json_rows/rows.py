@@ -26,7 +26,7 @@ def check_types(schema: str) -> list[str]:
     for field in fields:
         if not _is_known(field["type"]):
             raise DataError(
-                "a column is of a type that JSON does not have; nothing became visible",
+                "a column has a type that JSON cannot represent; nothing became visible",
                 column=field["name"],
                 given=field["type"],
             )

@@ -24,7 +24,7 @@ _DO_UNREACHABLE = (
     "check that the brokers run and that this host reaches them (address, port, TLS or plain text); then run again."
 )
 _DO_REFUSED = (
-    "check the user, the password and the mechanism of the connection, and the rights on topics; then run again."
+    "check the user, the password and the SASL mechanism of the connection, and the user's ACLs; then run again."
 )
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 """SASL mechanisms with which both clients authenticate by username and password only"""
@@ -117,7 +117,7 @@ def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str,
     refused = sorted(name for name in extra if name not in (*accepted, *_IGNORED))
     if refused:
         raise InvalidError(
-            "a kafka connection holds a property that is not passed to a Kafka client; no client was started",
+            "a kafka connection has a property that this package does not pass to Kafka clients; no client was started",
             conn_id=conn_id,
             property=refused[0] if len(refused) == 1 else refused,
             accepted=sorted(accepted),
@@ -185,15 +185,17 @@ def answer(ask: Any, *, missing: str = "", settings: Mapping[str, str] | None = 
         if name == missing:
             return None
         if name in REFUSALS:
-            raise StoreRefusedError("Kafka refused a request; nothing was written", **where, error=name).advising(
-                _DO_REFUSED
-            ) from error
+            raise StoreRefusedError(
+                "Kafka refused a request; this request wrote no records", **where, error=name
+            ).advising(_DO_REFUSED) from error
         if name in _UNREACHABLE:
-            what = "no Kafka broker answered at these addresses; nothing was written"
+            what = "no Kafka broker answered at these addresses; this request wrote no records"
             raise UnavailableError(what, **where, error=name).advising(_DO_UNREACHABLE) from error
-        raise UnavailableError("Kafka gave no clear answer; nothing was written", **where, error=name) from error
+        raise UnavailableError(
+            "Kafka gave no clear answer; this request wrote no records", **where, error=name
+        ) from error
     except (FutureTimeoutError, TimeoutError) as error:
-        what = "Kafka gave no answer in time; nothing was written"
+        what = "Kafka did not answer in time; this request wrote no records"
         raise UnavailableError(what, **where, seconds=TIMEOUT_S).advising(_DO_UNREACHABLE) from error
 
 

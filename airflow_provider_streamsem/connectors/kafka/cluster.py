@@ -59,7 +59,7 @@ def parse_partition(name: str) -> Partition:
     location, _, topic_id = name.partition("@")
     topic, _, number = location.rpartition("-")
     if not re.fullmatch(r"[0-9]{1,9}", number):
-        raise LogDamagedError("the log names what is no partition of a topic", invariant="R6", partition=name)
+        raise LogDamagedError("the log contains an invalid name of a Kafka partition", invariant="R6", partition=name)
     return Partition(topic=topic, number=int(number), topic_id=topic_id)
 
 
@@ -194,7 +194,7 @@ class KafkaCluster:
                 if wait_s is None or error.fields.get("error") not in _ELECTING:
                     raise
                 time.sleep(wait_s)
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last try returned no result and raised no error")
 
     def was_truncated(self, partition: Partition, offset: int, epoch: int) -> bool:
         """
@@ -230,7 +230,7 @@ class KafkaCluster:
         finally:
             consumer.close()
         raise UnavailableError(
-            "Kafka gave no clear answer about a partition; nothing was written", partition=partition.name
+            "Kafka gave no clear answer about a partition; no rows were committed", partition=partition.name
         )
 
 

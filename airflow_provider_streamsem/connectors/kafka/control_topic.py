@@ -91,7 +91,7 @@ class Control:
         policy = self.config([self.topic], "cleanup.policy")[self.topic]
         if found != 1 or policy != "compact":
             raise InvalidError(
-                "the control topic must have one partition and cleanup.policy=compact: else markers are lost, and batches repeated",
+                "the control topic must have one partition and cleanup.policy=compact. Otherwise markers can be lost, and batches would be sent again",
                 control_topic=self.topic,
                 partitions=found,
                 cleanup_policy=policy,
@@ -137,7 +137,7 @@ class Control:
         finally:
             consumer.close()
         raise UnavailableError(
-            "the control topic could not be read to its end: a transaction of another publisher is open there, or Kafka does not answer",
+            "the control topic could not be read to its end: another publisher has an open transaction in it, or Kafka does not answer",
             control_topic=self.topic,
             seconds=within_s,
         )

@@ -39,7 +39,7 @@ def read_pins(pins: Json, *, is_read: Callable[[str], bool]) -> tuple[RangePin, 
     try:
         found = tuple(build(RangePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
     except LogDamagedError as error:
-        what = "the pins of a plan are not ranges of a topic; nothing was read"
+        what = "the pins of a plan are not offset ranges of Kafka partitions; nothing was read"
         raise LogDamagedError(what, invariant="R6") from error
     refuse_other_topics((pin.topic for pin in found), is_read=is_read)
     return found

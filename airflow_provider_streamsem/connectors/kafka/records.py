@@ -235,7 +235,7 @@ def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Deco
             if reason is None:
                 readable[version.id] = version.schema
             else:
-                logger.warning("records of a schema are quarantined: %s", reason)
+                logger.warning("all records with this schema are quarantined: %s", reason)
                 unreadable.append(reason)
         for number, schema in readable.items():
             head = F.lit(b"\0" + number.to_bytes(4, "big"))
@@ -306,7 +306,7 @@ def _versions(registry: str, subjects: list[str]) -> list[_Version]:
                 found.append(_version(f"{location}/{int(number)}", subject, int(number), answer))
     if not found:
         raise DataError(
-            "the schema registry knows no Avro schema of these subjects; nothing became visible", subjects=subjects
+            "the schema registry has no Avro schema for these subjects; nothing became visible", subjects=subjects
         )
     return found
 
@@ -338,7 +338,7 @@ def _refuse_taken(names: Iterable[str]) -> None:
     taken = sorted({name for name in names if name.lower() in {f"kafka_{own}" for own in _OWN}})
     if taken:
         raise DataError(
-            "fields of the value have names that are Kafka's own here; nothing became visible", fields=taken
+            "fields of the value have names that are reserved for Kafka's columns; nothing became visible", fields=taken
         )
 
 

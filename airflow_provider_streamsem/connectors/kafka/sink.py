@@ -84,10 +84,11 @@ class KafkaSink(TransactionalSink[_Open]):
 
     extra: ClassVar[str] = "kafka"
     tries: ClassVar[int] = 5
+    first_wait_s: ClassVar[float] = 0.2
     reopens: ClassVar[bool] = False
     reasons: ClassVar[tuple[str, ...]] = (
-        "each version is one Kafka transaction, which holds its records and its marker; a publisher fences every older one before it reads the marker",
-        "exactly once is what consumers with isolation.level=read_committed see; others also see records of transactions that were aborted",
+        "one Kafka transaction contains the records of a version and its marker; a publisher fences all older publishers before it reads the marker",
+        "consumers with isolation.level=read_committed see each record exactly once; other consumers also see records of aborted transactions",
     )
     can_reprocess: ClassVar[bool] = False
     keeps_staged: ClassVar[bool] = False
@@ -107,7 +108,7 @@ class KafkaSink(TransactionalSink[_Open]):
             if getattr(self, name) is not None:
                 arguments.text(f"{where} {name}", getattr(self, name), pattern=_TOPIC, accepted=_TOPIC)
         if self.topic == self.control_topic:
-            raise InvalidError(f"{where} records cannot lie in the control topic", given=self.topic)
+            raise InvalidError(f"{where} topic and control_topic must be different topics", given=self.topic)
         if (self.conn_id is None) == (self.bootstrap_servers is None):
             raise InvalidError(f"{where} exactly one of conn_id and bootstrap_servers must be given")
         for name in ("conn_id", "bootstrap_servers"):
@@ -151,8 +152,8 @@ class KafkaSink(TransactionalSink[_Open]):
         control = self._control()
         if control.is_missing():
             what = (
-                "the control topic was deleted; nothing became visible. Create it again (one partition, cleanup.policy=compact) and run again: the run then "
-                "stops before it sends anything, and names the marker that the topic needs"
+                "the control topic was deleted; nothing became visible. Recreate it (one partition, cleanup.policy=compact) and run again. If the sink has "
+                "published before, the run then stops before it sends a record, and its error names the marker that the topic needs"
             )
             raise DataError(what, control_topic=self.control_topic)
         control.check()
@@ -183,8 +184,8 @@ class KafkaSink(TransactionalSink[_Open]):
         needs_s = measured.bytes / self.bytes_per_s
         if needs_s > self.transaction_timeout_s:
             raise DataError(
-                "the batch is larger than one Kafka transaction can carry: bytes / bytes_per_s > transaction_timeout_s. Smaller limits, or a longer timeout, "
-                "let it pass; nothing became visible",
+                "the batch is too large for one Kafka transaction: bytes / bytes_per_s > transaction_timeout_s. Lower the pipeline's limits, or raise "
+                "transaction_timeout_s; nothing became visible",
                 rows=measured.rows,
                 bytes=measured.bytes,
                 bytes_per_s=self.bytes_per_s,
@@ -194,7 +195,9 @@ class KafkaSink(TransactionalSink[_Open]):
             )
         control, locations = self._control(), {(topic or self.topic, at) for topic, at in measured.locations}
         if any(topic is None or topic == self.control_topic for topic, _ in locations):
-            raise DataError("a row names no topic, or the control topic; nothing became visible", columns=COLUMNS)
+            raise DataError(
+                "a row has no topic, or its topic is the control topic; nothing became visible", columns=COLUMNS
+            )
         topics = {str(topic) for topic, _ in locations}
         counts = control.partitions(topics)
         for topic, at in sorted(locations, key=str):
@@ -213,7 +216,7 @@ class KafkaSink(TransactionalSink[_Open]):
         accepted = min(int(self.options.get("message.max.bytes", _MESSAGE_MAX_BYTES)), *most) - OVERHEAD_BYTES
         if measured.largest > accepted:
             raise DataError(
-                "a record is larger than the topic or the producer takes; nothing became visible",
+                "a record is larger than the topic or the producer accepts; nothing became visible",
                 bytes=measured.largest,
                 accepted=accepted,
                 settings=["message.max.bytes of the sink's options", "max.message.bytes of the topic"],
@@ -230,9 +233,8 @@ class KafkaSink(TransactionalSink[_Open]):
     def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
         """Create a producer that fences all older producers of this sink, then read the marker."""
         control = self._control()
-        if failure is None:
-            self._check_control(control, batch, skips=skips)
-        elif _name(failure.error) in _FENCED:
+        self._check_control(control, batch, skips=skips)
+        if failure is not None and _name(failure.error) in _FENCED:
             found = self._awaited(control, batch)
             if _is_published(found, batch):
                 yield _Open(None, found)
@@ -243,19 +245,25 @@ class KafkaSink(TransactionalSink[_Open]):
             yield _Open(producer, control.marker(_key(batch), within_s=self.transaction_timeout_s))
         except Exception as error:
             if producer is None and self.is_refusal(error):
-                raise self._refused(batch, error, "Kafka refuses the publisher, which put nothing there") from error
+                raise self._refused(batch, error, "Kafka refuses the sink's producer, which sent no records") from error
             raise
         finally:
             _abort_quietly(producer)
 
     def _check_control(self, control: Control, batch: Batch, *, skips: bool) -> None:
-        if skips:
+        try:
+            self._require_control(control, batch, creates=skips)
+        except InvalidError as error:
+            raise PublishError(error.summary, **error.fields, version=batch.version) from None
+
+    def _require_control(self, control: Control, batch: Batch, *, creates: bool) -> None:
+        if creates:
             control.ensure()
             return
         if control.is_missing():
             what = (
-                "the control topic was deleted, and with it the marker that says whether the batch is in Kafka. Check whether the batch is in its topics; "
-                "to have it sent, create the control topic again (one partition, cleanup.policy=compact)"
+                "the control topic was deleted, and with it the marker that records whether the batch is in Kafka. Check whether the batch is in its topics. "
+                "To send it, recreate the control topic (one partition, cleanup.policy=compact) and the marker"
             )
             raise batch.lost(what, control_topic=self.control_topic, key=_key(batch))
         control.check()
@@ -266,7 +274,7 @@ class KafkaSink(TransactionalSink[_Open]):
 
     def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
         """Check that the control topic has the marker that the newest receipts name."""
-        what = "the control topic has no marker of this pipeline, which has sent records by its receipts: the topic was deleted and created again"
+        what = "the control topic has no marker of this pipeline, but the receipts say that it has sent records: the topic was deleted and recreated"
         if not batch.is_settled(found):
             batch.check_marker(found, what, control_topic=self.control_topic, key=_key(batch))
 
@@ -281,14 +289,14 @@ class KafkaSink(TransactionalSink[_Open]):
 
     def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
         """Return an error that names Kafka's error."""
-        return self._refused(batch, cause, "Kafka refuses the batch; nothing of it is there")
+        return self._refused(batch, cause, "Kafka refuses the batch; no record of the batch is committed in Kafka")
 
     def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
         """Return an error that names Kafka's error and the settings of the transaction."""
         if isinstance(cause, StreamsemError):
             return cause
         error = UnavailableError(
-            "Kafka gave no clear answer; whether the batch is there is unknown. Where its transactions time out, transaction_timeout_s is too short for it",
+            "Kafka gave no clear answer; whether Kafka committed the batch is unknown. If its transactions time out, raise transaction_timeout_s",
             version=batch.version,
             sink=batch.sink,
             bytes=sum(file.bytes for file in batch.committable.files),

@@ -84,8 +84,8 @@ class KafkaSource:
     compacts: ClassVar[bool] = True
     location: ClassVar[None] = None  # A dataset cannot overlap a cluster.
     reasons: ClassVar[tuple[str, ...]] = (
-        "ranges of offsets are fixed in the plan with the topic's id, and every attempt reads exactly them",
-        "offsets that are gone and topics that were recreated fail the run, or are recorded as gaps; a log that was truncated fails it",
+        "the plan records offset ranges and topic ids, and every attempt reads exactly these ranges",
+        "missing offsets and recreated topics fail the run, or are recorded as gaps; a truncated partition fails it",
     )
     topics: Sequence[str] = ()
     topic_pattern: str | None = None
@@ -165,7 +165,9 @@ class KafkaSource:
         found = cluster.partitions(self.topics)
         missing = sorted({*self.topics} - {p.topic for p in found})
         if missing:
-            raise SourceChangedError("topics do not exist; nothing was written", topics=missing)
+            raise SourceChangedError("topics do not exist; nothing was written", topics=missing).advising(
+                "create the topics, or correct `topics`; then run again."
+            )
         return found
 
     def initial_offsets(self) -> Offsets:
@@ -235,16 +237,16 @@ class KafkaSource:
         lows, ends = {} if was_read else cluster.lows(there), cluster.ends(there)
         for p in sorted(there):
             pin, end = pinned[p], ends[p]
-            is_truncated = end.epoch != pin.epoch >= 0 and cluster.was_truncated(p, pin.end, pin.epoch)
-            if end.offset < pin.end or is_truncated:
-                what = "a partition's log was truncated below what was planned: records were lost in Kafka. Nothing became visible"
+            has_new_leader = end.epoch != pin.epoch >= 0
+            if end.offset < pin.end or (has_new_leader and cluster.was_truncated(p, pin.end, pin.epoch)):
+                what = "a partition was truncated below the planned end: Kafka lost records. Nothing became visible"
                 raise SourceChangedError(what, partition=p.name, range=(pin.start, pin.end), end=end.offset)
         for p, pin in sorted(pinned.items()):
             if p not in there:
                 what = "a planned topic was deleted, or deleted and recreated; nothing became visible"
                 raise RecordsMissingError(what, partition=p.name)
             if (low := lows.get(p, 0)) > pin.start:
-                what = "planned offsets are no longer there; nothing became visible"
+                what = "Kafka no longer has the planned offsets; nothing became visible"
                 raise RecordsMissingError(what, partition=p.name, range=(pin.start, pin.end), first=low)
 
     def load(self, spark: SparkSession, pins: Sequence[RangePin]) -> KafkaRecords:
@@ -284,7 +286,8 @@ def _hint(ends: Mapping[str, End], targets: Offsets) -> Json:
     known = dict(ends)
     for name, target in targets.items():
         at = known.get(name, End(0, -1))
-        known[name] = End(max(target, at.offset), at.epoch)
+        # A partition that is missing now has an end of an older epoch. Its epoch says nothing of later offsets.
+        known[name] = at if at.offset >= target else End(target, -1)
     return {"ends": {name: [end.offset, end.epoch] for name, end in sorted(known.items())}}
 
 
@@ -299,7 +302,7 @@ def _present(
     first, last = unread
     if p in ends and ends[p].offset < last:
         # This is not a gap. Future records of the partition would get these offsets and would count as read.
-        what = "a partition ends below what the run was to read: its log was truncated, or is read at another isolation level. Nothing was written"
+        what = "a partition ends before the end offset of the run: it was truncated, or the isolation level was changed. Nothing was written"
         raise SourceChangedError(what, partition=p.name, range=unread, end=ends[p].offset)
     low = min(max(lows.get(p, first), first), last)
     return low, last if p in ends else low
@@ -369,9 +372,9 @@ class KafkaPlanner:
             if taken[p.name]:
                 pins.append(RangePin(p.topic, p.topic_id, p.number, low, end_of_pin, ends[p].epoch))
         if gaps and on_data_loss == "fail":
-            raise SourceChangedError("offsets that wait to be read are gone from Kafka; nothing was written", lost=gaps)
+            raise SourceChangedError("unread offsets are missing in Kafka; nothing was written", lost=gaps)
         if gaps:
-            logger.warning("recording offsets as gaps, since Kafka no longer has them: %s", gaps)
+            logger.warning("recording offsets as gaps, because Kafka no longer has them: %s", gaps)
         if not ranges:
             return None
         next_hint = _hint({**known, **{p.name: at for p, at in ends.items()}}, end.offsets)
@@ -398,9 +401,12 @@ class KafkaPlanner:
                 continue
             # Without an id it may be the same topic, in a cluster that started or stopped assigning topic ids. Its records would be read again.
             if on_data_loss == "fail" or not topic_id or not now:
-                what = "a topic was deleted and recreated; what was not yet read of the old one is gone. Nothing was written"
+                what = (
+                    "a topic has another id than in the committed offsets. It was deleted and recreated, and its unread records are lost; or the cluster "
+                    "started or stopped assigning topic ids. Nothing was written"
+                )
                 raise SourceChangedError(what, topic=topic, committed=topic_id, found=now)
-            logger.warning("topic %s was deleted and recreated: reading the new one from its beginning", topic)
+            logger.warning("topic %s was deleted and recreated; reading the new topic from its beginning", topic)
 
     def _check_history(
         self, start: Offsets, ends: Mapping[Partition, End], lows: Mapping[Partition, int], known: Mapping[str, End]
@@ -411,7 +417,7 @@ class KafkaPlanner:
             went_back = p.name in start and end.offset < committed
             changed = seen is not None and end.epoch != seen.epoch >= 0 and committed > 0 and committed >= lows[p]
             if went_back or (changed and seen is not None and self._cluster.was_truncated(p, committed, seen.epoch)):
-                what = "a partition's log was truncated below what is committed: records were lost in Kafka. Nothing was written"
+                what = "a partition was truncated below the committed offset: Kafka lost records. Nothing was written"
                 raise SourceChangedError(what, partition=p.name, committed=committed, end=end.offset)
 
     def lag(self, start: Offsets, hint: Json) -> int:

@@ -48,5 +48,5 @@ def time_ms(text: str) -> int:
     """
     at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     if at.tzinfo is None:
-        raise ValueError("a time needs a zone")
+        raise ValueError("the timestamp has no time zone")
     return int(at.timestamp() * 1000)

@@ -150,7 +150,7 @@ class Landing:
                 if match is not None and stat.key == key_of(int(match[1])):
                     return int(match[1])
         except UnknownAnswerError as error:
-            what = "the landing gave no clear answer to a listing; nothing was landed or acknowledged"
+            what = "the store of the landing gave no clear answer to a listing; nothing was landed or acknowledged"
             raise UnavailableError(what, location=self._log.store.url) from error
         return -1
 
@@ -201,13 +201,13 @@ class Landing:
         stored, queue = read_json(found, _MARK), list(self._queue())
         if stored != {"queue": queue}:
             raise InvalidError(
-                "the landing is that of another queue: messages of both would be taken for one queue's, and equal ids for one message",
+                "the landing belongs to another queue: messages of both queues would be mixed, and equal message ids would count as duplicates",
                 landing=self._log.store.url,
                 mark=_MARK,
                 marked=stored,
                 queue=queue,
             ).advising(
-                "give each queue a landing of its own. If the same queue has moved to another server, delete the mark. No message was acknowledged."
+                "set a separate landing for each queue. If the same queue has moved to another server, delete the mark. No message was acknowledged."
             )
         return True
 
@@ -249,7 +249,7 @@ class Landing:
         except UnavailableError as error:
             # The messages are landed, so the run continues.
             logger.warning(
-                "%d messages are landed and may not be acknowledged; they come again and are dropped then: %s", len(taken), error
+                "%d messages are landed, but some may not be acknowledged. The queue redelivers those, and a later landing drops them: %s", len(taken), error
             )  # fmt: skip
 
     # --- deduplication state
@@ -336,7 +336,9 @@ def _landed(i: int, data: bytes) -> _Landed:
         digests = tuple(_digest(record["id"]) for record in records if record["id"] is not None)
         return _Landed(i, int(records[0]["received_ms"]), digests)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise LogDamagedError("a landing has lines that no run has written", invariant="I1", key=_key(i)) from error
+        raise LogDamagedError(
+            "a landing contains lines that no run has written", invariant="I1", key=_key(i)
+        ) from error
 
 
 def _count(run: Sequence[_Landed]) -> int:

@@ -97,11 +97,11 @@ def struct(ddl: str, where: str) -> StructType:
         raise InvalidError(f"{where}: schema is not Spark DDL", given=ddl) from error
     reserved = [f.name for f in columns.fields if f.name.lower().startswith("__streamsem")]
     if reserved:
-        raise InvalidError(f"{where}: schema uses names that are kept for this package", given=reserved)
+        raise InvalidError(f"{where}: schema uses names that are reserved for this package", given=reserved)
     twins = sorted(name for name, count in Counter(name.lower() for name in columns.names).items() if count > 1)
     if twins:
         raise InvalidError(
-            f"{where}: schema has names twice, or names that differ only in upper and lower case", given=twins
+            f"{where}: schema has duplicate names, or names that differ only in upper and lower case", given=twins
         )
     return columns
 
@@ -327,7 +327,7 @@ def _refuse_types(columns: StructType) -> None:
         }
     )
     if refused:
-        raise InvalidError("schema has types that JSON cannot hold exactly", types=refused).advising(
+        raise InvalidError("schema has types that JSON cannot represent exactly", types=refused).advising(
             "declare the columns as string, and convert them in the transform. No rows were committed."
         )
 

@@ -74,5 +74,6 @@ def _refuse_taken(names: list[str]) -> None:
     taken = sorted({name for name in names if name.lower() in _OWN})
     if taken:
         raise DataError(
-            "fields of the body have names that are the queue's own here; nothing became visible", fields=taken
+            "fields of the body have names that are reserved for the queue's columns; nothing became visible",
+            fields=taken,
         )

@@ -61,10 +61,10 @@ class QueueSource:
     spark_packages: ClassVar[tuple[str, ...]] = ()
     limits: ClassVar[tuple[str, ...]] = FilesSource.limits
     reasons: ClassVar[tuple[str, ...]] = (
-        "a message is acknowledged only after it was landed in an immutable file: a crash in between has it delivered again",
-        "a landing is written only by who has read the ids of those before it: within the dedup window a message id gets one record; a message that comes "
-        "again later than that is a second one; dedup_hours and dedup_messages make the window longer",
-        "batches are cut from landed files, whose size and ETag or time of modification are pinned: the queue is never read twice",
+        "a message is acknowledged only after it was landed in an immutable file; after a crash in between, the queue delivers it again",
+        "a process writes a landing only after it has read the message ids of the earlier landings; within the dedup window each message id gets one "
+        "record; a message that is delivered again after the window gets a second record; dedup_hours and dedup_messages set the window",
+        "batches read landed files, whose size and ETag or modification time the plan pins; the queue is never read twice",
         "a message that cannot be parsed, or has no id, goes to the quarantine of the same commit",
     )
     queue: SqsQueue | AmqpQueue
@@ -88,7 +88,7 @@ class QueueSource:
                 arguments.integer(f"{where} {name}", getattr(self, name), least=1)
         if self.dedup_hours is None and self.dedup_messages is None:
             raise InvalidError(
-                f"{where} one of dedup_hours and dedup_messages must be given, or ids would be kept forever"
+                f"{where} dedup_hours or dedup_messages must be given; otherwise ids would be kept forever"
             )
         arguments.integer(f"{where} max_messages", self.max_messages, least=1, most=100_000)
 
@@ -196,7 +196,7 @@ class QueuePlanner:
         # Read the log first, because another process may land the first messages between the two requests.
         if split_url(self._source.landing)[0] == "file" and self._files.discovered() and self._landing.newest() < 0:
             what = (
-                "the landing was not empty before, and nothing lies there now: is it mounted? No message was taken. If it was "
+                "the landing is empty, but earlier runs found files in it. The directory may not be mounted. No message was received. If it was "
                 "emptied on purpose, give the pipeline another landing and log"
             )
             raise UnavailableError(what, location=self._source.landing)

@@ -182,14 +182,14 @@ def check(target: Target, schema: str, *, keys: Collection[str], version_column:
     wrong: dict[str, str] = {}
     if version_column is not None:
         if version_column in kinds:
-            wrong[version_column] = "the rows have a column of the name that is kept for versions"
+            wrong[version_column] = "the rows have a column with the name of the version column"
         kinds = {**kinds, version_column: "long"}
     for name, kind in kinds.items():
         column = target.columns.get(name)
         if column is None:
-            wrong.setdefault(name, "not in the table (case counts)")
+            wrong.setdefault(name, "not in the table (names are case-sensitive)")
         elif column.get("computed") or (column.get("identity") or {}).get("always"):
-            wrong[name] = "its values are made by the database"
+            wrong[name] = "the database generates its values"
         elif not _fits(kind, column["type"], target.dialect):
             wrong.setdefault(name, f"{_said(kind)} does not fit {_sql(column['type'])}")
         elif keys and target.dialect in _MYSQL and "%" in name:
@@ -197,13 +197,13 @@ def check(target: Target, schema: str, *, keys: Collection[str], version_column:
     if schema and fields_of(schema):
         for name in sorted(set(target.columns) - set(kinds)):
             if not _may_be_left_out(target, name):
-                wrong[name] = "not in the rows, and the table takes no null and has no default for it"
+                wrong[name] = "not in the rows, and the table's column is NOT NULL and has no default"
     for key in keys:
         if fields_of(schema) and key not in kinds:
-            wrong[key] = "a key that is not in the rows"
+            wrong[key] = "a key, but not in the rows"
         elif key in target.columns and not target.never_null(key):
             wrong.setdefault(
-                key, "a key may not be null: null equals nothing, so that such rows would never be replaced"
+                key, "a key must be NOT NULL in the table, because rows with a null key would never be replaced"
             )
     if wrong:
         raise DataError("columns do not fit the table; nothing became visible", table=target.name, columns=wrong)
@@ -215,11 +215,11 @@ def _check_keys(target: Target, keys: Collection[str]) -> None:
         return
     if frozenset(keys) not in target.uniques:
         raise DataError(
-            "no primary key, unique constraint or unique index of the table covers exactly the keys, with their whole values; nothing became visible",
+            "no primary key, unique constraint or unique index of the table covers exactly the keys over their whole values; nothing became visible",
             table=target.name,
             keys=sorted(keys),
             found=sorted(sorted(unique) for unique in target.uniques),
-            **({"beginnings_only": sorted(map(sorted, target.beginnings))} if target.beginnings else {}),
+            **({"prefixes_only": sorted(map(sorted, target.beginnings))} if target.beginnings else {}),
         )
     if target.dialect in _MYSQL and len(target.uniques) + len(target.beginnings) > 1:
         raise DataError(
@@ -273,7 +273,9 @@ def refuse_nulls(target: Target, names: Collection[str]) -> None:
     wrong = sorted(name for name in names if name in target.columns and target.never_null(name))
     if wrong:
         raise DataError(
-            "rows have nulls where the table takes none; nothing became visible", table=target.name, columns=wrong
+            "rows have nulls in columns that are NOT NULL in the table; nothing became visible",
+            table=target.name,
+            columns=wrong,
         )
 
 

@@ -65,7 +65,7 @@ def connected(conn_id: str) -> Iterator[sa.Connection]:
         failed = type(error).__name__
     if failed:
         raise InvalidError(
-            "there is no driver for the connection's database",
+            "no driver for the connection's database is installed",
             conn_id=conn_id,
             driver=url.drivername,
             problem=failed,
@@ -76,7 +76,7 @@ def connected(conn_id: str) -> Iterator[sa.Connection]:
     except Exception as error:
         failed = f"{type(error).__name__} {code_of(error)}".strip()
     if failed:
-        raise UnavailableError("the database cannot be reached, or does not let us in", conn_id=conn_id, problem=failed)
+        raise UnavailableError("the database cannot be reached, or it denies access", conn_id=conn_id, problem=failed)
     try:
         if connection.dialect.name in ("mysql", "mariadb"):
             _be_strict(connection)
@@ -110,7 +110,7 @@ def _address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:
     )
     if not re.fullmatch(r"[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)?", str(driver)):
         raise InvalidError(
-            "a connection is not of a type that names a database",
+            "the type of a connection is not that of a supported database",
             conn_id=conn_id,
             conn_type=found.conn_type,
             accepted=["postgres", "mysql", "sqlite", 'generic with the extra {"sqlalchemy_scheme": "dialect+driver"}'],
@@ -121,7 +121,9 @@ def _address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:
         path = found.host or found.schema
         if path in ("", ":memory:"):
             raise InvalidError(
-                "a database in memory forgets what was published", conn_id=conn_id, accepted="the path of a file"
+                "an in-memory database loses the rows and markers when the process ends",
+                conn_id=conn_id,
+                accepted="the path of a file",
             )
         return sa.URL.create(driver, database=path), {"timeout": _BUSY_S}
     if driver == "postgresql+psycopg":
@@ -190,7 +192,7 @@ def make_markers(connection: sa.Connection, table: sa.Table) -> None:
         problem = f"{type(error).__name__} {code_of(error)}".strip()
     if not is_there():
         raise UnavailableError(
-            "the table of markers is not there and could not be made; nothing became visible. Make it by the statement in docs/connectors/sql.md",
+            "the marker table is missing and could not be created; nothing became visible. Create it with the statement in docs/connectors/sql.md",
             table=table.name,
             schema=table.schema,
             problem=problem,
@@ -235,7 +237,7 @@ def set_marker(
         same = sa.func.coalesce(table.c.outcome, "") == found.outcome
         done = connection.execute(sa.update(table).where(this, same).values(row)).rowcount
         if done not in (0, 1):
-            raise UnavailableError("the database's driver does not count the rows that an update changed", sink=name[1])
+            raise UnavailableError("the database driver does not report how many rows an update changed", sink=name[1])
         return done == 1
     was_there = False
     try:
@@ -243,7 +245,7 @@ def set_marker(
     except sa.exc.IntegrityError:
         was_there = True
     if was_there:
-        raise UnavailableError("another publisher made the marker meanwhile", sink=name[1], version=new.version)
+        raise UnavailableError("another publisher created the marker concurrently", sink=name[1], version=new.version)
     return True
 
 
@@ -276,15 +278,13 @@ def translated(error: Exception, **fields: object) -> StreamsemError:
         facts |= {"constraint": named[1] if named else None}
     facts = {name: value for name, value in facts.items() if value not in (None, "")}
     if _is_refusal(cause):
-        return PublishError("the database refuses the rows; nothing of the batch is in the table", **facts)
+        return PublishError("the database refuses a statement; nothing of the batch is in the table", **facts)
     return UnavailableError("the database gave no clear answer; whether the batch is in the table is unknown", **facts)
 
 
 def unanswered(table: str, version: int) -> UnavailableError:
     """Return the error for a publisher that lost to other publishers in every try."""
-    return UnavailableError(
-        "the marker was in the hands of other publishers all the time", table=table, version=version
-    )
+    return UnavailableError("other publishers changed the marker during every try", table=table, version=version)
 
 
 def _is_refusal(cause: BaseException) -> bool:

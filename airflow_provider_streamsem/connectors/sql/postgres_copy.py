@@ -58,7 +58,7 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
     for relname, kind, persistence, has_rule in parts or [(name, "", "", False)]:
         if kind not in ("r", "p") or persistence != "p":
             raise DataError(
-                "the sink's table and its partitions must be ordinary or partitioned ones that are logged; nothing became visible",
+                "the sink's tables and their partitions must be ordinary or partitioned tables, and neither unlogged nor temporary; nothing became visible",
                 table=name,
                 schema=schema,
                 found=relname,
@@ -67,7 +67,7 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
             )
         if has_rule:
             raise DataError(
-                "the sink's table has a rule for INSERT, which COPY passes over; nothing became visible",
+                "a table of the sink has a rule for INSERT, which COPY ignores; nothing became visible",
                 table=name,
                 schema=schema,
                 found=relname,

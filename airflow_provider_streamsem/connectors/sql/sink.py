@@ -68,6 +68,7 @@ class JdbcSink(TransactionalSink[_Open]):
 
     extra: ClassVar[str] = "jdbc"
     tries: ClassVar[int] = 6
+    first_wait_s: ClassVar[float] = 0.1
     keeps_staged: ClassVar[bool] = False
     conn_id: str
     table: str
@@ -87,9 +88,11 @@ class JdbcSink(TransactionalSink[_Open]):
         arguments.text(f"{where} version_column", self.version_column)
         object.__setattr__(self, "keys", arguments.text_list(f"{where} keys", self.keys))
         if bool(self.keys) != (self.mode == "upsert"):
-            raise InvalidError("keys belong to mode upsert, which needs them", mode=self.mode, keys=list(self.keys))
+            raise InvalidError(
+                "mode upsert requires keys, and other modes do not accept them", mode=self.mode, keys=list(self.keys)
+            )
         if self.table == self.markers:
-            raise InvalidError("the rows and the markers need a table each", given=self.table)
+            raise InvalidError("table and markers must be different tables", given=self.table)
 
     @property
     def location(self) -> str:
@@ -105,8 +108,8 @@ class JdbcSink(TransactionalSink[_Open]):
     def reasons(self) -> tuple[str, ...]:
         """Why the table has each record once."""
         kept = (
-            "one database transaction holds the rows of a version and the marker that lets no second one pass",
-            "rows handed to the writer = rows in the staged files = rows in the manifest, or the attempt is void",
+            "one database transaction writes the rows of a version and its marker, and the marker prevents a second transaction of the version",
+            "rows passed to the writer = rows in the staged files = rows in the manifest, or the attempt is discarded",
         )
         return (*kept, keyed_rows.LAST_STAYS) if self.mode == "upsert" else kept
 
@@ -136,7 +139,9 @@ class JdbcSink(TransactionalSink[_Open]):
         except Exception as error:
             failure = database.translated(error, table=self.table)
         if isinstance(failure, PublishError):
-            raise DataError("the database refuses what publishing does; nothing became visible", **failure.fields)
+            raise DataError(
+                "the database refuses a statement that publishing uses; nothing became visible", **failure.fields
+            )
         if failure is not None:
             raise failure
         return schema
@@ -163,13 +168,13 @@ class JdbcSink(TransactionalSink[_Open]):
         found = sql_columns.describe(connection, self.markers)
         if found is None:
             what = (
-                "the table of markers was deleted or renamed; nothing became visible. Restore it, or create it by the statement in docs/connectors/sql.md and "
-                "run again: the run then stops before it applies anything, and names the marker that the table needs"
+                "the marker table was deleted or renamed; nothing became visible. Restore it, or create it with the statement in docs/connectors/sql.md and "
+                "run again. If the sink has published before, the run then stops before it writes a row, and its error names the marker that the table needs"
             )
             raise DataError(what, markers=self.markers, table=self.table)
         if frozenset(("pipeline_uuid", "sink")) not in found.uniques:
             raise DataError(
-                "the table of markers lacks its primary key (pipeline_uuid, sink): two publishers could pass it; nothing became visible",
+                "the marker table lacks its primary key (pipeline_uuid, sink), so two publishers could write one version; nothing became visible",
                 table=self.markers,
             )
 
@@ -181,7 +186,7 @@ class JdbcSink(TransactionalSink[_Open]):
     def _check_dialect(self, connection: sa.Connection, target: Target) -> None:
         if self.mode == "upsert" and target.dialect not in sql_rows.UPSERTING:
             raise DataError(
-                "this database has no upsert that is known here; nothing became visible",
+                "the sink does not support mode upsert for this database; nothing became visible",
                 dialect=target.dialect,
                 accepted=sql_rows.UPSERTING,
             )
@@ -191,7 +196,7 @@ class JdbcSink(TransactionalSink[_Open]):
                     postgres_copy.check(connection, schema or connection.dialect.default_schema_name, name)
                 if self.keys and postgres_copy.has_child_tables(connection, target.schema, target.name):
                     raise DataError(
-                        "other tables inherit from the table, and the unique constraint of the keys does not see their rows; nothing became visible",
+                        "other tables inherit from the table, and the unique constraint of the keys does not cover their rows; nothing became visible",
                         table=self.table,
                     )
                 if self.keys and postgres_copy.has_deferrable(connection, target.table([]), self.keys):
@@ -235,7 +240,7 @@ class JdbcSink(TransactionalSink[_Open]):
             is_unique = True
         if not is_set or set_twice != [True, False] or not is_unique:
             raise DataError(
-                "this database does not keep what a marker needs: a count of the rows that an update changed, and an enforced primary key; "
+                "this database cannot store markers safely: its driver must report how many rows an update changed, and it must enforce primary keys; "
                 "nothing became visible",
                 table=self.markers,
             )
@@ -295,7 +300,7 @@ class JdbcSink(TransactionalSink[_Open]):
 
     def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
         """Check that the marker table has the row that the newest receipts name."""
-        what = "the table of markers has no row of this pipeline, whose rows are in the table by its receipts: it was emptied or created again"
+        what = "the marker table has no row of this pipeline, but the receipts say that rows were published: the marker table was emptied or recreated"
         if not batch.is_settled(found):
             batch.check_marker(found, what, table=self.table, markers=self.markers)
 
@@ -313,8 +318,14 @@ class JdbcSink(TransactionalSink[_Open]):
         return database.translated(cause, table=self.table, version=batch.version)
 
     def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
-        """Return the database's error without row values."""
-        return database.unanswered(self.table, batch.version) if cause is None else self.refusal(batch, cause)
+        """Return an error that names the database's error, without row values."""
+        if cause is None:
+            return database.unanswered(self.table, batch.version)
+        error = self.refusal(batch, cause)
+        if isinstance(error, PublishError):
+            what = "the database refuses a connection or a statement; whether the batch is in the table is unknown"
+            return PublishError(what, **error.fields)
+        return error
 
     def _marker_of(self, connection: sa.Connection, markers: sa.Table, batch: Batch) -> SinkMarker | None:
         import sqlalchemy as sa
@@ -324,7 +335,7 @@ class JdbcSink(TransactionalSink[_Open]):
         except sa.exc.DBAPIError:
             if sql_columns.describe(connection, self.markers) is not None:
                 raise
-        what = "the table of markers was deleted or renamed, and with it the marker that says whether the batch is in the table"
+        what = "the marker table was deleted or renamed, and with it the marker that records whether the batch is in the table"
         raise batch.lost(what, table=self.table, markers=self.markers)
 
     def _commit(
@@ -345,16 +356,14 @@ class JdbcSink(TransactionalSink[_Open]):
                 return False
             if new.state == "applied":
                 if target is None:
-                    raise PublishError(
-                        "the database has no such table any more", table=self.table, version=batch.version
-                    )
+                    raise PublishError("the sink's table no longer exists", table=self.table, version=batch.version)
                 self._delete_replaced(connection, target, batch)
                 if batch.committable.files:
                     staged = record_batches(self.location, batch)
                     self._write_rows(connection, target, batch.schema, staged, batch.root)
                     # The rows just written hold a lock that keeps others from altering the table until the transaction ends.
                     now = self._target(connection)
-                    assert now is not None, "rows were brought into it a moment ago"
+                    assert now is not None, "this transaction has just written rows into the table"
                     self._check_unchanged(connection, now, batch)
         return True
 
@@ -370,8 +379,10 @@ class JdbcSink(TransactionalSink[_Open]):
                 sql_values.refuse_misfits(self.location, batch.committable, target)
         except DataError as error:
             fields = {name: value for name, value in error.fields.items() if name != "table"}
-            what = "the table was altered after the commit and no longer takes the rows as they are; nothing of the batch is in the table"
-            raise PublishError(what, table=self.table, version=batch.version, problem=error.summary, **fields) from None
+            what = "the table was altered after the commit and no longer stores the rows unchanged; nothing of the batch is in the table"
+            raise PublishError(
+                what, table=self.table, version=batch.version, problem=error.summary.partition(";")[0], **fields
+            ) from None
 
     def _delete_replaced(self, connection: sa.Connection, target: Target, batch: Batch) -> None:
         """
@@ -385,7 +396,7 @@ class JdbcSink(TransactionalSink[_Open]):
             return
         if not self.can_reprocess:
             raise PublishError(
-                "rows of this mode cannot be replaced", table=self.table, mode=self.mode, version=batch.version
+                "the sink cannot replace rows in this mode", table=self.table, mode=self.mode, version=batch.version
             )
         table = target.table([self.version_column])
         (version,) = table.columns
@@ -393,7 +404,7 @@ class JdbcSink(TransactionalSink[_Open]):
         gone = connection.execute(sa.delete(table).where(is_replaced)).rowcount
         if gone > batch.replaced.rows:
             raise PublishError(
-                "more rows carry the version than were published under it: others write the column of versions, too; none was deleted",
+                "more rows have this version than the pipeline has published: another writer also sets the version column; no row was deleted",
                 table=self.table,
                 version_column=self.version_column,
                 version=batch.root,
@@ -402,7 +413,7 @@ class JdbcSink(TransactionalSink[_Open]):
             )
         if connection.execute(sa.select(version).where(is_replaced).limit(1)).first() is not None:
             raise PublishError(
-                "rows to be replaced are still in the table after their deletion: a trigger or rule of the table keeps them. Nothing was replaced",
+                "rows are still in the table after their deletion: a trigger or rule of the table keeps them. Nothing was replaced",
                 table=self.table,
                 version_column=self.version_column,
                 version=batch.root,

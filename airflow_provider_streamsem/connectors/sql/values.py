@@ -8,9 +8,9 @@ from typing import Any
 from airflow_provider_streamsem.connectors.json_rows.text import json_text
 from airflow_provider_streamsem.connectors.sql.columns import Target
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import is_in_python
+from airflow_provider_streamsem.connectors.staged_parquet.sink import parquet_files
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import Committable
-from airflow_provider_streamsem.stores.dataset import open_dataset
 
 Check = tuple[str, Callable[[Any], bool]]
 """the problem, and a predicate that reports whether a pyarrow column has it"""
@@ -32,28 +32,22 @@ def refuse_misfits(location: str, staged: Committable, target: Target) -> None:
 
     :param location: location of the staged files
     :raises DataError: names the columns, and no value
+    :raises UnavailableError: a staged file is missing
     """
-    import pyarrow.parquet
-
     wrong: dict[str, str] = {}
-    dataset = open_dataset(location)
-    for file in staged.files:
-        stat = dataset.stat(file.key)
-        assert stat is not None, "it was counted a moment ago"
-        with dataset.open(stat) as opened:
-            parquet = pyarrow.parquet.ParquetFile(opened)
-            wrong |= _far_times(parquet, target)
-            checks = {
-                field.name: _checks(field.type, target, field.name)
-                for field in parquet.schema_arrow
-                if field.name in target.columns
-            }
-            bounded = [name for name, asked in checks.items() if asked and name not in wrong]
-            for rows in parquet.iter_batches(columns=bounded) if bounded else ():
-                for name in bounded:
-                    for what, has in checks[name]:
-                        if has(rows.column(name)):
-                            wrong[name] = what
+    for parquet in parquet_files(location, staged):
+        wrong |= _far_times(parquet, target)
+        checks = {
+            field.name: _checks(field.type, target, field.name)
+            for field in parquet.schema_arrow
+            if field.name in target.columns
+        }
+        bounded = [name for name, asked in checks.items() if asked and name not in wrong]
+        for rows in parquet.iter_batches(columns=bounded) if bounded else ():
+            for name in bounded:
+                for what, has in checks[name]:
+                    if has(rows.column(name)):
+                        wrong[name] = what
     if wrong:
         raise DataError("values do not fit the table; nothing became visible", table=target.name, columns=wrong)
 
@@ -68,25 +62,30 @@ def _checks(kind: Any, target: Target, name: str) -> list[Check]:
     checks: list[Check] = []
     if pa.types.is_nested(kind):
         if target.never_null(name):
-            checks.append(("is null where the table takes none", lambda v: v.null_count > 0))
+            checks.append(("is null, but NOT NULL in the table", lambda v: v.null_count > 0))
         return checks + _of_its_json(into, target.dialect)
     if pa.types.is_floating(kind) and target.dialect != "postgresql":
-        checks.append(("is NaN, which the database lacks", lambda v: _any(pc.is_nan(v))))
+        checks.append(("is NaN, which the database cannot store", lambda v: _any(pc.is_nan(v))))
         if target.dialect in _MYSQL:
-            checks.append(("is infinite, which the database lacks", lambda v: _any(pc.is_inf(v))))
+            checks.append(("is infinite, which the database cannot store", lambda v: _any(pc.is_inf(v))))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         if target.dialect == "postgresql":
-            checks.append(("holds the character NUL", lambda v: _any(pc.match_substring(v, "\0"))))
+            checks.append(("contains the character NUL", lambda v: _any(pc.match_substring(v, "\0"))))
         if isinstance(into, sa.Uuid):
-            checks.append(("is no uuid", lambda v: _any(pc.invert(pc.match_substring_regex(v, _UUID)))))
+            checks.append(("is not a UUID", lambda v: _any(pc.invert(pc.match_substring_regex(v, _UUID)))))
         elif isinstance(into, sa.Enum):
             checks += _not_in(into)
         elif isinstance(into, sa.String):
             checks += _longer_than(into, target.dialect, pc.utf8_length)
             if isinstance(into, sa.CHAR) and target.dialect in _MYSQL:
-                checks.append(("ends in a blank, which CHAR drops", lambda v: _any(pc.ends_with(v, " "))))
+                checks.append(("ends with a space, which CHAR drops", lambda v: _any(pc.ends_with(v, " "))))
             if isinstance(into, sa.CHAR) and target.dialect == "postgresql" and into.length:
-                checks.append(("is shorter than CHAR pads it", lambda v: _any(pc.less(pc.utf8_length(v), into.length))))
+                checks.append(
+                    (
+                        "is shorter than its CHAR column, which pads it",
+                        lambda v: _any(pc.less(pc.utf8_length(v), into.length)),
+                    )
+                )
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         checks += _longer_than(into, target.dialect, pc.binary_length)
     if target.most_bytes is not None and (pa.types.is_string(kind) or pa.types.is_binary(kind)):
@@ -104,7 +103,7 @@ def _of_its_json(into: Any, dialect: str) -> list[Check]:
 
     asked: list[Check] = []
     if type(into).__name__ == "JSONB":
-        asked.append(("holds the character NUL", lambda v: _any(pc.match_substring_regex(v, _NUL_IN_JSON))))
+        asked.append(("contains the character NUL", lambda v: _any(pc.match_substring_regex(v, _NUL_IN_JSON))))
     elif isinstance(into, sa.String):
         asked += _longer_than(into, dialect, pc.utf8_length)
 
@@ -120,7 +119,7 @@ def _not_in(into: Any) -> list[Check]:
 
     # Checked exactly: a MySQL collation may match another word of the enum, and the table would then store that word.
     words = pa.array(list(into.enums))
-    return [("is no value of the enum", lambda v: _any(pc.invert(pc.is_in(v.drop_null(), words))))]
+    return [("is not a value of the enum", lambda v: _any(pc.invert(pc.is_in(v.drop_null(), words))))]
 
 
 def _longer_than(into: Any, dialect: str, length: Callable[[Any], Any]) -> list[Check]:
@@ -165,7 +164,7 @@ def _far_times(parquet: Any, target: Target) -> dict[str, str]:
                 name = chunk.path_in_schema
                 is_far = found.max_raw >= (last + 1) * unit or found.min_raw < _FIRST_DAY * unit
             if is_far:
-                far[name] = "is outside of the years that the database has"
+                far[name] = "is outside the supported years"
     return far
 
 

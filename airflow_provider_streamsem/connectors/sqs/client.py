@@ -119,7 +119,7 @@ class SqsReceiver:
             failed = self._asked(self._client.delete_message_batch, Entries=entries).get("Failed", [])
             for entry in failed:
                 if not entry.get("Code", "").endswith(_GONE):
-                    what = "SQS did not delete a message that is landed"
+                    what = "SQS did not delete a landed message"
                     raise UnavailableError(what, queue=self._queue.url, code=entry.get("Code"))
 
     def waiting(self) -> int:
@@ -143,16 +143,23 @@ class SqsReceiver:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             if 400 <= status < 500 and not any(word in code for word in _PASSING):
                 raise StoreRefusedError(
-                    "SQS refused a request; what is landed stays", queue=self._queue.url, status=status, code=code
+                    "SQS refused a request; landed messages are kept",
+                    queue=self._queue.url,
+                    status=status,
+                    code=code,
+                ).advising(
+                    "give the process the right to receive and delete messages of this queue, and check its address and region; then run again."
                 ) from error
             raise UnavailableError(
-                "SQS gave no clear answer; messages that are not landed come again", queue=self._queue.url, code=code
+                "SQS gave no clear answer; it redelivers messages that are not landed",
+                queue=self._queue.url,
+                code=code,
             ) from error
         except (NoCredentialsError, NoRegionError, PartialCredentialsError) as error:
-            what = "the process has no complete credentials or region for SQS; no message was taken"
+            what = "the process lacks credentials or a region for SQS; no message was received"
             raise StoreRefusedError(what, queue=self._queue.url) from error
         except (BotoCoreError, OSError) as error:
-            what = "SQS gave no clear answer; messages that are not landed come again"
+            what = "SQS gave no clear answer; it redelivers messages that are not landed"
             raise UnavailableError(what, queue=self._queue.url) from error
 
 

@@ -7,14 +7,11 @@ from typing import Any
 from urllib.parse import quote
 
 from airflow_provider_streamsem.connectors.contract import Batch
-from airflow_provider_streamsem.connectors.staged_parquet.sink import record_batches
+from airflow_provider_streamsem.connectors.staged_parquet.sink import parquet_files, record_batches
 from airflow_provider_streamsem.errors import DataError, PublishError
 from airflow_provider_streamsem.protocol.entries import Committable
-from airflow_provider_streamsem.stores.dataset import open_dataset
 
-LAST_STAYS = (
-    "of rows with equal keys the table keeps the last: the later version, and within one the later in the staged files"
-)
+LAST_STAYS = "of rows with equal keys, the table keeps the last: that of the latest version, and within a version the last in the staged files"
 _LONGEST_NAME = 255  # limit in bytes of a directory name in most file systems
 _KEY_TYPES = frozenset(
     ["string", "long", "integer", "short", "byte", "boolean", "binary", "date", "timestamp", "timestamp_ntz"]
@@ -31,13 +28,11 @@ def check_keys(fields: Sequence[Any], keys: Sequence[str]) -> None:
     types = {field["name"]: field["type"] for field in fields}
     missing = [name for name in keys if types and name not in types]
     if missing:
-        raise DataError(
-            "the rows lack keys by which they are merged; nothing became visible", missing=missing, columns=list(types)
-        )
+        raise DataError("the rows lack key columns; nothing became visible", missing=missing, columns=list(types))
     odd = [name for name in keys if name in types and not _is_key(types[name])]
     if odd:
         raise DataError(
-            "keys must be text, integers, decimals, dates, times, truth values or bytes; nothing became visible",
+            "key columns must be strings, integers, decimals, dates, timestamps, booleans or binary; nothing became visible",
             columns=odd,
         )
 
@@ -49,15 +44,8 @@ def _is_key(kind: Any) -> bool:
 def _staged_columns(location: str, staged: Committable, columns: Sequence[str]) -> Any:
     """Read some columns of the staged files into a pyarrow table; ``None`` if there are no files."""
     import pyarrow
-    import pyarrow.parquet
 
-    found = []
-    dataset = open_dataset(location)
-    for file in staged.files:
-        stat = dataset.stat(file.key)
-        assert stat is not None, "it was counted a moment ago"
-        with dataset.open(stat) as opened:
-            found.append(pyarrow.parquet.ParquetFile(opened).read(columns=list(columns)))
+    found = [parquet.read(columns=list(columns)) for parquet in parquet_files(location, staged)]
     return pyarrow.concat_tables(found) if found else None
 
 
@@ -82,15 +70,15 @@ def check_values(
         return
     null = [name for name in keys if read[name].null_count]
     if null:
-        raise DataError("rows that are merged by key have null there; nothing became visible", columns=null)
+        raise DataError("rows have nulls in key columns; nothing became visible", columns=null)
     values = {name: read[name].unique().drop_null().to_pylist() for name in partition_by if read[name].type == "string"}
     long = [name for name, of in values.items() if any(len(quote(f"{name}={v}", safe="=")) > _LONGEST_NAME for v in of)]
     if long:
-        what = "a text in a partition column is too long for the name of a directory; nothing became visible"
+        what = "a string in a partition column is too long for a directory name; nothing became visible"
         raise DataError(what, columns=long, longest=_LONGEST_NAME)
     lost = {name: sorted(set(null_texts).intersection(of)) for name, of in values.items()}
     if any(lost.values()):
-        what = "a text in a partition column would be null in the table; nothing became visible"
+        what = "a string in a partition column would become null in the table; nothing became visible"
         raise DataError(what, columns={name: texts for name, texts in lost.items() if texts})
 
 
@@ -111,7 +99,7 @@ def check_times(parquet: Any, columns: Collection[str] | None = None) -> None:
             if not is_in_python(chunk.statistics):
                 far.add(chunk.path_in_schema)
     if far:
-        what = "dates or times outside of the years 1 to 9999 cannot be published by this sink; nothing became visible"
+        what = "this sink cannot publish dates or times outside the years 1 to 9999; nothing became visible"
         raise DataError(what, columns=sorted(far))
 
 
@@ -136,11 +124,11 @@ def last_of_each(location: str, batch: Batch, keys: Sequence[str]) -> Any:
     import pyarrow
 
     if batch.replaced is not None and batch.replaced.files:
-        raise PublishError("rows that were merged by key cannot be replaced", version=batch.version)
+        raise PublishError("the sink cannot replace rows that were merged by key", version=batch.version)
     rows = pyarrow.Table.from_batches(list(record_batches(location, batch)))
     if rows.num_rows != batch.committable.rows:
         raise PublishError(
-            "the staged files hold other rows than were counted",
+            "the number of rows in the staged files differs from the count at staging",
             version=batch.version,
             counted=batch.committable.rows,
             found=rows.num_rows,

@@ -47,10 +47,12 @@ def refuse_misread(table: str, batch: Batch, file: str, columns: list[str]) -> N
     """
     if not columns:
         return
-    what = "a file of the table holds dates or times in a form that the merge would change; nothing of the batch is in the table"
+    what = (
+        "a file of the table contains dates or times that the merge would change; nothing of the batch is in the table"
+    )
     raise PublishError(what, table=table, version=batch.version, file=file, columns=columns).advising(
-        "rewrite the file by Spark with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS and "
-        "spark.sql.parquet.datetimeRebaseModeInWrite=CORRECTED, and run again; or give the version up with `streamsem skip`."
+        "rewrite the file with Spark and the settings spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS and "
+        "spark.sql.parquet.datetimeRebaseModeInWrite=CORRECTED, and run again; or skip the version with `streamsem skip`."
     )
 
 

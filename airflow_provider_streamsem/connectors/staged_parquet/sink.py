@@ -124,14 +124,24 @@ def record_batches(location: str, batch: Batch, *, rows: int = _ROWS) -> Iterato
     :param rows: maximum number of rows in a record batch
     :raises UnavailableError: a staged file is missing
     """
+    for parquet in parquet_files(location, batch.committable):
+        yield from parquet.iter_batches(batch_size=rows)
+
+
+def parquet_files(location: str, staged: Committable) -> Iterator[Any]:
+    """
+    Yield each staged file as a pyarrow ``ParquetFile``, in the order of the manifest. It is open until the next one is requested.
+
+    :raises UnavailableError: a staged file is missing
+    """
     import pyarrow.parquet
 
     dataset = open_dataset(location)
-    for file in batch.committable.files:
+    for file in staged.files:
         stat = dataset.stat(file.key)
         if stat is None:
             # Another publisher may have published the batch first, and vacuum may have deleted the files since.
-            what = "a staged file is not there: the batch was published meanwhile, or the file was deleted"
-            raise UnavailableError(what, invariant="I6", location=location, key=file.key, version=batch.version)
+            what = "a staged file is missing: another publisher has published the batch, or the file was deleted"
+            raise UnavailableError(what, invariant="I6", location=location, key=file.key)
         with dataset.open(stat) as opened:
-            yield from pyarrow.parquet.ParquetFile(opened).iter_batches(batch_size=rows)
+            yield pyarrow.parquet.ParquetFile(opened)

@@ -51,7 +51,9 @@ class TableSink(TransactionalSink[H]):
             object.__setattr__(self, name, arguments.text_list(f"{where} {name}", getattr(self, name)))
         arguments.choice(f"{where} mode", self.mode, _MODES)
         if bool(self.keys) != self.merges:
-            raise InvalidError("keys belong to mode upsert, which needs them", mode=self.mode, keys=list(self.keys))
+            raise InvalidError(
+                "mode upsert requires keys, and other modes do not accept them", mode=self.mode, keys=list(self.keys)
+            )
 
     @property
     def merges(self) -> bool:
@@ -73,7 +75,7 @@ class TableSink(TransactionalSink[H]):
         """Why the table has each record once."""
         kept = (
             self.once.format(holds="the rows merged by key" if self.merges else "its files"),
-            "rows handed to the writer = rows in the files = rows in the manifest, or the attempt is void",
+            "rows passed to the writer = rows in the files = rows in the manifest, or the attempt is discarded",
         )
         return (*kept, keyed_rows.LAST_STAYS) if self.merges else kept
 
@@ -111,7 +113,7 @@ class TableSink(TransactionalSink[H]):
         gone = [file.key for file in batch.committable.files if there.get(file.key) != file.bytes]
         if gone:
             raise PublishError(
-                "staged files were deleted or changed before the table had them: put them back, or give the version up with `streamsem skip`",
+                "staged files were deleted or changed before the table referenced them. Restore them, or skip the version with `streamsem skip`",
                 location=self.location,
                 version=batch.version,
                 files=gone,

@@ -1,8 +1,8 @@
 """
 The publish loop of every sink that sets its marker in one transaction with the rows (PROTOCOL.md, P2).
 
-A sink implements the steps: open the sink, read its marker, check it, commit. The loop does not rely on the error of a failed commit. It opens the
-sink again and reads the marker.
+A sink implements the steps: open the sink, read its marker, check it, commit. After a failed commit, the loop opens the sink again and reads the marker,
+whatever the error says. It does so after the last commit too.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import ClassVar, Generic, TypeVar
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger, SinkMarker
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
-from airflow_provider_streamsem.errors import InvalidError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.errors import StreamsemError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Json, Receipt
 
 H = TypeVar("H")
-_FIRST_WAIT_S = 0.04
 _LONGEST_WAIT_S = 2.0
 
 
@@ -33,12 +32,18 @@ class Failure:
     error: Exception
     basis: object = None
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the error is one of this package that a retry cannot fix."""
+        return isinstance(self.error, StreamsemError) and not self.error.retryable
+
 
 class TransactionalSink(StagedSink, Generic[H]):
     """
     A staged sink with transactions. ``H`` is the handle of an open sink: a connection, a table at one version, or a fenced producer.
 
-    :cvar tries: how often the loop opens the sink before it gives up
+    :cvar tries: how often the loop sends the commit before it gives up
+    :cvar first_wait_s: seconds before the second try; each later wait is twice as long, up to 2 s
     :cvar reopens: whether the loop retries after the sink could not be opened; ``False`` if the client library has already retried
     """
 
@@ -46,6 +51,7 @@ class TransactionalSink(StagedSink, Generic[H]):
 
     delivery: ClassVar[str] = "exactly_once"
     tries: ClassVar[int] = 12
+    first_wait_s: ClassVar[float] = 0.04
     reopens: ClassVar[bool] = True
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
@@ -61,9 +67,9 @@ class TransactionalSink(StagedSink, Generic[H]):
             return Receipt(result="applied", rows=0)
         failure: Failure | None = None
         is_refused = False
-        for attempt in range(self.tries):
+        for attempt in range(self.tries + 1):
             if attempt:
-                SYSTEM_CLOCK.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S))
+                SYSTEM_CLOCK.sleep(min(self.first_wait_s * 2 ** (attempt - 1), _LONGEST_WAIT_S))
             basis: object = None
             try:
                 with self.opened(batch, failure, skips=skips) as handle:
@@ -75,20 +81,27 @@ class TransactionalSink(StagedSink, Generic[H]):
                     if found is not None and batch.is_settled(found):
                         return self.receipt(batch, found.state, self.detail(handle, batch))
                     basis = self.basis(handle)
-                    if failure is not None and failure.basis == basis and self.is_refusal(failure.error):
-                        is_refused = True
+                    is_refused = failure is not None and self._is_refused(failure, basis)
+                    if is_refused or attempt == self.tries:
                         break
                     if self.commit(handle, batch, found, skips=skips):
                         return self.receipt(batch, "skipped" if skips else "applied", self.detail(handle, batch))
-            except (PublishError, InvalidError):
-                raise
             except Exception as error:  # the transaction may have been committed, whatever the error says
-                if basis is None and isinstance(error, UnavailableError) and not self.reopens:
+                failed = Failure(error, basis)
+                is_unavailable = isinstance(error, UnavailableError) and not self.reopens
+                if basis is None and (failed.is_final or is_unavailable):
                     raise
-                failure = Failure(error, basis)
+                failure = failed
         # Raised outside the exception handler, so that Python does not chain the cause: its message may contain row values.
-        cause = None if failure is None else failure.error
-        raise self.refusal(batch, cause) if is_refused and cause is not None else self.unanswered(batch, cause)
+        if failure is None:
+            raise self.unanswered(batch, None)
+        if failure.is_final:
+            raise failure.error
+        raise self.refusal(batch, failure.error) if is_refused else self.unanswered(batch, failure.error)
+
+    def _is_refused(self, failure: Failure, basis: object) -> bool:
+        """Whether another commit would fail as the last one did. The marker shows that the last one was not applied."""
+        return failure.is_final or (failure.basis == basis and self.is_refusal(failure.error))
 
     @staticmethod
     def receipt(batch: Batch, state: str, detail: Json = None) -> Receipt:
@@ -125,7 +138,7 @@ class TransactionalSink(StagedSink, Generic[H]):
 
         :returns: whether they were committed. ``False`` if another publisher was faster, or if this call only prepared the sink; the loop then opens
             the sink again
-        :raises PublishError: the sink refuses the batch, and nothing was committed; the loop ends
+        :raises PublishError: the sink refuses the batch. The loop reads the marker once more, and raises this error if the batch is not in the sink
         """
         raise NotImplementedError
 

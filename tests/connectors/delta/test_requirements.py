@@ -85,7 +85,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("feature", REFUSED)
 def test_table_with_an_unsupported_feature_or_property_is_refused_by_name(tmp_path: Path, feature: str) -> None:
     sink = made(tmp_path, **REFUSED[feature])
-    with pytest.raises(DataError, match="requires more of its writers") as caught:
+    with pytest.raises(DataError, match="requirements for writers") as caught:
         sink.resolve_schema(schema_of(id="long"))
     assert feature in caught.value.fields["requires"]  # type: ignore[operator]
 
@@ -220,10 +220,10 @@ def fixture(tmp_path: Path) -> AppendOnlyFixture:
 
 
 def test_reprocessing_in_an_append_only_table_is_refused_before_the_plan(fixture: AppendOnlyFixture) -> None:
-    with pytest.raises(InvalidError, match="takes only appends"):
+    with pytest.raises(InvalidError, match="accepts only appends"):
         fixture.run("reprocess", reprocessed=0)
     with pytest.raises(
-        InvalidError, match="takes only appends"
+        InvalidError, match="accepts only appends"
     ):  # the call that MicroBatchOperator(rerun="reprocess") makes
         reprocess_run(fixture.pipeline(), run_key="run", request="1", engine=RowsEngine(), log=fixture.log())
     assert fixture.log().plan(2) is None
@@ -334,6 +334,6 @@ def test_files_narrower_than_the_changed_column_type_are_not_published(tmp_path:
     sink = DeltaSink(str(tmp_path / "table"))
     batch = staged(sink, pyarrow.table({"id": pyarrow.array([1], pyarrow.int32())}), schema=schema_of(id="integer"))
     made(tmp_path)
-    with pytest.raises(PublishError, match="does not take its rows"):
+    with pytest.raises(PublishError, match="no longer accepts its rows"):
         publish(sink, batch)
     assert rows(sink) == []

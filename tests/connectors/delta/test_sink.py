@@ -154,7 +154,7 @@ def test_staged_files_that_were_deleted_or_truncated_are_not_added_to_the_table(
         path = Path(fixture.table) / file.key
         kept = path.read_bytes()
         path.unlink() if harm == "deleted" else path.write_bytes(kept[:-1])
-        with pytest.raises(PublishError, match="put them back"):
+        with pytest.raises(PublishError, match="Restore them"):
             publish(fixture, later)
         path.write_bytes(kept)
     assert DeltaTable(fixture.table).version() == 1
@@ -192,7 +192,7 @@ def test_reprocessing_of_compacted_files_is_refused_and_duplicates_nothing(fixtu
         if name == "staged":
             DeltaTable(fixture.table).optimize.compact()
 
-    with pytest.raises(PublishError, match="rewritten or deleted"):
+    with pytest.raises(PublishError, match="rewrote or deleted"):
         reprocess(fixture.pipeline(), 0, engine=RowsEngine(compact), log=fixture.log())
     assert fixture.rows() == fixture.expected
     assert fixture.log().plan(3) is None
@@ -233,7 +233,7 @@ def test_column_of_another_type_is_refused_before_the_commit(fixture: DeltaFixtu
 
     write_deltalake(fixture.table, pyarrow.table({"id": pyarrow.array([], pyarrow.int64()), "n": pyarrow.array([], pyarrow.string())}),
                     mode="append", schema_mode="merge")  # fmt: skip
-    with pytest.raises(DataError, match="another type or spelling"):
+    with pytest.raises(DataError, match="another type"):
         fixture.run("second", pipeline=fixture.pipeline(transform=lambda rows: [{**row, "n": 1} for row in rows]))
     assert fixture.opened().head == 0
     assert fixture.opened().log.plan(1) is not None
@@ -258,7 +258,7 @@ def test_existing_table_is_used_if_its_partition_columns_match(tmp_path: Path) -
 def test_table_with_a_constraint_is_refused_before_the_commit(fixture: DeltaFixture) -> None:
     fixture.run("first")
     DeltaTable(fixture.table).alter.add_constraint({"small": "id < 1000"})
-    with pytest.raises(DataError, match="requires more of its writers"):
+    with pytest.raises(DataError, match="requirements for writers"):
         fixture.run("second")
     assert fixture.opened().head == 0
 
@@ -400,7 +400,7 @@ def test_vacuum_keeps_the_files_of_a_lost_version_that_the_table_names(
     skip(fixture.pipeline(), 1, sink="table", reason="the rows are there", log=fixture.log())
     kept = fixture.rows()
     assert vacuum(fixture.pipeline(), log=fixture.log()).attempts == ()
-    assert "its files are in the table" in caplog.text
+    assert "the table references its files" in caplog.text
     assert fixture.rows() == kept
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from airflow_provider_streamsem.connectors.files import partitions
@@ -89,3 +91,8 @@ def test_recorded_column_type_overrides_the_inferred_type() -> None:
 def test_value_fits_a_type_only_if_spark_reads_it_unchanged(type: str, good: list[str], bad: list[str]) -> None:
     assert [value for value in good if not partitions.fits(value, type)] == []
     assert [value for value in bad if partitions.fits(value, type)] == []
+
+
+@pytest.mark.parametrize("hint", [None, [], {}, {"partition_columns": {"day": 5}}, {"partition_columns": ["day"]}])
+def test_hint_of_another_form_has_no_effect(hint: Any) -> None:
+    assert partitions.recorded_types(hint) == {}

@@ -190,5 +190,5 @@ def test_planned_files_are_checked_concurrently(tmp_path: Path, monkeypatch: pyt
     source.check_pins(pins, was_read=True)
     (tmp_path / "40.txt").unlink()
     (tmp_path / "50.txt").write_text("changed")
-    with pytest.raises(RecordsMissingError, match=r"no longer there.*file='40.txt'"):
+    with pytest.raises(RecordsMissingError, match=r"is missing.*file='40.txt'"):
         source.check_pins(pins, was_read=True)

@@ -56,7 +56,7 @@ def test_selected_file_of_a_table_below_the_path_is_refused_and_one_beside_the_t
         log=str(tmp_path / "log"),
         sinks={"out": FilesSink(str(tmp_path / "o"))},
     )
-    with pytest.raises(InvalidError, match="holds a table") as caught:
+    with pytest.raises(InvalidError, match="contains a table") as caught:
         run_batch(other, run_key="b", engine=RowsEngine())
     assert caught.value.fields["table"] == str(tmp_path / "in/db/table")
 

@@ -169,12 +169,12 @@ def test_whole_pipeline_is_merged_verified_and_vacuumed(tmp_path: Path) -> None:
 
 def test_null_keys_and_missing_columns_are_refused_and_lose_nothing(lake: Lake) -> None:
     lake.publish(valued(lake, 0, {1: 1}))
-    with pytest.raises(DataError, match="have null there"):
+    with pytest.raises(DataError, match="have nulls in key columns"):
         valued(lake, 1, [(None, 1)])  # type: ignore[list-item]
     only_ids = replace(lake.batch(2, [1]), expected_marker=batches.before(1))
     with pytest.raises(DataError, match="whose values a merge would lose"):
         lake.sink.resolve_schema(only_ids.schema)
-    with pytest.raises(PublishError, match="does not take its rows"):
+    with pytest.raises(PublishError, match="no longer accepts its rows"):
         lake.publish(only_ids)
     assert values(lake) == [(1, 1)]
 
@@ -199,7 +199,7 @@ def test_batch_file_without_rows_sets_the_marker_and_later_batches_follow(lake: 
 
 def test_timestamp_outside_of_pythons_range_is_refused_before_the_commit(lake: Lake) -> None:
     far = pyarrow.array([400_000_000_000_000_000], pyarrow.int64()).cast(pyarrow.timestamp("us", "UTC"))
-    with pytest.raises(DataError, match="outside of the years 1 to 9999"):
+    with pytest.raises(DataError, match="outside the years 1 to 9999"):
         lake.batch(0, [("", pyarrow.table({"id": [1], "at": far}))], columns=[("id", "long"), ("at", "timestamp")])
 
 
@@ -219,7 +219,7 @@ def test_table_whose_file_format_pyiceberg_cannot_write_is_refused_and_loses_not
     with lake.table().transaction() as change:
         change.set_properties(asked)
     batch = valued(lake, 1, {1: 2})
-    with pytest.raises(DataError, match="pyiceberg does not write"):
+    with pytest.raises(DataError, match="pyiceberg cannot write"):
         lake.sink.resolve_schema(batch.schema)
     with pytest.raises(PublishError):
         lake.publish(batch)
@@ -264,7 +264,7 @@ def test_merge_that_would_change_timestamps_of_other_rows_is_refused(lake: Lake,
         snapshot.append_data_file(made)
     batch = lake.batch(1, [("", pyarrow.concat_tables([rows(1), rows(3)]))], columns=columns)
     if year == 9999:
-        with pytest.raises(PublishError, match="holds dates or times in a form that the merge would change") as caught:
+        with pytest.raises(PublishError, match="contains dates or times that the merge would change") as caught:
             lake.publish(batch)
         assert caught.value.fields["columns"] == ["at"]
     else:

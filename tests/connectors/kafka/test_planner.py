@@ -115,11 +115,32 @@ def test_hint_of_a_plan_does_not_restore_an_older_leader() -> None:
     assert found.hint == {"ends": {"a-0@A": [200, 7], "a-1@A": [5, 2]}}
 
 
+def test_end_of_a_missing_partition_beyond_its_last_known_end_has_no_leader_epoch() -> None:
+    """Records of a later leader may follow the last known end. Checked with the older epoch, they would look truncated when the partition returns."""
+    cluster, hint = Cluster(p0=(0, 100, 4)), {"ends": {"a-1@A": [30, 2]}}
+    found = some(slice_of(cluster, {"a-0@A": 0, "a-1@A": 5}, {"a-0@A": 100, "a-1@A": 40}, hint=hint, gap=True))
+    assert found.gaps == {"a-1@A": ((5, 40),)}
+    assert found.hint == {"ends": {"a-0@A": [100, 4], "a-1@A": [40, -1]}}
+    returned = Cluster(p0=(0, 100, 4), p1=(0, 60, 7))
+    assert some(slice_of(returned, {"a-0@A": 100, "a-1@A": 40}, hint=found.hint)).ranges == {"a-1@A": (40, 60)}
+    assert returned.asked == []
+
+
 def test_outcome_has_the_hint_of_its_plan_whichever_process_commits_it() -> None:
     found = some(slice_of(Cluster(p0=(0, 200, 7)), {"a-0@A": 100}))
     source = KafkaSource(topics=["a"], bootstrap_servers="h:1")
     assert source.next_hint(found.hint, found.pins, {"read": 90}) == found.hint
     assert source.read_pins(plain(found.pins)) == tuple(found.pins)
+
+
+def test_pins_of_a_partition_that_is_too_short_are_refused_without_a_question_about_leaders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, source = Cluster(p0=(0, 90, 4)), KafkaSource(topics=["a"], bootstrap_servers="h:1")
+    monkeypatch.setattr(KafkaSource, "cluster", lambda self: cluster)
+    with pytest.raises(SourceChangedError, match="truncated"):
+        source.check_pins([RangePin("a", "A", 0, 0, 100, 3)], was_read=True)
+    assert cluster.asked == []
 
 
 def test_missing_offsets_do_not_count_against_the_limit() -> None:
@@ -159,7 +180,7 @@ def test_missing_partition_that_was_fully_read_is_no_loss() -> None:
 def test_target_beyond_the_end_of_a_partition_is_never_recorded_as_a_gap(gap: bool) -> None:
     cluster = Cluster(p0=(0, 15, 0))
     for most in (None, 3):
-        with pytest.raises(SourceChangedError, match="ends below what the run was to read"):
+        with pytest.raises(SourceChangedError, match="ends before the end offset of the run"):
             slice_of(cluster, {"a-0@A": 10}, {"a-0@A": 30}, gap=gap, most=most)
     assert some(slice_of(cluster, {"a-0@A": 10}, gap=gap)).ranges == {"a-0@A": (10, 15)}
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from airflow_provider_streamsem import guarantee
+from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger
 from airflow_provider_streamsem.connectors.kafka.rows import Measured, check_columns, records
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
-from airflow_provider_streamsem.errors import DataError, InvalidError
+from airflow_provider_streamsem.errors import DataError, InvalidError, StoreRefusedError
 from airflow_provider_streamsem.pipeline.spec import from_json
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile
 from tests.pipeline_fixture import PipelineFixture
 
 HEADERS: Any = {
@@ -21,7 +23,7 @@ HEADERS: Any = {
 }  # fmt: skip
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "exactly one of conn_id"), ({"conn_id": "k", "bootstrap_servers": "h:1"}, "exactly one of conn_id"), ({"bootstrap_servers": "u:pw@h:1"}, "bootstrap_servers"),
-    ({"conn_id": "k", "topic": "a b"}, "topic"), ({"conn_id": "k", "control_topic": ""}, "control_topic"), ({"conn_id": "k", "topic": "__streamsem_markers"}, "control topic"),
+    ({"conn_id": "k", "topic": "a b"}, "topic"), ({"conn_id": "k", "control_topic": ""}, "control_topic"), ({"conn_id": "k", "topic": "__streamsem_markers"}, "must be different topics"),
     ({"conn_id": "k", "transaction_timeout_s": 0}, "transaction_timeout_s"), ({"conn_id": "k", "bytes_per_s": 1.5}, "bytes_per_s"),
     ({"conn_id": "k", "options": {"transactional.id": "mine"}}, "options"), ({"conn_id": "k", "options": {"linger.ms": 5}}, "options"),
 ]  # fmt: skip
@@ -48,7 +50,7 @@ def test_columns_of_a_kafka_record_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("types", "says"),
     [
-        ({"value": "string", "id": "long"}, "not those of a Kafka record"), ({"key": "string"}, "not those of a Kafka record"), ({"value": "string"}, "names a topic"),
+        ({"value": "string", "id": "long"}, "not those of a Kafka record"), ({"key": "string"}, "not those of a Kafka record"), ({"value": "string"}, "the sink sets no topic"),
         ({"value": "long", "topic": "string"}, "column='value'"), ({"value": "string", "topic": "string", "partition": "string"}, "column='partition'"),
         ({"value": "string", "topic": "string", "headers": "string"}, "column='headers'"),
         ({"value": "string", "topic": "string", "headers": {**HEADERS, "elementType": "binary"}}, "column='headers'"),
@@ -105,7 +107,7 @@ def test_header_that_the_client_would_change_is_refused_before_the_commit(header
 
 
 def test_empty_topic_is_refused_before_the_commit() -> None:
-    with pytest.raises(DataError, match="topic is an empty text"):
+    with pytest.raises(DataError, match="is an empty string"):
         Measured().add(pa.table({"value": ["x", "y"], "topic": ["t", ""]}).to_batches()[0])
 
 
@@ -124,3 +126,32 @@ def test_label_names_read_committed_consumers_and_the_spec_round_trips(tmp_path:
     assert any("read_committed see" in reason for reason in guarantee(pipeline).reasons)
     spec = {key: value for key, value in pipeline.to_json().items() if key != "transform"}
     assert from_json(spec).sinks == pipeline.sinks
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_control_topic_that_cannot_be_checked_gets_no_batch(monkeypatch: pytest.MonkeyPatch, skips: bool) -> None:
+    """The check may fail in any try. Without it, a batch could be sent although the topic with its marker was deleted."""
+    calls: list[str] = []
+    failures = [OSError("reset"), StoreRefusedError("denied")]
+
+    class Refusing:
+        topic = "__streamsem_markers"
+
+        def is_missing(self) -> bool:
+            calls.append("check")
+            raise failures.pop(0)
+
+        def ensure(self) -> None:
+            self.is_missing()
+
+    monkeypatch.setattr(KafkaSink, "_control", lambda self: Refusing())
+    monkeypatch.setattr(KafkaSink, "_fencing", lambda self, batch: calls.append("fencing"))
+    monkeypatch.setattr(KafkaSink, "first_wait_s", 0.0)
+    file = DataFile(key="data/0/a/x.parquet", bytes=1, rows=1, checksum="sha256:00")
+    batch = Batch(
+        pipeline_uuid="u", sink="s", version=0, outcome="o", committable=Committable(format="parquet", rows=1, files=(file,)), schema="", root=0
+    )  # fmt: skip
+    sink = KafkaSink("/staged", topic="t", bootstrap_servers="h:1")
+    with pytest.raises(StoreRefusedError, match="denied"):
+        (sink.skip if skips else sink.publish)(batch, cast(EffectLedger, None))
+    assert calls == ["check", "check"]

@@ -168,7 +168,7 @@ def test_landing_of_one_queue_receives_no_message_of_another(tmp_path: Path) -> 
     connected(source.queue, another)
     sinks = {"out": FilesSink(path=str(tmp_path / "other"), format="json")}
     other = made.pipeline().replace(source=source, log=f"memory://queue-{next(_NAMES)}", sinks=sinks)
-    with pytest.raises(InvalidError, match="that of another queue"):
+    with pytest.raises(InvalidError, match="belongs to another queue"):
         run_batch(other, run_key="a", engine=RowsEngine())
     assert len(another.queue) == 1
     made.check()
@@ -179,7 +179,7 @@ def test_landing_in_a_dataset_is_refused_before_any_message_is_received(tmp_path
     made = QueueFixture(tmp_path / "new")
     made.send(4)
     for run in ("a", "b"):
-        with pytest.raises(InvalidError, match="lies in the dataset of a pipeline"):
+        with pytest.raises(InvalidError, match="is inside the dataset of a pipeline"):
             made.run(run)
     assert len(made.broker.queue) == 4
     (tmp_path / "_streamsem.json").unlink()
@@ -316,7 +316,7 @@ def test_landing_that_became_empty_receives_no_message(tmp_path: Path) -> None:
     (tmp_path / "in").rename(tmp_path / "away")
     (tmp_path / "in").mkdir()
     made.send(1)
-    with pytest.raises(UnavailableError, match="is it mounted"):
+    with pytest.raises(UnavailableError, match="may not be mounted"):
         made.run("b")
     assert made.broker.deliveries == 1
     (tmp_path / "in").rmdir()
@@ -403,7 +403,7 @@ def test_invalid_arguments_are_refused(make: Callable[[], object]) -> None:
 
 
 def test_landing_must_not_overlap_log_or_dataset(tmp_path: Path) -> None:
-    with pytest.raises(InvalidError, match="location of their own"):
+    with pytest.raises(InvalidError, match="need separate locations"):
         PipelineFixture(tmp_path).pipeline(
             source=QueueSource(queue=SQS, landing=str(tmp_path / "out" / "x"), schema="id long")
         )
@@ -415,7 +415,7 @@ def test_guarantee_names_the_window_and_is_never_exactly_once(tmp_path: Path) ->
     computed = guarantee(made)
     assert (computed.label, computed.terms) == ("effectively_once", "dedup 24 h")
     assert str(computed).startswith("effectively-once (dedup 24 h)\n")
-    with pytest.raises(InvalidError, match="keeps less"):
+    with pytest.raises(InvalidError, match="weaker than it requires"):
         made.replace(require="exactly_once")
     made.replace(require="at_least_once")
     both = QueueSource(queue=SQS, landing="/a", schema="id long", dedup_hours=1, dedup_messages=10)

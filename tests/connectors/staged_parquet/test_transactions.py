@@ -1,0 +1,198 @@
+"""
+The publish loop, over a sink in memory whose commits fail by a script: each batch is in the sink at most once, and every error is true.
+
+The tests of Delta, Iceberg, databases and Kafka show the same on the systems themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import ClassVar, cast
+
+import pytest
+
+from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger, SinkMarker
+from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure, TransactionalSink
+from airflow_provider_streamsem.errors import (
+    MarkerLostError,
+    PublishError,
+    StoreRefusedError,
+    StreamsemError,
+    UnavailableError,
+)
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Marker, Receipt
+
+FILE = DataFile(key="data/3/a/x.parquet", bytes=1, rows=7, checksum="sha256:00")
+BATCH = Batch(
+    pipeline_uuid="u", sink="s", version=3, outcome="ours", committable=Committable(format="parquet", rows=7, files=(FILE,)), schema="", root=3
+)  # fmt: skip
+OLDER = SinkMarker(2, "applied", "before")
+NEWER = SinkMarker(4, "applied", "after")
+TABLE_REFUSES = PublishError("the table was altered; the batch is not in it")
+
+
+class Memory(TransactionalSink["Memory"]):
+    """A sink whose state is a marker and a list of committed versions. A step of the script is what one try meets."""
+
+    tries: ClassVar[int] = 4
+
+    def __init__(self, *script: str, marker: SinkMarker | None = OLDER, reopens: bool = True) -> None:
+        self.script = [*script]
+        self.found = marker
+        self.rows: list[int] = []
+        self.reads = 0
+        self.table_version = 0
+        type(self).reopens = reopens
+
+    @contextmanager
+    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[Memory]:
+        step = self.script[0] if self.script else ""
+        if step.startswith("opening "):
+            self.script.pop(0)
+            raise {"opening is refused": StoreRefusedError("denied"), "opening is unavailable": UnavailableError("no answer"), "opening fails": OSError("reset")}[step]  # fmt: skip
+        yield self
+
+    def marker_in(self, handle: Memory, batch: Batch) -> SinkMarker | None:
+        self.reads += 1
+        return self.found
+
+    def check_sink(self, handle: Memory, batch: Batch, found: SinkMarker | None) -> None:
+        if not batch.is_settled(found):
+            batch.check_marker(found, "the marker is missing")
+
+    def commit(self, handle: Memory, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
+        step = self.script.pop(0) if self.script else "applied"
+        if step in ("applied", "applied, and the reply is lost"):
+            assert self.found == found, "the commit is conditional on the marker"
+            self._apply(batch)
+        if step in ("another publisher applies it", "another publisher applies it, and the table is altered"):
+            self._apply(batch)
+        if step == "a newer version is published":
+            self.found = NEWER
+        if step.endswith("altered"):
+            raise TABLE_REFUSES
+        if step.startswith("refused"):
+            self.table_version += step == "refused, and the table changes"
+            raise ValueError("a row does not fit")
+        if step in ("applied, and the reply is lost", "no answer"):
+            raise OSError("reset")
+        return step == "applied"
+
+    def _apply(self, batch: Batch) -> None:
+        self.found = SinkMarker(batch.version, "applied", batch.outcome)
+        self.rows.append(batch.version)
+
+    def basis(self, handle: Memory) -> object:
+        return self.table_version
+
+    def is_refusal(self, error: Exception) -> bool:
+        return isinstance(error, ValueError)
+
+    def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
+        return PublishError("a row does not fit; the batch is not in the table")
+
+    def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
+        return UnavailableError("whether the batch is in the table is unknown")
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "airflow_provider_streamsem.connectors.staged_parquet.transactions.SYSTEM_CLOCK.sleep", lambda seconds: None
+    )
+
+
+def publish(sink: Memory, *, expected: SinkMarker | None = OLDER) -> Receipt | None:
+    marker = None if expected is None else Marker(version=expected.version, outcome=expected.outcome)
+    return sink.publish(replace(BATCH, expected_marker=marker), cast(EffectLedger, None))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        ["applied"],
+        ["applied, and the reply is lost"],
+        ["no answer", "no answer", "applied, and the reply is lost"],
+        ["no answer", "no answer", "no answer", "applied, and the reply is lost"],
+        ["another publisher applies it"],
+        ["another publisher applies it, and the table is altered"],
+        ["refused, and the table changes", "applied"],
+        ["opening fails", "applied"],
+        ["applied, and the reply is lost", "opening fails"],
+    ],
+    ids=" then ".join,
+)
+def test_batch_is_applied_once_and_reported_as_applied(script: list[str]) -> None:
+    sink = Memory(*script)
+    assert publish(sink) == Receipt(result="applied", rows=7)
+    assert (sink.rows, sink.script) == ([3], [])
+
+
+def test_publisher_that_comes_after_a_newer_version_reports_nothing() -> None:
+    assert publish(Memory("a newer version is published")) is None
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (["refused", "applied"], "a row does not fit"),
+        (["no answer", "refused", "applied"], "a row does not fit"),
+        (["the table is altered", "applied"], TABLE_REFUSES.summary),
+        (["no answer", "no answer", "no answer", "refused", "applied"], "a row does not fit"),
+    ],
+    ids=str,
+)
+def test_refusal_is_raised_after_a_read_that_shows_that_the_batch_is_not_in_the_sink(
+    script: list[str], expected: str
+) -> None:
+    sink = Memory(*script)
+    with pytest.raises(PublishError, match=expected) as raised:
+        publish(sink)
+    assert raised.value.__context__ is None, "a cause may hold values of rows"
+    assert (sink.rows, sink.script) == ([], ["applied"])
+
+
+@pytest.mark.parametrize("step", ["no answer", "opening fails"])
+def test_sink_without_a_clear_answer_is_unavailable_after_the_last_try(step: str) -> None:
+    sink = Memory(*[step] * 9)
+    with pytest.raises(UnavailableError, match="unknown"):
+        publish(sink)
+    assert sink.rows == []
+
+
+def test_every_try_that_may_have_committed_is_followed_by_a_read() -> None:
+    sink = Memory(*["no answer"] * 9)
+    with pytest.raises(UnavailableError):
+        publish(sink)
+    assert sink.reads == Memory.tries + 1
+    assert len(sink.script) == 9 - Memory.tries
+
+
+def test_sink_that_refuses_to_be_opened_is_not_tried_again() -> None:
+    sink = Memory("opening is refused", "applied")
+    with pytest.raises(StoreRefusedError, match="denied"):
+        publish(sink)
+    assert sink.script == ["applied"]
+
+
+def test_sink_whose_client_retries_itself_is_opened_once() -> None:
+    sink = Memory("opening is unavailable", "applied", reopens=False)
+    with pytest.raises(UnavailableError, match="no answer"):
+        publish(sink)
+    assert sink.script == ["applied"]
+
+
+def test_sink_that_lost_its_marker_gets_no_commit() -> None:
+    sink = Memory("applied", marker=None)
+    with pytest.raises(MarkerLostError):
+        publish(sink)
+    assert sink.script == ["applied"]
+
+
+def test_skip_sets_the_marker_of_a_sink_that_lost_it() -> None:
+    sink = Memory("applied", marker=None)
+    marker = Marker(version=OLDER.version, outcome=OLDER.outcome)
+    receipt = sink.skip(replace(BATCH, expected_marker=marker), cast(EffectLedger, None))
+    assert receipt == Receipt(result="skipped", rows=0)
