@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.contract import Batch
 from airflow_provider_streamsem.connectors.http.calls import Publication
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
 from airflow_provider_streamsem.connectors.sql import database
@@ -26,18 +26,6 @@ def publisher_does_not_ask_the_marker(patch: pytest.MonkeyPatch) -> None:
     def set_marker(*given: Any) -> bool:
         real(*given)
         return True
-
-    patch.setattr(database, "set_marker", set_marker)
-
-
-def marker_may_go_back(patch: pytest.MonkeyPatch) -> None:
-    def set_marker(
-        connection: Any, table: Any, name: tuple[str, str], new: SinkMarker, found: SinkMarker | None
-    ) -> bool:
-        this = (table.c.pipeline_uuid == name[0]) & (table.c.sink == name[1]) & (table.c.version != new.version)
-        row = database.marker_row(name, new)
-        added = table.insert().prefix_with("OR IGNORE").values(row)
-        return any(connection.execute(what).rowcount for what in (table.update().where(this).values(row), added))
 
     patch.setattr(database, "set_marker", set_marker)
 
@@ -226,7 +214,6 @@ def deferred_calls_are_counted_as_done(patch: pytest.MonkeyPatch) -> None:
 
 PUBLISH_MUTATIONS = (
     Mutation(publisher_does_not_ask_the_marker, "I18", "tables"),
-    Mutation(marker_may_go_back, "I15|I18", "tables", first=5873),
     Mutation(marker_and_rows_are_two_transactions, "I18", "tables"),
     Mutation(skip_moves_no_marker, "I15|I18|marker", "tables"),
     Mutation(publisher_believes_itself_and_not_the_marker, "receipts", "tables"),

@@ -243,6 +243,32 @@ def test_two_concurrent_publishers_and_a_late_one_apply_a_version_once(mode: str
     assert fixture.verdict().findings == []
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_publisher_paused_between_marker_and_commit_changes_nothing_after_two_newer_versions(
+    mode: str, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.run(TABLE if mode == "upsert" else OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, mode)})
+    fixture.arrive(1)
+    commit_without_publishing(fixture, pipeline, "r0")
+    batch = committed_batch(fixture, pipeline, "t", 0)
+    real = JdbcSink.commit
+
+    def commit(self: JdbcSink, *given: Any, **named: Any) -> bool:
+        monkeypatch.setattr(JdbcSink, "commit", real)
+        fixture.run("r0", pipeline=pipeline)
+        for run_key in ("r1", "r2"):
+            fixture.arrive(1)
+            fixture.run(run_key, pipeline=pipeline)
+        return real(self, *given, **named)
+
+    monkeypatch.setattr(JdbcSink, "commit", commit)
+    assert sink(tmp_path, mode).publish(batch, None) is None  # type: ignore[arg-type]
+    assert db.ids() == fixture.expected
+    assert db.markers() == [(2, "applied")]
+
+
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_columns_whose_names_differ_only_in_punctuation_keep_their_values(
     mode: str, db: Database, tmp_path: Path
