@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem.errors import DataError, LogDamagedError, StageError
+from airflow_provider_streamsem.errors import DataError, LogDamagedError, LogMovedError, StageError
 from airflow_provider_streamsem.protocol import announcements, invariants, procedures
-from airflow_provider_streamsem.protocol.codec import encode
+from airflow_provider_streamsem.protocol.codec import encode, lines
 from airflow_provider_streamsem.protocol.entries import (
     Claim,
     Committable,
     Effects,
     Marker,
     Plan,
+    Receipt,
     Receipts,
     Replaced,
     RunPointer,
@@ -320,3 +322,69 @@ def test_effects_that_another_recorded_first_are_returned() -> None:
     )
     assert drive(procedures.put_effects(mine), Created()) == mine
     assert drive(procedures.put_effects(mine), Exists(), found(theirs)) == theirs
+
+
+# --- commits that are published outside the log
+
+PUBLISHED_LATER = samples.outcome(PLAN, publish=("out",))
+PENDING = OPEN.decided(PUBLISHED_LATER, "sha")
+
+
+def receipts(**changes: Any) -> Receipts:
+    values: dict[str, Any] = {
+        "version": 0, "outcome": "sha", "sinks": {"out": Receipt(result="applied", rows=2)}, "markers": {"out": Marker(version=0, outcome="sha")},
+        "published_at_ms": 3, "nonce": "r",
+    }  # fmt: skip
+    return Receipts(**{**values, **changes})
+
+
+def test_I2_plan_after_a_commit_with_pending_publishes() -> None:
+    assert PENDING.has_pending_publishes
+    with broken("I2"):  # type: ignore[attr-defined]
+        PENDING.planned(samples.plan(1, previous="sha"), "plan")
+    published = PENDING.published(receipts())
+    assert not published.has_pending_publishes
+    assert not published.planned(samples.plan(1, previous="sha"), "plan").has_pending_publishes
+
+
+@pytest.mark.parametrize("changes", [{"version": 1}, {"outcome": "other"}, {"sinks": {}}])
+def test_I18_receipts_of_another_commit_or_other_sinks(changes: dict[str, Any]) -> None:
+    with broken("I18"):  # type: ignore[attr-defined]
+        PENDING.published(receipts(**changes))
+
+
+def test_I18_receipts_of_a_commit_without_sinks_outside_the_log() -> None:
+    with broken("I18"):  # type: ignore[attr-defined]
+        CLOSED.published(receipts())
+
+
+@pytest.mark.parametrize(
+    "markers", [{"out": Marker(version=7, outcome="sha")}, {"other": Marker(version=0, outcome="sha")}]
+)
+def test_I15_receipts_with_a_marker_that_neither_their_outcome_nor_their_commit_set(markers: dict[str, Marker]) -> None:
+    with broken("I15"):  # type: ignore[attr-defined]
+        PENDING.published(receipts(markers=markers))
+
+
+def test_P1_pointer_to_a_commit_with_pending_publishes_leads_to_publishing() -> None:
+    pointer = found(RunPointer(run_key="run-0", j=0, version=0))
+    position = drive(
+        procedures.locate("run-0", EMPTY), pointer, Listed(()), Missing(), found(PUBLISHED_LATER), Missing()
+    )
+    assert isinstance(position, procedures.PendingPublish)
+    assert position.outcome == PUBLISHED_LATER
+
+
+def test_I20_chain_with_a_missing_outcome_is_damage() -> None:
+    with broken("I20"):  # type: ignore[attr-defined]
+        drive(procedures.find_root(3), Missing())
+
+
+def test_plan_that_moved_the_log_names_the_new_location() -> None:
+    with pytest.raises(LogMovedError, match="moved_to='s3://new'"):
+        CLOSED.planned(samples.plan(1, previous="sha", kind="move", moved_to="s3://new"), "plan")
+
+
+def test_line_of_quarantined_records_that_is_not_an_object_is_damage() -> None:
+    with broken("I1"):  # type: ignore[attr-defined]
+        lines("k", b'{"a": 1}\n[]\n')
