@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from airflow_provider_streamsem.connectors.contract import Sink, Source
+from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError
-
-if TYPE_CHECKING:
-    from airflow_provider_streamsem.dedup import Dedup
-    from airflow_provider_streamsem.pipeline.spec import Pipeline
 
 KEEPS: Mapping[str, frozenset[str]] = {
     "exactly_once": frozenset({"exactly_once", "effectively_once", "at_least_once", "at_most_once"}),
@@ -49,7 +47,24 @@ class Guarantee:
         return "\n".join([self.named, *(f"  - {reason}" for reason in self.reasons)])
 
 
-def guarantee(pipeline: Pipeline) -> Guarantee:
+class _Pipeline(Protocol):
+    """The parts of a ``Pipeline`` that determine its guarantee."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> Source: ...
+    @property
+    def sinks(self) -> Mapping[str, Sink]: ...
+    @property
+    def transform(self) -> Callable[..., Any] | str | None: ...
+    @property
+    def dedup(self) -> Dedup | None: ...
+    @property
+    def publishes(self) -> Any: ...
+
+
+def guarantee(pipeline: _Pipeline) -> Guarantee:
     """Compute the guarantee from source, transform and sinks. The weakest of them determines the label."""
     reasons = [
         "a durable plan records the offset ranges before the first row is read, and every attempt reads exactly these ranges"
@@ -75,7 +90,7 @@ def guarantee(pipeline: Pipeline) -> Guarantee:
     return Guarantee(label=label, reasons=tuple(reasons), sinks=labels, terms=_terms(pipeline))
 
 
-def warnings(pipeline: Pipeline) -> list[str]:
+def warnings(pipeline: _Pipeline) -> list[str]:
     """Warnings about insecure connections of source and sinks, one sentence each. A missing connection gives no warning here, because a run refuses it."""
     found: list[str] = []
     for part in (pipeline.source, *pipeline.sinks.values()):
@@ -102,7 +117,7 @@ def _weaker(label: str, other: str) -> str:
     return next((name for name in KEEPS if name in both), "none")
 
 
-def _terms(pipeline: Pipeline) -> str:
+def _terms(pipeline: _Pipeline) -> str:
     terms = [pipeline.source.terms, "" if pipeline.dedup is None else pipeline.dedup.terms]
     return ", ".join(filter(None, terms))
 
@@ -117,7 +132,7 @@ def _of_dedup(dedup: Dedup) -> str:
     )
 
 
-def _of_transform(pipeline: Pipeline) -> str:
+def _of_transform(pipeline: _Pipeline) -> str:
     if pipeline.transform is None:
         return "transform: none, rows pass unchanged"
     said = (
@@ -130,14 +145,14 @@ def _of_transform(pipeline: Pipeline) -> str:
     return f"{said}. {shared} between sinks"
 
 
-def _of_sinks(pipeline: Pipeline) -> str:
+def _of_sinks(pipeline: _Pipeline) -> str:
     together = "one object commits the batch for all sinks together"
     if not pipeline.publishes:
         return together
     return f"{together}; sinks outside the log then publish in order, and no later version is planned before the receipts exist"
 
 
-def require(pipeline: Pipeline, least: str) -> None:
+def require(pipeline: _Pipeline, least: str) -> None:
     """
     Refuse a pipeline whose guarantee is weaker than ``least``.
 

@@ -15,6 +15,7 @@ from airflow_provider_streamsem import arguments, registry
 from airflow_provider_streamsem.connectors.contract import Limits, Sink, Source
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.pipeline.guarantee import require
 from airflow_provider_streamsem.protocol.codec import canonical, plain, read_json, sha256
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.spark import packages
@@ -114,8 +115,6 @@ class Pipeline:
         told = {name: part for name, part in self.without_transform().items() if name != "where"}
         arguments.without_secrets(f"pipeline {self.name}:", told)
         if self.require is not None:
-            from airflow_provider_streamsem.pipeline.guarantee import require
-
             arguments.choice("require", self.require, LABELS)
             require(self, self.require)
 

@@ -150,7 +150,7 @@ class GivenMessages:
         from airflow_provider_streamsem.connectors.kafka.records import KafkaRecords
 
         read = spark.read.schema(COLUMNS).json([f"{self._location}/{path}" for path in (pin.path for pin in pins)])
-        return KafkaRecords(self._kafka, read, list(self._kafka.topics))
+        return KafkaRecords(read, key=self._kafka.key, value=self._kafka.value, topics=list(self._kafka.topics))
 
 
 def _encoded(part: str, decoder: Decoder | None, given: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -32,9 +32,6 @@ from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
 from airflow_provider_streamsem.connectors.data_files import direct_commit as direct
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.stores.local import process_umask
-
-if TYPE_CHECKING:
-    from airflow_provider_streamsem.connectors.files.sink import FilesSink
 
 _LONGEST_VALUE = 100
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_]{1,100}")
@@ -76,7 +73,22 @@ TEXT_OPTIONS: dict[str, dict[str, str]] = {
 """Spark options for writing text formats and for reading the same values back"""
 
 
-def write_files(frame: DataFrame, sink: FilesSink, location: str) -> frozenset[str] | None:
+class _Sink(Protocol):
+    """The arguments of ``FilesSink`` that determine how its files are written."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def partition_by(self) -> Sequence[str]: ...
+    @property
+    def codec(self) -> str | None: ...
+    @property
+    def target_file_bytes(self) -> int | None: ...
+
+
+def write_files(frame: DataFrame, sink: _Sink, location: str) -> frozenset[str] | None:
     """
     Write a DataFrame into an attempt's own directory.
 
@@ -189,7 +201,7 @@ def _is_null_text(text: Column) -> Column:
 
 
 @contextmanager
-def _refusals_named(sink: FilesSink) -> Iterator[None]:
+def _refusals_named(sink: _Sink) -> Iterator[None]:
     refused = None
     try:
         yield
@@ -212,7 +224,7 @@ def _is_on_s3(location: str) -> bool:
     return location.startswith("s3a://")
 
 
-def _refuse_twins(frame: DataFrame, sink: FilesSink) -> None:
+def _refuse_twins(frame: DataFrame, sink: _Sink) -> None:
     """
     Refuse names that differ only in case.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
@@ -16,7 +16,7 @@ from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.files import columnar, partitions
 from airflow_provider_streamsem.connectors.files.columnar import Footer
 from airflow_provider_streamsem.connectors.files.csv_lines import Csv
-from airflow_provider_streamsem.connectors.files.source import ENCODING
+from airflow_provider_streamsem.connectors.files.reader_options import ENCODING
 from airflow_provider_streamsem.connectors.files.text_lines import (
     PATH,
     RAW,
@@ -34,7 +34,6 @@ from airflow_provider_streamsem.stores.contract import spark_path, split_url
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.files.pins import FilePin
-    from airflow_provider_streamsem.connectors.files.source import FilesSource
 
 _RECORD, _BAD = "__streamsem_record", "__streamsem_record_bad"
 _UTC = ("UTC", "Etc/UTC", "GMT", "Z")
@@ -68,6 +67,25 @@ class _Group:
     located: list[str]
 
 
+class _Source(Protocol):
+    """The arguments of ``FilesSource`` that determine how its files are read."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def schema(self) -> str | None: ...
+    @property
+    def options(self) -> Mapping[str, str]: ...
+    @property
+    def missing_columns(self) -> str: ...
+    @property
+    def encoding(self) -> str: ...
+    @property
+    def hive_partitions(self) -> bool: ...
+
+
 class FileRecords:
     """
     The records of the pinned files (:class:`airflow_provider_streamsem.connectors.contract.Loaded`).
@@ -81,7 +99,7 @@ class FileRecords:
     frame: DataFrame
     drop: tuple[str, ...]
 
-    def __init__(self, spark: SparkSession, source: FilesSource, pins: Sequence[FilePin]) -> None:
+    def __init__(self, spark: SparkSession, source: _Source, pins: Sequence[FilePin]) -> None:
         self._spark, self._source = spark, source
         if len(pins) > _MANY and spark.conf.get(_OPEN_COST, None) is None:
             spark.conf.set(_OPEN_COST, _OPEN_COST_BYTES)  # only this attempt uses the session

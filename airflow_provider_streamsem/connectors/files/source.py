@@ -24,6 +24,7 @@ from airflow_provider_streamsem.connectors.contract import Limits, SourceEnd, So
 from airflow_provider_streamsem.connectors.files import partitions, tables, truncation
 from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.connectors.files.pins import FilePin, read_pins
+from airflow_provider_streamsem.connectors.files.reader_options import ENCODING, ENCODINGS, OPTIONS
 from airflow_provider_streamsem.errors import (
     DataError,
     InvalidError,
@@ -56,33 +57,6 @@ FORMATS = ("csv", "json", "orc", "parquet", "text")
 NEEDS_SCHEMA = ("csv", "json")
 MISSING_COLUMNS = ("refuse", "null")
 ASSUMED_BYTES_PER_ROW = 100
-_TIMES = {"dateFormat", "timestampFormat", "timestampNTZFormat", "timeZone", "locale"}
-_LAX_JSON = {"allowUnquotedFieldNames", "allowSingleQuotes", "allowNumericLeadingZeros", "allowNonNumericNumbers"}
-ENCODING = "encoding"
-ENCODINGS = ("UTF-8", "ISO-8859-1", "windows-1252")
-_CSV = {
-    "header",
-    "sep",
-    "delimiter",
-    "quote",
-    "escape",
-    "nullValue",
-    "nanValue",
-    "positiveInf",
-    "negativeInf",
-    "ignoreLeadingWhiteSpace",
-    "ignoreTrailingWhiteSpace",
-}
-OPTIONS: dict[str, frozenset[str]] = {
-    "csv": frozenset(_CSV | _TIMES | {ENCODING}),
-    "json": frozenset(_LAX_JSON | _TIMES | {ENCODING}),
-    "parquet": frozenset({"datetimeRebaseMode", "int96RebaseMode"}),
-    "orc": frozenset(),
-    "text": frozenset({ENCODING}),
-}
-"""Options of Spark's readers that may change values, but never the number of records or which of them are bad"""
-
-
 _ONE_BY_ONE = 32
 _THREADS = 16
 

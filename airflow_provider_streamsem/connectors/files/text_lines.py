@@ -41,7 +41,7 @@ def decoded(raw: str, encoding: str) -> str:
     five bytes that windows-1252 leaves undefined become control characters, as in browsers.
 
     :param raw: name of a ``string`` column with the bytes, as Spark's text reader returns them
-    :param encoding: one of :data:`airflow_provider_streamsem.connectors.files.source.ENCODINGS`
+    :param encoding: one of :data:`airflow_provider_streamsem.connectors.files.reader_options.ENCODINGS`
     """
     if encoding == "UTF-8":
         return raw

@@ -7,18 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger
-from airflow_provider_streamsem.connectors.http.endpoint import Answer, Endpoint
+from airflow_provider_streamsem.connectors.http.endpoint import Address, Answer, Endpoint
 from airflow_provider_streamsem.connectors.http.rate import Pace
 from airflow_provider_streamsem.connectors.json_rows.rows import json_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import record_batches
 from airflow_provider_streamsem.errors import LogDamagedError, PublishError, StreamsemError, UnavailableError
-from airflow_provider_streamsem.protocol.entries import Effects, Receipt
-
-if TYPE_CHECKING:
-    from airflow_provider_streamsem.connectors.http.sink import HttpSink
+from airflow_provider_streamsem.protocol.entries import Effects, Json, Receipt
 
 VERSION_HEADER = "Streamsem-Version"
 POSITION_HEADER = "Streamsem-Position"
@@ -47,6 +44,33 @@ class _Round:
     rows: int
 
 
+class _Sink(Protocol):
+    """The arguments of ``HttpSink`` that determine its calls."""
+
+    @property
+    def staging(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def delivery(self) -> str: ...
+    @property
+    def key_header(self) -> str: ...
+    @property
+    def records_per_call(self) -> int: ...
+    @property
+    def chunk_rows(self) -> int: ...
+    @property
+    def on_refusal(self) -> str | None: ...
+    @property
+    def timeout_s(self) -> int: ...
+    @property
+    def max_per_s(self) -> int | None: ...
+    @property
+    def max_wait_s(self) -> int: ...
+    def address(self) -> Address: ...
+    def key(self, batch: Batch, chunk: int, index: int, row: Json) -> str: ...
+
+
 class Publication:
     """
     One publisher of one batch.
@@ -55,7 +79,7 @@ class Publication:
     progress. A publisher that dies during a long wait therefore repeats no call and holds no claim.
     """
 
-    def __init__(self, sink: HttpSink, batch: Batch, effects: EffectLedger) -> None:
+    def __init__(self, sink: _Sink, batch: Batch, effects: EffectLedger) -> None:
         self._sink, self._batch, self._effects = sink, batch, effects
         self._claims = sink.delivery == "at_most_once"
         self._rows = batch.committable.rows

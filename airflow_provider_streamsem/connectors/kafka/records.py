@@ -30,7 +30,6 @@ from airflow_provider_streamsem.errors import DataError, UnavailableError
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.kafka.pins import RangePin
-    from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
 
 logger = telemetry.log_of(__name__)
 
@@ -47,6 +46,8 @@ class KafkaRecords:
     The decoded records of planned ranges. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
 
     :param read: the records with Kafka's columns: topic, partition, offset, timestamp, headers, key, value
+    :param key: decoder of the key; ``None``: the key stays binary
+    :param value: decoder of the value; ``None``: the value stays binary
     :param topics: topics whose subjects are requested from the schema registry
     """
 
@@ -54,15 +55,14 @@ class KafkaRecords:
     frame: DataFrame
     drop: tuple[str, ...]
 
-    def __init__(self, source: KafkaSource, read: DataFrame, topics: list[str]) -> None:
-        self._source = source
+    def __init__(self, read: DataFrame, *, key: Decoder | None, value: Decoder | None, topics: list[str]) -> None:
+        self._decoders = {part: decoder for part, decoder in (("key", key), ("value", value)) if decoder is not None}
         self._unreadable: list[str] = []
         parts: dict[str, _Decoded] = {}
-        for part, decoder in (("key", source.key), ("value", source.value)):
-            if decoder is not None:
-                parts[part] = _decoded(part, decoder, topics, read)
-                read = parts[part].frame
-                self._unreadable += parts[part].unreadable
+        for part, decoder in self._decoders.items():
+            parts[part] = _decoded(part, decoder, topics, read)
+            read = parts[part].frame
+            self._unreadable += parts[part].unreadable
         if not parts:
             self.frame, self.bad, self.drop = read, None, ()
             return
@@ -76,13 +76,15 @@ class KafkaRecords:
             F.col("key").alias("key"),
             F.col("value").alias("value"),
         )
-        key = parts["key"].record if "key" in parts else F.col("key")
+        key_column = parts["key"].record if "key" in parts else F.col("key")
         if "value" in parts:
             columns = [value.alias(name) for name, value in parts["value"].fields.items()]
-            columns += [F.col(name).alias(f"kafka_{name}") for name in _OWN if name != "key"] + [key.alias("kafka_key")]
+            columns += [F.col(name).alias(f"kafka_{name}") for name in _OWN if name != "key"] + [
+                key_column.alias("kafka_key")
+            ]
             _refuse_taken(parts["value"].fields)
         else:
-            columns = [F.col(name) for name in _OWN if name != "key"] + [key.alias("key"), F.col("value")]
+            columns = [F.col(name) for name in _OWN if name != "key"] + [key_column.alias("key"), F.col("value")]
         self.frame = read.select(*columns, bad.alias(_BAD), location.alias(_RECORD_LOCATION))
         self.bad, self.drop = F.col(_BAD), (_BAD, _RECORD_LOCATION)
 
@@ -90,10 +92,7 @@ class KafkaRecords:
         """Yield the bad records in a second pass over the same ranges."""
         if self.bad is None:
             return
-        asked = [
-            part for part, decoder in (("key", self._source.key), ("value", self._source.value)) if decoder is not None
-        ]
-        error = "; ".join([f"{' or '.join(asked)} cannot be decoded", *self._unreadable])
+        error = "; ".join([f"{' or '.join(self._decoders)} cannot be decoded", *self._unreadable])
         for (row,) in self.frame.where(self.bad).select(_RECORD_LOCATION).toLocalIterator():
             text, encoding = _text(row["value"])
             key, key_encoding = _text(row["key"])
@@ -105,12 +104,14 @@ class KafkaRecords:
 
 
 def read_ranges(
-    spark: SparkSession, source: KafkaSource, settings: Mapping[str, str], pins: Sequence[RangePin]
+    spark: SparkSession, settings: Mapping[str, str], pins: Sequence[RangePin], *, isolation: str
 ) -> DataFrame:
     """
     Return a DataFrame of the pinned ranges with Kafka's columns.
 
-    :param settings: of :func:`airflow_provider_streamsem.connectors.kafka.cluster.java_settings`
+    :param settings: options of Spark's source, and the client's settings from
+        :func:`airflow_provider_streamsem.connectors.kafka.cluster.java_settings`
+    :param isolation: ``read_committed`` or ``read_uncommitted``
     """
     assigned: dict[str, list[int]] = {}
     starts: dict[str, dict[str, int]] = {}
@@ -119,8 +120,8 @@ def read_ranges(
         assigned.setdefault(pin.topic, []).append(pin.partition)
         starts.setdefault(pin.topic, {})[str(pin.partition)] = pin.start
         ends.setdefault(pin.topic, {})[str(pin.partition)] = pin.end
-    options = {"kafka.max.partition.fetch.bytes": str(_FETCH_BYTES), **source.options, **settings}
-    options["kafka.isolation.level"] = source.isolation
+    options = {"kafka.max.partition.fetch.bytes": str(_FETCH_BYTES), **settings}
+    options["kafka.isolation.level"] = isolation
     reader = spark.read.format("kafka").options(
         **options,
         **_group(options, pins),

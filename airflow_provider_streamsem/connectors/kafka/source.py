@@ -253,8 +253,9 @@ class KafkaSource:
         """Return the records of the pinned ranges. Reads nothing yet."""
         from airflow_provider_streamsem.connectors.kafka.records import KafkaRecords, read_ranges
 
-        settings = java_settings(settings_of(self.conn_id, self.bootstrap_servers))
-        return KafkaRecords(self, read_ranges(spark, self, settings, pins), sorted({pin.topic for pin in pins}))
+        settings = {**self.options, **java_settings(settings_of(self.conn_id, self.bootstrap_servers))}
+        read = read_ranges(spark, settings, pins, isolation=self.isolation)
+        return KafkaRecords(read, key=self.key, value=self.value, topics=sorted({pin.topic for pin in pins}))
 
     def reads(self, topic: str) -> bool:
         """Return whether this source reads the topic. A pattern never matches topics that start with ``__``."""

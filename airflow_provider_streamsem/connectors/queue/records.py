@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -12,10 +11,6 @@ from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.files.text_lines import PATH, RAW, plain_path
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.stores.contract import spark_path
-
-if TYPE_CHECKING:
-    from airflow_provider_streamsem.connectors.queue.source import QueueSource
 
 _LANDED = "id string, received_ms long, body string, encoding string, headers map<string,string>"
 _OWN = ("queue_message_id", "queue_received_at", "queue_headers")
@@ -23,27 +18,34 @@ _MESSAGE, _RECORD, _BAD = "__streamsem_message", "__streamsem_record", "__stream
 
 
 class QueueRecords:
-    """The parsed messages of landed files. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`."""
+    """
+    The parsed messages of landed files. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
+
+    :param located: URLs of the landed files, in Spark's form
+    :param schema: columns of a JSON body, as Spark DDL; ``None``: the body is text
+    :param options: options of Spark's JSON parser
+    """
 
     bad: Column | None
     frame: DataFrame
     drop: tuple[str, ...]
 
-    def __init__(self, spark: SparkSession, source: QueueSource, paths: list[str]) -> None:
+    def __init__(
+        self, spark: SparkSession, located: Sequence[str], *, schema: str | None, options: Mapping[str, str]
+    ) -> None:
         self._error = (
             "not a message with an id and "
-            + (f"a body of the schema {source.schema}" if source.format == "json" else "a body in UTF-8")
+            + ("a body in UTF-8" if schema is None else f"a body of the schema {schema}")
         )  # fmt: skip
-        located = [spark_path(source.landing, path) for path in paths]
-        lines = spark.read.options(ignoreCorruptFiles="false", ignoreMissingFiles="false").text(located)
+        lines = spark.read.options(ignoreCorruptFiles="false", ignoreMissingFiles="false").text(list(located))
         lines = lines.select(F.col("value").alias(RAW), F.col("_metadata.file_path").alias(PATH))
         landed = lines.withColumn(_MESSAGE, F.from_json(RAW, _LANDED))
         message, body = F.col(_MESSAGE), F.col(_MESSAGE)["body"]
         bad = message["id"].isNull() | body.isNull() | message["encoding"].isNotNull()
-        if source.format == "json":
-            columns = parsing.struct(source.schema or "", "source queue")
+        if schema is not None:
+            columns = parsing.struct(schema, "source queue")
             names = [f.name for f in columns.fields]
-            parsed = parsing.with_json(landed, f"{_MESSAGE}.body", columns, source.options, _RECORD)
+            parsed = parsing.with_json(landed, f"{_MESSAGE}.body", columns, options, _RECORD)
             landed, bad = parsed.frame, bad | F.col(parsed.bad)
             fields = [F.expr(column) for column in parsed.columns]
         else:

@@ -24,7 +24,7 @@ from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
-from airflow_provider_streamsem.stores.contract import lineage_name, open_store, split_url
+from airflow_provider_streamsem.stores.contract import lineage_name, open_store, spark_path, split_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -169,7 +169,8 @@ class QueueSource:
         """Return the messages of the pinned landed files. Reads nothing yet."""
         from airflow_provider_streamsem.connectors.queue.records import QueueRecords
 
-        return QueueRecords(spark, self, [pin.path for pin in pins])
+        located = [spark_path(self.landing, pin.path) for pin in pins]
+        return QueueRecords(spark, located, schema=self.schema, options=self.options)
 
 
 class QueuePlanner:
