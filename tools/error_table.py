@@ -58,7 +58,7 @@ TABLES: dict[str, list[Row]] = {
             "spark/test_versions.py::test_missing_libraries_are_one_error_before_anything_is_written",
         ),
         Row(
-            "`pyspark` and `pyspark-client` are there in different versions",
+            "`pyspark` and `pyspark-client` are installed in different versions",
             InvalidError,
             "install one version of both: the extra `spark`, `spark40` or `spark42`",
             "spark/test_versions.py::test_pyspark_and_pyspark_client_in_two_versions_are_refused_before_a_session_starts",
@@ -140,13 +140,13 @@ TABLES: dict[str, list[Row]] = {
             "spark/test_causes.py::test_transform_that_cannot_be_imported_names_the_cause",
         ),
         Row(
-            "`where` names a column or function that is not there, or is not SQL",
+            "`where` names a column or function that does not exist, or is not SQL",
             DataError,
             "correct `where`: the message names the columns",
             "spark/test_causes.py::test_invalid_predicate_is_reported_with_the_available_columns",
         ),
         Row(
-            "a transform names a column that is not there",
+            "a transform names a column that does not exist",
             DataError,
             "correct the line of the transform in the traceback",
             "spark/test_causes.py::test_transform_with_an_unknown_column_is_reported_with_its_name",
@@ -178,7 +178,7 @@ TABLES: dict[str, list[Row]] = {
             "connectors/kafka/test_source.py::test_unreachable_brokers_are_named",
         ),
         Row(
-            "the directory of a files source is not there",
+            "the directory of a files source does not exist",
             UnavailableError,
             "mount or create it, or correct `path`",
             "pipeline/test_gaps.py::test_place_that_is_not_there_is_not_an_empty_place",
@@ -222,7 +222,7 @@ TABLES: dict[str, list[Row]] = {
         Row(
             "more bad records than `max_quarantined`",
             DataError,
-            "raise the limit, run again, and look at the records: `streamsem quarantine LOG`; or correct the schema. Do not edit a planned file",
+            "raise the limit, run again, and inspect the records: `streamsem quarantine LOG`; or correct the schema. Do not edit a planned file",
             "spark/test_spark.py::test_errors_about_records_name_a_file",
         ),
     ],
@@ -288,7 +288,7 @@ TABLES: dict[str, list[Row]] = {
 
 _HEAD = """# Errors
 
-Made by `python -m tools.error_table`; a test meets each cause.
+`python -m tools.error_table` generates this page. A test triggers each cause.
 
 Every message says what is true now and, after `Do:`, what to do. It names columns, files, hosts and settings, and no values of records and no secrets.
 
