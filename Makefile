@@ -3,8 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 RUN = JAVA_HOME="$$($(BIN)/python tools/java_home.py)" PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 
-# Tracing slows a simulation down five times: only the tests that reach every branch of the protocol are traced.
-PROTOCOL_TESTS := tests/protocol tests/pipeline tests/commitlog tests/golden tests/readers tests/connectors/files tests/connectors/landing tests/connectors/kafka tests/security/test_forged_logs.py
+# Tracing slows tests of the protocol down several times. These tests alone reach every branch of it.
+TRACED := tests/protocol tests/golden tests/readers tests/security/test_forged_logs.py $(filter-out %/test_crash_matrix.py,$(wildcard tests/pipeline/test_*.py))
 PYTEST = $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
@@ -20,15 +20,15 @@ help:  ## say what the targets do
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
 	touch .venv/ready
 
-demo: .venv/ready  ## run the quickstart DAG on a year of flights, kill it twice, and check every row (3 minutes)
+demo: .venv/ready  ## run the quickstart DAG on a year of flights, kill it twice, and check every row (6 minutes on two cores)
 	@$(RUN) -m demo.quickstart
 
 test: .venv/ready check  ## lint, types, architecture, and every test but the long ones; ARGS=tests/cli runs only those
 ifdef ARGS
 	$(PYTEST) $(ARGS)
 else
-	$(PYTEST) $(PROTOCOL_TESTS) --cov=airflow_provider_streamsem.protocol --cov-report=term:skip-covered --cov-fail-under=100
-	$(PYTEST) tests $(PROTOCOL_TESTS:%=--ignore=%)
+	$(PYTEST) $(TRACED) --cov=airflow_provider_streamsem.protocol --cov-report=term:skip-covered --cov-fail-under=100
+	$(PYTEST) tests $(TRACED:%=--ignore=%)
 endif
 
 check: .venv/ready  ## format, lint, types, layers
@@ -43,8 +43,10 @@ integration: .venv/ready  ## the same promises on real parts: Kafka, an S3 serve
 
 prove: .venv/ready  ## the long tests: real Spark killed at random, a real scheduler, new examples for the properties
 	$(RUN) -m pytest -m prove $(ARGS)
-	$(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal --cov --cov-report= --cov-fail-under=85 --ignore=tests/model --ignore=tests/simulation
+	STREAMSEM_ROUNDS=50 $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal --cov --cov-report= --cov-fail-under=85 --ignore=tests/model --ignore=tests/simulation
 	HYPOTHESIS_PROFILE=new $(RUN) -m pytest tests/protocol
+	$(RUN) -m tests.integration.parts.install
+	STREAMSEM_ROUNDS=50 $(RUN) -m pytest -m integration -k 'concurrent or late' tests/integration
 
 chaos: .venv/ready  ## faults at random under a real Kafka, S3 and Spark: ARGS="--subject all --faults 20"; under a real Airflow: ON=airflow_chaos ARGS="--database postgres"
 	$(RUN) -m tests.integration.parts.install

@@ -48,7 +48,7 @@ SINKS: Mapping[str, Any] = {
 BETWEEN: Mapping[str, Mapping[str, Any]] = {
     "a predicate": {"where": "id > 0"},
     "a transform": {"transform": lambda frame: frame},
-    "dedup, ids remembered for a day": {"dedup": Dedup(keys=["id"], ttl_s=86_400)},
+    "dedup, ids kept for a day": {"dedup": Dedup(keys=["id"], ttl_s=86_400)},
     "dedup in each batch": {"dedup": Dedup(keys=["id"], scope="batch")},
 }
 _HTTP = (
@@ -57,7 +57,7 @@ _HTTP = (
 )
 _DATABASE = (
     "tests/connectors/sql/test_sink.py::test_crash_or_lost_reply_at_any_call_leaves_every_row_once",
-    "tests/integration/test_postgres.py::test_two_concurrent_publishers_and_a_late_one_apply_each_of_50_versions_once",
+    "tests/integration/test_postgres.py::test_two_concurrent_publishers_and_a_late_one_apply_each_version_once",
     "tests/integration/test_postgres.py::test_crash_or_lost_reply_at_any_statement_leaves_every_row_once",
 )
 SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
@@ -85,24 +85,24 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     ),
     "Delta": (
         "tests/connectors/delta/test_sink.py::test_crash_around_every_write_to_the_table_then_retry",
-        "tests/connectors/delta/test_late.py::test_publisher_paused_before_its_commit_changes_nothing_in_50_rounds",
-        "tests/connectors/delta/test_sink.py::test_concurrent_publishers_add_a_batch_once_in_50_rounds",
+        "tests/connectors/delta/test_late.py::test_publisher_paused_before_its_commit_changes_nothing_in_every_round",
+        "tests/connectors/delta/test_sink.py::test_concurrent_publishers_add_a_batch_once_in_every_round",
         "tests/integration/test_delta.py::test_two_concurrent_publishing_processes_add_each_version_once",
     ),
     "Delta, upsert": (
         "tests/connectors/delta/test_upsert.py::test_crash_around_every_write_of_a_merge_then_retry",
-        "tests/connectors/delta/test_upsert.py::test_concurrent_and_paused_publishers_merge_each_version_once_in_50_rounds",
+        "tests/connectors/delta/test_upsert.py::test_concurrent_and_paused_publishers_merge_each_version_once_in_every_round",
         "tests/connectors/delta/test_upsert.py::test_repeated_merge_never_restores_an_old_value",
     ),
     "Iceberg": (
         "tests/connectors/iceberg/test_publish.py::test_crash_at_every_step_then_retry_publishes_once",
-        "tests/connectors/iceberg/test_publish.py::test_two_concurrent_publishers_apply_each_batch_once_in_50_rounds",
-        "tests/connectors/iceberg/test_publish.py::test_publisher_paused_before_its_commit_is_refused_in_50_rounds",
-        "tests/integration/test_iceberg.py::test_two_concurrent_publishers_and_a_late_one_over_rest_in_50_rounds",
+        "tests/connectors/iceberg/test_publish.py::test_two_concurrent_publishers_apply_each_batch_once_in_every_round",
+        "tests/connectors/iceberg/test_publish.py::test_publisher_paused_before_its_commit_is_refused_in_every_round",
+        "tests/integration/test_iceberg.py::test_two_concurrent_publishers_and_a_late_one_over_rest_in_every_round",
     ),
     "Iceberg, upsert": (
         "tests/connectors/iceberg/test_publish.py::test_crash_at_every_step_then_retry_publishes_once",
-        "tests/connectors/iceberg/test_merge.py::test_concurrent_publishers_and_one_paused_before_its_commit_in_50_rounds",
+        "tests/connectors/iceberg/test_merge.py::test_concurrent_publishers_and_one_paused_before_its_commit_in_every_round",
         "tests/connectors/iceberg/test_merge.py::test_late_or_repeated_batch_never_restores_an_old_value",
     ),
     "database, append": _DATABASE,
@@ -124,21 +124,23 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     "HTTP": _HTTP,
     "HTTP, at most once": _HTTP,
 }
-HEAD = """# What is guaranteed
+HEAD = """# Guarantees
 
-Made by `python -m tools.guarantee_matrix` from the code that computes the guarantee of a pipeline. `streamsem explain PIPELINE.toml` prints it for yours,
-every run logs it, and `require="exactly_once"` refuses a pipeline with a weaker guarantee when the DAG is parsed.
+`python -m tools.guarantee_matrix` generates this page with the code that computes the guarantee of a pipeline.
+`streamsem explain PIPELINE.toml` prints the guarantee of a pipeline, and every run logs it. `require="exactly_once"`
+refuses a pipeline with a weaker guarantee when the DAG is parsed.
 
 | label | of every record that is read |
 |---|---|
-| exactly-once | its effect is there once, whatever is retried, cleared, killed or run twice |
-| effectively-once | its effect is there as if once: repeats reach the sink and change nothing there |
-| at-least-once | its effect is there once or more |
-| at-most-once | its effect is there once or not at all; what may be missing is counted |
+| exactly-once | the sink has its effect once, after any retry, clear, kill or concurrent run |
+| effectively-once | it may reach the sink several times, but repeats change nothing in the sink |
+| at-least-once | the sink has its effect once or more often |
+| at-most-once | the sink has its effect once or not at all; records that may be missing are counted |
 | none | one sink may lose records and another may repeat them: see the label of each sink |
 
-A transform changes no label: of all attempts one is decided whole. Rows are counted where they are read and where they are written. A shuffle that comes out
-differently when Spark repeats a part of it voids the attempt (Spark 4.1 and newer; ADR 0015).
+A transform does not change the label, because the output of one attempt is committed as a whole. The engine counts
+rows when it reads and when it writes them. If Spark repeats a part of a shuffle and gets other rows, the attempt is
+discarded (Spark 4.1 and newer; ADR 0015).
 """
 
 
@@ -203,7 +205,7 @@ REFUSED = [
     ("columns", "types that neither are equal nor widen from batch to batch", "../reference/schema-changes.md"),
     (
         "a log or a dataset",
-        "a forged or damaged entry, a key that leads out of its location, a mark of another pipeline or log",
+        "a forged or damaged entry, a key that leads out of its location, an ownership marker of another pipeline or log",
         "../reference/security.md",
     ),
 ]
@@ -214,7 +216,7 @@ def page() -> str:
     """Return the whole page."""
     lines = [HEAD, "## Source by sink", ""]
     lines += by_sink("sink", {name: partial(label, source) for name, source in SOURCES.items()})
-    lines += ["", "## What lies between", ""]
+    lines += ["", "## With a predicate, a transform or deduplication", ""]
     for name, source in SOURCES.items():
         columns = {other: partial(label, source, **between) for other, between in BETWEEN.items()}
         lines += [*by_sink(f"source {name}, sink", columns), ""]
@@ -224,16 +226,16 @@ def page() -> str:
         for name, part in parts.items():
             lines += [f"**{kind} {name}**", "", *[f"- {reason}" for reason in part.reasons], ""]
     lines += [
-        "## Doing it again",
+        "## Idempotent operations",
         "",
-        "Where a sink cannot take part in a transaction, what it does decides whether a repeat is harmless.",
+        "If a sink cannot take part in a transaction, its operation determines whether a repeated call is harmless.",
         "",
     ]
     lines += [*operations.table(), ""]
     lines += ["## What is refused", "", REFUSED_TEXT, "", "| where | refused | described in |", "|---|---|---|"]
     lines += [f"| {where} | {what} | [{location}]({location}) |" for where, what, location in REFUSED]
     lines += [""]
-    lines += ["## Proved by", "", "Each would fail if the label promised more than is kept.", ""]
+    lines += ["## Tests", "", "Each test fails if the pipeline does not keep its label.", ""]
     named = [(f"source {name}", proofs) for name, proofs in SOURCE_PROOFS.items()]
     named += [(f"sink {name}", proofs) for name, proofs in PROOFS.items()]
     for name, proofs in named:

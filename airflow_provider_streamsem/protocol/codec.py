@@ -57,6 +57,10 @@ def canonical(value: Json) -> bytes:
     :raises ValueError: the value is nested deeper than :data:`MOST_LEVELS`
     """
     _check_values(value)
+    return _dumped(value)
+
+
+def _dumped(value: Json) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -64,11 +68,9 @@ def _check_values(value: Json, levels: int = MOST_LEVELS) -> None:
     if isinstance(value, float):
         raise TypeError(f"a float has no canonical form: {value!r}")
     _check_depth(value, levels)
-    if isinstance(value, Mapping):
-        for item in value.values():
-            _check_values(item, levels - 1)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    for item in items:
+        if type(item) is not str and type(item) is not int:  # no calls for most values: a plan may have many thousands
             _check_values(item, levels - 1)
 
 
@@ -108,11 +110,14 @@ def plain(value: object, *, sparse: bool = False) -> Json:
 
     :param sparse: omit each field that is marked with :data:`SPARSE` and equals its default (W2)
     """
+    if isinstance(value, (str, int)):
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        told = {
-            f.name: getattr(value, f.name) for f in dataclasses.fields(value) if not (sparse and _is_left_out(value, f))
+        return {
+            f.name: plain(getattr(value, f.name), sparse=sparse)
+            for f in dataclasses.fields(value)
+            if not (sparse and _is_left_out(value, f))
         }
-        return {name: plain(item, sparse=sparse) for name, item in told.items()}
     if isinstance(value, Mapping):
         return {key: plain(item, sparse=sparse) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -139,7 +144,7 @@ def encode(entry: Entry) -> Encoded:
             spills[keys.spill(sha256(data))] = data
             body[name] = {_SPILL: sha256(data), "bytes": len(data)}
     body["checksum"] = sha256(canonical(body))
-    return Encoded(data=canonical(body), spills=spills)
+    return Encoded(data=_dumped(body), spills=spills)
 
 
 def spilled(cls: type[Any], body: Mapping[str, Json]) -> dict[str, str]:
@@ -278,10 +283,15 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
+@cache
+def _shape(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint), get_args(hint)
+
+
 def _value(hint: Any, value: Json, where: str) -> Any:
-    if hint is Any:
+    if hint is Any or ((hint is str or hint is int) and type(value) is hint):
         return value
-    origin, args = get_origin(hint), get_args(hint)
+    origin, args = _shape(hint)
     if origin is UnionType:
         if value is None and NoneType in args:
             return None
@@ -301,6 +311,4 @@ def _value(hint: Any, value: Json, where: str) -> Any:
         return {str(k): _value(args[1], item, f"{where}.{k}") for k, item in value.items()}
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return build(hint, value, where)
-    if hint in (int, str) and type(value) is hint:
-        return value
     raise LogDamagedError("a field has a type or value that the protocol does not allow", invariant="I1", where=where)

@@ -22,6 +22,7 @@ from tests.connectors.iceberg.kills import SCENARIOS, Later, kill_at_every_step
 from tests.connectors.iceberg.lake import Lake
 from tests.integration.parts.iceberg import RestCatalog, read_by_duckdb, read_by_spark
 from tests.integration.parts.server import running
+from tests.rounds import ROUNDS
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -135,11 +136,13 @@ def test_rows_through_a_rest_catalog_are_equal_for_pyiceberg_spark_and_duckdb(
     assert sorted(by_duckdb, key=lambda row: row[0]) == expected
 
 
-def test_two_concurrent_publishers_and_a_late_one_over_rest_in_50_rounds(catalog: RestCatalog, tmp_path: Path) -> None:
+def test_two_concurrent_publishers_and_a_late_one_over_rest_in_every_round(
+    catalog: RestCatalog, tmp_path: Path
+) -> None:
     location = {"type": "rest", "uri": catalog.url}
     lake = Lake(tmp_path).with_options(table="lake.race", properties=location)
     answers: list[Any] = []
-    for version in range(50):
+    for version in range(ROUNDS):
         batch, gate = lake.batch(version, [version]), threading.Barrier(2)
 
         def enter(batch: Any = batch, gate: Any = gate) -> None:
@@ -153,8 +156,8 @@ def test_two_concurrent_publishers_and_a_late_one_over_rest_in_50_rounds(catalog
             thread.join()
         answers.append(lake.publish(batch))  # late
     table = load_catalog("default", **location).load_table("lake.race")
-    assert [answer.result for answer in answers] == ["applied"] * 150
-    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(50))
+    assert [answer.result for answer in answers] == ["applied"] * 3 * ROUNDS
+    assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(ROUNDS))
 
 
 def test_reprocessing_of_rows_that_spark_deleted_is_refused(catalog: RestCatalog, tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ from tests.connectors.batches import committed_batch
 from tests.integration.parts.kafka import PASSWORD, USER, Broker
 from tests.integration.topics import PATIENCE_S, Topics
 from tests.pipeline_fixture import PipelineFixture
+from tests.rounds import ROUNDS
 
 pytestmark = pytest.mark.integration
-ROUNDS = 50
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from tests.connectors.sql.test_sink import MODES, SCENARIOS
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.server import home_for_others, running
 from tests.integration.test_postgres import CREATE, publish
+from tests.rounds import ROUNDS
 
 pytestmark = pytest.mark.integration
 
@@ -89,12 +90,12 @@ def db(server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Database:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_two_concurrent_publishers_and_a_late_one_apply_each_of_50_versions_once(
+def test_two_concurrent_publishers_and_a_late_one_apply_each_version_once(
     mode: str, db: Database, tmp_path: Path
 ) -> None:
     db.run(f"CREATE TABLE t ({CREATE[mode]})")
     batches = []
-    for version in range(50):
+    for version in range(ROUNDS):
         batches.append(
             staged(db.sink(tmp_path, mode), pyarrow.table({"id": [version * 2, version * 2 + 1]}), version, schema=IDS)
         )
@@ -113,7 +114,7 @@ def test_two_concurrent_publishers_and_a_late_one_apply_each_of_50_versions_once
         assert answers == [Receipt(result="applied", rows=2)] * 2
         late = batches[version // 2]
         assert publish(db.sink(tmp_path, mode), late) == (None if late.version < version else answers[0])
-    assert Counter(row[0] for row in db.run("SELECT id FROM t ")) == Counter(range(100))
+    assert Counter(row[0] for row in db.run("SELECT id FROM t ")) == Counter(range(2 * ROUNDS))
 
 
 @pytest.fixture

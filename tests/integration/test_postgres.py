@@ -35,6 +35,7 @@ from tests.connectors.sql.test_sink import MODES
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import home_for_others, running
 from tests.pipeline_fixture import PipelineFixture
+from tests.rounds import ROUNDS
 
 pytestmark = pytest.mark.integration
 
@@ -168,14 +169,14 @@ def test_rows_of_one_column_with_nulls_arrive(db: Database, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_two_concurrent_publishers_and_a_late_one_apply_each_of_50_versions_once(
+def test_two_concurrent_publishers_and_a_late_one_apply_each_version_once(
     mode: str, db: Database, tmp_path: Path
 ) -> None:
     db.run(f"CREATE TABLE t ({CREATE[mode]})")
     sink = db.sink(tmp_path, mode)
     rows = 200
     batches = []
-    for version in range(50):
+    for version in range(ROUNDS):
         ids = range(version * rows, version * rows + rows)
         batch = staged(sink, pyarrow.table({"id": [*ids]}), version, schema=IDS)
         batches.append(batch)
@@ -195,7 +196,7 @@ def test_two_concurrent_publishers_and_a_late_one_apply_each_of_50_versions_once
         late = batches[version // 2]
         assert publish(sink, late) == (None if late.version < version else answers[0])
         assert sink.marker(late.pipeline_uuid, "t") == marked(version)
-    assert db.ids() == Counter(range(50 * rows))
+    assert db.ids() == Counter(range(ROUNDS * rows))
 
 
 @pytest.mark.parametrize("mode", ["append", "replace_version"])

@@ -24,8 +24,8 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.pipeline_fixture import PipelineFixture
+from tests.rounds import ROUNDS
 
-ROUNDS = 50
 fork = multiprocessing.get_context("fork")
 
 

@@ -24,7 +24,8 @@ from tests.simulation.mutations_publish import PUBLISH_MUTATIONS
 from tests.simulation.scenario import WORLDS, Simulation, scratch, simulate
 from tests.simulation.scheduler import Process, Violation
 
-SEEDS = 2_000
+SEEDS = 1_000
+SEARCHED = 2_000
 SEEDS_PER_TEST = 250
 FRESH_SEEDS = 20_000
 ROOT = Path(__file__).parents[2]
@@ -111,7 +112,7 @@ def test_no_fresh_seed_violates_the_protocol(root: Path) -> None:
 @pytest.mark.parametrize("mutation", [*MUTATIONS, *PUBLISH_MUTATIONS], ids=lambda mutation: mutation.apply.__name__)
 def test_simulation_catches(root: Path, monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> None:
     mutation.apply(monkeypatch)
-    assert any(sees(seed, root, mutation) for seed in mutation.seeds(SEEDS)), "no seed saw it"
+    assert any(sees(seed, root, mutation) for seed in mutation.seeds(SEARCHED)), "no seed saw it"
 
 
 def sees(seed: int, root: Path, mutation: Mutation) -> bool:

@@ -15,6 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.delta.delta_fixture import DeltaFixture
+from tests.rounds import ROUNDS
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def nothing(step: str) -> None:
     """Watch no step."""
 
 
-def test_publisher_paused_before_its_commit_changes_nothing_in_50_rounds(tmp_path: Path, watchers: Any) -> None:
+def test_publisher_paused_before_its_commit_changes_nothing_in_every_round(tmp_path: Path, watchers: Any) -> None:
     """
     While the publisher is paused, others publish its version, or also the next one, or reprocess the version so that its files leave the table, or another
     application commits.
@@ -38,7 +39,7 @@ def test_publisher_paused_before_its_commit_changes_nothing_in_50_rounds(tmp_pat
     fixture.arrive(2)
     fixture.run("first")
     others = 0
-    for turn in range(50):
+    for turn in range(ROUNDS):
         kind = ("its version", "the next one too", "a reprocessing run of it", "another application")[turn % 4]
         fixture.arrive(4 if kind == "the next one too" else 2)
         slept: list[str] = []

@@ -32,6 +32,7 @@ from airflow_provider_streamsem.protocol.entries import Marker
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash
 from tests.connectors.delta.delta_fixture import DeltaFixture, crash_at_each_write
+from tests.rounds import ROUNDS
 from tests.step_by_step import step_by_step
 
 
@@ -90,12 +91,12 @@ def test_late_publisher_adds_and_restores_nothing(fixture: DeltaFixture) -> None
     fixture.check_exactly_once()
 
 
-def test_concurrent_publishers_add_a_batch_once_in_50_rounds(fixture: DeltaFixture) -> None:
+def test_concurrent_publishers_add_a_batch_once_in_every_round(fixture: DeltaFixture) -> None:
     fixture.run("first")
     template = fixture.batches()[0]
     table = fixture.table
     with ThreadPoolExecutor(2) as pool:
-        for version in range(1, 51):
+        for version in range(1, ROUNDS + 1):
             copied = []
             for file in template.committable.files:
                 key = f"data/{version}/{version}/part.parquet"
@@ -109,8 +110,8 @@ def test_concurrent_publishers_add_a_batch_once_in_50_rounds(fixture: DeltaFixtu
             batch = replace(template, version=version, committable=committable, root=version, expected_marker=last)
             answers = list(pool.map(lambda batch: publish(fixture, batch), [batch, batch]))
             assert [answer.result for answer in answers] == ["applied", "applied"]
-    assert set(fixture.rows().values()) == {51}
-    assert DeltaTable(table).version() == 51  # the empty table, and one entry for each version
+    assert set(fixture.rows().values()) == {ROUNDS + 1}
+    assert DeltaTable(table).version() == ROUNDS + 1  # the empty table, and one entry for each version
 
 
 @pytest.mark.parametrize("version_of_others", [False, True])

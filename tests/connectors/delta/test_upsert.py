@@ -22,6 +22,7 @@ from airflow_provider_streamsem.errors import DataError, InvalidError, PublishEr
 from airflow_provider_streamsem.pipeline.maintenance import vacuum
 from tests.connectors import batches
 from tests.connectors.delta.delta_fixture import DeltaFixture, crash_at_each_write
+from tests.rounds import ROUNDS
 
 KEYS = 4
 
@@ -108,7 +109,7 @@ def test_repeated_merge_never_restores_an_old_value(fixture: UpsertFixture) -> N
     assert DeltaTable(fixture.table).version() == 2
 
 
-def test_concurrent_and_paused_publishers_merge_each_version_once_in_50_rounds(
+def test_concurrent_and_paused_publishers_merge_each_version_once_in_every_round(
     tmp_path: Path, watch_delta_writes: Any
 ) -> None:
     fixture = UpsertFixture(tmp_path)
@@ -116,7 +117,7 @@ def test_concurrent_and_paused_publishers_merge_each_version_once_in_50_rounds(
     fixture.run("first")
     sleeping: list[Any] = [lambda step: None]
     watch_delta_writes(lambda step: sleeping[-1](step))
-    for turn in range(50):
+    for turn in range(ROUNDS):
         slept: list[str] = []
 
         def others_publish(step: str) -> None:

@@ -24,6 +24,7 @@ from airflow_provider_streamsem.protocol.entries import DataFile
 from tests.connectors import batches
 from tests.connectors.iceberg.lake import Lake, Steps
 from tests.pipeline_fixture import PipelineFixture
+from tests.rounds import ROUNDS
 
 COLUMNS = [("id", "long"), ("v", "long")]
 
@@ -72,9 +73,9 @@ def test_late_or_repeated_batch_never_restores_an_old_value(lake: Lake) -> None:
     assert lake.table().metadata_location == at
 
 
-def test_concurrent_publishers_and_one_paused_before_its_commit_in_50_rounds(lake: Lake) -> None:
+def test_concurrent_publishers_and_one_paused_before_its_commit_in_every_round(lake: Lake) -> None:
     lake.publish(valued(lake, 0, {0: 0}))
-    for version in range(1, 101, 2):
+    for version in range(1, 2 * ROUNDS + 1, 2):
         slept, later = (
             valued(lake, version, {0: version, version: version}),
             valued(lake, version + 1, {0: version + 1}),
@@ -105,8 +106,8 @@ def test_concurrent_publishers_and_one_paused_before_its_commit_in_50_rounds(lak
             thread.join()
         assert lake.marker() == batches.marked(version + 1)
         assert dict(values(lake))[0] == version + 1
-    odd = range(1, 101, 2)
-    assert values(lake) == [(0, 100), *((n, n) for n in odd)]
+    odd = range(1, 2 * ROUNDS + 1, 2)
+    assert values(lake) == [(0, 2 * ROUNDS), *((n, n) for n in odd)]
 
 
 @pytest.mark.parametrize(

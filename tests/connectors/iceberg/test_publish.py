@@ -26,6 +26,7 @@ from tests.connectors import batches
 from tests.connectors.iceberg.kills import SCENARIOS, Later, kill_at_every_step
 from tests.connectors.iceberg.lake import ID, Lake, Steps, spark_schema
 from tests.pipeline_fixture import PipelineFixture
+from tests.rounds import ROUNDS
 
 
 @pytest.fixture(autouse=True)
@@ -118,11 +119,11 @@ def test_reprocessing_to_no_rows_removes_the_old_rows(tmp_path: Path) -> None:
     assert lake.rows() == [1]
 
 
-def test_two_concurrent_publishers_apply_each_batch_once_in_50_rounds(tmp_path: Path) -> None:
+def test_two_concurrent_publishers_apply_each_batch_once_in_every_round(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
     answers: list[Any] = []
-    for version in range(1, 51):
+    for version in range(1, ROUNDS + 1):
         batch, gate = lake.batch(version, [version]), threading.Barrier(2)
 
         def enter(batch: Any = batch, gate: Any = gate) -> None:
@@ -136,10 +137,10 @@ def test_two_concurrent_publishers_apply_each_batch_once_in_50_rounds(tmp_path: 
         for thread in threads:
             thread.join()
         answers.append(lake.publish(batch))  # late
-    assert len(answers) == 150
+    assert len(answers) == 3 * ROUNDS
     assert {answer.result for answer in answers} == {"applied"}
-    assert lake.rows() == list(range(51))
-    assert lake.marked() == [f"{version} applied" for version in range(51)]
+    assert lake.rows() == list(range(ROUNDS + 1))
+    assert lake.marked() == [f"{version} applied" for version in range(ROUNDS + 1)]
 
 
 def test_late_publisher_changes_nothing(tmp_path: Path) -> None:
@@ -156,15 +157,15 @@ def test_late_publisher_changes_nothing(tmp_path: Path) -> None:
     assert lake.table().metadata_location == head
 
 
-def test_publisher_paused_before_its_commit_is_refused_in_50_rounds(tmp_path: Path) -> None:
+def test_publisher_paused_before_its_commit_is_refused_in_every_round(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
-    for version in range(1, 101, 2):
+    for version in range(1, 2 * ROUNDS + 1, 2):
         batch, after = lake.batch(version, [version]), lake.batch(version + 1, [version + 1])
         at_step("before commit_table", lambda both=(batch, after): [lake.publish(each) for each in both])
         assert lake.publish(batch) is None
-    assert lake.rows() == list(range(101))
-    assert lake.marked() == [f"{version} applied" for version in range(101)]
+    assert lake.rows() == list(range(2 * ROUNDS + 1))
+    assert lake.marked() == [f"{version} applied" for version in range(2 * ROUNDS + 1)]
 
 
 @pytest.mark.parametrize("reprocess", [False, True])

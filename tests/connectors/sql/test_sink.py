@@ -45,6 +45,7 @@ from tests.connectors.batches import (
 )
 from tests.connectors.sql.database_steps import Steps
 from tests.pipeline_fixture import PipelineFixture
+from tests.rounds import ROUNDS
 
 MODES: dict[str, dict[str, Any]] = {
     "append": {"mode": "append"},
@@ -216,7 +217,7 @@ def test_two_concurrent_publishers_and_a_late_one_apply_a_version_once(mode: str
     db.run(TABLE if mode == "upsert" else OPEN_TABLE)
     fixture = PipelineFixture(tmp_path)
     pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, mode)})
-    for version in range(50):
+    for version in range(ROUNDS):
         fixture.arrive(1)
         commit_without_publishing(fixture, pipeline, f"r{version}")
         batch = committed_batch(fixture, pipeline, "t", version)
@@ -239,7 +240,7 @@ def test_two_concurrent_publishers_and_a_late_one_apply_a_version_once(mode: str
     assert sink(tmp_path, mode).publish(late, None) is None  # type: ignore[arg-type]
     assert sink(tmp_path, mode).skip(late, None) is None  # type: ignore[arg-type]
     assert db.ids() == fixture.expected
-    assert db.markers() == [(49, "applied")]
+    assert db.markers() == [(ROUNDS - 1, "applied")]
     assert fixture.verdict().findings == []
 
 
