@@ -110,6 +110,19 @@ class Layer:
         ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainStates:
+    """
+    The deduplication states that a reprocessing run needs in addition to the state before its chain.
+
+    :param current: the state at the log's head, to which the run adds ids, and from which it removes ids
+    :param commits: ``(before, after)`` of each commit of the chain, oldest first: the states before and after it
+    """
+
+    current: Json
+    commits: tuple[tuple[Json, Json], ...]
+
+
 def layers_of(state: Json, dedup: Dedup, now_ms: int) -> list[Layer]:
     """The valid layers, oldest first. Layers that are entirely before the cutoff, or older than the newest ``rows`` ids, are left out."""
     layers = stored_layers(state)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Sink, Source
-from airflow_provider_streamsem.dedup import Dedup
+from airflow_provider_streamsem.dedup import ChainStates, Dedup
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Plan, Quarantine
 
 
@@ -25,6 +25,7 @@ class Job:
     :param dedup: the deduplication settings, or ``None``
     :param state: the deduplication state before the batch; for reprocessing, before the batch at the root of the chain
     :param dedup_at_ms: when that batch was planned, in milliseconds. The engine evaluates the expiry of ids at this time
+    :param chain: for reprocessing with deduplication across batches: the states of the chain and of the log's head
     """
 
     source: Source
@@ -40,6 +41,7 @@ class Job:
     dedup: Dedup | None = None
     state: Json = None
     dedup_at_ms: int = 0
+    chain: ChainStates | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

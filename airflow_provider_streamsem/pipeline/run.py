@@ -268,6 +268,7 @@ class Run:
             dedup=pipeline.dedup,
             state=state,
             dedup_at_ms=dedup_at_ms,
+            chain=self._chain_states(head, plan),
         )
         produced = self._produce(job)
         schemas = schema.evolve(recorded, produced.schemas)
@@ -282,7 +283,7 @@ class Run:
             quarantine=produced.quarantine,
             counts=produced.counts,
             publish=pipeline.publishes,
-            state=produced.state if plan.kind == "batch" else None if head.outcome is None else head.outcome.state,
+            state=produced.state if plan.replaces is None or job.chain else _current_state(head),
             staged_ms=log.clock.now_ms() - started_ms,
             nonce=log.clock.new_id(),
         )
@@ -294,7 +295,8 @@ class Run:
         source = job.source
         try:
             # Without pins every offset of the plan is a gap: there is nothing to read.
-            produced = self.engine.stage(job, self.opened.log) if job.pins else nothing_produced(job.sinks, job.state)
+            state = job.state if job.chain is None else job.chain.current
+            produced = self.engine.stage(job, self.opened.log) if job.pins else nothing_produced(job.sinks, state)
         except DataError:
             source.check_pins(job.pins, was_read=False)  # an unreadable item may be missing or changed
             raise
@@ -308,11 +310,28 @@ class Run:
     def _dedup_state(self, head: OpenHead, plan: Plan) -> tuple[Json, int]:
         """The deduplication state before the batch, and the time of its plan in milliseconds. For reprocessing: those of the root of the chain."""
         if plan.replaces is None:
-            return (None if head.outcome is None else head.outcome.state), plan.planned_at_ms
+            return _current_state(head), plan.planned_at_ms
         root = self.opened.log.find_root(plan.replaces.version)
-        before = None if root == 0 else self.opened.log.outcome(root - 1)
         first = self.opened.log.plan(root)
-        return (None if before is None else before[0].state), (first[0] if first else plan).planned_at_ms
+        return self._state_before(root), (first[0] if first else plan).planned_at_ms
+
+    def _chain_states(self, head: OpenHead, plan: Plan) -> dedup.ChainStates | None:
+        """For reprocessing with deduplication across batches: the states of the chain's commits and of the log's head (W26)."""
+        wanted = self.opened.pipeline.dedup
+        if plan.replaces is None or wanted is None or not wanted.keeps_state:
+            return None
+        commits: list[tuple[Json, Json]] = []
+        version: int | None = plan.replaces.version
+        while version is not None:
+            found = self.opened.log.outcome(version)
+            assert found is not None  # locating the root has read the whole chain
+            commits.append((self._state_before(version), found[0].state))
+            version = None if found[0].replaces is None else found[0].replaces.version
+        return dedup.ChainStates(current=_current_state(head), commits=tuple(reversed(commits)))
+
+    def _state_before(self, version: int) -> Json:
+        found = None if version == 0 else self.opened.log.outcome(version - 1)
+        return None if found is None else found[0].state
 
     def _outcome(self, head: OpenHead, plan: Plan, staged: StagedManifest) -> Outcome:
         clock = self.opened.log.clock
@@ -345,6 +364,10 @@ class Run:
             return head.hint
         source = self.opened.pipeline.source
         return source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts)
+
+
+def _current_state(head: OpenHead) -> Json:
+    return None if head.outcome is None else head.outcome.state
 
 
 def _check_as_many(source: Source, plan: Plan, counts: Mapping[str, int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -11,9 +11,9 @@ from pyspark.sql.types import BinaryType, BooleanType, DataType, DateType, Decim
 
 from airflow_provider_streamsem import dedup as layers_
 from airflow_provider_streamsem.connectors.data_files.write import quoted
-from airflow_provider_streamsem.dedup import AT, BUCKET, BUCKETS, ID, Dedup
+from airflow_provider_streamsem.dedup import AT, BUCKET, BUCKETS, ID, ChainStates, Dedup, Layer
 from airflow_provider_streamsem.errors import DataError, StageError
-from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.entries import Committable, Json
 from airflow_provider_streamsem.stores.contract import spark_path
 
 _KINDS = (StringType, IntegralType, DecimalType, DateType, BooleanType, BinaryType)
@@ -30,7 +30,8 @@ class Deduplication:
 
     :param location: the log's URL, under which the layers are stored
     :param now_ms: when the batch was planned, in milliseconds
-    :param state: the deduplication state before the batch
+    :param state: the deduplication state before the batch; for reprocessing, before the batch at the root of the chain
+    :param chain: for reprocessing: the states of the chain and of the log's head
     :param keep: persists a DataFrame until the attempt ends
     """
 
@@ -40,6 +41,7 @@ class Deduplication:
     now_ms: int
     state: Json
     keep: Callable[[DataFrame], DataFrame]
+    chain: ChainStates | None = None
     counts: dict[str, int] = field(default_factory=dict)
     _passed: DataFrame | None = None
     _ids: int = 0
@@ -61,6 +63,8 @@ class Deduplication:
             last = asked.groupBy(F.col(ID).alias(_ID)).agg(F.max(AT).alias(_SEEN))
             cutoff = self.dedup.cutoff_ms(self.now_ms)
             once = once.join(last, _ID, "left").where(F.col(_SEEN).isNull() | (F.col(_SEEN) < cutoff))
+        if self.chain is not None:
+            once = self._without_later(once, self.chain)
         nameless = marked.where(F.col(_ID).isNull()).withColumn(_SEEN, F.lit(None).cast("long"))
         passed = self._passed = self.keep(
             once.select(*[quoted(name) for name in marked.columns], _SEEN).unionByName(nameless)
@@ -81,27 +85,86 @@ class Deduplication:
         """Write the layer of the ids that passed. Returns the deduplication state after the batch."""
         if not self.dedup.keeps_state or self._passed is None:
             return self.state
-        layers = layers_.layers_of(self.state, self.dedup, self.now_ms)
         ids = self._passed.where(F.col(_ID).isNotNull()).select(F.col(_ID).alias(ID), F.lit(self.now_ms).alias(AT))
-        rows = self._ids
-        if rows == 0:
+        if self.chain is not None:
+            return self._write_change(ids, self.chain, version, attempt_id)
+        layers = layers_.layers_of(self.state, self.dedup, self.now_ms)
+        if self._ids == 0:
             return layers_.state_of(layers)
-        kept, older = layers_.split(layers, rows)
+        return self._add_layer(layers, ids, self._ids, version, attempt_id)
+
+    def _write_change(self, ids: DataFrame, chain: ChainStates, version: int, attempt_id: str) -> Json:
+        """Apply to the current state what the reprocessing run changes: the ids that pass now and did not before, and the reverse."""
+        before = self._passed_by(chain)
+        added = self.keep(ids.join(before, ID, "left_anti"))
+        removed = self.keep(before.join(ids, ID, "left_anti"))
+        adds, layers = added.count(), layers_.stored_layers(chain.current)
+        if removed.isEmpty():
+            return self._add_layer(layers, added, adds, version, attempt_id) if adds else chain.current
+        current = self._read(_keys(layers)) if layers else added.limit(0)
+        others = current.where(F.col(AT) != self.now_ms)
+        own = current.where(F.col(AT) == self.now_ms).join(removed, ID, "left_anti")
+        left = self.keep(others.unionByName(own).unionByName(added))
+        count = left.count()
+        written = self._write_layer(left, (count, count), version, attempt_id)
+        return layers_.state_after([], layers, written, self.now_ms)
+
+    def _add_layer(self, layers: Sequence[Layer], ids: DataFrame, count: int, version: int, attempt_id: str) -> Json:
+        """Write a layer of ``count`` ids, which absorbs layers that are not larger."""
+        kept, older = layers_.split(layers, count)
+        rows = count
         if older:
-            before = self._read([key for layer in older for key in layer.files_of(None)])
+            before = self._read(_keys(older))
             ids = ids.unionByName(before.where(F.col(AT) >= self.dedup.cutoff_ms(self.now_ms)))
             rows += sum(layer.rows for layer in older)
-        bucketed = rows >= layers_.BUCKETED_ROWS
+        written = self._write_layer(ids, (count, rows), version, attempt_id)
+        return layers_.state_after(kept, older, written, self.now_ms)
+
+    def _write_layer(self, ids: DataFrame, counts: tuple[int, int], version: int, attempt_id: str) -> Committable:
+        """
+        Write the files of a layer.
+
+        :param counts: the smallest and the largest number of ids that the layer may have
+        :raises StageError: the layer has another number
+        """
+        least, most = counts
+        bucketed = most >= layers_.BUCKETED_ROWS
         location = layers_.state_files(self.location, bucketed=bucketed)
         ids = ids.withColumn(BUCKET, _bucket(F.col(ID)))
         accepted = location.stage(
             ids.repartition(BUCKETS if bucketed else 1, BUCKET).sortWithinPartitions(BUCKET, ID), version, attempt_id
         )
         written = location.collect(version, attempt_id, accepted)
-        if not self._ids <= written.rows <= rows:
+        if not least <= written.rows <= most:
             what = "the number of stored ids does not match the batch; nothing became visible"
-            raise StageError(what, version=version, passed=self._ids, expected=rows, written=written.rows)
-        return layers_.state_after(kept, older, written, self.now_ms)
+            raise StageError(what, version=version, passed=least, expected=most, written=written.rows)
+        return written
+
+    def _without_later(self, once: DataFrame, chain: ChainStates) -> DataFrame:
+        """Drop records that a version after the reprocessed one let pass, unless the reprocessed version let them pass, too."""
+        layers = layers_.stored_layers(chain.current)
+        if not layers:
+            return once
+        at = F.col(AT)
+        later = self._read(_keys(layers)).where(at > self.now_ms)
+        if self.dedup.ttl_s is not None:  # if the record had passed then, its id would have expired by now
+            later = later.where(at <= self.now_ms + self.dedup.ttl_s * 1000)
+        later = later.select(ID).distinct().join(self._passed_by(chain), ID, "left_anti")
+        return once.join(later.withColumnRenamed(ID, _ID), _ID, "left_anti")
+
+    def _passed_by(self, chain: ChainStates) -> DataFrame:
+        """Return the ids that the chain's newest commit let pass."""
+        found = self.session.createDataFrame([], f"{ID} binary")
+        for states in chain.commits:
+            before, after = map(self._ids_at_plan, states)
+            added, removed = after.join(before, ID, "left_anti"), before.join(after, ID, "left_anti")
+            found = found.unionByName(added).join(removed, ID, "left_anti")
+        return found.distinct()
+
+    def _ids_at_plan(self, state: Json) -> DataFrame:
+        layers = layers_.stored_layers(state)
+        rows = self._read(_keys(layers)) if layers else self.session.createDataFrame([], f"{ID} binary, {AT} long")
+        return rows.where(F.col(AT) == self.now_ms).select(ID)
 
     def _seen(self, records: DataFrame) -> DataFrame | None:
         """Read the stored ids that may equal ids of the records; ``None`` if there are none."""
@@ -135,6 +198,10 @@ class Deduplication:
         # Each value is preceded by its length, so that two different lists of values never give the same bytes.
         parts = [part for name in self.dedup.keys for part in _counted(quoted(name), kinds[name])]
         return F.when(~some_null, F.substring(F.unhex(F.sha2(F.concat(*parts), 256)), 1, 16))
+
+
+def _keys(layers: Sequence[Layer]) -> list[str]:
+    return [key for layer in layers for key in layer.files_of(None)]
 
 
 def _counted(value: Column, kind: DataType) -> list[Column]:

@@ -104,7 +104,7 @@ class Staging:
         if self.job.dedup is not None:
             self._seen = Deduplication(
                 session=self.session, dedup=self.job.dedup, location=self.log.store.url, now_ms=self.job.dedup_at_ms,
-                state=self.job.state, keep=self._keep,
+                state=self.job.state, chain=self.job.chain, keep=self._keep,
             )  # fmt: skip
         try:
             outputs = {
@@ -147,8 +147,8 @@ class Staging:
         )
 
     def _remember(self) -> Json:
-        """The deduplication state after the batch. A reprocessing run reads the state from before its chain's root, and leaves the current state unchanged."""
-        if self._seen is None or self.job.plan.kind == "reprocess":
+        """Write the ids that passed. Returns the deduplication state after the batch."""
+        if self._seen is None:
             return self.job.state
         return self._seen.write_state(self.job.plan.version, self.job.attempt_id)
 

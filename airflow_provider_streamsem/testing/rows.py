@@ -113,7 +113,9 @@ class RowsEngine:
             return rows, job.state
         now_ms = job.dedup_at_ms
         layers = dedup.layers_of(job.state, wanted, now_ms)
-        seen = _read_layers(log, layers, wanted.cutoff_ms(now_ms))
+        seen = {key for key, _ in _read_layers(log, layers, wanted.cutoff_ms(now_ms))}
+        if job.chain is not None:
+            seen |= _later(log, job, wanted)
         lacking = sorted({key for row in rows for key in wanted.keys if key not in row})
         if lacking:
             raise DataError("the records lack key columns of dedup", missing=lacking)
@@ -124,14 +126,18 @@ class RowsEngine:
                 passed.setdefault(_id(row, wanted.keys), row)
         fresh = {key: row for key, row in passed.items() if key not in seen}
         passing = [*fresh.values(), *nameless]
-        if not fresh or not wanted.keeps_state or job.plan.kind == "reprocess":
-            return passing, dedup.state_of(layers) if job.plan.kind != "reprocess" else job.state
+        added, removed = set(fresh), set[bytes]()
+        if job.chain is not None:
+            before = _passed_by(log, job.chain, now_ms)
+            added, removed, layers = added - before, before - set(fresh), dedup.stored_layers(job.chain.current)
+        if not wanted.keeps_state or not (added or removed):
+            return passing, dedup.state_of(layers) if job.chain is None else job.chain.current
         self._step("remember")
-        kept, older = dedup.split(layers, len(fresh))
-        old = _read_layers(log, older, wanted.cutoff_ms(now_ms))
-        ids = {**old, **dict.fromkeys(fresh, now_ms)}
+        kept, older = ([], layers) if removed else dedup.split(layers, len(added))
+        gone = {(key, now_ms) for key in removed}
+        old = _read_layers(log, older, 0 if removed else wanted.cutoff_ms(now_ms)) - gone
         location = dedup.state_files(log.store.url)
-        table = [{dedup.ID: key, dedup.AT: at} for key, at in ids.items()]
+        table = [{dedup.ID: key, dedup.AT: at} for key, at in sorted(old | {(key, now_ms) for key in added})]
         self._write(location.attempt_location(job.plan.version, job.attempt_id), table, "parquet")
         written = location.collect(job.plan.version, job.attempt_id)
         return passing, dedup.state_after(kept, older, written, now_ms)
@@ -170,11 +176,32 @@ def _id(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
     return hashlib.sha256(canonical([row[name] for name in names])).digest()[:16]
 
 
-def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) -> dict[bytes, int]:
-    """Return the ids of the deduplication state → the time of the batch that added it, in milliseconds."""
+def _later(log: CommitLog, job: Job, wanted: dedup.Dedup) -> set[bytes]:
+    """Return the ids that a version after the reprocessed one let pass, and the reprocessed one did not."""
+    assert job.chain is not None
+    now_ms = job.dedup_at_ms
+    current = _read_layers(log, dedup.stored_layers(job.chain.current), now_ms + 1)
+    end_ms = None if wanted.ttl_s is None else now_ms + wanted.ttl_s * 1000
+    return {key for key, at in current if end_ms is None or at <= end_ms} - _passed_by(log, job.chain, now_ms)
+
+
+def _passed_by(log: CommitLog, chain: dedup.ChainStates, now_ms: int) -> set[bytes]:
+    """Return the ids that the chain's newest commit let pass."""
+    found: set[bytes] = set()
+    for states in chain.commits:
+        before, after = (
+            {key for key, at in _read_layers(log, dedup.stored_layers(state), now_ms) if at == now_ms}
+            for state in states
+        )
+        found = (found | (after - before)) - (before - after)
+    return found
+
+
+def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) -> set[tuple[bytes, int]]:
+    """Return each id of the layers with the time of the batch that added it, in milliseconds. Earlier ones than ``cutoff_ms`` are left out."""
     import pyarrow.parquet
 
-    found: dict[bytes, int] = {}
+    found: set[tuple[bytes, int]] = set()
     store = open_store(dedup.state_files(log.store.url).location)
     for key in [key for layer in layers for key in layer.files_of(None)]:
         data = store.read(key)
@@ -182,7 +209,7 @@ def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) 
             raise StageError("a file of the deduplication state is missing; nothing became visible", file=key)
         for row in pyarrow.parquet.read_table(pyarrow.BufferReader(data)).to_pylist():
             if row[dedup.AT] >= cutoff_ms:
-                found[row[dedup.ID]] = row[dedup.AT]
+                found.add((row[dedup.ID], row[dedup.AT]))
     return found
 
 

@@ -16,7 +16,7 @@ from airflow_provider_streamsem.errors import UnavailableError
 from airflow_provider_streamsem.pipeline import maintenance, run
 from airflow_provider_streamsem.pipeline.plan import plan_batch
 from airflow_provider_streamsem.protocol import codec, keys, known, machine, procedures
-from airflow_provider_streamsem.protocol.entries import Discovery, Outcome, RunPointer, StagedManifest
+from airflow_provider_streamsem.protocol.entries import Discovery, Outcome, RunPointer
 from airflow_provider_streamsem.protocol.view import ClosedHead
 from tests.simulation.scenario import world_of
 from tests.simulation.store import Truth
@@ -231,18 +231,13 @@ def reprocess_is_held_against_what_is_remembered_now(patch: pytest.MonkeyPatch) 
 
 
 def reprocess_forgets_what_came_after_its_root(patch: pytest.MonkeyPatch) -> None:
-    def manifest(**named: Any) -> StagedManifest:
-        return StagedManifest(**{**named, "state": produced[-1].state})
+    real = run.Run._chain_states
 
-    produced: list[Any] = []
-    real = run.Run._produce
+    def chain_states(self: run.Run, head: Any, plan: Any) -> Any:
+        found = real(self, head, plan)
+        return found and dedup.ChainStates(current=found.commits[0][0], commits=found.commits)
 
-    def produce(self: run.Run, *given: Any) -> Any:
-        produced.append(real(self, *given))
-        return produced[-1]
-
-    patch.setattr(run.Run, "_produce", produce)
-    patch.setattr(run, "StagedManifest", manifest)
+    patch.setattr(run.Run, "_chain_states", chain_states)
 
 
 def adoption_looks_at_no_remembered_id(patch: pytest.MonkeyPatch) -> None:
