@@ -16,6 +16,8 @@ _READ_OPTIONS = {
     # The session may have other defaults. A missing or corrupt committed file must raise an error.
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
+    "mapreduce.input.linerecordreader.line.maxlength": str(2**31 - 1),
+    "orc.force.positional.evolution": "false",
     # Without this option, Spark fills a column with its default name, _corrupt_record, with the text of lines.
     "columnNameOfCorruptRecord": "__streamsem_corrupt_record",
 }

@@ -50,6 +50,12 @@ SETTINGS = {
     "spark.sql.legacy.json.allowEmptyString.enabled": "false",
     # If the setting is true, a quoted name is a regular expression, which may match no column or several.
     "spark.sql.parser.quotedRegexColumnNames": "false",
+    # If the setting is true, Spark reads a column as null if the case of its name differs from the schema's.
+    "spark.sql.caseSensitive": "false",
+    # With a lower limit, Hadoop skips longer lines without an error.
+    "mapreduce.input.linerecordreader.line.maxlength": str(2**31 - 1),
+    # If the setting is true, Spark reads ORC columns by position.
+    "orc.force.positional.evolution": "false",
     # By default, Spark starts a job to list more than 32 paths. The planner has listed them already.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
     # Spark 4.1: if a retried shuffle gives different rows, Spark reruns all stages that depend on it, instead of mixing two results.
@@ -63,6 +69,11 @@ _REFUSAL = re.compile(
     r"(AccessControlException|AccessDeniedException|ParentNotDirectoryException|UnknownStoreException|Mkdirs failed to create)[^\n]{0,200}"
 )
 """The exceptions that Hadoop's file systems raise where a retry cannot succeed, with the location."""
+_TRANSIENT = re.compile(
+    r"\b(AWS(ClientIO|ServiceIO|Status500|ServiceThrottled|NoResponse|Bad)\w*Exception|SdkClientException|Socket\w*Exception|ConnectException|"
+    r"UnknownHostException|NoRouteToHostException|InterruptedIOException|HttpHostConnectException|ConnectTimeoutException|SSLException)\b"
+)
+"""The exceptions of Hadoop's file systems and of the network after which a retry may succeed."""
 _OF_THE_DATA = ("CAST_INVALID_INPUT", "NUMERIC_VALUE_OUT_OF_RANGE", "DIVIDE_BY_ZERO", "CANNOT_MERGE_SCHEMAS")
 
 
@@ -357,7 +368,15 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
     """
     version = job.plan.version
     conditions = list(_conditions(error))
+    refusal = next((found[0] for text in _texts(error) if (found := _REFUSAL.search(text))), None)
+    if refusal is not None:
+        what = "the store refuses a read or write of Spark; nothing became visible"
+        return StoreRefusedError(what, version=version, refusal=refusal, **_files(job))
+    is_transient = any(_TRANSIENT.search(text) for text in _texts(error))
     for condition, path in conditions:
+        if condition.startswith("FAILED_READ_FILE") and is_transient:
+            what = "the store did not answer while Spark read a planned file; nothing became visible"
+            return StageError(what, version=version, file=_plain(path), condition=condition)
         if condition.startswith("FAILED_READ_FILE"):
             return DataError(
                 "Spark cannot read a planned file with the source's format and schema; nothing became visible",
@@ -393,10 +412,6 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
             "make the producer send milliseconds, or set message.timestamp.type=LogAppendTime on the topic. To skip the record, delete the records up to "
             'it (kafka-delete-records.sh) and run again with on_data_loss="record_gap".'
         )
-    refusal = next((found[0] for text in _texts(error) if (found := _REFUSAL.search(text))), None)
-    if refusal is not None:
-        what = "the store refuses a read or write of Spark; nothing became visible"
-        return StoreRefusedError(what, version=version, refusal=refusal, **_files(job))
     return StageError(
         "the engine failed while staging; nothing became visible",
         version=version,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import traceback
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from airflow_provider_streamsem import open_log
-from airflow_provider_streamsem.errors import DataError, InvalidError, StoreRefusedError
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.engine import Job
+from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StoreRefusedError
+from airflow_provider_streamsem.spark.engine import SparkEngine, _translated
 from tests.spark.locations import Location
 
 
@@ -67,6 +70,38 @@ def test_missing_java_is_reported_and_not_retried(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InvalidError, match="Java was not found") as raised:
         SparkEngine().session()
     assert not raised.value.retryable
+
+
+class JavaError:
+    """An exception of the JVM with the parts that the translation reads."""
+
+    def __init__(self, text: str, cause: JavaError | None = None, condition: str | None = None) -> None:
+        self.toString, self.getCause = lambda: text, lambda: cause
+        if condition is not None:
+            self.getCondition = lambda: condition
+            self.getMessageParameters = lambda: {"path": "s3a://b/x.parquet"}
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        ("org.apache.hadoop.fs.s3a.AWSClientIOException: read: java.net.SocketTimeoutException: Read timed out", StageError),
+        ("java.net.ConnectException: Connection refused", StageError),
+        ("java.nio.file.AccessDeniedException: s3a://b/x.parquet: 403 Forbidden", StoreRefusedError),
+        ("java.io.EOFException: Unexpected end of input stream", DataError),
+        ("java.lang.RuntimeException: x is not a Parquet file", DataError),
+    ],
+)  # fmt: skip
+def test_failed_read_of_a_file_is_the_files_fault_only_if_the_store_answered(
+    location: Location, cause: str, expected: type[Exception]
+) -> None:
+    pipeline = location.pipeline(source={"format": "parquet"})
+    error = Exception("Job aborted")
+    error.java_exception = JavaError("SparkException", JavaError(cause), "FAILED_READ_FILE.NO_HINT")  # type: ignore[attr-defined]
+    job = SimpleNamespace(
+        plan=SimpleNamespace(version=3), source=pipeline.source, pins=[SimpleNamespace(path="x.parquet")]
+    )
+    assert type(_translated(error, cast(Job, job))) is expected
 
 
 @pytest.mark.spark

@@ -45,6 +45,22 @@ def test_page_with_a_wrong_checksum_is_refused_by_file(location: Location) -> No
     refused(location, "bad.parquet", format="parquet")
 
 
+@pytest.mark.parametrize("format", ["parquet", "orc"])
+def test_columns_are_found_whatever_the_session_says_of_case_and_position(
+    location: Location, spark: SparkSession, format: str
+) -> None:
+    put(location, f"a.{format}", {"ID": [1, 2], "Amount": [5, 6]})
+    given = {"spark.sql.caseSensitive": "true", "orc.force.positional.evolution": "true"}
+    for name, value in given.items():
+        spark.conf.set(name, value)
+    try:
+        location.run(location.pipeline(source={"format": format, "schema": "amount bigint, id bigint"}))
+    finally:
+        for name in given:
+            spark.conf.unset(name)
+    assert location.rows(spark) == [{"amount": 5, "id": 1}, {"amount": 6, "id": 2}]
+
+
 def test_fewer_rows_read_than_the_footer_counts_is_an_error(location: Location, spark: SparkSession) -> None:
     put(location, "a.parquet", {"id": [1, 2]})
     path = put(location, "bad.parquet", {"id": [7] * 25}, compression="none")
@@ -80,6 +96,9 @@ NARROWED = {
 }
 PARQUET_ONLY = {
     "uint8 as tinyint": (pyarrow.array([200], pyarrow.uint8()), "tinyint"),
+    "uint32 as decimal": (pyarrow.array([2**32 - 1], pyarrow.uint32()), "decimal(12,2)"),
+    "uint64 as another decimal": (pyarrow.array([2**64 - 1], pyarrow.uint64()), "decimal(25,5)"),
+    "int8 as decimal": (pyarrow.array([1], pyarrow.int8()), "decimal(9,2)"),
     "uint32 as double": (pyarrow.array([2**32 - 1], pyarrow.uint32()), "double"),
     "uint64 as bigint": (pyarrow.array([2**64 - 1], pyarrow.uint64()), "bigint"),
     "duration in ns as interval": (pyarrow.array([90_000], pyarrow.duration("ns")), "interval day to second"),

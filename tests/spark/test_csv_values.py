@@ -105,6 +105,37 @@ def test_complete_looking_line_inside_a_broken_record_fails_the_batch(location: 
     assert open_log(str(location.root / "log")).head == -1
 
 
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        ('3,5" pipe\n1,"hello\nx,y\nend"\n', {}),
+        ('1,"open\n2,"x"\n","y"\n6,z\n', {}),
+        ("1,«hello\nx,y\nend«\n".encode("latin-1"), {"encoding": "ISO-8859-1", "quote": "«"}),
+        ('1,"a\\"\nx,y\nend"\n', {"escape": "\\"}),
+    ],
+    ids=["after a quote inside a field", "after two openings", "with another quote", "after an escaped quote"],
+)
+def test_line_inside_quotes_is_no_record(location: Location, data: str | bytes, options: dict[str, str]) -> None:
+    location.put("a.csv", data)
+    with pytest.raises(DataError, match=r"a\.csv"):
+        location.run(location.pipeline(source={"format": "csv", "schema": "a string, b string", "options": options}))
+
+
+def test_quote_inside_a_field_makes_only_its_line_bad(location: Location, spark: SparkSession) -> None:
+    location.put("a.csv", '1,"a"\n2,"b ""q"" c"\n3,5" pipe\n4,"two\nlines"\n5,ok\n')
+    location.run(location.pipeline(source={"format": "csv", "schema": "a int, b string"}))
+    assert location.rows(spark) == [{"a": 1, "b": "a"}, {"a": 2, "b": 'b "q" c'}, {"a": 5, "b": "ok"}]
+    assert {record["raw"] for record in location.quarantined()} == {'3,5" pipe', '4,"two', 'lines"'}
+
+
+def test_line_of_empty_fields_between_tabs_is_a_record(location: Location, spark: SparkSession) -> None:
+    location.put("a.csv", 'a\tb\n\t\nx\t\t"y"\n \n')
+    options = {"sep": "\t", "ignoreLeadingWhiteSpace": "true"}
+    location.run(location.pipeline(source={"format": "csv", "schema": "a string, b string", "options": options}))
+    assert location.rows(spark) == [{"a": "a", "b": "b"}, {"a": None, "b": None}]
+    assert [record["raw"] for record in location.quarantined()] == ['x\t\t"y"']
+
+
 def test_header_in_quotes_or_other_case_is_accepted_and_a_different_header_fails_the_batch(
     location: Location, spark: SparkSession
 ) -> None:

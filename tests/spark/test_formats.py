@@ -394,6 +394,22 @@ def test_value_that_csv_cannot_hold_is_refused_with_its_column_name(
 BAD_BYTES = "cast(unhex('4DFC') as string)"
 
 
+@pytest.mark.parametrize("format", ["json", "csv", "text"])
+def test_long_lines_are_read_whatever_limit_the_session_sets(
+    location: Location, spark: SparkSession, format: str
+) -> None:
+    lines = {"json": '{"value": "%s"}\n', "csv": "%s\n", "text": "%s\n"}[format]
+    location.put("a.txt", "".join(lines % text for text in ("short", "long " * 20)))
+    name = "mapreduce.input.linerecordreader.line.maxlength"
+    source = {"format": format, **({} if format == "text" else {"schema": "value string"})}
+    spark.conf.set(name, "20")
+    try:
+        assert location.run(location.pipeline(source=source, sink={"format": "json"})).counts["read"] == 2
+        assert location.rows(spark) == [{"value": "long " * 20}, {"value": "short"}]
+    finally:
+        spark.conf.unset(name)
+
+
 @pytest.mark.parametrize(
     ("columns", "sink"),
     [

@@ -179,6 +179,20 @@ def test_duplicate_map_key_and_null_in_a_not_null_column_are_quarantined(
     assert [row["id"] for row in location.rows(spark)] == [3]
 
 
+@pytest.mark.parametrize("name", ["7", "@5", "-5", "5a", "a7", "01", "x: {7"])
+def test_number_after_an_unquoted_name_is_not_rounded(location: Location, spark: SparkSession, name: str) -> None:
+    end = "}}" if "{" in name else "}"
+    long, short = "9.999999999999999999", "9.99"
+    location.put(
+        "a.json",
+        f"{{d: {long}, {name}: 0{end}\n{{{name}: 0{end[1:]}, d: {long}}}\n{{{name}: 0{end[1:]}, d: {short}, s: 1.10}}\n",
+    )
+    options = {"allowUnquotedFieldNames": "true", "allowNumericLeadingZeros": "true"}
+    source = {"format": "json", "schema": "d decimal(12,2), s string", "options": options}
+    assert location.run(location.pipeline(source=source)).counts["quarantined"] == 2
+    assert location.rows(spark) == [{"d": Decimal("9.99"), "s": "1.10"}]
+
+
 def test_null_in_a_not_null_field_inside_arrays_and_maps_is_quarantined(
     location: Location, spark: SparkSession
 ) -> None:

@@ -232,7 +232,7 @@ def _fits(held: Any, wanted: DataType, name: str, absent: set[str], format: str)
             and _fits(held.item_type, inner.valueType, f"{name}.value", absent, format)
         )
     if types.is_integer(held):
-        return _holds_integers(held, wanted)
+        return _holds_integers(held, wanted, format)
     if types.is_decimal(held):
         whole = held.precision - held.scale
         return kind == "decimal" and bool(inner.scale >= held.scale and inner.precision - inner.scale >= whole)
@@ -255,7 +255,7 @@ def _fits(held: Any, wanted: DataType, name: str, absent: set[str], format: str)
     return kind == "boolean" or not bool(types.is_boolean(held))
 
 
-def _holds_integers(held: Any, wanted: DataType) -> bool:
+def _holds_integers(held: Any, wanted: DataType, format: str) -> bool:
     from pyarrow import types
 
     kind: str = wanted.typeName()
@@ -269,5 +269,9 @@ def _holds_integers(held: Any, wanted: DataType) -> bool:
         return False
     inner: Any = wanted
     whole: int = inner.precision - inner.scale
+    if format == "parquet":  # Spark's two Parquet readers read only these combinations, and read them alike
+        if not signed:
+            return bits == 64 and (inner.precision, inner.scale) == (20, 0)
+        return bits >= 32 and whole >= _INTEGER_DIGITS[bits]
     digits = 19 if bits == 64 and signed else _INTEGER_DIGITS[bits]
     return whole >= digits

@@ -43,6 +43,7 @@ from airflow_provider_streamsem.errors import InvalidError
 _TYPES = (*exact.INTEGERS, *exact.FLOATS, Boolean, DateType, DecimalType, StringType, TimestampNTZType, TimestampType)
 _INFINITE = {"nanvalue": "NaN", "positiveinf": "Infinity", "negativeinf": "-Infinity"}
 _SPACE = " \t"
+_BLANK = "".join(map(chr, range(0x21)))
 
 
 class Csv:
@@ -131,14 +132,42 @@ class Csv:
         found = {field.name: locations[n] for n, field in enumerate(self._columns.fields)}
         return Parsed(steps.drop(fields, *texts), found, f"{into}_bad")
 
-    def has_open_quote(self, raw: str) -> str:
-        """Return a condition that is true if a line has an odd number of quotes. It is then part of a record with line breaks."""
+    def ends_inside_quotes(self, raw: str, *, begins_inside: bool) -> str:
+        """
+        Return a condition that is true if a line ends inside quotes. The next line then belongs to the same record.
+
+        A quote begins a quoted field only at the start of a field. A quote elsewhere makes the line bad, but begins nothing.
+
+        :param raw: SQL of the line
+        :param begins_inside: whether the line begins inside quotes
+        """
         if not self._quote:
             return "false"
-        if self._escape != self._quote:
-            escaped = literal(f"{re.escape(self._escape)}[\\s\\S]")
-            raw = f"regexp_replace({raw}, {escaped}, '')"
-        return f"(length({raw}) - length(replace({raw}, {literal(self._quote)}, ''))) % 2 = 1"
+        separator, quote, escape = map(re.escape, (self._separator, self._quote, self._escape))
+        inside = (
+            rf"(?:[^{quote}]|{quote}{quote})*+"
+            if escape == quote
+            else rf"(?:[^{quote}{escape}]|{escape}(?:[\s\S]|\z))*+"
+        )
+        before = rf"[{self._space}]*+" if self._trims("leading") else ""
+        rest = rf"(?:(?!{separator})[\s\S])*+"
+        field = rf"{separator}{before}(?:{quote}{inside}{quote}{rest}|(?!{quote}){rest})"
+        prefix = self._separator + (self._quote if begins_inside else "")
+        return rlike(f"concat({literal(prefix)}, {raw})", rf"^(?:{field})*+{separator}{before}{quote}{inside}\z")
+
+    def has_values(self, raw: str) -> str:
+        """Return a condition that is true if a line is a record: it has a character that is neither a space nor a control character, or a separator."""
+        is_filled = rlike(raw, r"[^\x00-\x20]")
+        return (
+            is_filled
+            if self._separator.strip(_BLANK)
+            else f"({is_filled} OR contains({raw}, {literal(self._separator)}))"
+        )
+
+    @property
+    def _space(self) -> str:
+        """The characters that a dialect with trimming removes around a field. The separator is never one of them."""
+        return "".join(character for character in _SPACE if character not in self._separator)
 
     def _split(self, raw: str) -> str:
         """Split a line into fields that keep their quotes. The result is null if the quotes violate RFC 4180."""
@@ -148,7 +177,7 @@ class Csv:
             return plain
         quote, escape = re.escape(self._quote), re.escape(self._escape)
         inside = rf"(?:[^{quote}]|{quote}{quote})*+" if escape == quote else rf"(?:[^{quote}{escape}]|{escape}[\s\S])*+"
-        before, after = (rf"[{_SPACE}]*+" if self._trims(side) else "" for side in ("leading", "trailing"))
+        before, after = (rf"[{self._space}]*+" if self._trims(side) else "" for side in ("leading", "trailing"))
         unquoted = rf"(?:(?!{separator})[^{quote}])*+"
         field = rf"{separator}({before}{quote}{inside}{quote}{after}(?={separator}|\z)|{unquoted})"
         line = f"concat({literal(self._separator)}, {raw})"
@@ -165,9 +194,9 @@ class Csv:
     def _text(self, field: str, kind: DataType) -> str:
         """Return the text of a field; null if the line has no value for it."""
         if self._trims("leading"):
-            field = f"ltrim({literal(_SPACE)}, {field})"
+            field = f"ltrim({literal(self._space)}, {field})"
         if self._trims("trailing"):
-            field = f"rtrim({literal(_SPACE)}, {field})"
+            field = f"rtrim({literal(self._space)}, {field})"
         null = literal(self._given.get("nullvalue", ""))
         text = when((f"{field} != '' AND {field} != {null}", field))
         if not self._quote:

@@ -358,7 +358,7 @@ class FileRecords:
         reader, partitions = spark.read.options(**self._group.options), self._group.partitions
         encoding = self._source.encoding
         read = partial(lines_below_headers, csv=csv, encoding=encoding) if csv.has_header else lines
-        found = read(reader, located, partitions).where(F.col(RAW).rlike(r"[^\x00-\x20]"))
+        found = read(reader, located, partitions).where(csv.has_values(RAW))
         parsed = csv.with_columns(found, decoded(RAW, encoding), _RECORD)
         self._csv_lines.append((parsed.frame, csv))
         self._set(parsed)
@@ -395,7 +395,7 @@ class FileRecords:
         if self.bad is None:
             return
         for parsed, csv in self._csv_lines:
-            refuse_lines_inside_records(parsed, _BAD, csv)
+            refuse_lines_inside_records(parsed, _BAD, csv, decoded(RAW, self._source.encoding))
         asked = [F.expr(f"count({quoted(name)}) AS c{i}") for i, name in enumerate(self.frame.columns)]
         from pyspark.sql import Observation
 

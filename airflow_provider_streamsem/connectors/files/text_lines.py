@@ -17,6 +17,7 @@ RAW = "__streamsem_raw"
 PATH = "__streamsem_path"
 START = "__streamsem_start"
 _ORDER = "__streamsem_order"
+_BAD, _SETS, _CHANGES, _GROUP = "__streamsem_bad", "__streamsem_sets", "__streamsem_changes", "__streamsem_group"
 _BYTES = "ISO-8859-1"
 _CONTROLS = "".join(map(chr, range(0x80, 0xA0)))
 _WINDOWS = "".join(bytes([byte]).decode("cp1252", errors="ignore") or chr(byte) for byte in range(0x80, 0xA0))
@@ -71,23 +72,33 @@ def lines_below_headers(
     return reader.schema(schema).csv(located).select(line, *_where(partitions))
 
 
-def refuse_lines_inside_records(parsed: DataFrame, bad: str, csv: Csv) -> None:
+def refuse_lines_inside_records(parsed: DataFrame, bad: str, csv: Csv, text: str) -> None:
     """
     Refuse CSV files in which a line inside a record with quoted line breaks looks like a complete record.
 
-    A line with an odd number of quotes begins or ends such a record.
+    A line changes the state of the file, outside or inside quotes, in one of three ways: it keeps the state, it sets it, or it changes it to the other one.
+    The state before a line is the state that the last setting line above it set, changed once for each changing line between the two.
 
     :param parsed: lines as returned by :func:`lines`, and the boolean column ``bad``
+    :param text: SQL of the decoded line
     :raises DataError: such a line exists; the error names the file
     """
-    is_part = F.expr(csv.has_open_quote(RAW))
-    paths = [path for (path,) in parsed.where(F.col(bad) & is_part).select(PATH).distinct().collect()]
+    from_outside = F.expr(csv.ends_inside_quotes(text, begins_inside=False))
+    from_inside = F.expr(csv.ends_inside_quotes(text, begins_inside=True))
+    paths = [path for (path,) in parsed.where(F.col(bad) & from_outside).select(PATH).distinct().collect()]
     if not paths:
         return
-    ordered = parsed.where(F.col(PATH).isin(paths)).withColumn(_ORDER, F.monotonically_increasing_id())
-    above = Window.partitionBy(PATH).orderBy(START, _ORDER).rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    has_begun = F.sum(is_part.cast("long")).over(above) % 2 == 1
-    inside = ordered.withColumn(_ORDER, has_begun).where(F.col(_ORDER) & ~F.col(bad)).select(PATH).first()
+    ordered = parsed.where(F.col(PATH).isin(paths)).select(
+        PATH, START, F.col(bad).alias(_BAD), F.monotonically_increasing_id().alias(_ORDER),
+        F.when(from_outside == from_inside, from_outside).alias(_SETS), (from_outside & ~from_inside).cast("long").alias(_CHANGES),
+    )  # fmt: skip
+    above = Window.partitionBy(PATH).orderBy(START, _ORDER).rowsBetween(Window.unboundedPreceding, -1)
+    grouped = ordered.withColumn(_GROUP, F.count(_SETS).over(above)).withColumn(
+        _SETS, F.coalesce(F.last(_SETS, ignorenulls=True).over(above), F.lit(False))
+    )
+    since = Window.partitionBy(PATH, _GROUP).orderBy(START, _ORDER).rowsBetween(Window.unboundedPreceding, -1)
+    changes = F.coalesce(F.sum(_CHANGES).over(since), F.lit(0)) % 2 == 1
+    inside = grouped.withColumn(_SETS, F.col(_SETS) != changes).where(F.col(_SETS) & ~F.col(_BAD)).select(PATH).first()
     if inside is not None:
         raise DataError(
             "a CSV file has a record with line breaks inside quotes, and a line of it looks like a record. No rows were committed. "

@@ -255,7 +255,9 @@ class _Exact:
         if "allowsinglequotes" in self._lenient:
             skipped, other = [*skipped, _STRING.replace('"', "'")], other[0] + "'" + other[1:]
         if "allowunquotedfieldnames" in self._lenient:
-            skipped, other = [*skipped, r"[\p{L}_$][^\s:{}\[\],\"']*+"], other[0] + r"\p{L}_$" + other[1:]
+            # A name may be or begin with a number. The parser accepts it, so it must not end the search for numbers.
+            name = r"[^\s:{}\[\],\"']++(?=\s*+:)"
+            skipped, other = [name, *skipped, r"[\p{L}_$][^\s:{}\[\],\"']*+"], other[0] + r"\p{L}_$" + other[1:]
         whole = "[0-9]++" if "allownumericleadingzeros" in self._lenient else "(?:0|[1-9][0-9]*+)"
         number = rf"-?{whole}(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+"
         return rf"\G((?:[^{other}]++|{'|'.join(skipped)})*+)({number})(?!\s*+:)"

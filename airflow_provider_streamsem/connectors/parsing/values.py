@@ -130,4 +130,4 @@ def _in_format(text: str, kind: DataType, given: Mapping[str, str]) -> str:
     own = {name: text for name, text in given.items() if name in {*_FORMATS.values(), "timezone", "locale"}}
     line = {"sep": "\uffff", "quote": "", "enableDateTimeParsingFallback": "false", "columnNameOfCorruptRecord": "rest"}
     parsed = f"from_csv({text}, 'value {type_name(kind)}, rest string', {map_of({**line, **own})})"
-    return when((f"{parsed}.rest IS NULL", f"{parsed}.value"))
+    return when((f"{parsed}.rest IS NULL AND NOT contains({text}, '\uffff')", f"{parsed}.value"))
