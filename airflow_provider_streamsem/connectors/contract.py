@@ -153,6 +153,16 @@ class Compacting(Protocol):
     compacts: ClassVar[bool]
 
 
+@runtime_checkable
+class ReplacesRows(Protocol):
+    """A sink that finds the rows of a version in its table by a column. Two such sinks of one pipeline would replace each other's rows."""
+
+    @property
+    def replaced_rows(self) -> str | None:
+        """Identifies the rows that the sink may replace, by connection, table and column; ``None`` if it replaces none."""
+        ...
+
+
 class Loaded(Protocol):
     """
     The records of a plan on Spark, with the records that could not be parsed marked.

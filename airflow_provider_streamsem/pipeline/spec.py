@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from airflow_provider_streamsem import arguments, registry
-from airflow_provider_streamsem.connectors.contract import Limits, Sink, Source
+from airflow_provider_streamsem.connectors.contract import Limits, ReplacesRows, Sink, Source
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.pipeline.guarantee import require
@@ -89,6 +89,7 @@ class Pipeline:
             arguments.text("sink name", name, pattern=NAME, accepted=NAME)
             registry.name_of("sinks", sink)
         self._check_locations()
+        self._check_replaced_rows()
         if isinstance(self.transform, str):
             arguments.text("transform", self.transform, pattern=TRANSFORM, accepted="package.module:function")
         elif self.transform is not None and not callable(self.transform):
@@ -117,6 +118,18 @@ class Pipeline:
         if self.require is not None:
             arguments.choice("require", self.require, LABELS)
             require(self, self.require)
+
+    def _check_replaced_rows(self) -> None:
+        """Refuse two sinks that would replace each other's rows: both find them by the same version column."""
+        owners: dict[str, str] = {}
+        for name, sink in self.sinks.items():
+            rows = sink.replaced_rows if isinstance(sink, ReplacesRows) else None
+            if rows is None:
+                continue
+            if rows in owners:
+                what = "two sinks would replace each other's rows: give each another table or another version_column"
+                raise InvalidError(what, sinks=sorted([owners[rows], name]), rows=rows)
+            owners[rows] = name
 
     def _check_locations(self) -> None:
         locations = {f"sinks.{name}": sink.location for name, sink in self.sinks.items()}

@@ -395,7 +395,8 @@ def test_batch_too_large_for_a_transaction_is_refused_before_the_commit_with_the
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"value": "x", "topic": "nowhere"}, "does not exist.*nowhere"), ({"value": "x", "partition": 2}, "does not exist.*partition=2"),
+        ({"value": "x", "topic": "nowhere"}, "does not exist.*nowhere"), ({"value": "x", "topic": "a/b"}, "does not exist.*a/b"),
+        ({"value": "x", "topic": "."}, "does not exist"), ({"value": "x", "partition": 2}, "does not exist.*partition=2"),
         ({"value": "x", "partition": -1}, "does not exist"), ({"value": "x" * 1_000_000}, "larger than the topic"),
     ],
 )  # fmt: skip

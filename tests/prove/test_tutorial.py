@@ -132,7 +132,7 @@ def test_tutorial_holds_when_it_is_followed_word_by_word(shell: Shell, tmp_path:
     until("the retry commits", lambda: len(ids(location)) == 21, 300)
     printed = shell.run(check)
     assert ids(location) == dict.fromkeys(range(1, 22), 1)
-    assert "0 findings" in printed or "no findings" in printed, printed
+    assert "clean: " in printed, printed
 
     committed = open_log(str(location)).view().commits
     shell.run("airflow tasks clear --yes orders")

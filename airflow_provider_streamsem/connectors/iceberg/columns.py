@@ -68,7 +68,11 @@ def iceberg_schema(schema: str, partition_by: Sequence[str]) -> Schema:
     odd = [name for name in partition_by if name in types and not _partitions(types[name])]
     if odd:
         raise DataError("columns of this type cannot partition an Iceberg table; nothing became visible", columns=odd)
-    return Schema(*fields)
+    try:
+        return Schema(*fields)
+    except ValueError as error:
+        what = "an Iceberg table cannot hold these columns together, because two of them have one path: rename one in the transform; nothing became visible"
+        raise DataError(what, columns=sorted(field.name for field in fields), problem=str(error)) from None
 
 
 def _partitions(kind: IcebergType) -> bool:

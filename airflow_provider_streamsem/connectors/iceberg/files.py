@@ -71,6 +71,20 @@ def data_files(table: Table) -> Iterator[str]:
             yield from (entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io))
 
 
+def has_equality_deletes(table: Table) -> bool:
+    """Whether the current snapshot has equality deletes. pyiceberg cannot plan a scan of such a table, and so cannot replace its files."""
+    from pyiceberg.manifest import DataFileContent, ManifestContent
+
+    snapshot = table.current_snapshot()
+    manifests = [] if snapshot is None else snapshot.manifests(table.io)
+    return any(
+        entry.data_file.content == DataFileContent.EQUALITY_DELETES
+        for manifest in manifests
+        if manifest.content == ManifestContent.DELETES
+        for entry in manifest.fetch_manifest_entry(table.io)
+    )
+
+
 def _leaves(parquet: Any, partition_by: Sequence[str]) -> Iterator[tuple[str, int]]:
     """
     Yield path and index of the columns that get metrics: the first 32 leaf columns, and all partition columns.

@@ -159,6 +159,10 @@ class IcebergSink(TableSink[_Open]):
             return
         with self._opened() as catalog:
             table = self._read(catalog, refusal=InvalidError)
+            if table is not None and iceberg_files.has_equality_deletes(table):
+                raise InvalidError(
+                    f"{_EQUALITY_DELETES}, so the version cannot be reprocessed; nothing was written", table=self.table
+                )
             changed = [] if table is None else self._changed(table, replaced)[0]
         if changed:
             what = "another writer rewrote or deleted files of this version in the Iceberg table, so the version cannot be reprocessed; nothing was written"
@@ -299,6 +303,9 @@ class IcebergSink(TableSink[_Open]):
         replaced = Committable(format="parquet", rows=0, files=()) if batch.replaced is None else batch.replaced
         if not replaced.files:
             return []
+        if iceberg_files.has_equality_deletes(table):
+            what = f"{_EQUALITY_DELETES}, so the reprocessing run cannot replace files; nothing of it is in the table"
+            raise PublishError(what, table=self.table, version=batch.version)
         changed, current_output = self._changed(table, replaced)
         if changed:
             raise PublishError(
@@ -391,6 +398,10 @@ class IcebergSink(TableSink[_Open]):
         """
         if self.merges:
             iceberg_merge.check_writable(table)
+            if iceberg_files.has_equality_deletes(table):
+                raise DataError(
+                    f"{_EQUALITY_DELETES}, so rows cannot be merged; nothing became visible", table=self.table
+                )
         given = {field.name for field in columns.fields}
         lacking = [field.name for field in table.schema().fields if field.name not in given]
         if self.merges and given and lacking:
@@ -407,6 +418,12 @@ class IcebergSink(TableSink[_Open]):
         """Return the URI of a key, always in the same spelling, because tables compare URIs as text."""
         scheme, rest = split_url(self.path)
         return f"{scheme}://{rest}/{key}".rstrip("/")
+
+
+_EQUALITY_DELETES = (
+    "the Iceberg table has equality deletes, as Flink writes them, and pyiceberg cannot plan its files: compact the table, for example with Spark's "
+    "procedure rewrite_data_files and delete-file-threshold 1"
+)
 
 
 def _key(pipeline_uuid: str, sink: str) -> str:

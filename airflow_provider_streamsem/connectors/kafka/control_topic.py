@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any
 
 from airflow_provider_streamsem.connectors.contract import SinkMarker
 from airflow_provider_streamsem.connectors.kafka.client import QUIET, TIMEOUT_S, admin_client, answer
+from airflow_provider_streamsem.connectors.kafka.starting import TOPIC
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.protocol.codec import read_json
 
@@ -36,10 +38,10 @@ class Control:
         return answer(ask, missing=missing, settings=self._settings)
 
     def partitions(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return topic → number of partitions. Missing topics are left out, and the request does not create them."""
+        """Return topic → number of partitions. Missing topics and invalid names are left out, and the request does not create topics."""
         from confluent_kafka import TopicCollection
 
-        names = sorted(set(topics))
+        names = sorted(name for name in set(topics) if re.fullmatch(TOPIC, name) and name not in (".", ".."))
         if not names:
             return {}
         asked = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))

@@ -27,6 +27,7 @@ from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
 from airflow_provider_streamsem.connectors.kafka.client import QUIET, REFUSALS, error_name, settings_of
 from airflow_provider_streamsem.connectors.kafka.control_topic import Control
 from airflow_provider_streamsem.connectors.kafka.rows import COLUMNS, OVERHEAD_BYTES, Measured, check_columns, records
+from airflow_provider_streamsem.connectors.kafka.starting import TOPIC
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink, record_batches
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure, TransactionalSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError, UnavailableError
@@ -35,7 +36,6 @@ from airflow_provider_streamsem.stores.contract import normalised
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 _POLL_S = 0.5
-_TOPIC = r"[A-Za-z0-9._-]{1,249}"
 _OPTIONS = ("batch.size", "compression.type", "linger.ms", "message.max.bytes", "partitioner")
 _MESSAGE_MAX_BYTES = 1_000_000
 # A fenced producer raises the fencing error once. Later calls raise only a fatal error.
@@ -106,7 +106,7 @@ class KafkaSink(TransactionalSink[_Open]):
         open_dataset(arguments.text(f"{where} staging", self.staging))
         for name in ("topic", "control_topic"):
             if getattr(self, name) is not None:
-                arguments.text(f"{where} {name}", getattr(self, name), pattern=_TOPIC, accepted=_TOPIC)
+                arguments.text(f"{where} {name}", getattr(self, name), pattern=TOPIC, accepted=TOPIC)
         if self.topic == self.control_topic:
             raise InvalidError(f"{where} topic and control_topic must be different topics", given=self.topic)
         if (self.conn_id is None) == (self.bootstrap_servers is None):

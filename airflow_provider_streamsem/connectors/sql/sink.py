@@ -100,6 +100,11 @@ class JdbcSink(TransactionalSink[_Open]):
         return self.staging
 
     @property
+    def replaced_rows(self) -> str | None:
+        """The connection, table and version column of mode ``replace_version``."""
+        return f"{self.conn_id}: {self.table}.{self.version_column}" if self.can_reprocess else None
+
+    @property
     def can_reprocess(self) -> bool:
         """Whether the rows carry a version by which a reprocessing run finds them."""
         return self.mode == "replace_version"

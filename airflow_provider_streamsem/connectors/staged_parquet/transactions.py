@@ -66,11 +66,12 @@ class TransactionalSink(StagedSink, Generic[H]):
         if batch.is_nothing:
             return Receipt(result="applied", rows=0)
         failure: Failure | None = None
-        is_refused = False
+        is_refused = False  # by the last try
         for attempt in range(self.tries + 1):
             if attempt:
                 SYSTEM_CLOCK.sleep(min(self.first_wait_s * 2 ** (attempt - 1), _LONGEST_WAIT_S))
             basis: object = None
+            is_refused = False
             try:
                 with self.opened(batch, failure, skips=skips) as handle:
                     found = self.marker_in(handle, batch)

@@ -20,6 +20,7 @@ from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from airflow_provider_streamsem.connections import Connection, looked_up_by
+from airflow_provider_streamsem.connectors.iceberg.columns import iceberg_schema
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, StreamsemError
 from tests.connectors.iceberg.lake import ID, Lake, spark_schema
@@ -512,3 +513,22 @@ def test_table_whose_properties_name_code_is_refused_before_it_is_loaded(tmp_pat
     stored.write_text(json.dumps({**json.loads(stored.read_text()), "properties": named}))
     with pytest.raises(InvalidError, match=r"names code.*write\.py-location-provider\.impl"):
         lake.sink.resolve_schema(spark_schema(ID))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("a.b long", "a struct<b:long>"), ("m map<string,long>", "m.key string")],
+    ids=["struct", "map"],
+)
+def test_columns_with_one_path_are_refused_by_name(first: str, second: str) -> None:
+    fields = []
+    for text in (first, second):
+        name, kind = text.split(" ", 1)
+        of: Any = {
+            "long": "long", "string": "string",
+            "struct<b:long>": {"type": "struct", "fields": [{"name": "b", "type": "long", "nullable": True, "metadata": {}}]},
+            "map<string,long>": {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True},
+        }[kind]  # fmt: skip
+        fields.append({"name": name, "type": of, "nullable": True, "metadata": {}})
+    with pytest.raises(DataError, match="two of them have one path"):
+        iceberg_schema(json.dumps({"type": "struct", "fields": fields}), ())

@@ -20,7 +20,7 @@ from sqlalchemy.exc import OperationalError
 from airflow_provider_streamsem import FilesSink
 from airflow_provider_streamsem.connectors.iceberg import sink as iceberg
 from airflow_provider_streamsem.connectors.staged_parquet import transactions
-from airflow_provider_streamsem.errors import InvalidError, MarkerLostError, PublishError, UnavailableError
+from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, UnavailableError
 from airflow_provider_streamsem.pipeline.publish import skip
 from tests.connectors import batches
 from tests.connectors.iceberg.kills import SCENARIOS, Later, kill_at_every_step
@@ -352,6 +352,25 @@ def test_marker_survives_expired_snapshots(tmp_path: Path) -> None:
     assert again is not None
     assert again.result == "applied"
     assert lake.rows() == [0, 0]
+
+
+def test_table_with_equality_deletes_is_neither_merged_into_nor_reprocessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path)
+    first = lake.batch(0, [0])
+    lake.publish(first)
+    with monkeypatch.context() as patched:
+        patched.setattr(ManifestWriterV2, "content", lambda self: ManifestContent.DELETES)
+        _append_file(lake.table(), "hdfs://others/2.parquet", DataFileContent.EQUALITY_DELETES)
+    with pytest.raises(InvalidError, match=r"equality deletes.*compact the table"):
+        lake.sink.check_reprocess(first.committable)
+    with pytest.raises(PublishError, match=r"equality deletes.*compact the table"):
+        lake.publish(lake.batch(1, [10], reprocesses=first))
+    assert lake.marker() == batches.marked(0)
+    merging = lake.with_options(mode="upsert", keys=["id"]).sink
+    with pytest.raises(DataError, match=r"equality deletes.*compact the table"):
+        merging.resolve_schema(first.schema)
 
 
 def test_attempts_in_use_are_found_beside_equality_deletes_and_files_of_other_locations(

@@ -313,6 +313,13 @@ def test_reprocessing_replaces_only_the_rows_of_its_chain(db: Database, tmp_path
     assert fixture.verdict().findings == []
 
 
+def test_two_sinks_that_would_replace_each_others_rows_are_refused(db: Database, tmp_path: Path) -> None:
+    both = {name: sink(tmp_path / name, "replace_version") for name in ("a", "b")}
+    with pytest.raises(InvalidError, match=r"replace each other's rows.*'a', 'b'"):
+        PipelineFixture(tmp_path).pipeline(sinks=both)
+    PipelineFixture(tmp_path).pipeline(sinks={name: sink(tmp_path / name, "append") for name in ("a", "b")})
+
+
 def test_reprocessing_that_would_delete_rows_of_others_is_refused_and_deletes_none(
     db: Database, tmp_path: Path
 ) -> None:

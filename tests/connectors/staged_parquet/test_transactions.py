@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -152,6 +152,22 @@ def test_refusal_is_raised_after_a_read_that_shows_that_the_batch_is_not_in_the_
         publish(sink)
     assert raised.value.__context__ is None, "a cause may hold values of rows"
     assert (sink.rows, sink.script) == ([], ["applied"])
+
+
+def test_refusal_that_a_later_failure_replaced_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Memory("refused", *["opening fails"] * 3)
+    real = sink.opened
+
+    @contextmanager
+    def closing_fails_once(*given: Any, **named: Any) -> Iterator[Memory]:
+        with real(*given, **named) as handle:
+            yield handle
+        if sink.reads == 2:
+            raise OSError("the connection was reset while it was closed")
+
+    monkeypatch.setattr(sink, "opened", closing_fails_once)
+    with pytest.raises(UnavailableError, match="unknown"):
+        publish(sink)
 
 
 @pytest.mark.parametrize("step", ["no answer", "opening fails"])
