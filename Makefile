@@ -55,8 +55,9 @@ chaos: .venv/ready  ## faults at random under a real Kafka, S3 and Spark: ARGS="
 docs: .venv/ready  ## build the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-bench: .venv/ready  ## measure costs and ratios; prints tables
+bench: .venv/ready  ## measure costs and ratios; prints tables, and stores results and plots of the documentation
 	$(RUN) -m benchmarks $(ARGS)
+	$(RUN) -m tools.plots
 
 clean:  ## remove what the targets made
 	rm -rf .venv .parts .demo build dist *.egg-info .coverage* .hypothesis .pytest_cache .mypy_cache .ruff_cache

@@ -23,7 +23,9 @@ def main() -> None:
                 "(a) bare read and write": kafka.bare,
                 "(b) streaming, file sink": kafka.stream_to_files,
             }
-            kafka.measure_places(engine.session(), broker.bootstrap, home, ", by Spark Connect", subjects)
+            kafka.measure_places(
+                engine.session(), broker.bootstrap, home, ", by Spark Connect", subjects=subjects, benchmark="connect"
+            )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 
 from airflow_provider_streamsem import Dedup, FilesSink, FilesSource, Limits, Pipeline, run_batch
 from airflow_provider_streamsem.spark.engine import SparkEngine
+from benchmarks import results
 from benchmarks.kafka import show
 
 BATCHES = int(os.environ.get("BATCHES", "10"))
@@ -97,6 +98,9 @@ def main() -> None:
                 assert found == agreed > 0, (found, agreed)
                 size = sum(f.stat().st_size for f in (home / "ours" / "log" / "state").rglob("*.parquet"))
                 medians = [statistics.median(each) for each in (mine, without, theirs)]
+                subjects = ("provider", "provider without dedup", "streaming dropDuplicates")
+                case = f"{rows:,} rows, {remembered:,} ids"
+                results.record("dedup", case, dict(zip(subjects, medians, strict=True)))
                 slowest = [f"{max(mine):.0f} ms", f"{max(theirs):.0f} ms"]
                 ratio = f"{medians[0] / medians[2]:.2f}"
                 cells = [*(f"{m:.0f} ms" for m in medians), *slowest, ratio, f"{size / 1e6:.0f} MB"]

@@ -16,7 +16,7 @@ import pyarrow.parquet
 from airflow_provider_streamsem import DeltaSink, Pipeline, run_batch
 from airflow_provider_streamsem.connectors.contract import Batch
 from airflow_provider_streamsem.protocol.entries import Marker
-from benchmarks import kafka
+from benchmarks import kafka, results
 
 ROWS = 50_000
 SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
@@ -78,7 +78,9 @@ def main() -> None:
 
             title = f"{kafka.BATCHES} batches of {ROWS:,} records into a Delta table on s3a"
             measured = kafka.measure(spark, broker.bootstrap, location, ROWS, subjects=subjects, pipeline=to_delta)
-            kafka.show(title, kafka.COLUMNS, measured)
+            kafka.show(title, kafka.COLUMNS, kafka.ratios(measured))
+            medians = {name.replace("ours", "provider"): statistics.median(spent) for name, spent in measured.items()}
+            results.record("delta", f"s3a, {ROWS:,} rows", medians)
             for each in locations[-3:]:
                 table = f"{each}/out".replace("s3://", "s3a://")
                 assert spark.read.format("delta").load(table).count() == kafka.BATCHES * ROWS

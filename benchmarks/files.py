@@ -18,6 +18,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, SparkEngine, run_batch
+from benchmarks import results
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 FILES = int(os.environ.get("FILES", "10000"))
@@ -76,6 +77,7 @@ def compared(spark: SparkSession, engine: SparkEngine, source: Path, schema: str
                 took[name].append(time.perf_counter() - began)
     medians = {name: statistics.median(seconds) for name, seconds in took.items()}
     ratio = statistics.median(ours / plain for ours, plain in zip(took["ours"], took["plain"], strict=True))
+    results.record("files", title, {"provider": medians["ours"] * 1000, "bare read and write": medians["plain"] * 1000})
     print(
         f"{title}: ours {medians['ours']:.2f} s, plain {medians['plain']:.2f} s, ours / plain = {ratio:.2f}", flush=True
     )
@@ -88,8 +90,8 @@ def main() -> None:
         engine = SparkEngine(master="local[2]")
         spark = engine.session()
         for columns in (10, 100, 1_000):
-            compared(spark, engine, *wide(home, columns), f"200 JSON records of {columns:,} columns")
-        compared(spark, engine, *many(home, FILES), f"{FILES:,} JSON files of 10 records")
+            compared(spark, engine, *wide(home, columns), f"200 JSON records, {columns:,} columns")
+        compared(spark, engine, *many(home, FILES), f"{FILES:,} JSON files")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from airflow_provider_streamsem import FilesSink, KafkaSource, Limits, Pipeline,
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.pipeline.opening import open_pipeline
 from airflow_provider_streamsem.spark.engine import SparkEngine
+from benchmarks import results
 from tests.integration.parts.kafka import Broker
 from tests.integration.parts.s3 import S3Server
 from tests.integration.parts.server import running
@@ -141,6 +142,13 @@ SUBJECTS: dict[str, Callable[[Work], None]] = {
     "(d) append to Delta, txnAppId": append_to_delta,
 }  # fmt: skip
 
+TITLES = {
+    "ours": "provider",
+    "(a) bare read and write": "bare read and write",
+    "(b) streaming, file sink": "streaming, file sink",
+}
+"""The subjects of the plots, by their names in the tables"""
+
 
 def produce(bootstrap: str, topic: str, rows: int) -> None:
     """Fill the topic's partitions with equal shares."""
@@ -165,8 +173,8 @@ def produce(bootstrap: str, topic: str, rows: int) -> None:
 def measure(
     spark: Any, bootstrap: str, location: Callable[[], str], rows: int, *,
     subjects: Mapping[str, Callable[[Work], None]] = SUBJECTS, pipeline: Callable[[Work], Pipeline] = pipeline_of,
-) -> list[list[str]]:  # fmt: skip
-    """Return the milliseconds per batch of each subject, without the first round. ``pipeline`` is the pipeline of the subject *ours*."""
+) -> dict[str, list[float]]:  # fmt: skip
+    """Return subject → milliseconds per batch in each round but the first. ``pipeline`` is the pipeline of the subject *ours*."""
     topic = f"bench-{rows}-{uuid.uuid4().hex[:6]}"
     produce(bootstrap, topic, rows * BATCHES)
     times: dict[str, list[float]] = {name: [] for name in subjects}
@@ -182,6 +190,11 @@ def measure(
             subjects[name](work)
             if turn:
                 times[name].append((time.perf_counter() - began) * 1000 / BATCHES)
+    return times
+
+
+def ratios(times: Mapping[str, list[float]]) -> list[list[str]]:
+    """Return a row of the table for each subject: its median, and the median ratio of *ours* to it."""
     return [
         [
             name,
@@ -247,9 +260,10 @@ def local_session() -> Any:
 
 
 def measure_places(
-    spark: Any, bootstrap: str, home: Path, suffix: str = "", subjects: Mapping[str, Callable[[Work], None]] = SUBJECTS
-) -> None:
-    """Measure both locations and both sizes."""
+    spark: Any, bootstrap: str, home: Path, suffix: str = "", *,
+    subjects: Mapping[str, Callable[[Work], None]] = SUBJECTS, benchmark: str = "kafka",
+) -> None:  # fmt: skip
+    """Measure both locations and both sizes, and store the medians under the name of the benchmark."""
     locations: dict[str, Callable[[], str]] = {
         "disk": lambda: str(home / "disk" / uuid.uuid4().hex),
         "s3a": lambda: f"s3://lake/{uuid.uuid4().hex}",
@@ -257,7 +271,10 @@ def measure_places(
     for where, location in locations.items():
         for rows in (50_000, 1_000):
             title = f"{BATCHES} batches of {rows:,} records, Parquet on {where}{suffix}"
-            show(title, COLUMNS, measure(spark, bootstrap, location, rows, subjects=subjects))
+            times = measure(spark, bootstrap, location, rows, subjects=subjects)
+            show(title, COLUMNS, ratios(times))
+            medians = {TITLES[name]: statistics.median(spent) for name, spent in times.items() if name in TITLES}
+            results.record(benchmark, f"{where}, {rows:,} rows", medians)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks import results
 from tests.integration.parts.server import running
 from tests.integration.parts.spark import ConnectServer
 
@@ -85,6 +86,8 @@ def measure(home: Path, master: str, title: str) -> None:
     for name, phases in medians.items():
         told = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases.items())
         print(f"{title}: {name}: {sums[name]:.2f} s: {told}")
+    case = {"local": "local", "connect": "Spark Connect"}[title]
+    results.record("start", case, {"provider": sums["ours"] * 1000, "bare script": sums["bare"] * 1000})
     print(f"{title}: ours / bare = {sums['ours'] / sums['bare']:.2f}")
 
 

@@ -13,7 +13,8 @@ import tomllib
 from airflow_provider_streamsem import FilesSink, KafkaSource, Pipeline
 from airflow_provider_streamsem.pipeline import run
 from airflow_provider_streamsem.pipeline.spec import from_json
-from tools import life_of_a_batch
+from benchmarks import results
+from tools import life_of_a_batch, plots
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -62,3 +63,15 @@ def test_toml_of_a_page_is_accepted(page: Path, n: int) -> None:
     if {"name", "source", "sinks"} <= {*spec}:
         spec.pop("spark_conf", None)
         from_json(spec, where=page.name)
+
+
+def test_plots_show_the_stored_results(tmp_path: Path) -> None:
+    drawn = {path.name: path.read_text() for path in plots.draw(tmp_path)}
+    pages = "".join((plots.PAGES / f"{name}.md").read_text() for name in ("benchmarks", "chaos"))
+    for name in drawn:
+        assert f"]({name})" in pages
+        stored = (plots.PAGES / name).read_text()
+        labels = re.findall(r"<text[^>]*>([^<]+)</text>", stored)
+        assert labels == re.findall(r"<text[^>]*>([^<]+)</text>", drawn[name]), f"{name}: run `python -m tools.plots`"
+    for row in results.rows():
+        assert f">{int(row['ms']):,}</text>" in drawn[f"benchmark-{row['benchmark']}.svg"]
