@@ -39,6 +39,7 @@ _NAMES = {
     "RunResult": "airflow_provider_streamsem.pipeline.result",
     "SparkEngine": "airflow_provider_streamsem.spark.engine",
     "SqsQueue": "airflow_provider_streamsem.connectors.sqs.client",
+    "State": "airflow_provider_streamsem.state",
     "StreamsemError": "airflow_provider_streamsem.errors",
     "VacuumOperator": "airflow_provider_streamsem.operators.maintenance",
     "VerifyOperator": "airflow_provider_streamsem.operators.maintenance",
@@ -80,6 +81,7 @@ __all__ = [
     "RunResult",
     "SparkEngine",
     "SqsQueue",
+    "State",
     "StreamsemError",
     "VacuumOperator",
     "VerifyOperator",
@@ -127,6 +129,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.sensors.offsets import OffsetsAvailableSensor
     from airflow_provider_streamsem.sensors.retention import RetentionSensor
     from airflow_provider_streamsem.spark.engine import SparkEngine
+    from airflow_provider_streamsem.state import State
     from airflow_provider_streamsem.triggers.offsets import OffsetRangeTrigger
 
 

@@ -10,6 +10,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Sink, Source
 from airflow_provider_streamsem.dedup import ChainStates, Dedup
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Plan, Quarantine
+from airflow_provider_streamsem.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class Job:
     :param dedup: the deduplication settings, or ``None``
     :param state: the deduplication state before the batch; for reprocessing, before the batch at the root of the chain
     :param dedup_at_ms: when that batch was planned, in milliseconds. The engine evaluates the expiry of ids at this time
+    :param operators: settings of the transform's state, or ``None``. The state before the batch is in ``state``
     :param chain: for reprocessing with deduplication across batches: the states of the chain and of the log's head
     """
 
@@ -42,6 +44,7 @@ class Job:
     state: Json = None
     dedup_at_ms: int = 0
     chain: ChainStates | None = None
+    operators: State | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

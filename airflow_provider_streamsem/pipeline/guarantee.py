@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from airflow_provider_streamsem.connectors.contract import Sink, Source
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.state import State
 
 KEEPS: Mapping[str, frozenset[str]] = {
     "exactly_once": frozenset({"exactly_once", "effectively_once", "at_least_once", "at_most_once"}),
@@ -61,6 +62,8 @@ class _Pipeline(Protocol):
     @property
     def dedup(self) -> Dedup | None: ...
     @property
+    def state(self) -> State | None: ...
+    @property
     def publishes(self) -> Any: ...
 
 
@@ -73,6 +76,8 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
     if pipeline.dedup is not None:
         reasons.append(_of_dedup(pipeline.dedup))
     reasons.append(_of_transform(pipeline))
+    if pipeline.state is not None:
+        reasons.append(_of_state(pipeline.state))
     read = pipeline.source.delivery if pipeline.dedup is None else _weaker(pipeline.source.delivery, "effectively_once")
     labels = {}
     for name, sink in sorted(pipeline.sinks.items()):
@@ -130,6 +135,13 @@ def _of_dedup(dedup: Dedup) -> str:
         f"dedup: of the records with equal {keys}, one passes while its id is in the deduplication state ({dedup.terms}), which is committed with the "
         "batch. A later repeat passes"
     )
+
+
+def _of_state(state: State) -> str:
+    said = "state: the outcome names the state of its batch, so attempts that are not committed change no state"
+    if state.output_mode == "update":
+        said += '. output_mode="update" emits a row at each change of its key: an appending sink gets a stream of changes, and mode="upsert" the newest row'
+    return said
 
 
 def _of_transform(pipeline: _Pipeline) -> str:

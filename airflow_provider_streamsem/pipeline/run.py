@@ -30,6 +30,7 @@ from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, Sta
 from airflow_provider_streamsem.protocol.procedures import Open, PendingPublish, Position, Ready, RunComplete, settled
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.spark import schema
+from airflow_provider_streamsem.state import operator_state, with_operator_state
 
 logger = telemetry.log_of(__name__)
 
@@ -269,6 +270,7 @@ class Run:
             state=state,
             dedup_at_ms=dedup_at_ms,
             chain=self._chain_states(head, plan),
+            operators=pipeline.state,
         )
         produced = self._produce(job)
         schemas = schema.evolve(recorded, produced.schemas)
@@ -283,7 +285,7 @@ class Run:
             quarantine=produced.quarantine,
             counts=produced.counts,
             publish=pipeline.publishes,
-            state=produced.state if plan.replaces is None or job.chain else _current_state(head),
+            state=_state_after(head, job, produced),
             staged_ms=log.clock.now_ms() - started_ms,
             nonce=log.clock.new_id(),
         )
@@ -352,6 +354,7 @@ class Run:
             publish=staged.publish,
             markers=head.before.markers,
             state=staged.state,
+            watermark_ms=_watermark(staged.state),
             spec=staged.spec,
             transform=staged.transform,
             decided_at_ms=decided_at_ms,
@@ -366,8 +369,21 @@ class Run:
         return source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts)
 
 
+def _state_after(head: OpenHead, job: Job, produced: Produced) -> Json:
+    """The state of the outcome. A reprocessing run changes nothing of it but the deduplication state (W26, W27)."""
+    if job.plan.replaces is None:
+        return produced.state
+    current = _current_state(head)
+    return current if job.chain is None else with_operator_state(produced.state, operator_state(current))
+
+
 def _current_state(head: OpenHead) -> Json:
     return None if head.outcome is None else head.outcome.state
+
+
+def _watermark(state: Json) -> int | None:
+    found = operator_state(state)
+    return found.next_watermark_ms if found is not None and found.watermarks else None
 
 
 def _check_as_many(source: Source, plan: Plan, counts: Mapping[str, int]) -> None:

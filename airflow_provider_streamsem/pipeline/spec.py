@@ -20,6 +20,7 @@ from airflow_provider_streamsem.protocol.codec import canonical, plain, read_jso
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.spark import packages
 from airflow_provider_streamsem.spark.packages import Package
+from airflow_provider_streamsem.state import State
 from airflow_provider_streamsem.stores.contract import split_url
 
 NAME = r"[a-z0-9_-]{1,64}"
@@ -45,6 +46,7 @@ class Pipeline:
     :param where: SQL predicate over the parsed columns, applied before the transform. Rows for which it is not true are counted as filtered
     :param rows: ``"filter"`` declares that the transform returns exactly one row for each input row, for every sink. Every attempt then checks that
         parsed = filtered + duplicates + written. ``"any"``: the pipeline declares nothing about the transform's row count
+    :param state: lets the transform keep state across batches: it then gets a streaming DataFrame. Needs classic Spark 4.1 or newer
     :param dedup: drop records whose id was seen before. The deduplication state is committed with each batch
     :param limits: upper bounds for one batch
     :param on_data_loss: ``"fail"``: records that were deleted from the source before they were read stop the pipeline, with an error that names them.
@@ -63,6 +65,7 @@ class Pipeline:
     where: str | None = None
     rows: str = "any"
     dedup: Dedup | None = None
+    state: State | None = None
     limits: Limits = field(default_factory=Limits)
     on_data_loss: str = "fail"
     require: str | None = None
@@ -103,6 +106,7 @@ class Pipeline:
         arguments.choice("rows", self.rows, ("any", "filter"))
         if self.dedup is not None and not isinstance(self.dedup, Dedup):
             raise InvalidError("dedup must be a Dedup", given=type(self.dedup).__name__)
+        self._check_state()
         if not isinstance(self.limits, Limits):
             raise InvalidError("limits must be a Limits", given=type(self.limits).__name__)
         unheeded = [
@@ -118,6 +122,25 @@ class Pipeline:
         if self.require is not None:
             arguments.choice("require", self.require, LABELS)
             require(self, self.require)
+
+    def _check_state(self) -> None:
+        if self.state is None:
+            return
+        if not isinstance(self.state, State):
+            raise InvalidError("state must be a State", given=type(self.state).__name__)
+        if self.transform is None:
+            raise InvalidError("a pipeline with state needs a transform", pipeline=self.name)
+        if self.rows == "filter":
+            raise InvalidError('rows="filter" does not fit state: a stateful transform changes the number of rows')
+        mode = self.state.output_mode
+        appending = sorted(name for name, sink in self.sinks.items() if not getattr(sink, "merges", False))
+        if mode == "complete" and appending:
+            what = (
+                'output_mode="complete" returns the whole result in every batch, and these sinks would append it again'
+            )
+            raise InvalidError(
+                what, sinks=appending, accepted='sinks with mode="upsert", or output_mode="update" or "append"'
+            )
 
     def _check_replaced_rows(self) -> None:
         """Refuse two sinks that would replace each other's rows: both find them by the same version column."""
@@ -165,12 +188,13 @@ class Pipeline:
         return tuple(name for name, sink in sorted(self.sinks.items()) if sink.publishes)
 
     def immutable_config(self) -> Json:
-        """The immutable fields, which must not change under one log: the source's identity, the datasets and the dedup keys."""
+        """The immutable fields, which must not change under one log: the source's identity, the datasets, the dedup keys and the output mode."""
         kept = {
             "source": self.source.immutable_config(),
             "sinks": {name: sink.immutable_config() for name, sink in self.sinks.items()},
         }
-        return kept if self.dedup is None else {**kept, "dedup": list(self.dedup.keys)}
+        kept = kept if self.dedup is None else {**kept, "dedup": list(self.dedup.keys)}
+        return kept if self.state is None else {**kept, "state": {"output_mode": self.state.output_mode}}
 
     def to_json(self) -> Json:
         """The spec as JSON; the same structure as the TOML form, with ``immutable_config`` added."""
@@ -185,6 +209,7 @@ class Pipeline:
             "source": _arguments("sources", self.source),
             "sinks": {name: _arguments("sinks", sink) for name, sink in self.sinks.items()},
             **({} if self.dedup is None else {"dedup": plain(self.dedup)}),
+            **({} if self.state is None else {"state": plain(self.state)}),
             "limits": plain(self.limits),
             "on_data_loss": self.on_data_loss,
             "require": self.require,
@@ -268,6 +293,8 @@ def from_json(spec: Mapping[str, Any], *, where: str = "the spec") -> Pipeline:
     given["sinks"] = {name: _build("sinks", sink, f"{where} [sinks.{name}]") for name, sink in sinks.items()}
     if "dedup" in given:
         given["dedup"] = _call(Dedup, given["dedup"], f"{where} [dedup]")
+    if "state" in given:
+        given["state"] = _call(State, given["state"], f"{where} [state]")
     if "limits" in given:
         given["limits"] = _call(Limits, given["limits"], f"{where} [limits]")
     given["transform"] = given.get("transform") or None

@@ -197,6 +197,8 @@ class SparkEngine:
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
         """Stage one attempt in a clone of the session."""
+        if job.operators is not None:
+            versions.check_state(remote=self._remote is not None)
         needed = packages.needed(job.source, job.sinks, job.dedup, log.store.url)
         user_session = self.session(needed)
         from airflow_provider_streamsem.spark import shipping, staging

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pyspark import StorageLevel
 from pyspark.errors import AnalysisException
@@ -23,6 +23,7 @@ from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.contract import Counted, Loaded
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.parsing.sql_text import quoted
+from airflow_provider_streamsem.dedup import STATE
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol import keys
@@ -30,6 +31,11 @@ from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Json, Quarantine
 from airflow_provider_streamsem.spark import causes, schema
 from airflow_provider_streamsem.spark.dedup import Deduplication
+from airflow_provider_streamsem.state import State, operator_state, with_operator_state
+from airflow_provider_streamsem.stores.contract import split_url
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.spark.stateful import MicroBatch
 
 logger = telemetry.log_of(__name__)
 
@@ -92,7 +98,9 @@ class Staging:
     _kept: list[DataFrame] = field(default_factory=list)
     _accepted: dict[str, frozenset[str] | None] = field(default_factory=dict)
     _schemas: dict[str, str] = field(default_factory=dict)
+    _late: int = 0
     _seen: Deduplication | None = None
+    _micro_batch: MicroBatch | None = None
 
     def run(self) -> Produced:
         """Stage every sink. The counts are those of the rows that were really read and written."""
@@ -100,6 +108,11 @@ class Staging:
         watched = Observation()
         marked = self._marked(loaded)
         asked = self._asked(loaded, marked)
+        if self.job.operators is not None:
+            self._micro_batch = self._stateful(self.job.operators)
+            marked = self._keep(
+                marked
+            )  # an observation does not reach into a streaming plan, so the records are counted from the cache
         records = self.inspect.observe(marked, watched, *asked)
         if self.job.dedup is not None:
             self._seen = Deduplication(
@@ -115,12 +128,14 @@ class Staging:
             )
             handed = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
             state = self._remember()
+            counted = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
+            if counted is None:
+                counted = self._count(marked, asked)
         finally:
+            if self._micro_batch is not None:
+                self._micro_batch.close()
             for frame in self._kept:
                 frame.unpersist()
-        counted = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
-        if counted is None:
-            counted = self._count(marked, asked)
         if isinstance(loaded, Counted):
             loaded.check_read(counted["read"])
         with telemetry.phase("collect"):
@@ -137,6 +152,7 @@ class Staging:
         }
         counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
         counts |= {} if self._seen is None else self._seen.counts
+        counts |= {} if self._micro_batch is None else {"late": self._late}
         return Produced(
             sinks=sinks,
             schemas=self._schemas,
@@ -147,10 +163,24 @@ class Staging:
         )
 
     def _remember(self) -> Json:
-        """Write the ids that passed. Returns the deduplication state after the batch."""
-        if self._seen is None:
-            return self.job.state
-        return self._seen.write_state(self.job.plan.version, self.job.attempt_id)
+        """Write the ids that passed, and read the ids of the operators' state. Returns the state after the batch."""
+        state = self.job.state
+        if self._seen is not None:
+            state = self._seen.write_state(self.job.plan.version, self.job.attempt_id)
+        if self._micro_batch is None:
+            return state
+        after, self._late = self._micro_batch.after()
+        return with_operator_state(state, after)
+
+    def _stateful(self, state: State) -> MicroBatch:
+        from airflow_provider_streamsem.spark.stateful import MicroBatch
+
+        scheme, path = split_url(self.log.store.url)
+        root = f"s3a://{path}" if scheme == "s3" else f"file:{path}"
+        return MicroBatch(
+            session=self.session, state=state, location=f"{root}/{STATE}/operators", base=operator_state(self.job.state),
+            attempt_id=self.job.attempt_id, now_ms=self.job.dedup_at_ms,
+        )  # fmt: skip
 
     def _asked(self, loaded: Loaded, marked: DataFrame) -> list[Column]:
         """
@@ -200,6 +230,13 @@ class Staging:
     def _outputs(self, good: DataFrame) -> dict[str, DataFrame]:
         """Evaluate the transform, and return its DataFrame for each sink. A DataFrame that several sinks share is persisted, so that it is evaluated once."""
         names = list(self.job.sinks)
+        if self._micro_batch is not None:
+            result = self.job.transform(self._micro_batch.streaming(good))
+            if not isinstance(result, DataFrame):
+                what = "the transform of a pipeline with state must return one DataFrame; nothing became visible"
+                raise DataError(what, transform=self.job.transform_name, returned=type(result).__name__)
+            rows = self._micro_batch.result(result)
+            return dict.fromkeys(names, self._keep(rows) if len(names) > 1 else rows)
         result = self.job.transform(self._keep(good) if len(names) > 1 else good)
         if isinstance(result, DataFrame):
             shared = self._keep(result) if len(names) > 1 else result

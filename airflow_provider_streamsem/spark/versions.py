@@ -21,6 +21,25 @@ def installed() -> dict[str, str]:
     return found
 
 
+KEEPS_STATE = ("4.1", "4.2")
+"""The minor versions of Spark on which pipelines with state were tested. 4.0 lacks the state checkpoint format that names each state by unique ids."""
+
+
+def check_state(*, remote: bool) -> None:
+    """
+    Refuse Spark Connect, and versions of Spark on which state was not tested.
+
+    :raises InvalidError: names what is supported
+    """
+    version = installed().get("pyspark", "")
+    if remote or not version.startswith(tuple(f"{minor}." for minor in KEEPS_STATE)):
+        raise InvalidError(
+            "a pipeline with state does not run on this Spark; nothing was staged",
+            given="Spark Connect" if remote else f"Spark {version}",
+            accepted=f"classic Spark {' or '.join(KEEPS_STATE)}; Dedup works on every Spark",
+        )
+
+
 def check() -> None:
     """
     Refuse two versions of Spark in one environment. Both distributions install the package ``pyspark``, so each overwrites files of the other.

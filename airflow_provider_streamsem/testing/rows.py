@@ -243,7 +243,8 @@ def _refuse_what_needs_spark(job: Job) -> None:
     sinks |= {
         f"partitions of sink {name}": "yes" for name, sink in job.sinks.items() if getattr(sink, "partition_by", ())
     }
-    asked = {"where": job.where} if job.where is not None else {}
+    asked: dict[str, object] = {"where": job.where} if job.where is not None else {}
+    asked |= {} if job.operators is None else {"state": job.operators.output_mode}
     if asked or sinks:
         raise InvalidError(
             "an engine without Spark cannot run this pipeline", given={**asked, **sinks}, accepted="spark="

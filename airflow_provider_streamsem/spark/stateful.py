@@ -1,0 +1,256 @@
+"""
+Runs the transform of one attempt as one micro-batch of Structured Streaming, over the records of the plan and on the state that an outcome names.
+
+Spark's ``IncrementalExecution`` plans a micro-batch. Here it gets the batch's records as a streaming relation. It gets the base state, the watermark and the
+number of the batch from the log instead of from a checkpoint directory. Spark's RocksDB store with state checkpoint format 2 writes each state under a unique
+id, and loads the state that the base's ids name. Each attempt has a new run id, so it never uses a store that another attempt has loaded.
+
+Imports pyspark, and uses non-public names of classic PySpark 4.1 and newer. ``streamsem doctor-spark`` checks them.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
+from airflow_provider_streamsem.state import Operator, OperatorState, State, check_same_operators
+
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+SETTINGS = {
+    "spark.sql.adaptive.enabled": "false",  # as in Spark's own micro-batches: the number of state partitions must not change
+    "spark.sql.cbo.enabled": "false",
+    "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+    # A commit uploads a snapshot, which shares files with earlier ones. With change logs, a new process would replay all of them.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false",
+    # Spark deletes state files by batch number, which is wrong where two attempts of one batch exist.
+    "spark.sql.streaming.minBatchesToRetain": "2000000000",
+    "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
+}
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """
+    One micro-batch of one attempt. An instance is used once.
+
+    :param session: the attempt's clone of the session
+    :param location: directory of the log's state files, in Spark's form
+    :param base: the state on which the batch builds; ``None`` for the first batch
+    :param attempt_id: names the root of a new state
+    :param now_ms: processing time of the batch in milliseconds: when it was planned
+    """
+
+    session: SparkSession
+    state: State
+    location: str
+    base: OperatorState | None
+    attempt_id: str
+    now_ms: int
+    _executions: list[Any] = field(default_factory=list)
+    _partitions: int = 0
+
+    def streaming(self, records: DataFrame) -> DataFrame:
+        """Return the records as a streaming DataFrame."""
+        self._configure()
+        inner: Any = records
+        rows = inner._jdf.queryExecution().toRdd()
+        return DataFrame(self._jsession.internalCreateDataFrame(rows, inner._jdf.schema(), True), self.session)
+
+    def result(self, streaming: DataFrame) -> DataFrame:
+        """
+        Plan the micro-batch.
+
+        :returns: the rows of its result, to be read exactly once: each read writes the state
+        :raises DataError: Structured Streaming does not support the transform in the output mode; contains Spark's reason
+        """
+        from pyspark.errors import AnalysisException
+
+        inner: Any = streaming
+        logical = inner._jdf.queryExecution().analyzed()
+        if not logical.isStreaming():
+            raise InvalidError(
+                "the transform of a pipeline with state must return a DataFrame that is derived from the streaming DataFrame it gets",
+                accepted="df.groupBy(...).count(), for example; no collect(), createDataFrame() or cache()",
+            )
+        self._mark_batch(logical)
+        try:
+            execution = self._execution(logical)
+            execution.executedPlan()
+        except AnalysisException as error:
+            what = "Structured Streaming does not support this transform in this output mode; nothing became visible"
+            raise DataError(what, output_mode=self.state.output_mode, reason=_first_line(str(error))) from None
+        self._executions.append(execution)
+        rows, schema = execution.toRdd(), execution.analyzed().schema()
+        return DataFrame(self._jsession.internalCreateDataFrame(rows, schema, False), self.session)
+
+    def after(self) -> tuple[OperatorState, int]:
+        """
+        Return the state after the batch, and the number of late rows that Spark dropped. Called after the result was written.
+
+        :raises StageError: a task ran twice, so that it is unknown which state belongs to the rows; a new attempt may succeed
+        """
+        (execution,) = self._executions
+        operators: dict[int, Operator] = {}
+        watermarks: list[int | None] = []
+        before = () if self.base is None else self.base.watermarks
+        late = 0
+        for node in _nodes(execution.executedPlan()):
+            if self._is_a(node, f"{_STREAMING}.operators.stateful.StateStoreWriter"):
+                number = node.stateInfo().get().operatorId()
+                operators[number] = Operator(name=node.shortName(), ids=self._ids(node, number))
+                late += json.loads(node.getProgress().json())["numRowsDroppedByWatermark"]
+            elif self._is_a(node, f"{_STREAMING}.operators.stateful.EventTimeWatermarkExec"):
+                known = before[len(watermarks)] if len(watermarks) < len(before) else None
+                seen = node.eventTimeStats().value()
+                watermarks.append(known if seen.count() == 0 else max(seen.max() - node.delayMs(), known or 0))
+        chosen = min((mark or 0 for mark in watermarks), default=0)
+        watermark_ms = 0 if self.base is None else self.base.next_watermark_ms
+        after = OperatorState(
+            root=self._root,
+            batches=self._number + 1,
+            partitions=self._partitions,
+            operators=tuple(operators[id] for id in sorted(operators)),
+            watermark_ms=watermark_ms,
+            next_watermark_ms=max(chosen, watermark_ms),
+            watermarks=tuple(watermarks),
+        )
+        check_same_operators(self.base, after)
+        return after, late
+
+    def close(self) -> None:
+        """Unload the stores of this attempt from the executors. Best effort: correctness does not depend on it."""
+        with suppress(Exception):
+            manager = self._jsession.sessionState().streamingQueryManager()
+            for execution in self._executions:
+                manager.stateStoreCoordinator().deactivateInstances(execution.runId())
+
+    @property
+    def _root(self) -> str:
+        return self.attempt_id if self.base is None else self.base.root
+
+    @property
+    def _number(self) -> int:
+        return 0 if self.base is None else self.base.batches
+
+    @property
+    def _jsession(self) -> Any:
+        inner: Any = self.session
+        return inner._jsparkSession
+
+    def _jvm(self, name: str) -> Any:
+        inner: Any = self.session
+        return getattr(inner._jvm, name)
+
+    def _is_a(self, node: Any, name: str) -> bool:
+        loader = self._jvm("java.lang.Thread").currentThread().getContextClassLoader()
+        return bool(loader.loadClass(name).isInstance(node))
+
+    def _configure(self) -> None:
+        """Apply the settings of a micro-batch to the attempt's session."""
+        wanted = int(self.session.conf.get("spark.sql.shuffle.partitions") or 200)
+        self._partitions = self.state.partitions or wanted if self.base is None else self.base.partitions
+        if self.base is not None and self.state.partitions not in (None, self.base.partitions):
+            raise InvalidError(
+                "the number of state partitions never changes",
+                recorded=self.base.partitions,
+                given=self.state.partitions,
+            )
+        partitions = str(self._partitions)
+        settings = {
+            **SETTINGS,
+            "spark.sql.shuffle.partitions": partitions,
+            "spark.sql.streaming.internal.stateStore.partitions": partitions,
+        }
+        for name, value in settings.items():
+            self.session.conf.set(name, value)
+
+    def _execution(self, logical: Any) -> Any:
+        """Build Spark's ``IncrementalExecution`` on the base state."""
+        modes = self._jvm("org.apache.spark.sql.streaming.OutputMode")
+        mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[self.state.output_mode]()
+        checker = self._jvm("org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker")
+        checker.checkForStreaming(logical, mode)
+        conf = self._jsession.conf()
+        metadata = self._jvm(f"{_STREAMING}.checkpointing.OffsetSeqMetadata")
+        base = self.base
+        now = metadata.apply(0 if base is None else base.next_watermark_ms, self.now_ms, conf)
+        before = None if base is None else metadata.apply(base.watermark_ms, 0, conf)
+        run_id = self._jvm("java.util.UUID").fromString(str(uuid.uuid4()))  # noqa: TID251  no id of the log: it names nothing that is stored
+        empty = self._jvm("scala.collection.mutable.HashMap")
+        execution = self._jvm(f"{_STREAMING}.runtime.IncrementalExecution")
+        given = [
+            self._jsession, logical, mode, f"{self.location}/{self._root}/state", run_id, run_id, self._number,
+            self._jvm("scala.Option").apply(before), now,
+            self._jvm(f"{_STREAMING}.runtime.WatermarkPropagator").apply(self._jsession.sessionState().conf()),
+            True, self._base_ids(), empty(), self._jvm("org.apache.spark.sql.execution.CommandExecutionMode").ALL(), False,
+        ]  # fmt: skip
+        return execution(*given)
+
+    def _base_ids(self) -> Any:
+        """The ids of the base as Spark's map: operator id → ids of each partition."""
+        found = self._jvm("scala.collection.mutable.HashMap")()
+        inner: Any = self.session
+        text = self._jvm("java.lang.String")
+        for number, operator in enumerate(() if self.base is None else self.base.operators):
+            ids = inner._sc._gateway.new_array(text, len(operator.ids), len(operator.ids[0]))
+            for partition, stores in enumerate(operator.ids):
+                for store, id in enumerate(stores):
+                    ids[partition][store] = id
+            found.put(number, ids)
+        return found
+
+    def _ids(self, node: Any, number: int) -> tuple[tuple[str, ...], ...]:
+        """The unique ids that the batch's tasks reported for one operator, one for each partition. Each task must have built on the base's ids."""
+        # Spark's getStateStoreCheckpointInfo keeps one report for each partition, so it hides that a task ran twice.
+        reports = node.checkpointInfoAccumulator().value()
+        infos = [reports.get(index) for index in range(reports.size())]
+        ids = {info.partitionId(): _texts(info.stateStoreCkptId()) for info in infos}
+        is_complete = len(infos) == len(ids) and sorted(ids) == list(range(self._partitions))
+        is_next = all(info.batchVersion() == self._number + 1 for info in infos)
+        base = () if self.base is None or number >= len(self.base.operators) else self.base.operators[number].ids
+        builds_on_base = all(_texts(info.baseStateStoreCkptId()) == base[info.partitionId()] for info in infos if base)
+        if not (is_complete and is_next and builds_on_base):
+            raise StageError(
+                "tasks of a stateful operator ran more than once, for example because an executor was lost; nothing became visible",
+                operator=node.shortName(),
+                partitions=self._partitions,
+                reported=len(infos),
+            )
+        return tuple(ids[partition] for partition in range(self._partitions))
+
+    def _mark_batch(self, logical: Any) -> None:
+        """Create an empty file with the name of the batch's offsets beside the state: the planning of ``transformWithState`` looks for it."""
+        if not any("TransformWithState" in node.nodeName() for node in _nodes(logical)):
+            return
+        path = self._jvm("org.apache.hadoop.fs.Path")(f"{self.location}/{self._root}/offsets/{self._number}")
+        path.getFileSystem(self._jsession.sessionState().newHadoopConf()).create(path, True).close()
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    """Yield the nodes of a plan, parents before children."""
+    pending = [plan]
+    while pending:
+        node = pending.pop()
+        yield node
+        children = node.children()
+        pending += [children.apply(index) for index in range(children.length())]
+
+
+def _texts(option: Any) -> tuple[str, ...]:
+    """Return the texts of Spark's optional array; empty if there is none."""
+    if option.isEmpty():
+        return ()
+    array = option.get()
+    return tuple(array[index] for index in range(len(array)))
+
+
+def _first_line(text: str) -> str:
+    return text.split("\n", 1)[0]

@@ -1,0 +1,307 @@
+"""State is part of the commit: crashes, concurrent attempts, aborts and reprocessing leave the answer of a run without faults."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from airflow_provider_streamsem import (
+    Dedup,
+    FilesSink,
+    FilesSource,
+    State,
+    read_committed,
+    reprocess,
+    run_batch,
+    verify,
+)
+from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StreamsemError
+from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.opening import open_pipeline
+from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.stateful import MicroBatch
+from tests.state.test_operators import arrive, keyed, outcome, pipeline, windowed
+
+pytestmark = pytest.mark.spark
+
+
+def counts(spark: SparkSession, root: Path) -> dict[str, int]:
+    """key → the newest count that the output holds."""
+    newest: dict[str, int] = {}
+    for row in read_committed(spark, str(root / "log")).collect():
+        newest[row["k"]] = max(row["n"], newest.get(row["k"], 0))
+    return newest
+
+
+class Crash(Exception):
+    """The process died."""
+
+
+def dies_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, before: bool = False) -> None:
+    """Let the next call of a method end in a crash, after or before it did its work."""
+    real = getattr(owner, name)
+    left = [True]
+
+    def step(*given: Any, **named: Any) -> Any:
+        if not left:
+            return real(*given, **named)
+        left.clear()
+        if before:
+            raise Crash
+        real(*given, **named)
+        raise Crash
+
+    monkeypatch.setattr(owner, name, step)
+
+
+@pytest.mark.parametrize(
+    ("step", "before"),
+    [("result", True), ("result", False), ("after", True), ("after", False)],
+    ids=["before the plan", "before the rows", "before the ids are read", "before the manifest"],
+)
+def test_crash_at_any_step_of_an_attempt_counts_nothing_twice(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, before: bool
+) -> None:
+    arrive(tmp_path, 0, [(1, "a"), (2, "b")])
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
+    arrive(tmp_path, 1, [(3, "a"), (4, "a")])
+    dies_after(monkeypatch, MicroBatch, step, before=before)
+    with pytest.raises(StreamsemError):
+        run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
+    assert counts(spark, tmp_path) == {"a": 3, "b": 1}
+    arrive(tmp_path, 2, [(5, "b")])
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="third")
+    assert counts(spark, tmp_path) == {"a": 3, "b": 2}
+    assert verify(str(tmp_path / "log")).findings == []
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_attempt_of_another_process_at_once_changes_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """The first attempt stages its rows, and before its commit another process stages and commits the same version, and the next one."""
+    for number in range(version + 1):
+        arrive(tmp_path, number, [(1, "a"), (2, "b")])
+        if number < version:
+            run_batch(pipeline(tmp_path, keyed, "update"), run_key=f"run {number}")
+    real, entered = MicroBatch.after, []
+
+    def after(self: MicroBatch) -> Any:
+        if not entered:
+            entered.append(self)
+            run_batch(pipeline(tmp_path, keyed, "update"), run_key="same")
+            arrive(tmp_path, 9, [(3, "a")])
+            run_batch(pipeline(tmp_path, keyed, "update"), run_key="next")
+        return real(self)
+
+    monkeypatch.setattr(MicroBatch, "after", after)
+    result = run_batch(pipeline(tmp_path, keyed, "update"), run_key="same")
+    assert (result.version, result.status) == (version, "committed")
+    assert counts(spark, tmp_path) == {"a": version + 2, "b": version + 1}
+    arrive(tmp_path, 10, [(4, "b")])
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="last")
+    assert counts(spark, tmp_path) == {"a": version + 2, "b": version + 2}
+
+
+def test_aborted_version_leaves_the_state_as_it_was(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrive(tmp_path, 0, [(1, "a")])
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
+    arrive(tmp_path, 1, [(2, "a")])
+    dies_after(monkeypatch, MicroBatch, "after")
+    with pytest.raises(StreamsemError):
+        run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
+    opened = open_pipeline(pipeline(tmp_path, keyed, "update"), open_commit_log(str(tmp_path / "log")))
+    maintenance.abort(opened.log, opened.record, 1, reason="poison")
+    assert outcome(tmp_path, 1).state == outcome(tmp_path, 0).state
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="third")
+    assert counts(spark, tmp_path) == {"a": 2}
+
+
+def test_reprocessing_gives_the_rows_of_its_version_and_keeps_the_newest_state(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for number, events in enumerate([[(1, "a")], [(2, "a"), (2, "b")], [(3, "a")]]):
+        arrive(tmp_path, number, events)
+        run_batch(pipeline(tmp_path, keyed, "update"), run_key=f"run {number}")
+    before = outcome(tmp_path, 2).state
+    reprocess(pipeline(tmp_path, lambda events: keyed(events).withColumn("n", F.col("n") * 10), "update"), 1)
+    assert outcome(tmp_path, 3).state == before
+    rows = sorted((row["k"], row["n"]) for row in read_committed(spark, str(tmp_path / "log")).collect())
+    assert rows == [("a", 1), ("a", 3), ("a", 20), ("b", 10)]
+    arrive(tmp_path, 3, [(4, "a")])
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="last")
+    assert ("a", 4) in {(row["k"], row["n"]) for row in read_committed(spark, str(tmp_path / "log")).collect()}
+
+
+def test_dedup_and_state_are_committed_together(spark: SparkSession, tmp_path: Path) -> None:
+    source = FilesSource(path=str(tmp_path / "in"), format="json", schema="t timestamp, k string, id string")
+    given = pipeline(tmp_path, keyed, "update", dedup=Dedup(keys=["id"], ttl_s=3600), source=source)
+    for number, ids in enumerate((["x", "x"], ["x", "y"])):
+        arrive(tmp_path, number, [(1, "a")] * len(ids))
+        file = tmp_path / "in" / f"{number}.json"
+        lines = [{**json.loads(line), "id": id} for line, id in zip(file.read_text().splitlines(), ids, strict=True)]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        run_batch(given, run_key=f"run {number}")
+    assert counts(spark, tmp_path) == {"a": 2}
+    assert set(outcome(tmp_path, 1).state) == {"dedup", "spark"}
+    reprocess(given, 0)
+    assert set(outcome(tmp_path, 2).state) == {"dedup", "spark"}
+
+
+def test_several_sinks_get_the_rows_of_one_execution(spark: SparkSession, tmp_path: Path) -> None:
+    sinks = {name: FilesSink(path=str(tmp_path / name)) for name in ("one", "two")}
+    for number, events in enumerate([[(1, "a")], [(2, "a"), (2, "b")]]):
+        arrive(tmp_path, number, events)
+        run_batch(pipeline(tmp_path, keyed, "update", sinks=sinks), run_key=f"run {number}")
+    for name in sinks:
+        rows = read_committed(spark, str(tmp_path / "log"), sink=name).collect()
+        assert Counter((row["k"], row["n"]) for row in rows) == Counter([("a", 1), ("a", 2), ("b", 1)])
+
+
+def test_watermark_and_late_rows_are_recorded(tmp_path: Path) -> None:
+    for number, events in enumerate([[(30, "a")], [(50, "a")], [(1, "a"), (51, "a")]]):
+        arrive(tmp_path, number, events)
+        run_batch(pipeline(tmp_path, windowed, "append"), run_key=f"run {number}")
+    minutes = [(outcome(tmp_path, version).watermark_ms or 0) // 60_000 % 1440 for version in range(3)]
+    assert minutes == [25, 45, 46]
+    assert [outcome(tmp_path, version).counts["late"] for version in range(3)] == [0, 0, 1]
+
+
+class Counting(StatefulProcessor):
+    """Counts the records of a key, and emits the count when a timer of the batch's processing time fires."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        n = (self.count.get()[0] if self.count.exists() else 0) + sum(len(part) for part in rows)
+        self.count.update((n,))
+        yield pd.DataFrame({"k": [key[0]], "n": [n]})
+
+    def close(self) -> None:
+        pass
+
+
+def processed(events: DataFrame) -> DataFrame:
+    return events.groupBy("k").transformWithStateInPandas(
+        statefulProcessor=Counting(), outputStructType="k string, n long", outputMode="Update", timeMode="None"
+    )
+
+
+def test_stateful_processor_keeps_its_state(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = pipeline(tmp_path, processed, "update")
+    for number, events in enumerate([[(1, "a"), (2, "b")], [(3, "a")], [(4, "a"), (5, "b")]]):
+        arrive(tmp_path, number, events)
+        if number == 1:
+            with monkeypatch.context() as patched:
+                dies_after(patched, MicroBatch, "after")
+                with pytest.raises(StreamsemError):
+                    run_batch(given, run_key=f"run {number}")
+        run_batch(given, run_key=f"run {number}")
+    assert counts(spark, tmp_path) == {"a": 3, "b": 2}
+
+
+# --- what cannot be continued
+
+
+def test_records_read_twice_are_refused(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read of the result writes the state again, as a task that runs again does."""
+    arrive(tmp_path, 0, [(1, "a")])
+    real = MicroBatch.result
+
+    def twice(self: MicroBatch, streaming: DataFrame) -> DataFrame:
+        rows = real(self, streaming)
+        rows.count()
+        return rows
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MicroBatch, "result", twice)
+        with pytest.raises(StageError, match="ran more than once"):
+            run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
+    assert counts(spark, tmp_path) == {"a": 1}
+
+
+def test_other_operators_are_refused_by_name(tmp_path: Path) -> None:
+    arrive(tmp_path, 0, [(1, "a")])
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
+    arrive(tmp_path, 1, [(2, "a")])
+    with pytest.raises(StreamsemError, match="operator"):
+        run_batch(
+            pipeline(tmp_path, lambda e: e.dropDuplicates(["k"]).selectExpr("t AS at", "k", "1L AS n"), "update"),
+            run_key="second",
+        )
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
+
+
+def test_other_mode_or_number_of_partitions_is_refused(tmp_path: Path) -> None:
+    arrive(tmp_path, 0, [(1, "a")])
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
+    arrive(tmp_path, 1, [(2, "a")])
+    with pytest.raises(StreamsemError, match="output_mode"):
+        run_batch(pipeline(tmp_path, windowed, "append"), run_key="second")
+    with pytest.raises(InvalidError, match="partitions never changes"):
+        run_batch(
+            pipeline(tmp_path, keyed, "update", state=State(output_mode="update", partitions=3)), run_key="second"
+        )
+    run_batch(pipeline(tmp_path, keyed, "update", state=State(output_mode="update")), run_key="second")
+
+
+def test_transform_that_streaming_does_not_support_is_refused_with_sparks_reason(tmp_path: Path) -> None:
+    arrive(tmp_path, 0, [(1, "a")])
+    with pytest.raises(DataError, match=r"output_mode='append' reason=.*UNSUPPORTED_OPERATION"):
+        run_batch(pipeline(tmp_path, keyed, "append"), run_key="first")
+    static = "SELECT now() at, 'a' k, 1L n"
+    with pytest.raises(InvalidError, match="streaming DataFrame"):
+        run_batch(pipeline(tmp_path, lambda events: events.sparkSession.sql(static), "append"), run_key="first")
+
+
+@pytest.mark.parametrize("harm", ["deleted", "truncated"])
+def test_lost_state_file_stops_the_next_batch(tmp_path: Path, harm: str) -> None:
+    arrive(tmp_path, 0, [(1, "a"), (1, "b"), (1, "c")])
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
+    for file in (tmp_path / "log" / "state").rglob("*.zip"):
+        if harm == "deleted":
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:40])
+    arrive(tmp_path, 1, [(2, "a")])
+    with pytest.raises(StreamsemError):
+        run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
+    assert verify(str(tmp_path / "log"), files=False).versions == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rows": "filter"}, "rows"),
+        ({"transform": None}, "needs a transform"),
+        ({"state": State(output_mode="complete")}, "append it again"),
+        ({"state": "update"}, "must be a State"),
+    ],
+)
+def test_pipeline_that_cannot_keep_state_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidError, match=reason):
+        pipeline(tmp_path, keyed, "update").replace(**changes)
+
+
+def test_spark_connect_is_refused(tmp_path: Path) -> None:
+    arrive(tmp_path, 0, [(1, "a")])
+    with pytest.raises(InvalidError, match="Spark Connect"):
+        run_batch(pipeline(tmp_path, keyed, "update"), run_key="first", engine=SparkEngine(remote="sc://localhost:1"))
