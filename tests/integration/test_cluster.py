@@ -26,10 +26,10 @@ pytestmark = pytest.mark.integration
 
 PROGRAM = """
 import json, os, sys
-from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, run_batch
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, State, run_batch
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.spark.engine import engine_of
-from jobs import transform
+from jobs import counted, transform
 
 engine = engine_of(connection("spark_under_test"), json.loads(os.environ["CONF"]))
 for line in sys.stdin:
@@ -40,8 +40,10 @@ for line in sys.stdin:
         name="p", log=f"{location}/log", source=FilesSource(path=f"{location}/in", format="json", schema="id long, day string"),
         sinks={"out": FilesSink(path=asked["out"], partition_by=["day"])}, transform=transform, limits=Limits(max_files=4),
     )
+    if os.environ["STATE"]:
+        pipeline = pipeline.replace(transform=counted, state=State(output_mode="update", partitions=4))
     try:
-        answer = run_batch(pipeline, run_key="run", drain=asked["drain"], engine=engine).to_json()
+        answer = run_batch(pipeline, run_key=os.environ["RUN"], drain=asked["drain"], engine=engine).to_json()
     except Exception as error:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)
@@ -73,6 +75,10 @@ def transform(frame):
         anywhere = F.udf(lambda _: random.SystemRandom().randrange(1000), "int").asNondeterministic()
         frame = frame.repartition(4, anywhere("id"))
     return frame.withColumn("twice", twice("id"))
+
+def counted(frame):
+    # The slow part is above the state, so that an executor is lost while its tasks write the state.
+    return transform(frame.groupBy("id", "day").count())
 """
 
 
@@ -92,7 +98,16 @@ class Driver:
 
     def begin(self, location: Location, *, drain: bool = False, **environment: str) -> None:
         """Start a batch."""
-        asked = {"SLOW": "0", "FAILS": "", "SHUFFLE": "", "TASKS": "", "RUNNING": str(location.running), **environment}
+        asked = {
+            "SLOW": "0",
+            "FAILS": "",
+            "SHUFFLE": "",
+            "STATE": "",
+            "RUN": "run",
+            "TASKS": "",
+            "RUNNING": str(location.running),
+            **environment,
+        }
         process = self._process = self._process or self._started()
         assert process.stdin is not None
         line = json.dumps({"location": str(location.root), "out": location.out, "drain": drain, "environment": asked})
@@ -229,6 +244,31 @@ def test_executor_killed_while_it_writes_costs_a_task_and_no_row(
     executor.kill()
     assert driver.answer()["counts"]["read"] == 240
     location.check(240)
+
+
+@pytest.mark.parametrize("location", ["disk"], indirect=True)
+def test_executor_killed_while_it_writes_state_counts_each_record_once(
+    driver: Driver, location: Location, cluster: Cluster
+) -> None:
+    location.put(4, 60)
+    assert driver.run(location, drain=True, STATE="yes")["counts"]["read"] == 240
+    for path in [*(location.root / "in").iterdir()]:
+        (location.root / "in" / f"again-{path.name}").write_text(path.read_text())
+    location.running.unlink()
+    driver.begin(location, drain=True, STATE="yes", RUN="again", SLOW="0.05")
+    executor = location.wait_until_it_is_written()
+    assert executor in cluster.executors()
+    executor.kill()
+    answer = driver.answer()
+    if "error" in answer:
+        assert "nothing became visible" in answer["error"]
+        driver.run(location, drain=True, STATE="yes", RUN="again")
+    files = [file.path for file in open_log(str(location.root / "log")).files()]
+    found = duckdb.sql(
+        f"select count, count(*), count(distinct id) from read_parquet({files}) group by 1 order by 1"
+    ).fetchall()
+    assert found == [(1, 240, 240), (2, 240, 240)]
+    assert verify(str(location.root / "log")).findings == []
 
 
 def test_task_that_fails_once_is_retried_by_spark_and_duplicates_nothing(driver: Driver, location: Location) -> None:

@@ -17,6 +17,7 @@ from airflow_provider_streamsem import (
     FilesSink,
     FilesSource,
     Pipeline,
+    State,
     open_log,
     read_committed,
     reprocess,
@@ -25,8 +26,9 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.errors import ConflictError
+from airflow_provider_streamsem.errors import ConflictError, StageError
 from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.stores.dataset import open_dataset
 from tests.integration.parts.s3 import S3Server, downloaded
 
@@ -72,6 +74,29 @@ def pipeline(lake: str, arrivals: Path, **changes: Any) -> Pipeline:
         sinks={"out": FilesSink(path=f"{lake}/out", **sink)},
     )  # fmt: skip
     return spec.replace(**changes)
+
+
+def test_state_on_s3_survives_a_crash_and_restarts(
+    spark: SparkSession, lake: str, arrivals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counted(events: DataFrame) -> DataFrame:
+        return events.groupBy("s").count()
+
+    given = pipeline(lake, arrivals, transform=counted, state=State(output_mode="update", partitions=2))
+    for number in range(4):
+        put(arrivals, f"{number}.json", [{"id": number, "s": "ab"[n % 2]} for n in range(number + 2)])
+        if number == 2:
+            with monkeypatch.context() as patched:
+                patched.setattr(MicroBatch, "after", lambda self: 1 / 0)
+                with pytest.raises(StageError):
+                    run_batch(given, run_key="run 2")
+        run_batch(given, run_key=f"run {number}")
+    newest: dict[str, int] = {}
+    for row in read_committed(spark, given.log).collect():
+        newest[row["s"]] = max(row["count"], newest.get(row["s"], 0))
+    assert newest == {"a": 8, "b": 6}
+    assert any("/state/operators/" in key for key in keys(f"{lake}/log"))
+    assert verify(given.log).findings == []
 
 
 def put(arrivals: Path, name: str, rows: list[dict[str, Any]]) -> None:
