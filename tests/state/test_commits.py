@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -305,3 +306,28 @@ def test_spark_connect_is_refused(tmp_path: Path) -> None:
     arrive(tmp_path, 0, [(1, "a")])
     with pytest.raises(InvalidError, match="Spark Connect"):
         run_batch(pipeline(tmp_path, keyed, "update"), run_key="first", engine=SparkEngine(remote="sc://localhost:1"))
+
+
+# --- any cut of the input into batches
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_cut_into_batches_gives_the_answer_of_one_pass(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Batches of random sizes, with a crash in some of them. The events of each key are counted by an independent loop."""
+    chance = random.Random(seed)
+    events = [(chance.randrange(120), chance.choice("abc")) for _ in range(60)]
+    left, number = [*events], 0
+    while left:
+        size = chance.randrange(1, 40)
+        arrive(tmp_path, number, left[:size])
+        if chance.random() < 0.4:
+            with monkeypatch.context() as patched:
+                dies_after(patched, MicroBatch, chance.choice(["result", "after"]), before=chance.random() < 0.5)
+                with pytest.raises(StreamsemError):
+                    run_batch(pipeline(tmp_path, keyed, "update"), run_key=f"run {number}")
+        run_batch(pipeline(tmp_path, keyed, "update"), run_key=f"run {number}")
+        left, number = left[size:], number + 1
+    assert counts(spark, tmp_path) == Counter(key for _, key in events)
+    assert verify(str(tmp_path / "log")).findings == []
