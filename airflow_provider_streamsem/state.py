@@ -15,8 +15,11 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.protocol.codec import build, plain
 from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.stores.contract import Store
 
 OUTPUT_MODES = ("append", "update", "complete")
+LOCATION = "state/operators"
+"""directory of the operators' state files below the log's root"""
 FIELD = "spark"
 """the field of an outcome's ``state`` that holds :class:`OperatorState`"""
 
@@ -97,6 +100,25 @@ def operator_state(state: Json) -> OperatorState | None:
     if any(not text or set(text) - _PLAIN for text in texts):
         raise LogDamagedError("the state of an outcome names a file outside the log's state", invariant="R6")
     return found
+
+
+def is_complete(store: Store, state: Json) -> bool:
+    """
+    Whether the files of the operators' state exist (W17). Their content is checked by Spark when the next batch loads them.
+
+    :param store: the store of the log
+    :param state: the field ``state`` of a manifest
+    """
+    found = operator_state(state)
+    for number, operator in enumerate(() if found is None else found.operators):
+        assert found is not None
+        for partition, ids in enumerate(operator.ids):
+            # A store with a name has a directory of its own below that of its partition.
+            listed = store.list(f"{LOCATION}/{found.root}/state/{number}/{partition}/")
+            names = {item.key.rpartition("/")[2] for item in listed if item.bytes > 0}
+            if not {f"{found.batches}_{id}.zip" for id in ids} <= names:
+                return False
+    return True
 
 
 def with_operator_state(state: Json, found: OperatorState | None) -> Json:

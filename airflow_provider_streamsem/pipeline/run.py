@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from airflow_provider_streamsem import dedup, registry, telemetry
+from airflow_provider_streamsem import state as operators
 from airflow_provider_streamsem.arguments import flag, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Compacting, Planner, Source
@@ -231,6 +232,7 @@ class Run:
                 set(manifest.sinks) == set(sinks)
                 and all(sinks[name].is_complete(c) for name, c in manifest.sinks.items())
                 and dedup.is_complete(self.opened.pipeline.log, manifest.state)
+                and operators.is_complete(self.opened.log.store, manifest.state)
             ):
                 logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
                 telemetry.emit(telemetry.Adopted, version=manifest.version, attempt_id=manifest.attempt_id)

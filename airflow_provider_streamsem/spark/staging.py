@@ -23,7 +23,6 @@ from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.contract import Counted, Loaded
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.parsing.sql_text import quoted
-from airflow_provider_streamsem.dedup import STATE
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol import keys
@@ -31,7 +30,7 @@ from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Json, Quarantine
 from airflow_provider_streamsem.spark import causes, schema
 from airflow_provider_streamsem.spark.dedup import Deduplication
-from airflow_provider_streamsem.state import State, operator_state, with_operator_state
+from airflow_provider_streamsem.state import LOCATION, State, operator_state, with_operator_state
 from airflow_provider_streamsem.stores.contract import split_url
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ class Staging:
         scheme, path = split_url(self.log.store.url)
         root = f"s3a://{path}" if scheme == "s3" else f"file:{path}"
         return MicroBatch(
-            session=self.session, state=state, location=f"{root}/{STATE}/operators", base=operator_state(self.job.state),
+            session=self.session, state=state, location=f"{root}/{LOCATION}", base=operator_state(self.job.state),
             attempt_id=self.job.attempt_id, now_ms=self.job.dedup_at_ms,
         )  # fmt: skip
 

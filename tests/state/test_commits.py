@@ -25,12 +25,14 @@ from airflow_provider_streamsem import (
     run_batch,
     verify,
 )
-from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StreamsemError
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, StageError, StreamsemError
 from airflow_provider_streamsem.pipeline import maintenance
 from airflow_provider_streamsem.pipeline.opening import open_pipeline
+from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.spark.stateful import MicroBatch
+from airflow_provider_streamsem.state import operator_state
 from tests.state.test_operators import arrive, keyed, outcome, pipeline, windowed
 
 pytestmark = pytest.mark.spark
@@ -170,6 +172,35 @@ def test_several_sinks_get_the_rows_of_one_execution(spark: SparkSession, tmp_pa
     for name in sinks:
         rows = read_committed(spark, str(tmp_path / "log"), sink=name).collect()
         assert Counter((row["k"], row["n"]) for row in rows) == Counter([("a", 1), ("a", 2), ("b", 1)])
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_staged_attempt_is_adopted_only_with_its_state_files(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    arrive(tmp_path, 0, [(1, "a"), (1, "b")])
+    with monkeypatch.context() as patched:
+        dies_after(patched, CommitLog, "decide", before=True)
+        with pytest.raises(Crash):
+            run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
+    (attempt,) = open_log(str(tmp_path / "log")).log.list_keys("attempts/")
+    if lost:
+        next((tmp_path / "log" / "state").rglob("1_*.zip")).unlink()
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
+    assert (outcome(tmp_path, 0).attempt_id == Path(attempt).stem) is not lost
+    arrive(tmp_path, 1, [(2, "a"), (2, "b")])
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
+    assert counts(spark, tmp_path) == {"a": 2, "b": 2}
+
+
+@pytest.mark.parametrize("value", ["../x", "", "a/b"])
+def test_forged_state_names_no_other_files(value: str) -> None:
+    forged = {"root": value, "batches": 1, "partitions": 1, "operators": [{"name": "n", "ids": [["x"]]}]}
+    with pytest.raises(LogDamagedError, match="outside the log's state"):
+        operator_state({"spark": forged})
+    forged = {**forged, "root": "r", "operators": [{"name": "n", "ids": [[value]]}]}
+    with pytest.raises(LogDamagedError, match="outside the log's state"):
+        operator_state({"spark": forged})
 
 
 def test_watermark_and_late_rows_are_recorded(tmp_path: Path) -> None:
