@@ -36,14 +36,18 @@ class State:
     :param output_mode: as in Structured Streaming. ``append``: rows that no later record changes, such as closed windows. ``update``: each row that the batch
         changed. ``complete``: all rows of the result, in every batch
     :param partitions: the number of partitions of the state, 1 or more, which never changes. Absent: ``spark.sql.shuffle.partitions`` of the first batch
+    :param late: what happens to records before the watermark. ``drop``: Spark drops them, and the count ``late`` has their number. ``fail``: the batch fails
+        without retries, and no offset advances
     :raises InvalidError: an argument is not acceptable
     """
 
     output_mode: str
     partitions: int | None = None
+    late: str = "drop"
 
     def __post_init__(self) -> None:
         arguments.choice("state.output_mode", self.output_mode, OUTPUT_MODES)
+        arguments.choice("state.late", self.late, ("drop", "fail"))
         if self.partitions is not None:
             arguments.integer("state.partitions", self.partitions, least=1)
 

@@ -252,6 +252,17 @@ def test_stateful_processor_keeps_its_state(
 # --- what cannot be continued
 
 
+def test_late_records_fail_the_batch_if_they_must_not_be_dropped(tmp_path: Path) -> None:
+    strict = State(output_mode="append", partitions=2, late="fail")
+    for number, events in enumerate([[(30, "a")], [(50, "a")], [(1, "a"), (51, "a")]]):
+        arrive(tmp_path, number, events)
+        if number < 2:
+            run_batch(pipeline(tmp_path, windowed, "append", state=strict), run_key=f"run {number}")
+    with pytest.raises(DataError, match=r"before the watermark.*late=1"):
+        run_batch(pipeline(tmp_path, windowed, "append", state=strict), run_key="run 2")
+    assert run_batch(pipeline(tmp_path, windowed, "append"), run_key="run 2").counts["late"] == 1
+
+
 def test_records_read_twice_are_refused(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each read of the result writes the state again, as a task that runs again does."""
     arrive(tmp_path, 0, [(1, "a")])
