@@ -18,7 +18,7 @@ def text(name: str, value: object, *, pattern: str = r".*\S.*", accepted: str = 
     if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL) or not _is_utf8(value):
         shown = f"…{value[value.rindex('@') :]}" if isinstance(value, str) and "@" in value else value
         raise InvalidError(
-            f"{name} is not acceptable",
+            f"{name} is not valid",
             given=shown if isinstance(value, str) else type(value).__name__,
             accepted=accepted,
         )
@@ -30,9 +30,9 @@ def _is_utf8(value: str) -> bool:
 
 
 def choice(name: str, value: object, accepted: Collection[str]) -> str:
-    """Return one of the accepted words."""
+    """Return ``value`` if it is one of the accepted strings."""
     if not isinstance(value, str) or value not in accepted:
-        raise InvalidError(f"{name} is not one of the accepted words", given=value, accepted=sorted(accepted))
+        raise InvalidError(f"{name} is not one of the accepted values", given=value, accepted=sorted(accepted))
     return value
 
 
@@ -45,7 +45,7 @@ def integer(name: str, value: object, *, least: int, most: int | None = None) ->
 
 
 def number(name: str, value: object, *, least: int) -> int:
-    """Return an integer of at least ``least``, given as an integer or as text. Templates render to text."""
+    """Return an integer of at least ``least``, given as an integer or as decimal text. Airflow templates render to text."""
     is_text = isinstance(value, str) and value.strip().isdecimal() and len(value) <= _MOST_DIGITS
     return integer(name, int(str(value)) if is_text else value, least=least)
 
@@ -69,7 +69,8 @@ def flag(name: str, value: object) -> bool:
 
 def text_list(name: str, value: object) -> tuple[str, ...]:
     """
-    Return a tuple of distinct strings, possibly empty. Case does not count. A single string is rejected, because it would be read as a list of characters.
+    Return a tuple of strings, possibly empty. Two strings that differ only in case are rejected. A single string is rejected too, because Python would
+    iterate over its characters.
     """
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) and v for v in value):
         raise InvalidError(
@@ -113,8 +114,8 @@ def secret_settings(conf: Mapping[str, str]) -> list[str]:
     """
     Return the names of Spark settings that contain a secret, sorted.
 
-    Secrets are recognised by the name of the setting and by Java options in its value. URLs with a password or with a secret in their query count too. Settings
-    that refer to a Kubernetes secret contain none.
+    A setting contains a secret if its name means a secret, if its value has a Java option for a secret, or if its value is a URL with a password or with a
+    secret in the query. A setting that refers to a Kubernetes secret is not included.
     """
     return sorted(
         name
@@ -127,10 +128,13 @@ def secret_settings(conf: Mapping[str, str]) -> list[str]:
 
 def without_secrets(where: str, value: Any) -> None:
     """
-    Reject a value that contains a secret, as far as names and URLs show. A spec is stored in the log, sent to the triggerer, and visible on command lines.
+    Reject a value that contains a secret. Secrets are detected by names and in URLs only.
 
-    :param value: JSON. Secrets are texts under a name that means a secret, and URLs with a password or with a secret in their query
-    :raises InvalidError: names the paths of the secrets within ``value``, without their values
+    The log stores the spec, the triggerer receives it, and command lines show it. So a spec must not contain secrets.
+
+    :param where: name of the value in the error
+    :param value: JSON. A string under a name that means a secret is a secret, and so is a URL with a password or with a secret in its query
+    :raises InvalidError: ``value`` contains a secret. The error names the paths of the secrets within ``value``, without their values
     """
     found = sorted(_secrets(value, ()))
     if found:
@@ -166,7 +170,11 @@ def _holds_secret(text: str) -> bool:
 
 
 def known_keys(where: str, given: Mapping[str, Any], accepted: Collection[str]) -> None:
-    """Reject keys that are not in ``accepted``."""
+    """
+    Reject keys that are not in ``accepted``.
+
+    :raises InvalidError: ``given`` has such keys; the error names them
+    """
     unknown = sorted(set(given) - set(accepted))
     if unknown:
         raise InvalidError(f"{where} contains unknown names", given=unknown, accepted=sorted(accepted))

@@ -3,7 +3,8 @@ Handlers for ``streamsem://`` URIs of Airflow assets. Such a URI identifies the 
 
 ``streamsem://s3/lake/_streamsem/orders`` identifies the log ``s3://lake/_streamsem/orders``, and ``streamsem://file/data/log`` the log ``/data/log``.
 
-Airflow imports this module wherever it processes an asset. The module therefore imports no large package at module level, and Airflow only inside functions.
+Airflow imports this module in every process that handles an asset. So the module imports no large package at module level, and it imports Airflow only
+inside functions.
 """
 
 from __future__ import annotations

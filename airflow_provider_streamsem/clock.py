@@ -1,4 +1,4 @@
-"""The only module that reads the time and creates ids. Neither determines which writer wins or what vacuum deletes (I13)."""
+"""The clock and the generator of ids. No other module reads the time or creates ids. Neither determines which writer wins or what vacuum deletes (I13)."""
 
 from __future__ import annotations
 

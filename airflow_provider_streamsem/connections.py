@@ -1,8 +1,8 @@
 """
 Resolves connection ids to connections.
 
-Within an Airflow task the operator sets the resolver. Elsewhere connections come from ``AIRFLOW_CONN_<ID>``, in Airflow's own formats: JSON or a URI. The text
-of a connection never appears in an error, a log message or a spec. Specs contain only connection ids.
+In an Airflow task, the operator sets the resolver. In other processes, connections come from the environment variables ``AIRFLOW_CONN_<ID>``, in Airflow's
+formats: JSON or a URI. The text of a connection never appears in an error, a log message or a spec. Specs contain only connection ids.
 """
 
 from __future__ import annotations
@@ -46,13 +46,18 @@ def from_environment(conn_id: str) -> Connection:
     name = _variable(conn_id)
     text = os.environ.get(name, "").strip()
     if not text:
-        raise InvalidError("there is no such connection", conn_id=conn_id, looked_for=name)
+        raise InvalidError(
+            "the environment variable of the connection is missing or empty", conn_id=conn_id, looked_for=name
+        )
     try:
         return _from_json(conn_id, text) if text.startswith("{") else _from_uri(conn_id, text)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         # The cause is not chained, because its message may quote the connection.
         raise InvalidError(
-            "a connection is neither JSON nor a URI", conn_id=conn_id, variable=name, problem=type(error).__name__
+            "the text of a connection is not valid JSON or a valid URI",
+            conn_id=conn_id,
+            variable=name,
+            problem=type(error).__name__,
         ) from None
 
 
@@ -102,8 +107,8 @@ def clear_text_warning(what: str, conn_id: str, host: str, instead: str) -> list
     Return one warning if the credentials of a connection leave the machine unencrypted, else an empty list.
 
     :param what: the sender, such as ``sink http``
-    :param host: the receiving host; a loopback address needs no warning
-    :param instead: the change that enables encryption
+    :param host: the receiving host; no warning is returned for a loopback address
+    :param instead: what the user must change to enable encryption
     """
     if _is_loopback(host):
         return []
@@ -126,7 +131,7 @@ _RESOLVER: ContextVar[Resolver] = ContextVar("streamsem_connections", default=fr
 
 @contextmanager
 def looked_up_by(resolver: Resolver) -> Iterator[None]:
-    """Use ``resolver`` for connection ids within the block."""
+    """Resolve connection ids with ``resolver`` within the block, instead of from the environment."""
     token = _RESOLVER.set(resolver)
     try:
         yield
@@ -136,8 +141,8 @@ def looked_up_by(resolver: Resolver) -> Iterator[None]:
 
 def connection(conn_id: str) -> Connection:
     """
-    Return the connection with this id.
+    Return the connection with this id, from the active resolver.
 
-    :raises InvalidError: the connection does not exist
+    :raises InvalidError: the resolver finds no such connection
     """
     return _RESOLVER.get()(conn_id)

@@ -1,5 +1,5 @@
 """
-Deduplication settings and deduplication state: which ids a pipeline keeps, for how long, and in which files. Engines read and write the files.
+The deduplication settings of a pipeline, and the layout of its deduplication state in files. Engines read and write the files.
 
 The state is a log-structured merge of layers of ids. Each batch adds one layer with the ids that passed. The new layer absorbs the newest layers that are not
 larger than it. So the number of layers stays small, and each id is rewritten about log2(ids in the state / ids of a batch) times before it expires.
@@ -21,7 +21,7 @@ from airflow_provider_streamsem.protocol.entries import Committable, DataFile, J
 
 BUCKETS = 64
 BUCKETED_ROWS = 200_000
-"""The number of ids from which a layer is split into buckets, inclusive."""
+"""Minimum number of ids in a layer that is split into buckets."""
 SCOPES = ("pipeline", "batch")
 STATE = "state"
 ID, AT, BUCKET = "id", "at_ms", "bucket"
@@ -30,13 +30,14 @@ ID, AT, BUCKET = "id", "at_ms", "bucket"
 @dataclass(frozen=True, kw_only=True)
 class Dedup:
     """
-    Drops records whose id was seen before, ahead of the transform.
+    Drops records whose id is in the deduplication state, and repeated ids within a batch. Runs before the transform.
 
-    If several records of one batch have the same id, an arbitrary one of them passes. A record with a null key column has no id and always passes.
+    If several records of one batch have the same id, one of them passes, and it is not specified which one. A record with a null in a key column has no id
+    and always passes.
 
     :param keys: columns of the parsed records whose values together form the id: strings, integers, decimals, dates, booleans or binary values
     :param ttl_s: how long an id is kept, in seconds from the plan of the batch in which it passed to the plan of a later batch
-    :param rows: instead of ``ttl_s``: the minimum number of newest ids to keep
+    :param rows: instead of ``ttl_s``: how many of the newest ids to keep, at least. The state may contain more
     :param scope: ``pipeline``: deduplicates across all batches. ``batch``: deduplicates within each batch and keeps no state
     :raises InvalidError: ``keys`` is empty; scope ``pipeline`` without exactly one of ``ttl_s`` and ``rows``; or scope ``batch`` with either of them
     """
@@ -70,13 +71,17 @@ class Dedup:
 
     @property
     def terms(self) -> str:
-        """The terms that the guarantee's label names, such as ``dedup 24 h``."""
+        """The condition of the delivery guarantee as a short label, such as ``dedup 24 h``."""
         if self.ttl_s is not None:
             return f"dedup {_spoken(self.ttl_s)}"
         return f"dedup {self.rows} rows" if self.rows is not None else "dedup in each batch"
 
     def cutoff_ms(self, now_ms: int) -> int:
-        """The expiry time in milliseconds: ids that passed before it are expired. ``now_ms`` is the clock reading in the plan (I13)."""
+        """
+        Return the time, in milliseconds UTC, before which ids are expired. Returns 0 if ids do not expire by age.
+
+        :param now_ms: ``planned_at_ms`` of the plan (I13)
+        """
         return 0 if self.ttl_s is None else now_ms - self.ttl_s * 1000
 
 
@@ -102,7 +107,7 @@ class Layer:
     files: tuple[DataFile, ...] = field(default=())
 
     def files_of(self, buckets: set[int] | None) -> list[str]:
-        """Keys of the files that may hold ids of the given buckets; ``None`` selects all files."""
+        """Return the keys of the files that may contain ids of these buckets; with ``None``, of all files."""
         return [
             f.key
             for f in self.files
@@ -124,7 +129,11 @@ class ChainStates:
 
 
 def layers_of(state: Json, dedup: Dedup, now_ms: int) -> list[Layer]:
-    """The valid layers, oldest first. Layers that are entirely before the cutoff, or older than the newest ``rows`` ids, are left out."""
+    """
+    Return the layers with ids that are not expired, oldest first.
+
+    Layers in which every id is before the cutoff are left out, and so are layers that are older than the newest ``dedup.rows`` ids.
+    """
     layers = stored_layers(state)
     kept: list[Layer] = []
     rows = 0
@@ -159,7 +168,11 @@ def _is_no_bucket(value: str | None) -> bool:
 
 
 def absorbed(layers: Sequence[Layer], rows: int) -> int:
-    """The number of newest layers that a new layer of ``rows`` ids absorbs. It absorbs a layer that is not larger than all later layers together."""
+    """
+    Return the number of newest layers that a new layer of ``rows`` ids absorbs.
+
+    The new layer absorbs an existing layer if that layer has at most as many ids as the new layer and the layers already absorbed together.
+    """
     count = 0
     for layer in reversed(layers):
         if layer.rows > rows:
@@ -170,19 +183,23 @@ def absorbed(layers: Sequence[Layer], rows: int) -> int:
 
 
 def split(layers: Sequence[Layer], rows: int) -> tuple[Sequence[Layer], Sequence[Layer]]:
-    """Split the layers into those that stay unchanged and those that a new layer of ``rows`` ids absorbs."""
+    """Return the layers that stay unchanged, and the layers that a new layer of ``rows`` ids absorbs."""
     at = len(layers) - absorbed(layers, rows)
     return layers[:at], layers[at:]
 
 
 def state_after(kept: Sequence[Layer], older: Sequence[Layer], written: Committable, now_ms: int) -> Json:
-    """The state with a new layer in place of ``older``. Its ``newest_ms`` is the maximum over ``older`` too, because a clock may have gone back."""
+    """
+    Return the state in which one new layer replaces the layers ``older``.
+
+    Its ``newest_ms`` is at least that of every layer in ``older``, because the clock of this batch may be behind that of an earlier batch.
+    """
     newest_ms = max([now_ms, *(layer.newest_ms for layer in older)])
     return state_of([*kept, Layer(newest_ms=newest_ms, rows=written.rows, files=written.files)])
 
 
 def state_of(layers: Sequence[Layer]) -> Json:
-    """The JSON that an outcome records for its layers, oldest first."""
+    """Return the layers as the JSON that an outcome stores. The order of ``layers`` is kept: oldest first."""
     return {"dedup": [_told(layer) for layer in layers]}
 
 
@@ -192,7 +209,7 @@ def _told(layer: Layer) -> Json:
 
 
 def state_files(log: str, *, bucketed: bool = False) -> FilesSink:
-    """The dataset of a log's layers, below ``state/`` under the log's root. Each attempt writes to its own location."""
+    """Return the dataset that contains the layers of a log, at ``state/`` below the log's root. Each attempt writes to its own directory."""
     return FilesSink(f"{log.rstrip('/')}/{STATE}", partition_by=(BUCKET,) if bucketed else ())
 
 

@@ -21,12 +21,13 @@ class Job:
     :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``
     :param transform_name: the transform's name in errors
     :param where: SQL predicate that the engine applies before the transform, or ``None``
-    :param max_quarantined: the largest number of records that may fail to parse; with more, the attempt fails
+    :param max_quarantined: maximum number of records that may fail to parse, inclusive; with more, the attempt fails
     :param schemas: sink → the columns that the log has recorded, as schema JSON in Spark's form
     :param dedup: the deduplication settings, or ``None``
     :param state: the deduplication state before the batch; for reprocessing, before the batch at the root of the chain
-    :param dedup_at_ms: when that batch was planned, in milliseconds. The engine evaluates the expiry of ids at this time
-    :param operators: settings of the transform's state, or ``None``. The state before the batch is in ``state``
+    :param dedup_at_ms: the time, in milliseconds UTC, at which the engine evaluates the expiry of ids. It is ``planned_at_ms`` of the batch; for
+        reprocessing, of the batch at the root of the chain
+    :param operators: the settings of the transform's state, or ``None``. ``state`` contains the state of its operators before the batch
     :param chain: for reprocessing with deduplication across batches: the states of the chain and of the log's head
     """
 
@@ -52,7 +53,8 @@ class Produced:
     """
     The result of one staging attempt.
 
-    :param handed: sink → the rows that the engine handed to the sink's writer; ``None`` where the engine could not count them
+    :param counts: row counts by name: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``, and with dedup ``duplicates``
+    :param handed: sink → number of rows that the engine passed to the sink's writer; ``None`` if the engine could not count them
     :param schemas: sink → schema JSON in Spark's form
     :param state: the deduplication state after the batch
     """
@@ -74,9 +76,9 @@ def nothing_produced(sinks: Mapping[str, Sink], state: Json = None) -> Produced:
 
 class Engine(Protocol):
     """
-    Reads a plan, evaluates the transform once, and stages every sink.
+    Stages an attempt: reads the planned records, evaluates the transform once, and writes the rows of every sink.
 
-    * An engine reads exactly the records that ``job.plan.pins`` names. It commits nothing, and writes only to the attempt's own locations.
+    * An engine reads exactly the records that ``job.pins`` identifies. It commits nothing, and writes only to the attempt's own locations.
     * The constructor starts no session. The first call of :meth:`stage` may start one.
     """
 

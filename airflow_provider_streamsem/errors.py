@@ -21,10 +21,12 @@ UNREADABLE_FILE = (
 
 class StreamsemError(Exception):
     """
-    Base class of all errors of this package. It is never raised itself.
+    Base class of all errors of this package. Only its subclasses are raised.
 
-    :param summary: the current state: what was found, and whether anything was written or is visible
-    :param fields: the facts, shown as ``key=value`` in the message and available in ``fields``
+    :param summary: what happened, and whether anything was written or is visible
+    :param fields: facts such as paths and versions, shown as ``key=value`` in the message and stored in :attr:`fields`
+    :cvar retryable: whether a retry without any change may succeed. If not, the Airflow operators fail the task without a retry
+    :cvar do: the recommended action. It is the end of the message, after ``Do:``
     """
 
     retryable: ClassVar[bool]
@@ -55,7 +57,7 @@ class InvalidError(StreamsemError):
     """An argument or a file from the user is invalid. Nothing was written."""
 
     retryable = False
-    do = "correct the value that is named, then run again; no rows were committed."
+    do = "correct the value that this message names, then run again; no rows were committed."
 
 
 class ConflictError(StreamsemError):
@@ -66,25 +68,27 @@ class ConflictError(StreamsemError):
 
 
 class DatasetOwnedError(ConflictError):
-    """The mark of a dataset names another pipeline or log as its owner. Nothing was written."""
+    """The ownership mark of a dataset (``_streamsem.json``) names another pipeline or log. Nothing was written."""
 
     do = (
-        "if the log that the mark names was moved by hand to this pipeline's log, run `streamsem move-log OLD NEW --already-moved`; "
+        "if the log at `marked_log` was moved by hand to this pipeline's log, run `streamsem move-log OLD NEW --already-moved`; "
         "otherwise give this pipeline its own dataset; nothing was written."
     )
 
 
 class LogMovedError(ConflictError):
-    """The log was moved to another location and continues there. Nothing was written."""
+    """The log was moved to another location. Runs continue at the new location only. Nothing was written."""
 
     do = "set the pipeline's log to the location in `moved_to`, then run again; nothing was written."
 
 
 class LogMovingError(ConflictError):
-    """The log is being moved here and is not complete yet. Nothing was written."""
+    """A move of the log to this location has started and is not complete. Nothing was written."""
 
     retryable = True
-    do = "repeat `streamsem move-log` with the two logs that are named until it succeeds, then run again; nothing was written."
+    do = (
+        "repeat `streamsem move-log` from `moved_from` to `log` until it succeeds, then run again; nothing was written."
+    )
 
 
 class UnavailableError(StreamsemError):
@@ -123,7 +127,11 @@ class NewerFormatError(StreamsemError):
 
 
 class SourceChangedError(StreamsemError):
-    """An item that the plan pinned has changed in the source. The attempt was discarded. Nothing became visible."""
+    """
+    An item that the source must still have was changed or is missing. The attempt was discarded. Nothing became visible.
+
+    An item is a file, a Kafka topic or a range of Kafka offsets. A planner raises this error too, before it plans such an item.
+    """
 
     retryable = False
     do = (
@@ -134,7 +142,7 @@ class SourceChangedError(StreamsemError):
 
 class RecordsMissingError(SourceChangedError):
     """
-    Records that a plan pinned were deleted from the source and not replaced. They can be recorded as a gap.
+    Records of an existing plan are missing: they were deleted, or their file or topic was replaced. They can be recorded as a gap.
 
     The attempt was discarded. Nothing became visible.
     """
@@ -156,7 +164,7 @@ class StageError(StreamsemError):
     """The engine failed while staging. The attempt was discarded. Nothing became visible, and the offsets did not move."""
 
     retryable = True
-    do = "run again: the same range is read and staged again. If it keeps failing, read the cause that is shown with this error, and correct it."
+    do = "run again: the same range is read and staged again. If it fails again, correct the cause that this message or the exception before it names."
 
 
 class PublishError(StreamsemError):
@@ -175,7 +183,7 @@ class PublishError(StreamsemError):
 
 class MarkerLostError(PublishError):
     """
-    A sink outside the log lacks versions that its receipts name. It was deleted, recreated, or restored from an older copy.
+    A sink outside the log lacks versions for which the log has receipts. The sink was deleted, recreated, or restored from an older copy.
 
     The sink contains nothing of the batch. The offsets have moved, and the staged rows are kept.
     """

@@ -23,7 +23,7 @@ def check(extras: Iterable[str], *, pipeline: str) -> None:
     """
     if lacking := missing(extras):
         raise InvalidError(
-            "libraries that the pipeline needs are not installed here; nothing was read or written",
+            "the environment of this process lacks libraries that the pipeline needs; nothing was read or written",
             pipeline=pipeline,
             missing=[_MODULES[name] for name in lacking],
         ).advising(f"run `{install_command(lacking)}`, then run again.")

@@ -93,22 +93,22 @@ def _configuration() -> dict[str, Any]:
         "description": "Defaults for tasks that run micro-batches.",
         "options": {
             "spark_conn_id": {
-                "description": "Spark connection of tasks that name neither a master nor a connection. If empty: `local[*]`, in the task's process.",
+                "description": "Spark connection of tasks that set neither spark_master nor spark_conn_id. If empty: `local[*]`, in the task's process.",
                 "version_added": "0.1.0",
                 "type": "string",
                 "example": "spark_default",
                 "default": "",
             },
             "poll_interval": {
-                "description": "Seconds between two polls of a task that waits for a driver in another process.",
+                "description": "Seconds between two reads of the log by a task that waits for a driver in another process.",
                 "version_added": "0.1.0",
                 "type": "float",
                 "example": None,
                 "default": "30",
             },
             "batch_url": {
-                "description": "URL of a batch's page, for the link of a task instance: a pattern with the fields {pipeline}, {version}, {log}, {bucket}, "
-                "{key}. If empty: no link.",
+                "description": "URL pattern of the Batch link of a task instance, with the fields {pipeline}, {version}, {log}, {bucket} and {key}. "
+                "If empty: no link.",
                 "version_added": "0.1.0",
                 "type": "string",
                 "example": "https://s3.console.aws.amazon.com/s3/object/{bucket}?prefix={key}",

@@ -50,7 +50,11 @@ def _others(kind: Kind) -> dict[str, EntryPoint]:
 
 
 def knows(kind: Kind, name: str) -> bool:
-    """Whether a name is registered. Reads the metadata of installed packages once, and only for a name that is not built in."""
+    """
+    Return whether a name is registered.
+
+    Reads the entry points of installed packages only for a name that is not built in, and at most once per process.
+    """
     return name in _BUILT_IN[kind] or name in _others(kind)
 
 
@@ -70,7 +74,7 @@ def lookup(kind: Kind, name: str) -> Any:
         return getattr(import_module(module), attribute)
     others = _others(kind)
     if name not in others:
-        raise InvalidError(f"this name is not registered among the {kind}", name=name, accepted=names(kind))
+        raise InvalidError(f"no type of this name is registered for {kind}", name=name, accepted=names(kind))
     return others[name].load()
 
 
@@ -87,4 +91,4 @@ def name_of(kind: Kind, value: object) -> str:
     for name, entry in _others(kind).items():
         if entry.value == where:
             return name
-    raise InvalidError(f"this class is not registered among the {kind}", given=where, accepted=names(kind))
+    raise InvalidError(f"this class is not registered for {kind}", given=where, accepted=names(kind))

@@ -1,9 +1,9 @@
 """
-State that a transform keeps across batches: its settings, and what an outcome records of it.
+The state that a transform keeps across batches: its settings, and its representation in an outcome.
 
-The transform uses Structured Streaming's own stateful operators. Spark stores their state in files below ``state/`` in the log, under names that contain a new
-unique id for each partition of each batch. An outcome names the ids of its batch. So the state of a batch is part of its commit, and attempts that are not
-committed change nothing.
+The transform uses the stateful operators of Structured Streaming. Spark stores their state in files below ``state/`` in the log. For each partition of the
+state and each attempt, the file names contain a new unique id. The outcome names the ids of the committed attempt. So the state is committed together with the
+batch, and an attempt that does not commit changes no state.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ OUTPUT_MODES = ("append", "update", "complete")
 LOCATION = "state/operators"
 """directory of the operators' state files below the log's root"""
 FIELD = "spark"
-"""the field of an outcome's ``state`` that holds :class:`OperatorState`"""
+"""The field of an outcome's ``state`` that contains the :class:`OperatorState`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """
-    Lets the transform keep state across batches.
+    Settings of a transform that keeps state across batches.
 
-    The transform gets a streaming DataFrame. It may use ``withWatermark``, ``groupBy`` with ``window`` or ``session_window``, ``dropDuplicates``,
-    ``dropDuplicatesWithinWatermark``, stream-stream joins, ``applyInPandasWithState`` and ``transformWithStateInPandas``, and returns one streaming DataFrame.
-    It starts no query and no sink. Each batch computes what a Structured Streaming query computes for a micro-batch with the same records.
+    The transform receives a streaming DataFrame, and must return one streaming DataFrame. It may use ``withWatermark``, ``groupBy`` with ``window`` or
+    ``session_window``, ``dropDuplicates``, ``dropDuplicatesWithinWatermark``, stream-stream joins, ``applyInPandasWithState`` and
+    ``transformWithStateInPandas``. It must not start a query. The result of a batch is that of a Structured Streaming micro-batch with the same records.
 
-    :param output_mode: as in Structured Streaming. ``append``: rows that no later record changes, such as closed windows. ``update``: each row that the batch
-        changed. ``complete``: all rows of the result, in every batch
-    :param partitions: the number of partitions of the state, 1 or more, which never changes. Absent: ``spark.sql.shuffle.partitions`` of the first batch
+    :param output_mode: the output mode of Structured Streaming. ``append``: rows that no later record can change, such as closed windows. ``update``: rows that
+        the batch changed. ``complete``: all rows of the result, in every batch
+    :param partitions: the number of partitions of the state, at least 1. It cannot be changed later. Default: ``spark.sql.shuffle.partitions`` of the first
+        batch
     :param late: what happens to records before the watermark. ``drop``: Spark drops them, and the count ``late`` has their number. ``fail``: the batch fails
         without retries, and no offset advances
-    :raises InvalidError: an argument is not acceptable
+    :raises InvalidError: an argument is not valid
     """
 
     output_mode: str
@@ -55,10 +56,10 @@ class State:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """
-    A stateful operator of the transform's plan.
+    A stateful operator in the query plan of the transform.
 
     :param name: Spark's name of the operator
-    :param ids: for each partition of the state, the unique ids of its stores
+    :param ids: for each partition of the state, the unique ids of its state stores
     """
 
     name: str
@@ -68,16 +69,16 @@ class Operator:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorState:
     """
-    The state after a batch.
+    The state of all stateful operators after a batch.
 
-    :param root: directory of the state files below ``state/``. It is named by the attempt that created the state, because Spark writes some files of the first
-        batch under fixed names
-    :param batches: the number of batches that the state has seen. Spark's number of the next batch
+    :param root: directory of the state files below ``state/``. Its name is the id of the attempt that created the state, because Spark writes some files of the
+        first batch under fixed names
+    :param batches: the number of batches that the state includes, which is Spark's id of the next batch
     :param partitions: the number of partitions of each operator's state
     :param operators: the stateful operators, in the order of Spark's operator ids
-    :param watermark_ms: the watermark with which the batch ran, in milliseconds UTC; 0 if there was none. The next batch drops records before it as late
-    :param next_watermark_ms: the watermark after the batch. The next batch closes windows that end at or before it
-    :param watermarks: for each ``withWatermark`` of the plan, its own watermark in milliseconds; ``None`` before its first record
+    :param watermark_ms: the watermark of the batch, in milliseconds since the epoch; 0 if there was none. The next batch drops older records as late
+    :param next_watermark_ms: the watermark after the batch, in milliseconds since the epoch. The next batch closes windows that end at or before it
+    :param watermarks: the watermark of each ``withWatermark`` of the query plan, in milliseconds since the epoch; ``None`` before its first record
     """
 
     root: str
@@ -91,10 +92,10 @@ class OperatorState:
 
 def operator_state(state: Json) -> OperatorState | None:
     """
-    Parse the operators' state of an outcome; ``None`` if there is none.
+    Return the state of the operators in an outcome; ``None`` if it has none.
 
     :param state: the field ``state`` of the outcome
-    :raises LogDamagedError: the state has another form, or its root is not a plain name
+    :raises LogDamagedError: the state is not valid, or its root or an id contains other characters than letters, digits, ``-`` and ``_``
     """
     given = state.get(FIELD) if isinstance(state, Mapping) else None
     if given is None:
@@ -102,7 +103,9 @@ def operator_state(state: Json) -> OperatorState | None:
     found: OperatorState = build(OperatorState, given, "state")
     texts = [found.root, *(id for operator in found.operators for ids in operator.ids for id in ids)]
     if any(not text or set(text) - _PLAIN for text in texts):
-        raise LogDamagedError("the state of an outcome names a file outside the log's state", invariant="R6")
+        raise LogDamagedError(
+            "the state of an outcome names a file outside the log's state; it was not read", invariant="R6"
+        )
     return found
 
 
@@ -126,26 +129,26 @@ def is_complete(store: Store, state: Json) -> bool:
 
 
 def with_operator_state(state: Json, found: OperatorState | None) -> Json:
-    """Return the field ``state`` of an outcome with another state of the operators."""
+    """Return the field ``state`` of an outcome with the state of the operators replaced by ``found``; with ``None``, removed."""
     others = {name: value for name, value in (state or {}).items() if name != FIELD}
     return others or None if found is None else {**others, FIELD: plain(found)}
 
 
 def check_same_operators(before: OperatorState | None, after: OperatorState) -> None:
     """
-    Refuse a transform whose stateful operators differ from those of the earlier batches.
+    Check that the transform has the same stateful operators and number of watermarks as in the batch before.
 
-    :raises InvalidError: the operators differ; names both lists
+    :raises InvalidError: they differ
     """
     if before is None:
         return
     names = [[operator.name for operator in found.operators] for found in (before, after)]
     if names[0] != names[1] or len(before.watermarks) != len(after.watermarks):
         raise InvalidError(
-            "the transform has other stateful operators or watermarks than the batches before, so it cannot continue their state; nothing became visible",
+            "the stateful operators or watermarks of the transform differ from those that created the stored state; nothing became visible",
             before=names[0],
             now=names[1],
-            accepted="the former operators, or a new pipeline with a new log",
+            accepted="the operators of `before`, or a new pipeline with a new log",
         )
 
 

@@ -1,8 +1,8 @@
 """
 Events that a run emits to listeners: statistics, spans, logs and lineage.
 
-Emitting events never affects the result of a run. Without a listener no event is built. Events hold immutable copies. Exceptions in building or handling an
-event are caught here. A listener runs in the thread of the run, so a slow listener slows the run down.
+Emitting events never affects the result of a run: this module catches every exception that occurs while an event is built or handled. Without a listener no
+event is built. Events contain immutable copies. A listener runs in the thread of the run, so a slow listener slows the run down.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class VersionClosed:
     A version was closed. All fields except ``attempt_id``, ``mine`` and ``lost`` describe the stored plan and outcome.
 
     :param attempt_id: the attempt that this process tried to commit; ``""`` for an abort
-    :param mine: whether this process created the stored outcome; true in exactly one process per version
-    :param lost: whether the stored outcome names another attempt or none
+    :param mine: whether this process created the stored outcome; true in exactly one process for each version
+    :param lost: whether another attempt was committed, or the version was aborted, instead of the attempt of this process
     :param duration_ms: milliseconds from the plan to the outcome, across all attempts
     :param schemas: sink → schema as Spark JSON
     """
@@ -190,7 +190,7 @@ class LogRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkStarted:
-    """The Spark application that executes the staging. ``ui`` is the URL of the Spark UI while the application runs; ``""`` if it has none."""
+    """Identifies the Spark application that stages the attempts. ``ui`` is the URL of its Spark UI; ``""`` if it has none."""
 
     application_id: str
     ui: str
@@ -216,7 +216,7 @@ def _kept(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _Guarded:
-    """A listener that is not called again after its first exception. Its data is then incomplete, and repeated failures would flood the log."""
+    """Wraps a listener, and stops calling it after its first exception. Its data is then incomplete, and repeated failures would flood the log."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -230,7 +230,7 @@ class _Guarded:
         except Exception as error:
             self._failed = True
             what = (
-                "a listener raised an exception and gets no more events of this run; the run continues: "
+                "a telemetry listener raised an exception and receives no further events of this run. The run is not affected. "
                 "listener=%s event=%s error=%s"
             )
             name = getattr(self._listener, "__qualname__", type(self._listener).__name__)

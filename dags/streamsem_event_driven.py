@@ -1,14 +1,14 @@
 """
-Event-driven: files that arrive start the run that reads them, and each run that succeeds starts the DAG that reports the table.
+Event-driven scheduling: files that arrive start a DAG that reads them. Each successful run of that DAG starts a second DAG, which reports the table.
 
-A watcher's trigger reads the folder and the log, and emits an event when there are enough unread files for a batch. It may emit the same event again. Events
-only start the DAGs. By the log, the first DAG reads the unread files, and the second reads the committed rows.
+The trigger of an asset watcher lists the folder and reads the log. It emits an event when there are enough unread files for a batch, and may emit the same
+event again. The events only start the DAGs. The first DAG determines from the log which files are unread, and the second which rows are committed.
 
-It needs the folder ``arrivals`` and a running triggerer. This command creates the folder with one file:
+The DAGs require the folder ``arrivals`` and a running triggerer. This command creates the folder with one file:
 
     mkdir -p /tmp/streamsem-parcels/arrivals && echo '{"id": 1, "grams": 250, "to": "Bern"}' > /tmp/streamsem-parcels/arrivals/1.json
 
-Environment: STREAMSEM_PARCELS_HOME sets another folder than ``/tmp/streamsem-parcels``.
+The environment variable STREAMSEM_PARCELS_HOME replaces the folder ``/tmp/streamsem-parcels``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TABLE = Asset(uri=log_uri(PARCELS.log))
 
 @dag(schedule=[ARRIVALS], catchup=False, max_active_runs=1, tags=["streamsem"])
 def streamsem_event_driven() -> None:
-    """Read all files that are unread when the run starts. One run may serve many events."""
+    """Read all files that are unread when the run starts. One run may read the files of many events."""
 
     @task.micro_batch(pipeline=PARCELS, drain=True, outlets=[TABLE], retries=2, retry_delay=timedelta(seconds=1))
     def clean(parcels: DataFrame) -> DataFrame:
@@ -67,7 +67,7 @@ def streamsem_event_driven() -> None:
 
 @dag(schedule=[TABLE], catchup=False, max_active_runs=1, tags=["streamsem"])
 def streamsem_event_driven_report() -> None:
-    """Report when all files older than an hour are committed."""
+    """Report the table when all files older than an hour are committed."""
     fresh = FreshnessSensor(task_id="fresh", pipeline=PARCELS, max_age=timedelta(hours=1), deferrable=True)
 
     @task

@@ -1,11 +1,13 @@
 """
-A metric push that may lose increments and must not repeat any: page views become increments of counters at an endpoint.
+Pushes page views as increments of counters to an HTTP endpoint. Increments may be lost, but none may be sent twice.
 
-The endpoint adds each increment and keeps no idempotency keys. A call that is made twice counts twice, and cannot be undone. A counter that lacks a few views
-after a crash is acceptable. A counter that jumps causes an alarm. Hence ``at_most_once``: increments that a crash or a timeout leaves are never sent again, and
-the receipts of the version record how many increments are *unknown*. This is not acceptable for payments: see ``streamsem_payments``.
+The endpoint adds each increment and does not support idempotency keys. An increment that is sent twice counts twice, and cannot be undone. A counter that lacks
+a few views after a crash is acceptable, but a counter that is too high causes an alarm. So the delivery is ``at_most_once``: after a crash or a timeout, the
+affected increments are not sent again, and the receipts of the version record how many are *unknown*. For payments, this is not acceptable; see
+``streamsem_payments``.
 
-It needs the folder ``arrivals`` and an endpoint that accepts POST. This command creates the folder with one file, and starts an endpoint that prints each call:
+The DAG requires the folder ``arrivals`` and an endpoint that accepts POST. This command creates the folder with one file, and starts an endpoint that prints
+each call:
 
     mkdir -p /tmp/streamsem-metrics/arrivals && echo '{"page": "/home"}' > /tmp/streamsem-metrics/arrivals/1.json && python -c '
     from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,8 +18,8 @@ It needs the folder ``arrivals`` and an endpoint that accepts POST. This command
             self.end_headers()
     HTTPServer(("127.0.0.1", 9091), Endpoint).serve_forever()'
 
-Environment: STREAMSEM_METRICS_HOME sets another folder than ``/tmp/streamsem-metrics``, STREAMSEM_METRICS_URL your endpoint. For an endpoint with credentials,
-use an Airflow connection of type ``http`` with ``conn_id=`` instead of ``url=``.
+The environment variable STREAMSEM_METRICS_HOME replaces the folder ``/tmp/streamsem-metrics``, and STREAMSEM_METRICS_URL sets your endpoint. For an endpoint
+with credentials, use an Airflow connection of type ``http`` with ``conn_id=`` instead of ``url=``.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ METRICS = Pipeline(
             f"{HOME}/staged",
             url=os.environ.get("STREAMSEM_METRICS_URL", "http://127.0.0.1:9091/increments"),
             delivery="at_most_once",
-            chunk_rows=20,  # one crash can lose at most this many
+            chunk_rows=20,  # one crash can lose at most this many increments
         )
     },
     limits=Limits(max_files=100),
@@ -55,7 +57,7 @@ METRICS = Pipeline(
 
 @dag(schedule=None, catchup=False, max_active_runs=1, tags=["streamsem"])
 def streamsem_metrics() -> None:
-    """Count the new views, and push one increment per page. Neither a retry nor a clear pushes an increment twice."""
+    """Count the new views of each page, and push one increment per page. Neither a retry nor a cleared task pushes an increment twice."""
 
     @task.micro_batch(pipeline=METRICS, retries=2, retry_delay=timedelta(seconds=1))
     def push(views: DataFrame) -> DataFrame:

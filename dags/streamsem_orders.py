@@ -1,17 +1,17 @@
 r"""
-Writes orders from Kafka to an exactly-once table of Parquet files, on S3 or disk, with the Spark of a connection.
+Writes orders from Kafka to a table of Parquet files on S3 or disk, exactly once. An Airflow connection names the Spark cluster.
 
-It needs a Kafka topic ``orders`` with JSON records such as ``{"id": 1, "user": "Ann Lee", "cents": 250, "at": "2026-01-01T00:00:00Z"}``, Spark's Kafka
-package (docs/how-to/spark-packages.md), and two Airflow connections. For S3 it also needs the package hadoop-aws
-and credentials. These commands create the connections:
+The DAG requires a Kafka topic ``orders`` with JSON records such as ``{"id": 1, "user": "Ann Lee", "cents": 250, "at": "2026-01-01T00:00:00Z"}``, Spark's Kafka
+package (docs/how-to/spark-packages.md), and two Airflow connections. For S3 it also requires the package hadoop-aws and credentials. These commands create the
+connections:
 
     airflow connections add kafka_default --conn-type kafka --conn-extra '{"bootstrap.servers": "127.0.0.1:9092"}' && \
       airflow connections add spark_default --conn-type spark --conn-host 'local[*]'
 
-``spark_default`` may be of type ``spark`` (a cluster) or ``spark_connect``. Environment: STREAMSEM_LAKE sets the location of log and table on S3 or disk
-(default: ``/tmp/streamsem-orders``), STREAMSEM_ORDERS_TOPIC another topic.
+``spark_default`` may be of type ``spark`` or ``spark_connect``. The environment variable STREAMSEM_LAKE sets the location of log and table on S3 or disk
+(default: ``/tmp/streamsem-orders``), and STREAMSEM_ORDERS_TOPIC sets the topic.
 
-A cleared task reprocesses its versions from the same offsets. Clear it after a fix of ``clean``.
+A cleared task reprocesses its versions from the same offsets. So clear it after a fix of ``clean``.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ ORDERS = Pipeline(
 
 
 def initials(user: str | None) -> str:
-    """Return the initials of a name. Runs on the executors, which cannot import this file."""
+    """Return the initials of a name. The function runs on executors, which cannot import this file, so it is sent to them by value."""
     return "".join(word[0] for word in (user or "").split())
 
 
 @dag(schedule=None, catchup=False, max_active_runs=1, tags=["streamsem"])
 def streamsem_orders() -> None:
-    """Drain the records that are in the topic when the run starts."""
+    """Read all records that are in the topic when the run starts."""
 
     @task.micro_batch(
         pipeline=ORDERS,

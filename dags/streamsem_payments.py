@@ -1,15 +1,16 @@
 r"""
-A payments ledger with every payment exactly once, also after failures of the task. The file also defines a replay DAG and a maintenance DAG.
+Writes payments to a ledger that contains each payment exactly once, even after failures. The file also defines a DAG that replays versions and a DAG for
+maintenance.
 
 No payment may be lost or repeated, so the pipeline requires exactly-once and skips nothing. A line that cannot be parsed fails the batch, and so does a missing
-file. A weaker guarantee is enough for a metric, which may be lost and not repeated, but not for money.
+file. A metric may have a weaker guarantee; see ``streamsem_metrics``.
 
-It needs the folder ``arrivals``. This command creates it with one file:
+The DAGs require the folder ``arrivals``. This command creates it with one file:
 
     mkdir -p /tmp/streamsem-payments/arrivals && printf '%s\n' > /tmp/streamsem-payments/arrivals/1.json \
       '{"id": "p-1", "account": "Ann", "cents": 250, "at": "2026-01-01T00:00:00Z"}'
 
-Environment: STREAMSEM_PAYMENTS_HOME sets another folder than ``/tmp/streamsem-payments``.
+The environment variable STREAMSEM_PAYMENTS_HOME replaces the folder ``/tmp/streamsem-payments``.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ PAYMENTS = Pipeline(
     source=FilesSource(
         path=f"{HOME}/arrivals", format="json", schema="id string, account string, cents long, at timestamp"
     ),
-    rows="filter",  # one row for each payment; every attempt checks that parsed = written
+    rows="filter",  # the transform returns one row for each payment, and every attempt checks this
     sinks={"ledger": FilesSink(path=f"{HOME}/ledger", partition_by=["day"])},
     limits=Limits(max_files=100, max_quarantined=0),
     on_data_loss="fail",
@@ -55,7 +56,7 @@ LEDGER = Asset(log_uri(PAYMENTS.log))
 
 @dag(schedule=None, catchup=False, max_active_runs=1, tags=["streamsem"])
 def streamsem_payments() -> None:
-    """Book the new payments. A cleared task reprocesses the same files. Clear it after a fix of ``book``."""
+    """Book the new payments. A cleared task reprocesses the same files, so clear it after a fix of ``book``."""
 
     @task.micro_batch(
         pipeline=PAYMENTS, drain=True, rerun="reprocess", outlets=[LEDGER], retries=3, retry_delay=timedelta(seconds=1)
@@ -67,7 +68,7 @@ def streamsem_payments() -> None:
 
 
 def rebook(payments: DataFrame) -> DataFrame:
-    """The changed ``book``, with accounts in lower case."""
+    """Book payments as ``book`` does, but with accounts in lower case."""
     return payments.selectExpr("id", "lower(account) as account", "cents", "at", "to_date(at) as day")
 
 
@@ -82,8 +83,8 @@ def streamsem_payments_replay() -> None:
     """
     Reprocess the versions ``first`` to ``last`` (both inclusive) from the same files with the current transform.
 
-    Airflow's backfill works on dates. A log has versions instead, and these can be replayed. Readers switch version by version. If a replay fails half-way,
-    trigger it again for the rest.
+    Airflow's backfill reruns a DAG for dates, but a log has versions instead of dates. Each version is replaced atomically, one after another. If a replay
+    fails, trigger it again for the remaining versions.
     """
 
     @task
@@ -105,10 +106,10 @@ def streamsem_payments_replay() -> None:
 
 @dag(schedule=None, catchup=False, max_active_runs=1, tags=["streamsem"])
 def streamsem_payments_maintenance() -> None:
-    """Delete losing attempts, and verify the whole log and every visible file. Set your own schedule, such as ``"0 3 * * *"``."""
+    """Delete files of attempts that did not commit, and verify the log and every visible file. Set your own schedule, such as ``"0 3 * * *"``."""
     vacuum = VacuumOperator(task_id="vacuum", pipeline=PAYMENTS)
     verify = VerifyOperator(task_id="verify", pipeline=PAYMENTS)
-    # Checks once, and is skipped if there are unread files. A user sees this in the UI, and nothing fails.
+    # The sensor checks once. If there are unread files, it is skipped, which is visible in the UI, and the DAG run does not fail.
     FreshnessSensor(task_id="fresh", pipeline=PAYMENTS, max_lag=0, timeout=0, soft_fail=True)
     vacuum >> verify
 

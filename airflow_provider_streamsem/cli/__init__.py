@@ -1,1 +1,1 @@
-"""The ``streamsem`` command. It does not import Airflow, and it imports pyspark only to run a batch."""
+"""The ``streamsem`` command. It does not import Airflow. It imports pyspark only for commands that run batches."""

@@ -1,4 +1,8 @@
-"""The ``airflow streamsem`` command group: the commands of ``streamsem`` with Airflow's connections. Every ``airflow`` command imports this module."""
+"""
+The ``airflow streamsem`` command group: the commands of ``streamsem``, with connections from Airflow.
+
+Every ``airflow`` command imports this module, so it must be fast to import.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ def _execute(command: str, args: argparse.Namespace) -> None:
     from airflow_provider_streamsem.connections import looked_up_by
     from airflow_provider_streamsem.hooks.lookup import airflow_connection
 
-    # Airflow's own commands that look up connections set this too. Without it, Airflow reads only environment variables and secrets backends.
+    # Airflow's own commands that look up connections set this variable too. Without it, Airflow does not read connections from its metadata database.
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     args.command = command
     with looked_up_by(airflow_connection):

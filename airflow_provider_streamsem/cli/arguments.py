@@ -1,4 +1,8 @@
-"""Definitions of the commands and their arguments, for both ``streamsem`` and ``airflow streamsem``. This module imports no implementation of a command."""
+"""
+Definitions of the commands and their arguments, for ``streamsem`` and ``airflow streamsem``.
+
+This module does not import the implementations, because every ``airflow`` command imports it.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,17 @@ from airflow_provider_streamsem import __version__
 
 EXIT_CODES = """exit codes:
   0  done
-  1  done, and verify, doctor or doctor-spark found a fault, or reprocess --quarantined could not reprocess a version
+  1  done, but verify, doctor or doctor-spark found a fault, or reprocess --quarantined could not reprocess a version
   2  an argument, a file or the installation is not valid; no rows were committed
-  3  the store or the engine failed; run the same command again: it continues from what is stored
-  4  refused; the same command would be refused again: read the message
-  5  the command failed without a message of its own; its traceback is on standard error
+  3  the store or the engine failed; run the same command again: it continues from the state of the log
+  4  the command was refused and would be refused again; the message says what to change
+  5  an unexpected error; its traceback is on standard error
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """Arguments of one call of ``argparse.ArgumentParser.add_argument``."""
+    """The arguments for one call of ``argparse.ArgumentParser.add_argument``."""
 
     flags: tuple[str, ...]
     settings: dict[str, Any]
@@ -28,19 +32,19 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command. It is implemented by the function of its name in :mod:`airflow_provider_streamsem.cli.commands`, with ``_`` in place of ``-``."""
+    """A command. The function with its name in :mod:`airflow_provider_streamsem.cli.commands` implements it, with ``_`` in place of ``-``."""
 
     name: str
     help: str
     example: str
-    """Example arguments, as a user types them."""
+    """Example arguments for the help text."""
     arguments: tuple[Argument, ...]
     takes_target: bool = True
     """Whether the command takes a log or a pipeline as its first argument."""
     builds: str = ""
     """
-    The objects of a pipeline that the command constructs. Such a command requires the user's own pipeline file, because a log must not choose which code
-    runs, where, and with which credentials.
+    The objects of a pipeline that the command creates; ``""`` for none. A command that creates any requires the pipeline file. It must not use the spec in a
+    log instead, because a writer of the log could then choose which code runs, and with which credentials.
     """
 
 
@@ -71,23 +75,23 @@ _SESSION = (
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a setting of the session; may be repeated",
+        help="a Spark setting of the session; may be repeated",
     ),
 )
 _ENGINE = (
     _argument(
         "--run-key",
-        help="names the run: the same key returns the same result (default: the command chooses a key and prints it)",
+        help="identifies the run: a command with the same key returns the same result (default: a new key, which is printed)",
     ),
     *_SESSION,
     _argument("--spark-packages", choices=["auto"], help="auto: load the Spark packages that the pipeline needs"),
 )
-_VERSION = _argument("version", type=int, metavar="N")
+_VERSION = _argument("version", type=int, metavar="N", help="the version")
 
 COMMANDS = (
     Command(
         "run",
-        "Run one batch, or with --drain batches up to the end that the source has now.",
+        "Run one batch. With --drain, run batches up to the current end offsets of the source.",
         "orders.toml --drain",
         (
             _argument(
@@ -105,7 +109,7 @@ COMMANDS = (
         "orders.toml 41",
         (
             _argument("version", type=int, metavar="N", nargs="?", help="the version, unless --quarantined is given"),
-            _argument("--quarantined", action="store_true", help="every version with quarantined records"),
+            _argument("--quarantined", action="store_true", help="reprocess every version with quarantined records"),
             *_ENGINE,
         ),
         builds="source and sinks",
@@ -126,13 +130,13 @@ COMMANDS = (
         "s3://lake/_streamsem/orders --since 40",
         (
             _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
-            _argument("--since", type=int, metavar="N", help="only files of versions above this one"),
+            _argument("--since", type=int, metavar="N", help="only files of versions above this one (exclusive)"),
             _argument("--sink", help="only files of this sink"),
         ),
     ),
     Command(
         "quarantine",
-        "Show the records that could not be parsed, and where each is in the source.",
+        "Show the records that could not be parsed, and their positions in the source.",
         "s3://lake/_streamsem/orders --limit 100",
         (
             _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
@@ -148,7 +152,7 @@ COMMANDS = (
     ),
     Command(
         "doctor",
-        "Test whether the log's store supports create-if-absent, with objects below doctor/.",
+        "Test whether the log's store supports create-if-absent. The test writes objects below doctor/.",
         "s3://lake/_streamsem/orders",
         (),
     ),
@@ -180,24 +184,26 @@ COMMANDS = (
     ),
     Command(
         "move-log",
-        "Move a commit log to another location; datasets stay where they are. After a crash, run it again.",
+        "Move a commit log to another location. Datasets stay at their locations. After a crash, run the command again.",
         "s3://lake/_streamsem/orders s3://new-lake/_streamsem/orders",
         (
             _argument("to", metavar="NEW", help="URL or path of the new location"),
             _argument(
                 "--already-moved",
                 action="store_true",
-                help="all objects were moved by hand and none is left at the old location: only record the move",
+                help="only record the move, because all objects were moved by hand and none is left at the old location",
             ),
         ),
     ),
-    Command("explain", "Show what the pipeline guarantees, and why.", "orders.toml", (), builds="source and sinks"),
+    Command(
+        "explain", "Show the guarantee of the pipeline and its reasons.", "orders.toml", (), builds="source and sinks"
+    ),
     Command(
         "vacuum",
-        "Delete files of attempts that lost, and staged files of versions that are published.",
+        "Delete files of attempts that did not commit, and staged files of published versions.",
         "orders.toml --dry-run",
         (
-            _argument("--dry-run", action="store_true", help="only report what would be deleted"),
+            _argument("--dry-run", action="store_true", help="report the files, but do not delete them"),
             _argument("--all", action="store_true", help="also inspect versions that an earlier vacuum has inspected"),
         ),
         builds="sinks",
@@ -206,7 +212,7 @@ COMMANDS = (
 
 
 def arguments_of(command: Command) -> tuple[Argument, ...]:
-    """Return the arguments of a command, including those that all commands share."""
+    """Return the arguments of a command, including those that several commands share."""
     target = (_PIPELINE if command.builds else _LOG,) if command.takes_target else ()
     return (*target, _JSON, *command.arguments)
 
@@ -215,7 +221,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``streamsem``."""
     top = argparse.ArgumentParser(
         prog="streamsem",
-        description="Micro-batches with an idempotent commit log.",
+        description="Run, inspect and maintain micro-batch pipelines with a commit log.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,8 +1,8 @@
 """
 Implementations of the commands.
 
-Each command takes the parsed arguments and returns an :class:`Answer`. ``args.log`` is the log's location. ``args.pipeline`` is the pipeline, or ``None`` if
-the user named a log. The commands call the public functions of this package.
+Each command takes the parsed arguments and returns its result as an :class:`Answer`. ``args.log`` is the location of the log. ``args.pipeline`` is the
+pipeline, or ``None`` if the user named a log. The commands call the public functions of this package.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ _LINES = 6
 
 def answer(args: argparse.Namespace) -> Answer:
     """
-    Run the command that ``args.command`` names, on a log or on a pipeline.
+    Run the command that ``args.command`` names on the log or the pipeline that ``args.target`` names, and return its result.
 
     :raises InvalidError: the arguments or the pipeline are not valid for this command
+    :raises StreamsemError: the command failed
     """
     command: Callable[[argparse.Namespace], Answer] = globals()[args.command.replace("-", "_")]
     if not hasattr(args, "target"):
@@ -71,7 +72,7 @@ def answer(args: argparse.Namespace) -> Answer:
         return command(args)
     named = load_pipeline(args.target) if in_python is None else _pipeline_of(in_python[1], in_python[2])
     if in_python is not None and args.command in ("run", "reprocess") and named.transform is None:
-        what = "the pipeline has no transform=, and a function under @task.micro_batch is not part of it and would not run; nothing was written"
+        what = "the pipeline has no transform, and this command would not run the function of a @task.micro_batch task; nothing was written"
         raise InvalidError(what, given=args.target, accepted="a pipeline with transform=, or the DAG's own task")
     if holds_templates(named):
         what = "the pipeline contains templates, which only an Airflow task renders; nothing was written"
@@ -83,43 +84,47 @@ def answer(args: argparse.Namespace) -> Answer:
 
 def _pipeline_of(path: str, name: str) -> Pipeline:
     """
-    Return a pipeline that a Python file defines, such as a DAG file.
+    Execute a Python file, such as a DAG file, and return the pipeline in one of its variables.
 
-    The function executes the file. The file's directory is on ``sys.path``, as Airflow's DAGs folder is in Airflow.
+    The file's directory is added to ``sys.path``, because in Airflow the DAGs folder is on ``sys.path``.
 
-    :raises InvalidError: there is no such file, it exits the process, or it defines no such pipeline
+    :param name: the name of the variable
+    :raises InvalidError: there is no such file, it exits the process, or the variable is not a pipeline
     """
     if not os.path.isfile(path):
-        raise InvalidError("there is no such file", file=path)
+        raise InvalidError("the file does not exist", file=path)
     sys.path.insert(0, os.path.dirname(path))
     try:
         found = runpy.run_path(path).get(name)
     except SystemExit as error:
         raise InvalidError("the file exits the process when it is executed", file=path) from error
     if not isinstance(found, Pipeline):
-        raise InvalidError("the file defines no pipeline of this name", file=path, given=name)
+        raise InvalidError("the file has no variable of this name that is a pipeline", file=path, given=name)
     return found
 
 
 def _refuse_without_pipeline(args: argparse.Namespace) -> None:
     """
-    Refuse a log for a command that constructs objects of a pipeline. Otherwise a writer of the log could choose which code runs here, where, and with which
-    credentials.
+    Raise an error if a command that creates objects of a pipeline was given a log.
+
+    If the command created them from the spec in the log, a writer of the log could choose which code runs here, and with which credentials.
+
+    :raises InvalidError: the command requires a pipeline
     """
     builds = next(command.builds for command in COMMANDS if command.name == args.command)
     if builds:
         raise InvalidError(
-            f"`streamsem {args.command}` builds {builds}, so it needs the pipeline file; it never uses the spec in a log for that",
+            f"`streamsem {args.command}` creates {builds}, so it requires the pipeline file: it never creates them from the spec in a log",
             given=args.target,
             accepted=f"streamsem {args.command} PIPELINE.toml, or FILE.py:NAME",
         )
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """``streamsem run``"""
+    """Run one batch, or with ``--drain`` several (``streamsem run``)."""
     pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
     run_key = f"cli:{SYSTEM_CLOCK.new_id()}" if args.run_key is None else args.run_key
-    announces = args.run_key is not None  # else no retry could repeat the announcements
+    announces = args.run_key is not None  # with a generated key, no retry could repeat the announcements
     before = _newest_closed(pipeline.log)
     result = run_batch(pipeline, run_key=run_key, drain=args.drain, engine=engine, announces=announces)
     if not announces:
@@ -129,7 +134,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _newest_closed(log: str) -> int:
-    """Return the newest closed version of a log; -1 if there is none, or no log."""
+    """Return the newest closed version of a log; -1 if the log has none or does not exist."""
     try:
         return open_log(log).head
     except InvalidError:
@@ -137,11 +142,11 @@ def _newest_closed(log: str) -> int:
 
 
 def reprocess(args: argparse.Namespace) -> Answer:
-    """``streamsem reprocess``"""
+    """Reprocess one version, or every version with quarantined records (``streamsem reprocess``)."""
     if args.quarantined == (args.version is not None):
-        raise InvalidError("reprocess needs a version or --quarantined, and not both", given=args.version)
+        raise InvalidError("reprocess requires either a version or --quarantined", given=args.version)
     if args.quarantined and args.run_key is not None:
-        raise InvalidError("--run-key names one reprocessing run, and --quarantined makes one for each version")
+        raise InvalidError("--run-key cannot be combined with --quarantined, which starts one run for each version")
     pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
     if not args.quarantined:
         return _ran(pipeline, reprocess_(pipeline, args.version, run_key=args.run_key, engine=engine))
@@ -160,7 +165,7 @@ def reprocess(args: argparse.Namespace) -> Answer:
             still = result.counts["quarantined"]
             lines.append(f"version {version}: reprocessed as {result.version}, {still} still quarantined")
     document = {"reprocessed": reprocessed, "not_reprocessed": refused}
-    return Answer(document=document, lines=lines or ["no record is in quarantine"], exit_code=1 if refused else 0)
+    return Answer(document=document, lines=lines or ["there are no quarantined records"], exit_code=1 if refused else 0)
 
 
 def _engine(args: argparse.Namespace, spark_packages: str | None) -> Engine:
@@ -168,7 +173,7 @@ def _engine(args: argparse.Namespace, spark_packages: str | None) -> Engine:
 
     unnamed = [text for text in args.spark_conf if "=" not in text]
     if unnamed:
-        raise InvalidError("--spark-conf must be NAME=VALUE", given=unnamed)
+        raise InvalidError("--spark-conf must have the form NAME=VALUE", given=unnamed)
     conf = load_spark_conf(args.target) if str(getattr(args, "target", "")).endswith(".toml") else {}
     conf |= dict(text.split("=", 1) for text in args.spark_conf)
     if args.spark_conn_id is None:
@@ -189,11 +194,11 @@ def _ran(pipeline: Pipeline, result: RunResult) -> Answer:
 
 
 def log(args: argparse.Namespace) -> Answer:
-    """``streamsem log``"""
+    """List versions (``streamsem log``)."""
     if args.limit < 1:
         raise InvalidError("--limit must be an integer of 1 or more", given=args.limit)
     opened = open_log(args.log)
-    # Attempts that died before they wrote a manifest left files only in the datasets, which only the user's own pipeline names.
+    # An attempt that ended before it wrote its manifest has left files only in the datasets. Only the user's pipeline names their locations.
     sinks = {} if args.pipeline is None else args.pipeline.sinks
     versions = [*opened.versions(limit=args.limit + 1)]
     spec = cache(lambda digest: stored_spec(opened.log.read_spec(digest)))
@@ -242,14 +247,25 @@ def _result(version: Version) -> str:
 
 
 def _sinks(outcome: Outcome, receipts: Receipts | None) -> dict[str, str]:
-    """Return sink → ``committed`` if the outcome itself makes the rows visible. For a sink outside the log: the result in its receipt, or ``waiting``."""
+    """
+    Return sink → state.
+
+    The state is ``committed`` if the outcome makes the rows visible. For a sink outside the log, it is the result in its receipt, or ``waiting`` if there are
+    no receipts yet.
+    """
     pending_publishes = dict.fromkeys(outcome.publish, "waiting")
     answered = {} if receipts is None else {name: receipt.result for name, receipt in receipts.sinks.items()}
     return {name: {**pending_publishes, **answered}.get(name, "committed") for name in outcome.sinks}
 
 
 def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
-    """Return the log as a table for the terminal."""
+    """
+    Return the versions of a log as a table for the terminal.
+
+    :param name: name of the pipeline
+    :param rows: the versions, as in the JSON document
+    :param now_ms: the current time in milliseconds since the epoch, from which ages are computed
+    """
     columns: dict[str, Callable[[Json], object]] = {
         "version": lambda row: row["version"],
         "result": lambda row: row["result"],
@@ -268,7 +284,7 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
     }
     cells = {title: [str(cell(row)) for row in rows] for title, cell in columns.items()}
     if all(state == "committed" for row in rows for state in row["sinks"].values()):
-        del cells["sinks"]  # the result column is sufficient
+        del cells["sinks"]  # the column `result` shows the same
     shown = [title for title, column in cells.items() if not rows or any(column)]
     first = ["attempts", "files", "duration", "closed (UTC)", "sinks", "changed in the spec", "age", "filtered"]
     return Table(
@@ -284,7 +300,7 @@ def _written(row: Json) -> list[int]:
 
 
 def _in_lines(parts: Iterable[str]) -> str:
-    """Join lines. Of many lines, show only the first."""
+    """Return the texts as lines. If there are more than ``_LINES`` + 1, return only the first and the number of the others."""
     lines = [*parts]
     more = len(lines) - _LINES
     return "\n".join(lines if more <= 1 else [*lines[:_LINES], f"and {more} more"])
@@ -307,12 +323,12 @@ def _ranges(ranges: Ranges) -> str:
 
 
 def show(args: argparse.Namespace) -> Answer:
-    """``streamsem show``"""
+    """Show the stored entries of a version (``streamsem show``)."""
     integer("N", args.version, least=0, most=N - 1)
     opened = open_log(args.log)
     plan, outcome = opened.log.plan(args.version), opened.log.outcome(args.version)
     if plan is None:
-        raise InvalidError("there is no such version", given=args.version, newest_closed=opened.head)
+        raise InvalidError("the log has no such version", given=args.version, newest_closed=opened.head)
     receipts = opened.log.receipts(args.version) if outcome is not None and outcome[0].has_pending_publishes else None
     document = {
         "version": args.version,
@@ -339,13 +355,13 @@ def _files_of(outcome: Outcome) -> list[str]:
 
 
 def files(args: argparse.Namespace) -> Answer:
-    """``streamsem files``"""
+    """List the visible files (``streamsem files``)."""
     found = open_log(args.log, pipeline=args.pipeline).files(version=args.at, since=args.since, sink=args.sink)
     return Answer(document={"files": [plain(file) for file in found]}, lines=[file.path for file in found])
 
 
 def quarantine(args: argparse.Namespace) -> Answer:
-    """``streamsem quarantine``"""
+    """Show quarantined records (``streamsem quarantine``)."""
     integer("limit", args.limit, least=1)
     opened = open_log(args.log, pipeline=args.pipeline)
     found = list(islice(opened.quarantined(version=args.at, since=args.since), args.limit + 1))
@@ -356,19 +372,19 @@ def quarantine(args: argparse.Namespace) -> Answer:
     ]
     columns = ["version", "where", "error", "record"]
     table = Table(title=f"quarantine of {args.log}", columns=columns, rows=rows, folded=["where", "error", "record"])
-    more = [f"only the first {args.limit} are shown: --limit shows more"] if len(found) > len(shown) else []
-    lines = more if shown else ["no record is in quarantine"]
+    more = [f"Only the first {args.limit} are shown. Do: use --limit."] if len(found) > len(shown) else []
+    lines = more if shown else ["there are no quarantined records"]
     return Answer(document={"records": shown, "complete": not more}, tables=[table] if shown else [], lines=lines)
 
 
 def _where(record: Mapping[str, Any]) -> str:
-    """Return the location of a quarantined record in its source: every field except ``version``, ``raw``, ``encoding`` and ``error``."""
+    """Return the position of a quarantined record in its source: every field except ``version``, ``raw``, ``encoding`` and ``error``, one a line."""
     told = {name: value for name, value in record.items() if name not in ("version", "raw", "encoding", "error")}
     return "\n".join(f"{name} {value}" for name, value in sorted(told.items()) if value is not None)
 
 
 def verify(args: argparse.Namespace) -> Answer:
-    """``streamsem verify``"""
+    """Verify a log and its datasets (``streamsem verify``)."""
     verdict = verify_(args.pipeline or args.log, files=not args.log_only)
     document = {**plain(verdict), "clean": verdict.clean}
     seen = f"{verdict.versions} versions, {verdict.commits} commits, {verdict.files} visible files, {verdict.orphans} orphans"
@@ -382,13 +398,13 @@ def verify(args: argparse.Namespace) -> Answer:
 
 
 def doctor(args: argparse.Namespace) -> Answer:
-    """``streamsem doctor``"""
+    """Probe the store of a log (``streamsem doctor``)."""
     report = doctor_.examine(open_commit_log(args.log))
     return _checked(f"doctor of {report.location}", plain(report), report.checks)
 
 
 def doctor_spark(args: argparse.Namespace) -> Answer:
-    """``streamsem doctor-spark``"""
+    """Check the installed Spark (``streamsem doctor-spark``)."""
     from airflow_provider_streamsem.cli import spark_check
 
     done = tuple(spark_check.checks(_engine(args, None)))
@@ -403,7 +419,7 @@ def _checked(title: str, document: Json, checks: Iterable[doctor_.Check]) -> Ans
 
 
 def lag(args: argparse.Namespace) -> Answer:
-    """``streamsem lag``"""
+    """Show the lag of a pipeline (``streamsem lag``)."""
     found = lag_of(args.pipeline)
     age = "never" if found.last_commit_age_ms is None else f"{found.last_commit_age_ms / 1000:.0f} s ago"
     return Answer(
@@ -413,7 +429,7 @@ def lag(args: argparse.Namespace) -> Answer:
 
 
 def abort(args: argparse.Namespace) -> Answer:
-    """``streamsem abort``"""
+    """Abort the open version (``streamsem abort``)."""
     opened = open_log(args.log)
     outcome = maintenance.abort(opened.log, opened.record, args.version, reason=args.reason)
     told = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"
@@ -423,7 +439,7 @@ def abort(args: argparse.Namespace) -> Answer:
 
 
 def skip(args: argparse.Namespace) -> Answer:
-    """``streamsem skip``"""
+    """Skip publishing a version to sinks (``streamsem skip``)."""
     receipts = skip_(args.pipeline, args.version, sink=args.sink, reason=args.reason)
     results = {name: receipt.result for name, receipt in receipts.sinks.items()}
     lines = [f"version {args.version}: sink {name}: {result}" for name, result in sorted(results.items())]
@@ -431,7 +447,7 @@ def skip(args: argparse.Namespace) -> Answer:
 
 
 def move_log(args: argparse.Namespace) -> Answer:
-    """``streamsem move-log``"""
+    """Move a log (``streamsem move-log``)."""
     to = args.to if "://" in args.to else os.path.abspath(args.to)
     done = move.move_log(open_commit_log(args.log), open_commit_log(to), already_moved=args.already_moved)
     lines = [
@@ -442,12 +458,12 @@ def move_log(args: argparse.Namespace) -> Answer:
 
 
 def explain(args: argparse.Namespace) -> Answer:
-    """``streamsem explain``"""
+    """Show the guarantee of a pipeline (``streamsem explain``)."""
     pipeline = args.pipeline
     found, warned = guarantee(pipeline), warnings(pipeline)
     lines = str(found).split("\n")
     if pipeline.transform is None and ".py:" in args.target:
-        lines += ["a function under @task.micro_batch is not part of the pipeline, and is not shown here"]
+        lines += ["the function of a @task.micro_batch task is not part of the pipeline, so it is not shown"]
     lines += [f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(found.sinks.items())]
     lines += [f"warning: {warning}" for warning in warned]
     needed = pipeline.spark_packages
@@ -465,7 +481,7 @@ def explain(args: argparse.Namespace) -> Answer:
 
 
 def vacuum(args: argparse.Namespace) -> Answer:
-    """``streamsem vacuum``"""
+    """Delete files that no reader and no run needs (``streamsem vacuum``)."""
     done = maintenance.vacuum(args.pipeline, dry_run=args.dry_run, everything=args.all)
     said = f"{len(done.attempts)} attempts and {len(done.keys)} objects of the log, {done.bytes} bytes"
     return Answer(

@@ -1,7 +1,7 @@
 """
-The ``streamsem`` command and its exit codes.
+The entry point of the ``streamsem`` command, and its exit codes.
 
-PYTHON_ARGCOMPLETE_OK: this marker enables shell completion of the arguments.
+PYTHON_ARGCOMPLETE_OK: argcomplete searches for this marker and then completes the arguments in a shell.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INVALID, RETRY, REFUSED, FAILED = 2, 3, 4, 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+    """Parse the arguments (default: ``sys.argv``), run the command and return its exit code."""
     made = parser()
     with suppress(ImportError):  # Airflow installs argcomplete
         import argcomplete
@@ -39,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def execute(args: argparse.Namespace, *, shows_progress: bool = False) -> int:
     """
-    Run the command that ``args.command`` names, print its result and return its exit code.
+    Run the command that ``args.command`` names, print its result or its error, and return its exit code.
 
-    :param shows_progress: show progress on a terminal while the command runs
+    :param shows_progress: whether to show progress if standard error is a terminal
     """
     from airflow_provider_streamsem.cli import output
 

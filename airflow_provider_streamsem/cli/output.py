@@ -1,8 +1,8 @@
 """
-Results of commands. This is the only module that prints them. It imports rich only to show a table or progress.
+Prints the results of commands. This module imports rich only to show a table or progress.
 
-Names, paths and reasons come from the log, and any writer of the log can choose them. Control characters that a terminal would execute or reorder are printed
-as escapes.
+Names, paths and reasons come from the log, and any writer of the log can choose them. So the functions print control characters, which a terminal would
+interpret, as escapes.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066
 
 def printable(text: str, *, keep: str = "") -> str:
     r"""
-    Replace each control character that a terminal would execute or reorder with an escape such as ``\u001b``, which is also a JSON escape.
+    Return a text in which each control character is replaced with an escape such as ``\u001b``, which is also a JSON escape.
 
-    :param keep: characters to keep, such as the line breaks of a text that this package formatted
+    Control characters are those that a terminal would interpret, or that change the order in which it shows the text.
+
+    :param keep: control characters to keep, such as the line breaks of a text that this package formatted
     """
     return _CONTROLS.sub(lambda found: found[0] if found[0] in keep else f"\\u{ord(found[0]):04x}", text)
 
 
 class PrintableFormatter(logging.Formatter):
-    """A log formatter that escapes control characters."""
+    """A log formatter that replaces control characters with escapes."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the formatted record. Line breaks and tabs of a traceback are kept."""
@@ -47,9 +49,9 @@ class PrintableFormatter(logging.Formatter):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """
-    Rows under column names. A cell may have several lines. Cells are never truncated.
+    A table for the terminal. A cell may have several lines. Cells are never truncated.
 
-    :param left_out_first: the columns that are dropped if the terminal is too narrow, in this order
+    :param left_out_first: the columns that may be left out if the terminal is too narrow, first to be left out first
     :param folded: the columns whose text may wrap
     """
 
@@ -87,7 +89,7 @@ class Answer:
 
     :param document: the document for ``--json``. Its structure is part of the public interface
     :param tables: tables for the terminal
-    :param lines: plain lines for the terminal. Paths can be piped to other commands. For a path with a control character, only the document is exact
+    :param lines: lines for the terminal. They can be piped to other commands, but control characters in them are replaced. Only the document is exact
     :param exit_code: exit code of the command
     """
 
@@ -98,12 +100,12 @@ class Answer:
 
 
 def show_json(document: Json) -> None:
-    """Print a document as JSON. A JSON parser reads exactly the document, because control characters are printed as JSON escapes."""
+    """Print a document as JSON. Control characters are printed as JSON escapes, so a parser returns the exact document."""
     print(printable(json.dumps(document, indent=2, ensure_ascii=False), keep="\n"))
 
 
 def show_error(text: str, *, keep: str = "") -> None:
-    """Print an error to standard error."""
+    """Print a text to standard error. ``keep`` is that of :func:`printable`."""
     print(printable(text, keep=keep), file=sys.stderr)
 
 
@@ -135,7 +137,7 @@ def progress(command: str, terminal: Console | None = None) -> Iterator[None]:
 
 
 class _Progress(logging.Handler):
-    """Shows the newest log line beside the spinner. Warnings remain above it."""
+    """A log handler that shows the newest log line beside the spinner, and prints warnings above it."""
 
     def __init__(self, status: Status) -> None:
         super().__init__()
@@ -154,9 +156,9 @@ class _Progress(logging.Handler):
 
 def show(answer: Answer, *, wide: bool = False) -> None:
     """
-    Print a command's result for the terminal.
+    Print the tables and lines of a command's result.
 
-    :param wide: drop no column, even if lines are longer than the terminal is wide
+    :param wide: leave out no column, even if the table is wider than the terminal
     """
     for table in answer.tables:
         show_table(table, wide=wide)
@@ -165,7 +167,7 @@ def show(answer: Answer, *, wide: bool = False) -> None:
 
 
 def show_table(table: Table, *, wide: bool = False) -> None:
-    """Print a table and name the columns that were dropped."""
+    """Print a table, and below it the names of the columns that were left out."""
     from rich.console import Console
 
     terminal = Console()

@@ -1,4 +1,4 @@
-"""The checks of ``streamsem doctor-spark``: small batches that test whether the installed Spark has the behavior that this package relies on."""
+"""The checks of ``streamsem doctor-spark``: small batches that test whether this package counts records correctly on the installed Spark."""
 
 from __future__ import annotations
 
@@ -57,14 +57,15 @@ _PLANS: tuple[tuple[Callable[[Any], Any], int], ...] = (
     (_grouped, 3),
     (_cached, 3),
 )
-"""Transforms, each with a different form of Spark query, and the number of rows that each must write."""
+"""Transforms with different forms of Spark query plans, and the number of rows that each must write."""
 
 
 def checks(engine: Engine) -> Iterator[Check]:
     """
-    Run one batch of three valid records and one malformed record for each form of Spark query, in a temporary directory.
+    Run a batch of three valid records and one malformed record for each form of query plan, and yield one check for each batch.
 
-    A batch counts its records through internal Spark classes. If another Spark version has changed them, a count is wrong or the batch fails.
+    A batch counts its records through internal Spark classes. If another Spark version has changed them, a count is wrong or the batch fails. The batches use
+    temporary directories, which a cluster must be able to read and write.
     """
     found = versions.installed()
     minors = {version.rsplit(".", 1)[0] for version in found.values()}

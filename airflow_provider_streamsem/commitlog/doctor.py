@@ -1,4 +1,4 @@
-"""Probes whether a store has the properties that the log requires. No pipeline is created on a store that fails."""
+"""Probes whether a store has the properties that a commit log requires. A run creates no log on a store that fails."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ROUNDS = 5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """
-    Result of one probe.
+    The result of one probe.
 
     :param name: the property that was probed
     :param passed: whether the store has it
-    :param seen: the behaviour that was observed
+    :param seen: the behavior that was observed, as text
     """
 
     name: str
@@ -36,9 +36,14 @@ class Check:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """
-    Results of all probes; stored under ``key`` in the log.
+    The results of all probes of a store.
 
     Known limitation: the probes can show that a store violates a property. They cannot prove that it never does.
+
+    :param key: the key in the log under which the report is stored
+    :param location: URL of the store
+    :param at_ms: time of the probes, in milliseconds since the epoch
+    :param checks: the results
     """
 
     key: str
@@ -54,9 +59,12 @@ class Report:
 
 def examine(log: CommitLog) -> Report:
     """
-    Probe a store with objects under ``doctor/``, delete these objects, and store the report there.
+    Probe a store with objects below ``doctor/``, delete these objects, and store the report there.
 
-    :raises StoreRefusedError: the store does not let this process write, read or list
+    A store that forbids deletes passes, and the objects stay.
+
+    :raises StoreRefusedError: the process has no permission to write, read or list
+    :raises UnavailableError: the report could not be stored
     """
     probe = f"doctor/probe-{log.clock.new_id()}/"
     checks = (
@@ -72,15 +80,16 @@ def examine(log: CommitLog) -> Report:
 
 def require_safe(log: CommitLog) -> Report:
     """
-    Run :func:`examine` and reject a store that fails.
+    Run :func:`examine`, and raise an error if a probe failed.
 
-    :raises UnsafeStoreError: names the probes that failed
+    :raises UnsafeStoreError: a probe failed; the error names it
+    :raises StoreRefusedError: the process has no permission to write, read or list
     """
     report = examine(log)
     if not report.passed:
         failed = "; ".join(f"{check.name}: {check.seen}" for check in report.checks if not check.passed)
         raise UnsafeStoreError(
-            "the store does not have the properties that a log requires, such as create-if-absent",
+            "the store lacks properties that a log requires, such as create-if-absent; no log was created",
             location=log.store.url,
             failed=failed,
             report=report.key,
@@ -106,7 +115,7 @@ def _check(name: str, probe: Callable[[], str]) -> Check:
     try:
         wrong = probe()
     except UnknownAnswerError:
-        wrong = "the store gave no clear answer"
+        wrong = "the store did not report whether a request was applied"
     return Check(name=name, passed=not wrong, seen=wrong or "as expected")
 
 
@@ -149,7 +158,7 @@ def _ordered(store: Store, probe: str) -> str:
         store.create(probe + name, b"{}")
     listed = [stat.key for stat in store.list(f"{probe}order/")]
     if listed != sorted((probe + name for name in names), key=str.encode):
-        return f"{len(listed)} keys of {len(names)} were listed, or in another order"
+        return f"{len(listed)} of {len(names)} keys were listed, or the order was wrong"
     first = [stat.key for stat in store.list(f"{probe}order/", limit=2)]
     return "" if first == listed[:2] else "a limited listing did not start at the first key"
 

@@ -1,4 +1,4 @@
-"""The commit log of a pipeline on a store. It contains the only loop that performs the requests of the protocol."""
+"""The commit log of a pipeline on a store. The procedures of the protocol yield requests, and :meth:`CommitLog.perform` sends them to the store."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """
-    Retry policy for requests without a clear answer (W6, W7).
+    The retry policy for requests whose result is unknown (W6, W7).
 
-    :param tries: consecutive requests without a clear answer after which the writer stops and reports *unknown*
-    :param first_wait_s: delay before the second request, in seconds; it doubles with each retry
-    :param longest_wait_s: maximum delay between two requests, in seconds
+    :param tries: number of consecutive requests with an unknown result after which :meth:`CommitLog.perform` raises an error
+    :param first_wait_s: delay before the first retry, in seconds; it doubles with each retry
+    :param longest_wait_s: maximum delay before a retry, in seconds
     """
 
     tries: int = 8
@@ -75,11 +75,13 @@ class Patience:
 @dataclass(slots=True)
 class CommitLog:
     """
-    A pipeline's log on a store. All its state is in the store, so several instances can use the same store.
+    The commit log of a pipeline on a store. All its state is in the store, so any number of instances and processes can use one log.
+
+    Every method that sends requests may raise :class:`UnavailableError`, :class:`StoreRefusedError` and :class:`LogDamagedError`.
 
     :param store: the store that holds the log
-    :param clock: used to wait between retries
-    :param patience: retry policy
+    :param clock: the clock for timestamps and for delays between retries
+    :param patience: the retry policy
     :param sources: prefix of the discoveries of all sources; :meth:`read_pipeline` sets it for a moved log
     """
 
@@ -90,9 +92,10 @@ class CommitLog:
 
     def perform(self, procedure: Procedure[T]) -> T:
         """
-        Run a procedure to completion.
+        Send the requests that a procedure yields, one after another, and return the result of the procedure.
 
-        :raises UnavailableError: too many consecutive requests had no clear answer. Whether the last one was applied is unknown.
+        :raises UnavailableError: the result of ``patience.tries`` consecutive requests is unknown. Whether the last one was applied is unknown
+        :raises StoreRefusedError: the store refused a request. It was not applied
         """
         unanswered = 0
         event: Event | None = None
@@ -111,14 +114,14 @@ class CommitLog:
             telemetry.emit(
                 telemetry.LogRequest, request=type(request).__name__.lower(), unknown=isinstance(event, Unknown)
             )
-            # A key that repeatedly exists on create but is missing on read is not a clear answer either.
+            # If a key exists on create but is missing on read, the result of the create is unknown too.
             unclear = isinstance(event, Unknown) or (isinstance(event, Missing) and isinstance(before, Exists))
             unanswered = unanswered + 1 if unclear else unanswered if isinstance(event, Exists) else 0
             if unanswered >= self.patience.tries:
                 procedure.close()
                 key = request.prefix if not isinstance(request, (Put, Get)) else request.key
                 raise UnavailableError(
-                    "the store gave no clear answer; whether the last request was applied is unknown",
+                    "the store did not report the result of a request; whether the request was applied is unknown",
                     **{
                         "location": self.store.url,
                         "tries": unanswered,
@@ -140,30 +143,30 @@ class CommitLog:
         except StoreRefusedError as error:
             if not unsure:
                 raise
-            # An earlier send of this request may have been applied (W7).
-            what = "the store refused the retry of a request that had no clear answer; whether the request was applied is unknown"
+            # An earlier try of this request may have been applied (W7).
+            what = "the store refused the retry of a request whose result is unknown; whether the request was applied is unknown"
             raise UnavailableError(what, location=self.store.url) from error
 
     # --- objects that are not versions
 
     def create(self, key: str, data: bytes) -> Creation:
-        """Create an object if it is absent, and return the stored bytes."""
+        """Create an object if its key is absent, and return the stored bytes, which may be those of another process."""
         return self.perform(create(key, data))
 
     def read(self, key: str) -> bytes | None:
-        """Return the bytes under a key, or ``None``."""
+        """Return the bytes of an object, or ``None`` if it does not exist."""
         return self.perform(get(key))
 
     def list_keys(self, prefix: str, limit: int | None = None) -> tuple[str, ...]:
-        """Return the first keys under a prefix. The result is a hint (W8)."""
+        """Return the first ``limit`` keys with a prefix, in ascending order; default: all. The result is a hint, because a listing may lag (W8)."""
         return self.perform(list_keys(prefix, limit))
 
     def read_pipeline(self) -> PipelineRecord | None:
         """
-        Read ``pipeline.json``. Returns ``None`` if the log does not exist yet.
+        Return the content of ``pipeline.json``, or ``None`` if the log does not exist yet.
 
         :raises NewerFormatError: the log requires a feature that this release lacks
-        :raises LogMovingError: the log is being moved here and is not complete yet
+        :raises LogMovingError: a move to this location is not complete yet
         """
         found = self.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
         if found is None:
@@ -176,33 +179,33 @@ class CommitLog:
         if found[0].moved_from:
             moved = self.moved(found[0].moved_from)
             if moved is None:
-                what = "the log is being moved here and is not complete yet"
+                what = "the move of the log to this location is not complete; nothing was read or written"
                 raise LogMovingError(what, moved_from=found[0].moved_from, log=self.store.url)
             self.sources = moved.sources
         return found[0]
 
     def moved(self, url: str) -> Moved | None:
-        """Return the record that this log was moved here from ``url`` and is complete, or ``None``."""
+        """Return the record of a completed move from ``url`` to this location, or ``None`` if there is none."""
         found = self.perform(procedures.read_entry(Moved, keys.moved(url)))
         return None if found is None else found[0]
 
     def create_pipeline(self, record: PipelineRecord) -> PipelineRecord:
-        """Create ``pipeline.json``. Returns the stored record, which may be that of another process."""
+        """Create ``pipeline.json``, and return the stored record, which may be that of another process."""
         self.perform(procedures.create_entry(keys.PIPELINE, record))
         stored = self.read_pipeline()
         if stored is None:
-            raise LogDamagedError("an object that was created cannot be read", invariant="I1", key=keys.PIPELINE)
+            raise LogDamagedError("an object is missing after it was created", invariant="I1", key=keys.PIPELINE)
         return stored
 
     def put_spec(self, spec: bytes) -> str:
-        """Store a pipeline spec and return its sha256, which names it."""
+        """Store a pipeline spec under its sha256, and return the sha256."""
         digest = sha256(spec)
         self.create(keys.spec(digest), spec)
         return digest
 
     def read_spec(self, digest: str) -> bytes:
         """
-        Read a pipeline spec by its sha256.
+        Return the pipeline spec with a sha256.
 
         :raises LogDamagedError: ``digest`` is not a sha256, or the spec is missing or has another sha256
         """
@@ -216,57 +219,57 @@ class CommitLog:
         return data
 
     def initial_offsets(self, source: str) -> InitialOffsets | None:
-        """Return the initial offsets of a source, or ``None`` if no run has created them. ``source`` is the sha256 of the source's arguments."""
+        """Return the initial offsets of a source, or ``None`` if no run has stored them. ``source`` is the sha256 of the source's immutable fields."""
         found = self.perform(procedures.read_entry(InitialOffsets, keys.initial_offsets(source)))
         return None if found is None else found[0]
 
     def put_initial_offsets(self, source: str, wanted: InitialOffsets) -> InitialOffsets:
-        """Create the initial offsets of a source. Returns the stored ones, which may be those of another process."""
+        """Store the initial offsets of a source, and return the stored ones, which may be those of another process."""
         self.perform(procedures.create_entry(keys.initial_offsets(source), wanted))
         stored = self.initial_offsets(source)
         if stored is None:
-            what = "an object that was created cannot be read"
+            what = "an object is missing after it was created"
             raise LogDamagedError(what, invariant="I1", key=keys.initial_offsets(source))
         return stored
 
     def of_source(self, immutable_config: Json) -> CommitLog:
         """
-        Return the section of the log that holds the discoveries of a source.
+        Return the log, restricted to the keys of one source's discoveries.
 
-        Each source has its own section. A run with a corrected path therefore never reads the discoveries of a run with a wrong path.
+        The keys depend on the immutable fields of the source. So a run with a corrected path does not read the discoveries of a run with a wrong path.
 
-        :param immutable_config: the source's immutable fields
+        :param immutable_config: the immutable fields of the source
         """
         return self.under(keys.source(sha256(canonical(immutable_config)), self.sources))
 
     def under(self, prefix: str) -> CommitLog:
-        """Return the section of the log below a prefix, which must end with ``/``."""
+        """Return the log, restricted to keys below a prefix, which must end with ``/``."""
         return CommitLog(PrefixStore(self.store, prefix), self.clock, self.patience)
 
     # --- versions, for writers
 
     def find_head(self) -> Head:
-        """Return the newest version that a listing shows. The result is a hint (W8)."""
+        """Return the head at the newest version that a listing shows. The result is a hint, because a listing may lag (W8)."""
         return self.perform(procedures.find_head())
 
     def read_head(self, version: int) -> Head | None:
-        """Return the head at ``version`` by computed keys, or ``None`` if the version has no plan and no outcome."""
+        """Return the head at ``version``, or ``None`` if the version has no plan and no outcome. The method lists nothing."""
         return self.perform(procedures.read_head(version))
 
     def confirm_head(self, head: Head) -> Head:
-        """Follow computed keys from a listed head to the newest version."""
+        """Return the head at the newest version, given a head that may lag. The method reads the keys of later versions and lists nothing."""
         return self.perform(procedures.confirm_head(head))
 
     def locate(self, run_key: str, head: Head) -> procedures.Position:
-        """Return the position of a run."""
+        """Return the position of a run in the log; see :func:`procedures.locate`."""
         return self.perform(procedures.locate(run_key, head))
 
     def find_current(self, version: int, head: Head) -> int:
-        """Return the commit that holds the rows of a version at the head."""
+        """Return the newest commit in the reprocessing chain of a version, whose rows are the visible ones."""
         return self.perform(procedures.find_current(version, head))
 
     def find_root(self, version: int) -> int:
-        """Return the first commit in the chain of a reprocessing run. A batch is its own root."""
+        """Return the first commit in the reprocessing chain of a version. For a batch, it is the batch itself."""
         return self.perform(procedures.find_root(version))
 
     def run_versions(self, run_key: str) -> list[int]:
@@ -283,16 +286,16 @@ class CommitLog:
         return None if found is None else found[0]
 
     def newest_announced(self) -> int:
-        """Return the version up to which all versions are announced, or -1 if none is. The value is a hint: it may be too low (W8)."""
+        """Return the version up to which all versions are announced; -1 if none is. The value is a hint: it may be too low (W8)."""
         return self.perform(announcements.newest_announced())
 
     def announcement(self, key: str) -> Announcement | None:
-        """Return an announcement, or ``None`` if it is missing."""
+        """Return the announcement with a key, or ``None`` if it does not exist."""
         found = self.perform(procedures.read_entry(Announcement, key))
         return None if found is None else found[0]
 
     def put_announcement(self, key: str, announcement: Announcement) -> Announcement:
-        """Create an announcement and return the stored one."""
+        """Store an announcement, and return the stored one, which may be that of another process."""
         return self.perform(announcements.put_announcement(key, announcement))
 
     def put_plan(self, head: ClosedHead, plan: Plan) -> tuple[Head, bool]:
@@ -304,70 +307,82 @@ class CommitLog:
         return self.perform(procedures.find_staged(head))
 
     def put_staged(self, manifest: StagedManifest) -> None:
-        """Create the manifest of an attempt. The caller must have written all its files completely (W18)."""
+        """Store the manifest of an attempt. All files of the attempt must be complete before the call (W18)."""
         self.perform(procedures.create_entry(keys.attempt(manifest.version, manifest.attempt_id), manifest))
 
     def decide(self, head: OpenHead, outcome: Outcome) -> tuple[ClosedHead, Outcome]:
-        """Create the run pointer and the outcome of the open plan. Returns the head at the stored outcome."""
+        """
+        Create the run pointer and the outcome of the open plan. This closes the version as a commit or an abort.
+
+        :return: the head after the stored outcome, and the stored outcome, which may be that of another process
+        """
         return self.perform(procedures.decide(head, outcome))
 
     # --- receipts and effects, for publishers
 
     def receipts(self, version: int) -> Receipts | None:
-        """Return Receipts(version), or ``None`` if they do not exist."""
+        """Return the receipts of a version, or ``None`` if they are not stored yet."""
         found = self.perform(procedures.read_entry(Receipts, keys.receipts(version)))
         return None if found is None else found[0]
 
     def put_receipts(self, head: ClosedHead, receipts: Receipts) -> tuple[ClosedHead, Receipts]:
-        """Create the receipts of the head's commit. Returns the head without pending publishes, and the stored receipts."""
+        """
+        Store the receipts of the head's commit.
+
+        :return: the head without pending publishes, and the stored receipts, which may be those of another process
+        """
         return self.perform(procedures.put_receipts(head, receipts))
 
     def claim(self, wanted: Claim) -> bool:
-        """Claim one round of a chunk of a version's effects. Returns whether the stored claim is this one."""
+        """Claim one round of a chunk of a version's effects, and return whether the stored claim is ``wanted``."""
         return self.perform(procedures.claim(wanted))
 
     def effects(self, version: int, sink: str, part: int, round: int = 0) -> Effects | None:
-        """Return the result of one round of a chunk of a version's effects, or ``None`` if no publisher recorded it."""
+        """Return the result of one round of a chunk of a version's effects, or ``None`` if no publisher has recorded it."""
         found = self.perform(procedures.read_entry(Effects, keys.effects(version, sink, part, round)))
         return None if found is None else found[0]
 
     def put_effects(self, effects: Effects) -> Effects:
-        """Record the result of one round of a chunk. Returns the stored record."""
+        """Record the result of one round of a chunk, and return the stored record, which may be that of another publisher."""
         return self.perform(procedures.put_effects(effects))
 
     def write_segments(self, version: int, known: list[tuple[Outcome, str]]) -> None:
-        """Create the segments that became full when ``version`` was closed."""
+        """
+        Create the segments that became full when ``version`` was closed.
+
+        :param known: outcomes that the caller has, with their sha256, so that they are not read again
+        """
         self.perform(procedures.write_segments(version, known))
 
     # --- versions, for readers
 
     def plan(self, version: int) -> tuple[Plan, str] | None:
-        """Return Plan(version) and the sha256 of its bytes, or ``None``."""
+        """Return the plan of a version and the sha256 of its bytes, or ``None`` if it does not exist."""
         return self.perform(procedures.read_entry(Plan, keys.plan(version)))
 
     def outcome(self, version: int) -> tuple[Outcome, str] | None:
-        """Return Outcome(version) and the sha256 of its bytes, or ``None``."""
+        """Return the outcome of a version and the sha256 of its bytes, or ``None`` if it does not exist."""
         return self.perform(procedures.read_entry(Outcome, keys.outcome(version)))
 
     def closed_head(self) -> int:
-        """Return the newest closed version that a listing shows, or -1 if there is none."""
+        """Return the newest closed version that a listing shows; -1 if there is none."""
         return self.find_head().closed
 
     def view(self, *, version: int | None = None, since: int = -1) -> LogView:
         """
-        Return the log folded up to ``version`` (default: the newest closed version).
+        Return the visible files and the totals as of a version.
 
-        :param version: a closed version; -1 for an empty view
-        :param since: keep only files of versions above this one
+        :param version: a closed version, inclusive; -1 for an empty view; default: the newest closed version
+        :param since: only files of versions above this one (exclusive)
         :raises InvalidError: ``version`` is not closed yet, or ``since`` is above it
         """
         head = self.closed_head()
         if version is not None and version > head and self.outcome(version) is not None:
-            head = version  # The listing lags. A version that was read once must stay readable (I7).
+            head = version  # The listing lags. A version that a reader has read once must stay readable (I7).
         at = head if version is None else version
         if not -1 <= at <= head or not -1 <= since <= at:
             raise InvalidError(
-                "`version` must be a closed version, and `since` must not be above it",
+                "`version` must be a closed version, and `since` must not be above `version`",
                 version=version,
                 since=since,
                 newest_closed=head,
@@ -384,5 +399,10 @@ class CommitLog:
 
 
 def open_commit_log(url: str, *, clock: Clock = SYSTEM_CLOCK, patience: Patience | None = None) -> CommitLog:
-    """Open the log at a URL. Sends no request."""
+    """
+    Open the log at a URL. The function sends no request.
+
+    :param url: URL of a store, as for :func:`airflow_provider_streamsem.stores.contract.open_store`
+    :raises InvalidError: the URL is not valid
+    """
     return CommitLog(open_store(url), clock, patience or Patience())

@@ -1,11 +1,11 @@
 """
 Moves a log to another location (PROTOCOL.md, 10): ``streamsem move-log``.
 
-A move is safe while pipelines run. After a crash at any request, an operator repeats it. Safety depends on the order of the steps:
+A move is safe while pipelines run. After a crash at any request, an operator runs the same move again. Safety depends on the order of the steps:
 
 1. Claim the new location.
-2. End the old log with one create.
-3. Copy the objects that can no longer change.
+2. End the old log with the create of one object.
+3. Copy the objects, which can no longer change.
 4. Declare the new log complete.
 """
 
@@ -25,8 +25,11 @@ from airflow_provider_streamsem.stores.contract import normalised
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedLog:
     """
-    Result of a move.
+    The result of a move.
 
+    :param pipeline: name of the pipeline
+    :param moved_from: URL of the old log
+    :param moved_to: URL of the new log
     :param version: the newest version that was moved; -1 if there was none
     :param copied: number of objects that this process copied
     """
@@ -40,11 +43,13 @@ class MovedLog:
 
 def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> MovedLog:
     """
-    Move a pipeline's log.
+    Move the log of a pipeline to another location.
 
-    The datasets stay at their locations. The objects of the old log stay readable. The old log rejects every run with an error that names the new log.
+    The datasets stay at their locations. The objects of the old log stay readable. A run that uses the old log fails with an error that names the new log.
 
-    :param already_moved: an operator has moved all objects by other means, and none is left at the old location. Only record the move in the new log
+    :param old: the log at its current location
+    :param new: the log at the new location, which must be empty, or the target of the same move
+    :param already_moved: only record the move in the new log, because all objects were moved by other means and none is left at the old location
     :raises InvalidError: there is no log to move, the two locations overlap, the old log is unfinished, or ``already_moved`` contradicts the old location. A
         log is unfinished if it has an open version or an unpublished commit
     :raises ConflictError: the new location holds another log or other bytes under a key of this log, or the old log was moved elsewhere
@@ -52,13 +57,15 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
     source, target = normalised(old.store.url), normalised(new.store.url)
     if f"{source}/".startswith(f"{target}/") or f"{target}/".startswith(f"{source}/"):
         raise InvalidError(
-            "the old and the new location of a log must not contain each other", moved_from=source, moved_to=target
+            "the old and the new location of a log must not be equal or contain each other",
+            moved_from=source,
+            moved_to=target,
         )
     record = old.read_pipeline()
     if record is None:
         return _recorded(old, new, source, target, already_moved=already_moved)
     if already_moved:
-        what = "the old location still holds the log, so it was not moved by hand"
+        what = "the old location still holds the log, so it was not moved by hand: move it without --already-moved"
         raise InvalidError(what, moved_from=source, moved_to=target)
     _refuse_unfinished(old, target)
     _claim_location(new, record, source)
@@ -72,23 +79,27 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
 
 
 def _recorded(old: CommitLog, new: CommitLog, source: str, target: str, *, already_moved: bool) -> MovedLog:
-    """Record a move that an operator made by other means. The record makes the dataset marks valid for the new log."""
+    """Record a move that an operator made by other means. With this record, the new log accepts the dataset marks that name the old log."""
     record = new.read_pipeline()
     if record is None:
         raise InvalidError("there is no log at either location", moved_from=source, moved_to=target)
     if not already_moved or old.list_keys(keys.LOG, 1):
-        what = "the old location has no pipeline.json; use --already-moved only if all objects were moved by hand and none is left there"
+        what = "the old location has no pipeline.json, so no log can be moved from it: --already-moved records a move by hand if no object is left there"
         raise InvalidError(what, moved_from=source, moved_to=target)
     _declare(new, Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=new.sources, nonce=_id(new)))
     return MovedLog(pipeline=record.name, moved_from=source, moved_to=target, version=new.find_head().closed, copied=0)
 
 
 def _refuse_unfinished(old: CommitLog, target: str) -> None:
-    """Reject the move before anything is written if the head is open or has pending publishes. A run at the old location must close it."""
+    """
+    Check that the head is neither open nor has pending publishes. Only a run at the old location can complete it.
+
+    :raises InvalidError: the head is open or has pending publishes
+    """
     try:
         head = old.confirm_head(old.find_head())
         if isinstance(head, OpenHead) or head.has_pending_publishes:
-            # Read again: another run may have closed the version between two of these reads.
+            # Read the head again, because a run may have closed the version between two requests of the first read.
             head = old.confirm_head(old.find_head())
     except LogMovedError as error:
         if error.fields["moved_to"] != target:
@@ -106,7 +117,9 @@ def _claim_location(new: CommitLog, record: PipelineRecord, source: str) -> None
     """
     Create ``pipeline.json`` at the new location (M2).
 
-    From then on no other pipeline can be created there, and runs reject the log until it is complete.
+    After that, no other pipeline can create a log there, and runs refuse this log until it is complete.
+
+    :raises ConflictError: the new location holds another log
     """
     stored = new.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
     if stored is None:
@@ -127,12 +140,12 @@ def _claim_location(new: CommitLog, record: PipelineRecord, source: str) -> None
 
 
 def _end(old: CommitLog, record: PipelineRecord, target: str) -> int:
-    """End the old log with a plan of kind ``move`` (M3). Returns the newest version before that plan."""
+    """End the old log with a plan of kind ``move`` (M3), and return the newest version before that plan; -1 if there is none."""
     while True:
         _refuse_unfinished(old, target)
         try:
             head = old.confirm_head(old.find_head())
-        except LogMovedError as error:  # This move has ended the old log.
+        except LogMovedError as error:  # the old log has ended: _refuse_unfinished has checked that this move ended it
             return int(str(error.fields["version"])) - 1
         if isinstance(head, OpenHead) or head.has_pending_publishes:
             continue
@@ -155,16 +168,18 @@ def _end(old: CommitLog, record: PipelineRecord, target: str) -> int:
 
 def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
     """
-    Copy all objects, then declare the new log complete. Returns the number of objects that this process created.
+    Copy all objects, then declare the new log complete. Return the number of objects that this process created.
 
-    Zombies may still create discoveries at the old location, and a slow mover may copy them late. Each process therefore copies the discoveries below its own
-    prefix. The record that declares the log complete names the only valid prefix.
+    Zombies may still create discoveries at the old location, and a slow process may copy them late. So each process copies the discoveries below its own
+    prefix, and the record that declares the log complete names the only valid prefix.
+
+    :raises ConflictError: the new location has other bytes under a key of the log
     """
     done: set[str] = set()
     copied = 0
     listed: set[str] | None = None
     versions = {key(version) for version in range(last + 1) for key in (keys.plan, keys.outcome)}
-    # Repeat until two listings are equal. A listing may contain an object that was created during it, and lack an object that was created before that one.
+    # Repeat until two listings are equal, because a listing is not a snapshot: it may contain an object and lack an object that was created earlier.
     while (found := {*old.list_keys("")}) != listed:
         listed = found
         for key in sorted((listed | versions) - done):
@@ -172,15 +187,15 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
             location = _location(key, old.sources, moved.sources, last)
             data = old.read(key) if location else None
             if data is None and key in versions:
-                raise LogDamagedError("a version lacks its plan or its outcome", invariant="I2", key=key)
+                raise LogDamagedError("the plan or the outcome of a version is missing", invariant="I2", key=key)
             if not location or data is None:  # Vacuum has deleted the object since the listing.
                 continue
             creation = new.create(location, data)
             copied += creation.first
             if not creation.mine:
                 if new.moved(moved.moved_from) is not None:
-                    return copied  # Another process completed the move, and the new log may have grown.
-                what = "an object at the new location differs from the log's object with the same key; the old log has ended and is unchanged"
+                    return copied  # Another process has completed the move, and runs may have extended the new log.
+                what = "the new location has another object under a key of the log; the move is not complete, and the objects of the old log are unchanged"
                 raise ConflictError(what, moved_from=moved.moved_from, moved_to=new.store.url, key=location)
     _declare(new, moved)
     return copied
@@ -190,7 +205,12 @@ def _location(key: str, old_sources: str, new_sources: str, last: int) -> str:
     """
     Return the key of an object's copy, or ``""`` if the object is not copied.
 
-    The mover does not copy ``pipeline.json``, the plan that ends the old log, probes of its store, directory markers, and discoveries below other prefixes.
+    These objects are not copied: ``pipeline.json``, the plan that ends the old log, probes of its store, directory markers, and discoveries below prefixes
+    other than ``old_sources``.
+
+    :param old_sources: prefix of the discoveries in the old log
+    :param new_sources: prefix of the discoveries in the new log
+    :param last: the newest version before the plan that ends the old log
     """
     if key == keys.PIPELINE or key == keys.plan(last + 1) or key.startswith("doctor/") or key.endswith("/"):
         return ""

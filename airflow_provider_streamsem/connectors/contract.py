@@ -1,5 +1,5 @@
 """
-Interfaces of sources and sinks, and the values that sources and sinks exchange with a run.
+Interfaces that sources and sinks implement, and the values that they exchange with a run.
 
 A new connector consists of a folder with ``source.py`` or ``sink.py``, an entry in the registry, a conformance fixture and a documentation page
 (CONTRIBUTING.md).
@@ -26,7 +26,9 @@ _NOTHING = "Nothing was created or applied in the sink; the batch stays committe
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """
-    Bounds for the size of one batch. A single item that exceeds a limit becomes a batch alone, so a limit never stops a pipeline.
+    Bounds for one batch.
+
+    A maximum size never stops a pipeline: a single item that exceeds it becomes a batch of one item. ``max_quarantined`` does stop a pipeline.
 
     :param max_files: maximum number of files, 1 or more
     :param max_bytes: maximum size in bytes as stored in the source, 1 or more
@@ -35,8 +37,9 @@ class Limits:
     :param min_rows: minimum number of rows, 1 or more, estimated as for ``max_rows``. A run leaves fewer rows for a later run until ``max_delay_s``
         after the last outcome. The first batch of a pipeline and later batches of a drain never wait
     :param max_delay_s: how long fewer than ``min_rows`` rows wait, in seconds, 1 or more. Required with ``min_rows``
-    :param max_quarantined: maximum number of records that cannot be parsed. A batch with more fails, and no offset advances. With 0, the first such
-        record fails the batch
+    :param max_quarantined: maximum number of records of a batch that cannot be parsed, 0 or more, inclusive. A batch with more fails, and no offset
+        advances
+    :raises InvalidError: a limit is out of bounds, only one of ``min_rows`` and ``max_delay_s`` is given, or ``min_rows`` is above ``max_rows``
     """
 
     max_files: int | None = None
@@ -68,9 +71,9 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class SourceEnd:
     """
-    The end of a source, as one poll saw it. A source may extend it by what the poll listed, so that the slice does not ask again.
+    The end of a source at the time of a poll. A source may subclass it to keep the items that the poll listed, so that ``slice`` need not request them again.
 
-    :param offsets: one past the newest record of each partition, exclusive
+    :param offsets: end offset of each partition, exclusive: one past its newest record
     """
 
     offsets: Offsets
@@ -79,12 +82,12 @@ class SourceEnd:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSlice:
     """
-    What one plan reads.
+    The part of a source that one plan reads.
 
     :param ranges: partition → ``[start, end)``
-    :param gaps: offsets inside the ranges that cannot be read
-    :param pins: dataclasses of the source, one for each item. With them the source reads exactly the remaining offsets again
-    :param hint: what the next planner may know of the source after this plan. It saves requests, and is never trusted for safety
+    :param gaps: partition → ``[start, end)`` inside the ranges whose offsets cannot be read
+    :param pins: dataclasses of the source, one for each item to read. They identify exactly the offsets of the ranges that are not in a gap
+    :param hint: JSON that the source passes to its next planner. It saves requests. Correctness does not depend on it
     :param rows: estimated number of records
     """
 
@@ -98,7 +101,11 @@ class SourceSlice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRecord:
     """
-    A record that could not be parsed. ``location`` is its position in the source (for files, ``path``), ``raw`` is its text, ``error`` is the parse error.
+    A record that could not be parsed.
+
+    :param location: where the record is in the source, such as ``path`` for files, or ``topic``, ``partition`` and ``offset`` for Kafka
+    :param raw: text of the record; base64 if ``location`` has an ``encoding`` of ``base64``
+    :param error: why it could not be parsed
     """
 
     location: Mapping[str, str | int]
@@ -109,12 +116,12 @@ class BadRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expiry:
     """
-    How close a source is to losing unread items to retention.
+    How many unread items of a source retention has deleted, and how many it will delete soon.
 
-    :param lost: unread items that are already missing
-    :param at_risk: unread items that expire within the requested time
-    :param spare: how many items that were read the source still holds before the first unread item. This is the minimum over the partitions that have
-        unread items and have already lost items. ``None`` if there is no such partition
+    :param lost: number of unread items that are missing already
+    :param at_risk: number of unread items that may expire within the requested time
+    :param spare: number of items that the source still holds before the first unread item: the minimum over the partitions that have unread items and
+        from which retention has deleted items. ``None`` if there is no such partition
     """
 
     lost: int
@@ -128,9 +135,11 @@ class Expiring(Protocol):
 
     def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
         """
-        Report how close the items at or above ``start`` are to expiry. Writes nothing.
+        Count the items at or above ``start`` that have expired or may expire soon. Writes nothing.
 
+        :param start: the next offset to read of each partition, inclusive
         :param within_ms: the period for ``at_risk``, in milliseconds from ``now_ms``. With ``None``, no item counts as at risk
+        :param now_ms: the current time, in milliseconds UTC
         """
         ...
 
@@ -140,14 +149,15 @@ class Consuming(Protocol):
     """Additional interface of a :class:`Source` whose planner removes records from the external system."""
 
     def peek(self, log: CommitLog, hint: Json) -> Planner:
-        """Return a planner for inspection only. It plans as the planner of :meth:`Source.open` does, but removes no records. This call sends no request."""
+        """Return a planner for dry runs. It plans as the planner of :meth:`Source.open` does, but removes no records. This call sends no request."""
         ...
 
 
 @runtime_checkable
 class Compacting(Protocol):
     """
-    A source that may lose records inside a range, for example by log compaction. Reprocessing a version fails if it reads fewer records than the version did.
+    Additional interface of a :class:`Source` that may lose records inside a range, for example by log compaction. A reprocessing run of such a source fails if
+    it reads fewer records than the version that it replaces.
     """
 
     compacts: ClassVar[bool]
@@ -165,7 +175,7 @@ class ReplacesRows(Protocol):
 
 class Loaded(Protocol):
     """
-    The records of a plan on Spark, with the records that could not be parsed marked.
+    The records of a plan as a DataFrame, in which a column marks the records that could not be parsed.
 
     :attr frame: one row per record. If ``bad`` is not ``None``, rows for which it is true could not be parsed, and their other columns are undefined
     :attr bad: a boolean column over ``frame``; ``None`` if the source parses every record that it reads
@@ -177,33 +187,37 @@ class Loaded(Protocol):
     drop: tuple[str, ...]
 
     def bad_records(self) -> Iterator[BadRecord]:
-        """Return the records that could not be parsed. This reads the same range a second time, so the engine calls it only if there are such records."""
+        """Yield the records that could not be parsed. Reads the same range a second time, so the engine calls it only if there are such records."""
         ...
 
 
 @runtime_checkable
 class Counted(Protocol):
-    """Additional interface of a :class:`Loaded` whose source records its own number of records, as Parquet footers do."""
+    """Additional interface of a :class:`Loaded` whose source stores its number of records, as Parquet footers do."""
 
     def check_read(self, read: int) -> None:
         """
-        Compare the number of records that the engine read with the number that the source recorded.
+        Compare the number of records that the engine read with the number that the source stores.
 
-        :param read: records that the engine read
-        :raises DataError: the numbers differ; names the item
+        :param read: number of records that the engine read
+        :raises DataError: the numbers differ; the error names the item. Nothing became visible
         """
         ...
 
 
 class Planner(Protocol):
     """
-    A source bound to a log, for one process. It holds no state of a run: hints come from the log, and only reads of the log are cached.
+    A source bound to a log, for one process. It has no state of a run: hints come from the log, and it caches only what it has read from the log.
 
     The parameter ``hint`` of each method is the hint of the newest outcome; ``None`` before the first version.
     """
 
     def poll(self, hint: Json) -> SourceEnd:
-        """Find the end of the source. May write to the log (discovery), but never advances an offset."""
+        """
+        Find the end of the source. May write discoveries to the log, but never advances an offset.
+
+        :raises UnavailableError: the source gave no clear answer
+        """
         ...
 
     def slice(
@@ -214,7 +228,9 @@ class Planner(Protocol):
 
         :param on_data_loss: ``"fail"``, or ``"record_gap"``. With ``"record_gap"``, offsets that are missing from the source become gaps of the slice
         :returns: the slice; ``None`` if there is nothing to read between ``start`` and ``end``
-        :raises SourceChangedError: with ``"fail"``, offsets are missing from the source. The error names the first missing item. Nothing was written
+        :raises SourceChangedError: with ``"fail"``, offsets are missing from the source; or the source contradicts the committed offsets, whatever
+            ``on_data_loss`` is. The error names the item. Nothing was written
+        :raises UnavailableError: the source gave no clear answer
         """
         ...
 
@@ -232,16 +248,17 @@ class Source(Protocol):
     Reads records from an external system.
 
     * Every range is ``[start, end)``; ``end`` is the next offset to read.
-    * A replayable source returns the same records for the same ranges and pins every time, or raises ``SourceChangedError``.
+    * For the same ranges and pins, a source returns the same records every time, or raises ``SourceChangedError``.
     * :attr:`delivery` is the strongest guarantee of a pipeline that reads this source. ``exactly_once`` requires that the same ranges always return
       the same records, once each.
-    * ``unit`` is the name of what an offset counts, for users. ``limits`` lists the fields of :class:`Limits` that bound its batches.
-    * A source whose arguments are not all plain values has a ``to_json()``, which returns the arguments in their TOML form.
+    * ``unit`` is the plural noun for the items that offsets count, as messages show it, such as ``files``.
+    * ``limits`` lists the fields of :class:`Limits` that the source supports. ``reasons`` are the reasons for :attr:`delivery`, one sentence each.
+    * A source with an argument that is not a JSON value has a method ``to_json()``, which returns the arguments in their TOML form.
     """
 
     @property
     def delivery(self) -> str:
-        """``exactly_once``, ``effectively_once``, ``at_least_once`` or ``at_most_once``: how often the source returns each record of the external system."""
+        """How often the source returns each record of the external system: ``exactly_once``, ``effectively_once``, ``at_least_once`` or ``at_most_once``."""
         ...
 
     @property
@@ -251,7 +268,7 @@ class Source(Protocol):
 
     @property
     def extra(self) -> str:
-        """The extra of this package that installs the client library; ``""`` if the source needs no client library."""
+        """The extra of this package that installs the source's client library; ``""`` if there is no such extra."""
         ...
 
     unit: ClassVar[str]
@@ -265,7 +282,7 @@ class Source(Protocol):
 
     @property
     def location(self) -> str | None:
-        """URL of the records, if the source has a location as datasets have; else ``None``. It must not overlap the log or a dataset."""
+        """URL of the location of the records, such as a directory; ``None`` if the source has none. It must not overlap the log or a dataset."""
         ...
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
@@ -277,11 +294,15 @@ class Source(Protocol):
         ...
 
     def immutable_config(self) -> Json:
-        """Return the fields that must not change under one log: the identity of the source."""
+        """Return the fields that must not change while the log is in use: the identity of the source."""
         ...
 
     def initial_offsets(self) -> Offsets:
-        """Return the offsets at which the first version starts."""
+        """
+        Return the offsets at which version 0 starts. May send requests to the source.
+
+        :raises StreamsemError: the source cannot be reached, or does not have the offsets at which it is configured to start
+        """
         ...
 
     def open(self, log: CommitLog, hint: Json) -> Planner:
@@ -294,9 +315,9 @@ class Source(Protocol):
 
     def read_pins(self, pins: Json) -> Sequence[Any]:
         """
-        Decode the pins of a plan as the source's dataclasses, and check that the source reads what they name (R6).
+        Decode the pins of a plan to dataclasses of the source, and check that the source is configured to read the items that they name (R6).
 
-        :raises LogDamagedError: the pins have another form, or name something else
+        :raises LogDamagedError: the pins have another form, or name an item that the source does not read
         """
         ...
 
@@ -305,49 +326,53 @@ class Source(Protocol):
         Return the hint of the outcome that commits a plan. Sends no request.
 
         :param hint: the hint of the plan
-        :param counts: of the attempt that is committed
+        :param pins: the pins of the plan
+        :param counts: row counts of the attempt that is committed
         """
         ...
 
     def check_pins(self, pins: Sequence[Any], *, was_read: bool) -> None:
         """
-        Compare the source with the pins of a plan (D5).
+        Check that the source still has the items of a plan, unchanged (D5).
 
-        The run calls this after every read. It also calls this before it reads a plan from before this attempt. It does not check a plan that it has
-        just made, because the planner has just inspected the source.
+        The run calls this method after every read. It also calls it before a read, unless this process has just planned the items.
 
-        :param was_read: the plan was read. The source then skips conditions on which the engine itself would have failed during the read
-        :raises SourceChangedError: names the first item that changed or is missing
+        :param was_read: whether the engine has read the items. If so, the source skips checks whose failure would have failed the read
+        :raises SourceChangedError: the error names the first item that was changed or is missing. Nothing became visible
         """
         ...
 
     def load(self, spark: SparkSession, pins: Sequence[Any]) -> Loaded:
-        """Return the planned records as a DataFrame. Lazy: this call reads no record."""
+        """Return the planned records as a DataFrame. This call reads no record. Spark reads the records when an action evaluates the DataFrame."""
         ...
 
 
 class Sink(Protocol):
     """
-    Makes rows visible.
+    Stages the rows of a batch as files, and determines how they become visible.
+
+    There are two kinds of sinks. The rows of a sink *in the log* become visible with the outcome, because readers find the files through the log. A sink
+    *outside the log* (:class:`PublishingSink`) publishes the rows to another system, such as a table or a topic, after the commit.
 
     * :meth:`stage` writes under paths that contain the attempt id, so that no two attempts share a key (I8). No reader reads these files before the
       outcome exists.
-    * The engine calls :meth:`collect` after the last byte. It returns exactly the rows that the engine handed to the writer, counted in the files.
+    * The engine calls :meth:`collect` after :meth:`stage`. The files must contain exactly the rows that the engine passed to the writer.
     * A file never changes after it was collected.
     """
 
     @property
     def extra(self) -> str:
-        """The extra of this package that installs the client library; ``""`` if the sink needs no client library."""
+        """The extra of this package that installs the sink's client library; ``""`` if there is no such extra."""
         ...
 
     publishes: ClassVar[bool]
-    """whether the rows become visible outside the log, after the commit. The sink is then a :class:`PublishingSink`"""
+    """Whether the rows become visible outside the log, after the commit. If so, the sink is a :class:`PublishingSink`."""
 
     @property
     def delivery(self) -> str:
         """
-        ``exactly_once``, ``effectively_once``, ``at_least_once`` or ``at_most_once``: the guarantee for each record through retries, zombies and crashes.
+        How often the sink applies each row, through retries, zombies and crashes: ``exactly_once``, ``effectively_once``, ``at_least_once`` or
+        ``at_most_once``.
         """
         ...
 
@@ -367,23 +392,27 @@ class Sink(Protocol):
         ...
 
     def immutable_config(self) -> Json:
-        """Return the fields that must not change under one log."""
+        """Return the fields that must not change while the log is in use."""
         ...
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
         """
-        Mark the dataset as owned by this pipeline, or verify the existing mark.
+        Write the mark that this pipeline owns the dataset, or verify the existing mark.
 
-        :param new: the log has no version yet, so the pipeline may claim a dataset without a mark
-        :raises ConflictError: the dataset belongs to another log, or holds output that no log names
+        :param pipeline_uuid: uuid of the pipeline
+        :param log: URL of the pipeline's log
+        :param new: whether the log has no version yet. Only then may the pipeline claim a dataset without a mark
+        :raises ConflictError: the dataset belongs to another log, or has files without a mark. Nothing was written
+        :raises LogDamagedError: ``new`` is false, and the mark is missing
         """
         ...
 
     def refuse_orphan(self, log: str) -> None:
         """
-        Refuse a dataset that holds output of an earlier log. Called if the log does not exist.
+        Refuse a dataset that contains output of an earlier log. Called before a new log is created.
 
-        :raises ConflictError: the dataset holds such output
+        :param log: URL of the new log
+        :raises ConflictError: the dataset has a mark or files. Nothing was written
         """
         ...
 
@@ -393,30 +422,31 @@ class Sink(Protocol):
 
     def resolve_schema(self, schema: str) -> str:
         """
-        Refuse columns that the sink cannot make visible, and return the types in which the engine stages the others. Called before anything is staged.
+        Check that the sink can store the columns, and return the types in which the engine stages them. Called before anything is staged.
 
         :param schema: schema JSON in Spark's form. A column whose type is not known yet is ``void``
         :returns: the same columns, each with its type or the wider type of the sink's table. The engine casts to these types, and drops columns that
             are still ``void``
-        :raises DataError: the columns do not fit the sink
+        :raises DataError: the sink or its table cannot store a column. Nothing became visible
         """
         ...
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
         """
-        Write a DataFrame into the location of the attempt. Returns after the last byte.
+        Write a DataFrame into the location of the attempt. Returns when all files are written.
 
-        :returns: the argument ``accepted`` of :meth:`collect`: names, below the location, of the files that the engine accepted. ``None`` if the
-            location cannot hold other files
+        :returns: the argument ``accepted`` of :meth:`collect`: names, relative to the location, of the files of successful Spark tasks. ``None`` if
+            the location contains no other files
         """
         ...
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """
-        Return the staged files. The sink counts each file by its footer, or by reading it if its format has no footer.
+        Return the staged files. The sink counts the rows of each file by its footer, or by reading the file if its format has no footer.
 
         :param accepted: the return value of :meth:`stage`; ``None``: all files in the location of the attempt
-        :raises StageError: an accepted file is missing
+        :raises StageError: an accepted file is missing. Nothing became visible
+        :raises DataError: the sink could not publish a value. Nothing became visible
         """
         ...
 
@@ -426,9 +456,9 @@ class Sink(Protocol):
 
     def discard(self, version: int, attempt_id: str, *, dry_run: bool = False) -> int:
         """
-        Delete the files of one attempt, and return their size in bytes. With ``dry_run``, only return the size.
+        Delete the files of one attempt, and return their total size in bytes. With ``dry_run``, delete nothing and return the size.
 
-        Only vacuum calls this: for attempts that lost, and for staged files that are no longer needed because they were published (V4).
+        Only vacuum calls this method: for attempts that lost, and for staged files whose rows were published and that are no longer needed (V4).
         """
         ...
 
@@ -438,21 +468,23 @@ class Sink(Protocol):
 
     def count(self, key: str, format: str) -> int:
         """
-        Count the rows of a file again; 0 if the file is missing.
+        Return the number of rows of a file, counted in the file; 0 if the file is missing.
 
-        :raises DataError: it is not a complete file of its format
+        :raises DataError: the file is not a complete file of its format
         """
         ...
 
     def is_complete(self, committable: Committable) -> bool:
-        """Whether every file exists with the recorded size and checksum (W17)."""
+        """Return whether every file exists with the recorded size and checksum (W17)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SinkMarker:
     """
-    The newest version that a transactional sink has applied or skipped, as stored in the sink.
+    The newest version that a transactional sink has applied or skipped, as the sink stores it.
+
+    A transactional sink is a sink outside the log that sets this marker in one transaction with the rows.
 
     :param state: ``applied`` or ``skipped``
     :param outcome: sha256 of the outcome that set the marker, or its first digits; ``""`` if a user set the marker by hand
@@ -463,7 +495,7 @@ class SinkMarker:
     outcome: str
 
     def is_of(self, version: int, outcome: str) -> bool:
-        """Whether the commit with this version and outcome set the marker."""
+        """Return whether the commit with this version and outcome has set the marker."""
         return self.version == version and outcome.startswith(self.outcome)
 
 
@@ -472,13 +504,15 @@ class Batch:
     """
     The part of a commit that one sink publishes.
 
-    :param pipeline_uuid: with ``sink``, the name of the marker
+    :param pipeline_uuid: uuid of the pipeline; together with ``sink`` the key of the sink's marker
+    :param sink: name of the sink in the pipeline
+    :param version: version of the commit
     :param outcome: sha256 of the bytes of the version's outcome; the marker stores it
     :param committable: the staged files to publish
     :param schema: columns of the staged rows, as schema JSON in Spark's form; ``""`` if no batch has had rows yet
-    :param root: the version that a sink stores with its rows: the root of a reprocessing run's chain, or the batch's own version
-    :param replaced: for a reprocessing run, the current output of its chain in the sink. ``None`` for a batch, and if all of the chain was skipped
-    :param expected_marker: the newest earlier commit whose receipts say that it set the sink's marker; ``None`` if there is none
+    :param root: the version that a sink stores with its rows: the first version of a reprocessing run's chain, or the batch's own version
+    :param replaced: for a reprocessing run, the current output of its chain in the sink. ``None`` for a batch, and if the whole chain was skipped
+    :param expected_marker: the newest earlier commit that set the sink's marker, according to its receipts; ``None`` if there is none
     """
 
     pipeline_uuid: str
@@ -493,11 +527,11 @@ class Batch:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether the commit neither adds nor replaces rows in this sink. Then it needs no marker."""
+        """Whether the commit neither adds nor replaces rows in this sink. If so, the sink sets no marker."""
         return not self.committable.files and (self.replaced is None or not self.replaced.files)
 
     def is_settled(self, found: SinkMarker | None) -> bool:
-        """Whether the sink's marker shows that this commit was applied or skipped."""
+        """Return whether the sink's marker shows that this commit was applied or skipped."""
         return found is not None and found.is_of(self.version, self.outcome)
 
     def check_marker(self, found: SinkMarker | None, what: str, **where: object) -> None:
@@ -505,7 +539,7 @@ class Batch:
         Refuse to publish into a sink whose marker is not the one that the newest receipts name.
 
         :param found: the sink's marker, not above this version; ``None`` if the marker, or the object that stores it, is missing
-        :param what: the state of the sink, for the error, if the marker is missing
+        :param what: the state of the sink if the marker is missing, as the summary of the error
         :param where: fields of the error that identify the table or topic
         :raises MarkerLostError: the marker is missing or older than expected, so the sink has lost versions
         :raises MarkerConflictError: the marker is newer than expected or another outcome set it, so the log has lost versions
@@ -524,11 +558,11 @@ class Batch:
             )
 
     def lost(self, summary: str, **where: object) -> MarkerLostError:
-        """Return the error for a sink that has lost versions which earlier receipts say it has."""
+        """Return the error for a sink that lacks versions for which the log has receipts."""
         return MarkerLostError(f"{summary}. {_NOTHING}", **self._facts(), **where)
 
     def conflict(self, summary: str, **where: object) -> MarkerConflictError:
-        """Return the error for a sink that has a version which this log does not have."""
+        """Return the error for a sink that has a version that this log does not have."""
         return MarkerConflictError(f"{summary}. {_NOTHING}", **self._facts(), **where)
 
     def _facts(self) -> dict[str, object]:
@@ -543,44 +577,48 @@ class Batch:
 
 class EffectLedger(Protocol):
     """
-    The recorded state of a version's effects on one sink, chunk by chunk.
+    The claims and results of a version's effects on one sink, as one publisher reads and records them. An *effect* is a call that cannot be undone.
 
-    A chunk is a run of records in the order of the staged files. It is the same for every publisher. A publisher performs a chunk in one round, or in
-    several rounds if calls were interrupted. Each round begins with the first record that the previous round left.
+    A chunk is a consecutive set of records in the order of the staged files. Chunks are the same for every publisher. A publisher performs a chunk in
+    one round, or in several rounds if calls were interrupted. Each round begins with the first record that the previous round has not performed.
 
     :param clock: the clock by which the publisher waits
-    :param may_close: whether this entry to publishing may record the claims of other entries as *unknown*. True for a retry of the commit's own run,
-        and for an operator
+    :param may_close: whether this publisher may record the rounds that other publishers have claimed as *unknown*. True for a retry of the run that
+        committed the version, and for a skip
     """
 
     clock: Clock
     may_close: bool
 
     def claim(self, chunk: int, round: int) -> bool:
-        """Whether this entry to publishing, and never another one, may perform the effects of one round of a chunk (I17)."""
+        """Claim one round of a chunk. Returns whether this publisher holds the claim. Only the publisher that holds it may perform the effects (I17)."""
         ...
 
     def known(self, chunk: int, round: int) -> Effects | None:
-        """Return the recorded result of one round of a chunk; ``None`` if no entry recorded it."""
+        """Return the recorded result of one round of a chunk; ``None`` if no publisher has recorded it."""
         ...
 
     def record(
         self, chunk: int, round: int, *, done: int, refused: int = 0, unknown: int = 0, skipped: int = 0, left: int = 0
     ) -> Effects:
         """
-        Record the result of one round of a chunk, after its last effect.
+        Record the result of one round of a chunk, after its last effect. All counts are records.
 
-        :param left: number of records at the end of the chunk that no call of this round performed
-        :returns: the stored result, which is that of another entry if it was faster
+        :param done: effects that were acknowledged
+        :param refused: effects that will never be performed, because the other system refused them
+        :param unknown: effects that may have been performed
+        :param skipped: effects that an operator skipped
+        :param left: records at the end of the chunk that no call of this round performed
+        :returns: the stored result, which may be that of another publisher
         """
         ...
 
 
 class PublishingSink(Sink, Protocol):
     """
-    A sink that makes its rows visible outside the log, from files that were staged before the commit.
+    A sink outside the log: it publishes the rows of a commit to another system, from files that were staged before the commit.
 
-    * Staging refuses every batch that :meth:`publish` would foreseeably refuse. After the commit, only an operator can skip a batch.
+    * Staging must refuse every batch that :meth:`publish` is certain to refuse. After the commit, a batch can only be published or skipped by an operator.
     * Any process may call :meth:`publish`: repeatedly, concurrently with another process, and late.
     * A transactional sink sets its marker ``(pipeline uuid, sink) → (version, applied, outcome)`` in **one** transaction with the rows. It does so
       only if the marker is still the one that it read (P2). Before that, and before it creates a table or topic, it calls :meth:`Batch.is_settled`
@@ -593,40 +631,40 @@ class PublishingSink(Sink, Protocol):
         ...
 
     def attempts_in_use(self) -> set[tuple[int, str]]:
-        """Return ``(version, attempt_id)`` of the attempts whose files the sink's table references now. Vacuum never deletes these, whatever the log says."""
+        """Return ``(version, attempt_id)`` of the attempts whose files the sink's table references. Vacuum keeps these files even if the attempt lost."""
         ...
 
     @property
     def can_reprocess(self) -> bool:
-        """Whether :meth:`publish` can replace the rows of a reprocessing run's chain. If not, a reprocessing run is refused before anything is written."""
+        """Whether :meth:`publish` can replace rows of earlier versions. If not, a reprocessing run is refused before anything is written."""
         ...
 
     def check_reprocess(self, replaced: Committable | None) -> None:
         """
-        Refuse to replace rows that cannot be removed from the table in its current state. Called before a reprocessing run is planned.
+        Check that the rows that a reprocessing run replaces can be removed from the table in its current state. Called before the run is planned.
 
         :param replaced: the rows that the reprocessing run would replace; ``None`` if the sink has none of them
-        :raises InvalidError: states the reason; nothing was written
+        :raises InvalidError: the rows cannot be removed. Nothing was written
         """
         ...
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
         """
-        Apply a batch, or find that it was already applied or skipped.
+        Apply a batch, unless it was applied or skipped already.
 
         :returns: the receipt. ``None`` if the marker is above this version: the caller then reads the version's receipts (P2, P9)
-        :raises UnavailableError: the sink gave no clear answer. Call again: the next call reads the marker
-        :raises PublishError: the sink refuses the batch, and has no rows of it
-        :raises MarkerLostError: the sink's marker is missing, or older than its receipts
-        :raises MarkerConflictError: the sink's marker is of a commit that the log does not have
+        :raises UnavailableError: the sink gave no clear answer. Whether the batch was applied is unknown; the next call reads the marker
+        :raises PublishError: the sink refuses the batch. A transactional sink has no rows of it
+        :raises MarkerLostError: the sink's marker is missing, or older than the newest receipts
+        :raises MarkerConflictError: the sink's marker names a commit that the log does not have
         """
         ...
 
     def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
         """
-        Set the marker to a batch without applying its rows. Returns as :meth:`publish` does, but does not check the marker.
+        Set the marker to this version without applying its rows. Returns as :meth:`publish` does, but does not check the existing marker.
 
-        Creates a missing table or topic if the marker needs one. By a skip, a user accepts what the sink or the log has lost.
+        Creates a missing table or topic if the marker is stored in one. With a skip, a user accepts the loss of versions in the sink or in the log.
         """
         ...
 

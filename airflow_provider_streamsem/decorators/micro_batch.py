@@ -37,7 +37,7 @@ class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # ty
             )
         if op_args or parameters[0].name in (op_kwargs or {}):
             raise InvalidError(
-                "the operator supplies the DataFrame when the task runs; pass only the other arguments, by keyword",
+                "a function under @task.micro_batch receives its DataFrame from the operator; pass only the other arguments, by keyword",
                 function=python_callable.__name__,
                 filled_in=parameters[0].name,
             )
@@ -79,8 +79,8 @@ def micro_batch_task(
     :param multiple_outputs: ignored; Airflow passes it to every task decorator. The result is a single small JSON value
     :param kwargs: arguments of :class:`MicroBatchOperator`. ``pipeline`` must not have a transform, and ``run_in`` must not be ``"submit"``: a driver in
         another process cannot import a function of a DAG file
-    :raises InvalidError: the function takes no DataFrame, the call passes the DataFrame or positional arguments, the pipeline already has a transform, or
-        ``run_in="submit"``
+    :raises InvalidError: the function has no parameter for the DataFrame; the call passes the DataFrame or positional arguments; the pipeline has a
+        transform; ``run_in`` is ``"submit"``; or an argument of the operator is not valid
     """
     return task_decorator_factory(
         python_callable=python_callable,

@@ -1,1 +1,1 @@
-"""Access to Airflow's state: connections, configuration, run keys, pipelines of tasks, and how errors end a task."""
+"""The Airflow hook, and helpers that access Airflow: connections, configuration, task instances and Airflow's exceptions."""

@@ -1,4 +1,4 @@
-"""How an error of this package ends a task. This is the only module that maps errors to Airflow exceptions."""
+"""Maps the errors of this package to Airflow exceptions. No other module does this."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from airflow_provider_streamsem.errors import StreamsemError
 @contextmanager
 def mapped() -> Iterator[None]:
     """
-    Raise errors that are not retryable as ``AirflowFailException``, which fails the task without a retry. Other errors pass unchanged, and Airflow's retries
-    apply.
+    Within the block, replace each error that is not retryable by an ``AirflowFailException``, which fails the task without a retry.
+
+    A retryable error passes unchanged, and Airflow retries the task as its ``retries`` say.
+
+    :raises AirflowFailException: the block raised an error that is not retryable
     """
     try:
         yield
@@ -27,6 +30,6 @@ def airflow_exception(name: str) -> type[Exception]:
     from importlib import import_module
 
     sdk = import_module("airflow.sdk.exceptions")
-    # Airflow 3.1 defines them in the core.
+    # Airflow 3.1 defines the exceptions in airflow.exceptions.
     found: type[Exception] = getattr(sdk if hasattr(sdk, name) else import_module("airflow.exceptions"), name)
     return found

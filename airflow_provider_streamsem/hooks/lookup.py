@@ -1,4 +1,4 @@
-"""Lookup of Airflow connections. This is the only module that looks them up."""
+"""Looks up Airflow connections. No other module does this."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _WAITS_S = (0.5, 1.5)
 
 def airflow_connection(conn_id: str) -> Connection:
     """
-    Return the connection with an id, from any backend that Airflow is configured with.
+    Return the connection with an id, from any backend that Airflow is configured with. Blocks for up to two seconds if the lookup fails.
 
-    :raises InvalidError: Airflow has no such connection after three lookups, or its extra is nested too deep
+    :raises InvalidError: three lookups returned no such connection, or its extra is nested too deep
     """
     for wait_s in (*_WAITS_S, None):
         try:
@@ -25,8 +25,10 @@ def airflow_connection(conn_id: str) -> Connection:
             if type(error).__name__ != "AirflowNotFoundException":
                 raise
             if wait_s is None:
-                raise InvalidError("Airflow has no such connection", conn_id=conn_id) from error
-            # A task cannot distinguish an API server that does not respond from one that has no such connection.
+                raise InvalidError(
+                    "Airflow returned no connection with this id in three lookups", conn_id=conn_id
+                ) from error
+            # Airflow raises the same exception if its API server does not respond as if there is no such connection, so the lookup is retried.
             SYSTEM_CLOCK.sleep(wait_s)
     try:
         extra = found.extra_dejson
@@ -52,7 +54,8 @@ def _found(conn_id: str) -> Any:
     except ImportError as error:
         if error.name != "airflow.sdk.execution_time.task_runner":
             raise
-        # Airflow 3.1.0 asks the task's supervisor. In a process without one, such as the API server, its SDK finds no connection of the metadata database.
+        # The SDK of Airflow 3.1.0 looks up connections through the task's supervisor. A process without a supervisor, such as the API server, must read the
+        # metadata database.
         from airflow.models.connection import Connection as Kept
 
         return Kept.get_connection_from_secrets(conn_id)

@@ -1,4 +1,8 @@
-"""The pipeline argument of a task: validated while Airflow parses the DAG, rendered and located when the task runs."""
+"""
+The ``pipeline`` argument of operators and sensors.
+
+It is validated while Airflow parses the DAG. When the task runs, its templates are rendered and the location of its log is resolved.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from airflow_provider_streamsem.pipeline.templates import refuse_secrets, render
 
 
 def text_templates(task: Any) -> Any:
-    """Return a task's Jinja environment without native objects, which would convert text such as "0x10" to a number."""
+    """Return a task's Jinja environment that renders every template to a string. Native rendering would convert text such as "0x10" to a number."""
     dag = task.get_dag()
     return task.get_template_env() if dag is None else dag.get_template_env(force_sandboxed=True)
 
@@ -39,9 +43,9 @@ class HasPipeline:
 
     def take_pipeline(self, pipeline: Pipeline | str) -> None:
         """
-        Validate and store the argument.
+        Validate and store the ``pipeline`` argument of the constructor.
 
-        If a file exists while Airflow parses the DAG, it is validated then, including ``require``. The file is read again when the task runs.
+        If the file exists while Airflow parses the DAG, the file is validated, including ``require``. The task reads the file again when it runs.
 
         :raises InvalidError: the argument is neither a Pipeline nor a path, the pipeline in the file is not valid, or a template reads a connection or a
             variable
@@ -64,6 +68,7 @@ class HasPipeline:
         """
         Return the pipeline with its templates rendered.
 
+        :param context: Airflow's context of the task
         :raises InvalidError: the file, or the result of a template, is not valid
         """
         pipeline = load_pipeline(self.pipeline_file) if self.pipeline_file else self.pipeline
@@ -72,6 +77,12 @@ class HasPipeline:
 
     @contextmanager
     def pipeline_on_its_log(self, context: Any) -> Iterator[Pipeline]:
-        """Yield the rendered, located pipeline with Airflow's connections available. Errors that are not retryable fail the task without a retry."""
+        """
+        Yield the pipeline with its templates rendered and the URL of its log resolved.
+
+        Within the block, Airflow resolves connection ids, and an error that is not retryable fails the task without a retry.
+
+        :raises AirflowFailException: the pipeline is not valid, or the block raised an error that is not retryable
+        """
         with mapped(), looked_up_by(airflow_connection), located(self.rendered_pipeline(context)) as pipeline:
             yield pipeline

@@ -1,4 +1,4 @@
-"""Maps a task instance to the key of its run in a log."""
+"""Computes the run key of a task instance, and how often the task instance was cleared."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 def times_cleared(ti: Any, retries: int) -> int:
     """
-    Return a number that identifies the last clear of a task instance: 0 if it was never cleared. Every clear increases the number, and retries do not change
-    it.
+    Return a number that identifies the last clear of a task instance. Every clear increases the number, and retries do not change it.
 
     When a task instance is cleared, Airflow sets ``max_tries`` to the number of tries so far plus ``retries``.
+
+    :param retries: the ``retries`` of the task
+    :returns: 0 if the task instance was never cleared. Otherwise a positive number, which need not be the number of clears
     """
     return max(0, int(ti.max_tries) - retries)
 
 
 def run_key(ti: Any) -> str:
-    """Return the run key of a task instance. Retries and clears have the same key; each mapped index has a different one."""
+    """Return the run key of a task instance. Retries and clears keep the key. Each index of a mapped task has a different key."""
     return "airflow:" + json.dumps([ti.dag_id, ti.task_id, ti.run_id, ti.map_index], separators=(",", ":"))

@@ -8,27 +8,27 @@ SECTION = "streamsem"
 
 
 def spark_conn_id() -> str | None:
-    """The Spark connection of tasks that name neither a master nor a connection, or ``None``."""
+    """Return the id of the Spark connection of tasks that set neither ``spark_master`` nor ``spark_conn_id``; ``None`` if the option is empty."""
     return _get("spark_conn_id") or None
 
 
 def poll_interval_s() -> float:
-    """Seconds between two polls of a task that waits for a driver in another process. Default: 30."""
+    """Return the seconds between two reads of the log by a task that waits for a driver in another process. Default: 30."""
     return float(_get("poll_interval") or 30)
 
 
 def batch_url() -> str:
-    """The URL pattern of a batch's page, or ``""`` if none is set."""
+    """Return the URL pattern of the Batch link; ``""`` if the option is empty."""
     return _get("batch_url")
 
 
 def spark_history_url() -> str:
-    """The URL of the Spark history server, or ``""`` if none is set."""
+    """Return the URL of the Spark history server; ``""`` if the option is empty."""
     return _get("spark_history_url")
 
 
 def default_deferrable() -> bool:
-    """Whether deferrable tasks wait in the triggerer by default: ``[operators] default_deferrable``."""
+    """Return Airflow's ``[operators] default_deferrable``: whether tasks wait in the triggerer if their ``deferrable`` is not set."""
     found: bool = _configuration().getboolean("operators", "default_deferrable", fallback=False)
     return found
 

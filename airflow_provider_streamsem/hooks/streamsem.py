@@ -17,11 +17,11 @@ from airflow_provider_streamsem.stores import s3
 
 class StreamsemHook(BaseHook):  # type: ignore[misc]
     """
-    Hook for the location and the S3 access of a deployment's logs.
+    Hook of a connection that names the root location of a deployment's commit logs and the access to S3.
 
-    Host: the root, ``s3://bucket/prefix`` or an absolute path. The log of pipeline ``orders`` is stored at ``<root>/orders``. Extra: ``endpoint_url``,
-    ``region_name``, and ``aws_conn_id``, an AWS connection as defined by Airflow's Amazon provider. boto3's default chain supplies everything that the
-    connection does not set.
+    Host: the root location, ``s3://bucket/prefix`` or an absolute path. The log of pipeline ``orders`` is stored at ``<root>/orders``. Extra:
+    ``endpoint_url``, ``region_name``, and ``aws_conn_id``, an AWS connection as defined by Airflow's Amazon provider. boto3's default chain supplies all
+    values that the connection does not set.
 
     :param log_conn_id: id of the connection
     """
@@ -37,10 +37,11 @@ class StreamsemHook(BaseHook):  # type: ignore[misc]
 
     def examine(self) -> doctor.Report:
         """
-        Check whether the store has the properties that a log requires, with probe objects under ``<root>/_connection_test``.
+        Check whether the store has the properties that a log requires. Creates and deletes probe objects under ``<root>/_connection_test``.
 
         :raises InvalidError: the connection is not valid
-        :raises StoreRefusedError: the store does not allow this process to write, read or list there
+        :raises StoreRefusedError: the store denies this process to write, read or list under ``<root>/_connection_test``
+        :raises UnavailableError: the store gave no clear answer
         """
         with looked_up_by(airflow_connection):
             found = airflow_connection(self.log_conn_id)
@@ -48,7 +49,11 @@ class StreamsemHook(BaseHook):  # type: ignore[misc]
                 return doctor.examine(open_commit_log(f"{location.root(found)}/_connection_test"))
 
     def test_connection(self) -> tuple[bool, str]:
-        """Run :meth:`examine` for Airflow's *Test connection* button. Returns whether all probes passed, and a message."""
+        """
+        Run :meth:`examine` for Airflow's *Test connection* button.
+
+        :returns: whether all probes passed, and a message for the user
+        """
         try:
             report = self.examine()
         except StreamsemError as error:

@@ -1,1 +1,1 @@
-"""Reports a task to Airflow's tools: metrics, spans, log fields, lineage and links."""
+"""Listeners that report the run of a task to Airflow: metrics, spans, fields of log lines, lineage and links."""

@@ -1,4 +1,4 @@
-"""Record of one try of a task, for lineage and links, which are requested after the try has ended."""
+"""Records the events of one try of a task. Airflow requests lineage and links from this record after the try has ended."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from airflow_provider_streamsem.telemetry import (
 )
 
 KEPT = 100
-"""The number of batches for which the account keeps details and not only sums. A drain may have thousands of batches."""
+"""The maximum number of batches whose details an account keeps. Of other batches it keeps only sums, because a drain may have thousands of batches."""
 
 
 class Account:
     """
-    A listener that records the events of one try.
+    A listener that records the events of one try of a task.
 
+    :param pipeline: the pipeline that the try runs
     :attr result: the result of the run, set by the caller of the run; ``None`` if the run failed
     :attr run_key: key of the run
     :attr inputs: ``(namespace, name)`` of the datasets that the try read, if the OpenLineage provider is installed
-    :attr batches: version → its plan, or its outcome once it is closed; only the newest :data:`KEPT`
+    :attr batches: version → event of its plan, or of its outcome once it is closed; only the newest :data:`KEPT`
     :attr adopted: versions for which the run adopted an attempt of another process
-    :attr outputs: sink → the output that this try made visible; without versions that another process committed
+    :attr outputs: sink → output that this try made visible, without versions that another process committed
     :attr schemas: sink → schema as Spark JSON
     :attr spark: the Spark application; ``None`` if the try started none
     """
@@ -73,7 +74,7 @@ class Account:
                 self.outputs = {name: _sum(self.outputs.get(name), new) for name, new in event.outputs.items()}
 
     def _name_inputs(self) -> None:
-        """Resolve the inputs now, while connections can be looked up. The lineage provider runs in a separate process, which cannot look them up."""
+        """Resolve the inputs now, because the OpenLineage provider later runs in a process that cannot look up connections."""
         if find_spec("airflow.providers.openlineage") is None:
             return
         ranges: Ranges = {name: pair for batch in self.batches.values() for name, pair in batch.ranges.items()}

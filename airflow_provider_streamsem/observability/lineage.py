@@ -1,8 +1,9 @@
 """
-Contents of OpenLineage events. Imported only if the OpenLineage provider is installed.
+Builds the OpenLineage metadata of a task. This module is imported only if the OpenLineage provider is installed.
 
-Datasets are named by the OpenLineage conventions. Output statistics cover what *this try* made visible. A try that only returned a committed result has none,
-so a sum over all tries counts every row once. The facet ``streamsem_batches`` (``docs/facets/StreamsemBatchesRunFacet.json``) records offsets and attempts.
+Datasets are named by the OpenLineage conventions. Output statistics contain only the rows that *this try* made visible. A try that returned the result of an
+earlier run has none, so a sum over all tries counts every row once. The facet ``streamsem_batches`` (``docs/facets/StreamsemBatchesRunFacet.json``) records
+offsets and attempts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SCHEMA = "urn:streamsem:facets:1-0-0:StreamsemBatchesRunFacet#/$defs/StreamsemBa
 
 @attr.define
 class StreamsemBatchesRunFacet(RunFacet):  # type: ignore[misc]
-    """The versions of a pipeline's log that a run closed or left open, as described by the facet's schema."""
+    """The facet ``streamsem_batches``: the versions that a run closed or left open. The facet's schema describes the fields."""
 
     pipeline: str
     log: str
@@ -48,7 +49,7 @@ class StreamsemBatchesRunFacet(RunFacet):  # type: ignore[misc]
 
 
 def of_spec(pipeline: Pipeline) -> OperatorLineage:
-    """Return the lineage that the spec alone defines. Locations that contain templates, or that only a connection defines, are omitted."""
+    """Return the inputs and outputs that the spec names. Locations that contain templates, or that only a connection names, are left out."""
     try:
         inputs = pipeline.source.lineage({})
     except StreamsemError:
@@ -66,7 +67,7 @@ def _datasets(names: list[tuple[str, str]]) -> list[Any]:
 
 
 def of_account(account: Account) -> OperatorLineage:
-    """Return the lineage of a try."""
+    """Return the inputs, the outputs with their statistics, and the facet of a try."""
     result = account.result
     facet = StreamsemBatchesRunFacet(  # type: ignore[call-arg]  # the producer is an argument of the base class
         pipeline=account.pipeline.name,

@@ -1,10 +1,10 @@
 """
 Links of a task instance to its batch and to the Spark UI.
 
-No link is guessed. The log has no web pages, so the deployment sets a URL pattern for batches. Without the pattern there is no batch link.
+A commit log has no web pages, so a deployment sets the URL pattern of the batch link. Without the pattern, there is no batch link.
 
-The Spark UI exists only while the driver runs, and the driver is the task. While the task runs, the link leads to the Spark UI. Afterwards it leads to the
-Spark history server, if one is set.
+The driver is the process of the task, so the Spark UI exists only while the task runs. Afterwards, the link leads to the Spark history server, if the
+deployment sets its URL.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def _account(operator: Any) -> Account | None:
 
 
 class BatchLink(BaseOperatorLink):  # type: ignore[misc]
-    """Link to the deployment's page of a batch: ``[streamsem] batch_url`` with the fields of the run's last version."""
+    """Link to the deployment's page for a batch. The URL is ``[streamsem] batch_url``, filled with the fields of the run's last version."""
 
     name = "Batch"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the URL, or ``""`` if no pattern is set or the run has no version."""
+        """Return the URL; ``""`` if no pattern is set, the run failed, or it has no version."""
         account, pattern = _account(operator), settings.batch_url()
         if account is None or account.result is None or account.result.version < 0 or not pattern:
             return ""
@@ -44,14 +44,15 @@ class BatchLink(BaseOperatorLink):  # type: ignore[misc]
 
 class SparkUiLink(BaseOperatorLink):  # type: ignore[misc]
     """
-    Link to the Spark UI of the task's application. :class:`SparkUiListener` pushes it while the task runs. The history server's page replaces it when the
-    task ends.
+    Link to the Spark UI of the task's application.
+
+    While the task runs, the link is the URL that :class:`SparkUiListener` pushes as XCom. When the task ends, the page of the history server replaces it.
     """
 
     name = "Spark UI"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the history server's page, or ``""`` if ``[streamsem] spark_history_url`` is not set or the task started no Spark application."""
+        """Return the page of the history server; ``""`` if ``[streamsem] spark_history_url`` is not set, or if the task used no Spark application."""
         account, history = _account(operator), settings.spark_history_url()
         if account is None or account.spark is None or not history:
             return ""
@@ -59,14 +60,14 @@ class SparkUiLink(BaseOperatorLink):  # type: ignore[misc]
 
 
 class SparkUiListener:
-    """Pushes the URL of the Spark UI as soon as it is known."""
+    """A listener that pushes the URL of the Spark UI as the XCom of :class:`SparkUiLink`, as soon as the URL is known."""
 
     def __init__(self, ti: Any) -> None:
         self._ti = ti
         self._shown = ""
 
     def __call__(self, event: Event) -> None:
-        """Push the link, once per URL."""
+        """Push the URL if the event contains a new one."""
         if isinstance(event, SparkStarted) and event.ui and event.ui != self._shown:
             self._ti.xcom_push(key=SparkUiLink().xcom_key, value=event.ui)
             self._shown = event.ui

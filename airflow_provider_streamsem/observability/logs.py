@@ -1,4 +1,4 @@
-"""Fields of a task's log lines."""
+"""Adds fields such as the version to the log lines of a task."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ FIELDS = ("pipeline", "version", "attempt_id")
 
 class LogFieldsListener:
     """
-    Binds :data:`FIELDS` to structlog's context during a phase, so that every log line of the task has them, including those of other libraries.
+    A listener that adds :data:`FIELDS` to every log line of the task during a phase, including the lines of other libraries.
 
-    Airflow logs through structlog, which uses fields of the context and drops fields of stdlib log records.
+    Airflow logs through structlog, which ignores extra fields of log records of the standard library. So the fields are bound to structlog's context.
     """
 
     def __init__(self) -> None:

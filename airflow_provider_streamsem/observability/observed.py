@@ -1,4 +1,4 @@
-"""Mixin that reports the runs of an operator to Airflow's tools."""
+"""A mixin for operators that reports their runs as metrics, spans, fields of log lines, links and lineage."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from airflow_provider_streamsem.telemetry import listening
 
 class Observed:
     """
-    Mixin for operators that run a pipeline: links, lineage, and :meth:`observed` for the run.
+    A mixin for operators that run a pipeline. It provides links and lineage, and :meth:`observed` reports the run.
 
-    :attr pipeline: the pipeline that was given to the operator, or ``None`` with a ``pipeline_file``
-    :attr account: the record of this try; ``None`` before it runs
+    :attr pipeline: the pipeline of the operator; ``None`` if the operator has a ``pipeline_file``
+    :attr account: the record of this try; ``None`` before the run starts
     """
 
     operator_extra_links: ClassVar[tuple[Any, ...]] = (BatchLink(), SparkUiLink())
@@ -30,7 +30,11 @@ class Observed:
 
     @contextmanager
     def observed(self, ti: Any, pipeline: Pipeline) -> Iterator[Account]:
-        """Report the run of ``pipeline`` inside the block to metrics, spans, log fields and links. The operator keeps the account for lineage."""
+        """
+        Report the run of ``pipeline`` within the block as metrics, spans, fields of log lines and links.
+
+        The operator keeps the account, from which the other methods return the lineage.
+        """
         account = self.account = Account(pipeline)
         tags = {"dag_id": ti.dag_id, "task_id": ti.task_id, **getattr(ti, "stats_tags", {}), "pipeline": pipeline.name}
         listeners = (
@@ -44,7 +48,7 @@ class Observed:
             yield account
 
     def get_openlineage_facets_on_start(self) -> Any:
-        """Return the inputs and outputs that are known before the task runs; ``None`` without the OpenLineage provider."""
+        """Return the inputs and outputs that the spec names; ``None`` without the OpenLineage provider."""
         try:
             from airflow_provider_streamsem.observability import lineage
         except ImportError:
@@ -52,7 +56,7 @@ class Observed:
         return lineage.of_spec(self.pipeline or load_pipeline(self.pipeline_file or ""))
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Return what this try read and made visible; ``None`` without the OpenLineage provider."""
+        """Return the inputs and outputs of this try; ``None`` without the OpenLineage provider."""
         try:
             from airflow_provider_streamsem.observability import lineage
         except ImportError:
@@ -60,5 +64,5 @@ class Observed:
         return self.get_openlineage_facets_on_start() if self.account is None else lineage.of_account(self.account)
 
     def get_openlineage_facets_on_failure(self, task_instance: Any) -> Any:
-        """Return what this try made visible before it failed, and the version that it left open."""
+        """Return the inputs and outputs of this try before it failed. The facet names the version that it left open."""
         return self.get_openlineage_facets_on_complete(task_instance)

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of a run, one per phase. Without a tracer provider they are no-ops."""
+"""Creates an OpenTelemetry span for each phase of a run. Without a tracer provider, OpenTelemetry discards the spans."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 class SpansListener:
     """
-    Creates a span ``streamsem.run`` with child spans ``streamsem.plan``, ``.stage`` (with child ``.collect``), ``.decide`` and ``.publish``.
+    A listener that creates a span ``streamsem.run`` with child spans ``streamsem.plan``, ``.stage`` (with child ``.collect``), ``.decide`` and ``.publish``.
 
-    The facts of a phase become attributes ``streamsem.*``. An error is recorded by its class name. For an error of this package, the span also has its fixed
-    summary. A span never contains values or the messages of other exceptions.
+    The facts of a phase become attributes ``streamsem.*``. For an error, the span has the name of its class. For an error of this package, it also has the
+    summary, which contains no values. The span does not have the messages of other exceptions, because they may contain values of records.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class SpansListener:
         return trace.get_tracer("streamsem", __version__)
 
     def __call__(self, event: Event) -> None:
-        """Start, annotate or end a span."""
+        """Start or end a span, or add attributes to the current one."""
         if isinstance(event, PhaseStarted):
             self._begin(event)
         elif isinstance(event, PhaseEnded):

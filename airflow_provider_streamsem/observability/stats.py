@@ -1,4 +1,4 @@
-"""Airflow metrics of a run. :data:`STATS` lists names, kinds and tags, as in ``docs/reference/observability.md``."""
+"""Emits Airflow metrics of a run. :data:`STATS` lists their names, kinds and tags, as does ``docs/reference/observability.md``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ COMMON_TAGS = ("dag_id", "task_id", "pipeline")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stat:
-    """One metric. ``tags`` lists its tags in addition to :data:`COMMON_TAGS`."""
+    """
+    The definition of a metric.
+
+    :param tags: names of its tags, in addition to :data:`COMMON_TAGS`
+    :param meaning: a description with the unit, for the documentation
+    """
 
     name: str
     kind: Literal["counter", "gauge", "timer"]
@@ -69,10 +74,10 @@ STATS = {
 
 class StatsListener:
     """
-    Emits the metrics of :data:`STATS`.
+    A listener that emits the metrics in :data:`STATS`.
 
-    :param tags: tags of every metric
-    :param unit: unit of the source's offsets
+    :param tags: tag → value for every metric
+    :param unit: unit of the source's offsets, which is a tag of ``streamsem.lag``
     """
 
     def __init__(self, tags: Mapping[str, str], unit: str) -> None:
@@ -91,7 +96,7 @@ class StatsListener:
         return Stats
 
     def __call__(self, event: Event) -> None:
-        """Count requests, and emit each metric when its value is complete."""
+        """Emit the metrics of an event. Requests are counted, and their metrics are emitted when the run ends."""
         if isinstance(event, LogRequest):
             self._requests[event.request, event.unknown] += 1
         elif isinstance(event, PhaseStarted):

@@ -18,12 +18,12 @@ _PATIENCE_S = 2.0
 
 class HasEngine:
     """
-    Mixin for operators that run Spark.
+    Mixin for operators that run Spark. See :class:`MicroBatchOperator` for its arguments.
 
-    :ivar spark_master: Spark master URL, used if no session is active in the task's process
+    :ivar spark_master: Spark master URL. The engine uses it only if the task's process has no active Spark session
     :ivar spark_conn_id: a connection of type ``spark`` or ``spark_connect``, as an alternative to a master
-    :ivar spark_conf: Spark settings of a session that the task starts. They override the ``[spark_conf]`` table of a pipeline file
-    :ivar spark_packages: ``"auto"``: that session loads the Spark packages that the pipeline needs
+    :ivar spark_conf: settings of a Spark session that the task starts. They override the ``[spark_conf]`` table of a pipeline file
+    :ivar spark_packages: ``"auto"``: a session that the task starts loads the Spark packages that the pipeline needs
     """
 
     task_id: str
@@ -50,7 +50,14 @@ class HasEngine:
         self.spark_packages = None if spark_packages is None else choice("spark_packages", spark_packages, ("auto",))
 
     def engine(self) -> Engine:
-        """Return the engine of this task: its own connection or master, otherwise the ``[streamsem] spark_conn_id`` option, otherwise ``local[*]``."""
+        """
+        Create the engine of this task. Starts no Spark session.
+
+        The engine uses the task's connection or master. If the task sets neither, it uses the ``[streamsem] spark_conn_id`` option, and without it
+        ``local[*]``.
+
+        :raises InvalidError: the connection does not exist or is not valid, or a Spark setting is not valid
+        """
         conf = self._conf()
         from airflow_provider_streamsem.spark import engine as spark
 
@@ -69,16 +76,16 @@ class HasEngine:
         return conf if self.spark_packages is None else packages.added(conf, pipeline.spark_packages)
 
     def _conf(self) -> dict[str, str]:
-        """The settings of the pipeline file, overridden by those of the task."""
+        """Return the settings of the pipeline file, overridden by those of the task."""
         from_file = load_spark_conf(self.pipeline_file) if self.pipeline_file else {}
         return {**from_file, **(self.spark_conf or {})}
 
     def on_kill(self) -> None:
         """
-        Cancel the Spark jobs of the running attempt. The version stays open, and the retry or any other run closes it.
+        Cancel the Spark jobs of the running attempt. The version stays open, and a retry or another run closes it.
 
-        Airflow calls this method in a signal handler, and the task then continues. The cancelled attempt fails by itself. This method waits at most two
-        seconds for the cancellation.
+        Airflow calls this method in a signal handler, and the task then continues. The attempt fails when its jobs are cancelled. This method waits at most
+        two seconds for the cancellation.
         """
         engine = self._engine
         if engine is None:

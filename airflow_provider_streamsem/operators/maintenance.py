@@ -23,16 +23,18 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     Delete the files, quarantined records and manifests that losing attempts of closed versions left behind.
 
     The operator also deletes rows that were staged for sinks outside the log, once their receipts exist. It deletes no file that a reader sees, and no file
-    of an open version. It is safe beside running batches.
+    of an open version. It is safe to run while batches run.
 
-    A vacuum does not inspect versions again that were closed more than a day before an earlier vacuum.
+    By default, a vacuum skips the versions that an earlier vacuum inspected more than a day after they were closed.
 
-    XCom ``return_value``: ``{"attempts": n, "keys": n, "bytes": n, "dry_run": bool}``. ``attempts`` counts the attempts whose files were deleted, ``keys``
-    the objects deleted from the log.
+    XCom ``return_value``: ``{"attempts": n, "keys": n, "bytes": n, "dry_run": bool}``. ``attempts`` is the number of attempts whose files were deleted.
+    ``keys`` is the number of objects that were deleted from the log. ``bytes`` is the total size of both. With ``dry_run``, all three count what a vacuum
+    would delete.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). The operator deletes only in the datasets and the log of this pipeline
-    :param dry_run: delete nothing, and report what would be deleted
+    :param dry_run: delete nothing, and report what a vacuum would delete
     :param everything: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
+    :raises InvalidError: an argument is not valid
     """
 
     template_fields: Sequence[str] = ("pipeline_file",)
@@ -47,7 +49,11 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         self.only_say = flag("dry_run", dry_run)  # BaseOperator has a method named dry_run
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Run the vacuum and return the counts."""
+        """
+        Run the vacuum and return the counts.
+
+        :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.maintenance.vacuum`. An error that is not retryable fails the task at once
+        """
         with self.pipeline_on_its_log(context) as pipeline:
             done = vacuum(pipeline, dry_run=self.only_say, everything=self.everything)
         return {
@@ -66,10 +72,12 @@ class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
 
     If the operator finds a fault, the task fails without a retry. The error names the first five faults. Run ``streamsem verify`` for the complete report.
 
-    XCom ``return_value``: the verdict as JSON, with ``log``, ``versions``, ``commits``, ``counts``, ``files``, ``rows``, ``orphans`` and ``unchecked``.
+    XCom ``return_value``: the fields ``log``, ``versions``, ``commits``, ``counts``, ``files``, ``rows``, ``orphans`` and ``unchecked`` of
+    :class:`airflow_provider_streamsem.readers.verify.Verdict` as JSON.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
-    :param files: ``False`` checks only the log
+    :param files: ``False`` checks only the log, and no data file
+    :raises InvalidError: an argument is not valid
     """
 
     template_fields: Sequence[str] = ("pipeline_file",)
@@ -81,7 +89,11 @@ class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         self.files = flag("files", files)
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Verify the log and fail the task if there is any finding."""
+        """
+        Verify the log and return the result.
+
+        :raises AirflowFailException: the log or a file has a fault; or the log cannot be read and a retry cannot help
+        """
         with self.pipeline_on_its_log(context) as pipeline:
             verdict = verify(pipeline, files=self.files)
         if not verdict.clean:

@@ -31,10 +31,10 @@ from airflow_provider_streamsem.triggers.condition import ConditionTrigger, answ
 
 class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: ignore[misc]
     """
-    Run one micro-batch of a pipeline, or, with ``drain``, batches up to the end that the source has when the run starts.
+    Run one micro-batch of a pipeline. With ``drain``, run batches up to the end offsets that the source has when the run starts.
 
-    A retry resumes the run. Clearing a completed task returns the committed result and starts no Spark session. A run that found nothing new wrote nothing,
-    so clearing it later may process newer records.
+    A retry resumes the run. If a completed task is cleared, its next try returns the committed result and starts no Spark session. A run that found nothing
+    new planned nothing, so the next try of that task may process records that arrived later.
 
     The pipeline's log records which offsets each version read. Airflow stores no offsets: XCom and asset events only report them.
 
@@ -43,26 +43,26 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     ``rows`` (rows written, summed over all sinks) and ``manifest`` (equal to ``outcome``).
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). Text fields of a ``Pipeline`` that contain ``{{ … }}`` are rendered too
-    :param drain: run several batches up to a frozen target instead of one batch
-    :param rerun: what a cleared task does. ``"resume"`` returns the committed result. ``"reprocess"`` reprocesses the versions of the run from the same
-        ranges and atomically replaces the output of each version in turn. If the run is incomplete, the cleared task completes it instead. A retry always
+    :param drain: run batches until the run reaches the end offsets that its first plan has recorded, instead of one batch
+    :param rerun: what the task does after it was cleared. ``"resume"`` returns the committed result. ``"reprocess"`` reprocesses the versions of the run from
+        the same ranges and atomically replaces the output of each version in turn. If the run is incomplete, the task completes it instead. A retry always
         resumes the run where it stopped
-    :param spark_master: Spark master URL, used if no session is active in the task's process (templated)
+    :param spark_master: Spark master URL (templated). Used only if the task's process has no active Spark session
     :param spark_conn_id: as an alternative to a master, a connection of type ``spark`` (local, standalone, YARN or Kubernetes, in client mode) or
         ``spark_connect`` (templated). Default: the ``[streamsem] spark_conn_id`` option, and ``local[*]`` if that is empty
     :param spark_conf: settings of a Spark session that the task starts, or of ``spark-submit`` (templated)
-    :param spark_packages: ``"auto"``: that session or application loads the Spark packages that the pipeline needs, in the versions of the installed pyspark,
-        from Maven Central or ``spark.jars.repositories``. Default: load none, because the packages are installed or ``spark_conf`` names them
+    :param spark_packages: ``"auto"``: the session or application loads the Spark packages that the pipeline needs, in the versions of the installed pyspark,
+        from Maven Central or ``spark.jars.repositories``. Default: it loads no packages. They must then be on Spark's class path or in ``spark_conf``
     :param run_in: ``"task"``: the driver is the task's process. ``"submit"``: the task plans the batch, submits the application through the Spark provider's
         hook, and waits for the outcome in the log. ``"submit"`` requires a ``spark_conn_id`` of type ``spark`` and a transform that the driver can import by
-        name. It excludes ``spark_master`` and ``rerun="reprocess"``. If a second driver is submitted for the run, no version is committed twice
+        name. It cannot be combined with ``spark_master`` or ``rerun="reprocess"``. Two drivers of one run never commit a version twice
     :param deferrable: with ``run_in="submit"``: wait in the triggerer and release the worker slot. Default: Airflow's ``[operators] default_deferrable``
-    :param patience: with ``run_in="submit"``: how long the log may show no progress before the driver counts as lost. The task then fails, and its next try
-        submits a new driver. Integer seconds or a ``timedelta``; must exceed the duration of one batch
-    :param partition_key: template of the partition key of outlet events (Airflow 3.3 or newer). It is rendered after the run with the fields of the result,
-        for example ``"{{ version }}"``. It is rendered once for the run's own version, and once for each version in ``completed``. Partitioned DAGs then get
-        one run per key, and plain ``schedule=[asset]`` gets none. If nothing was committed, no key is added
-    :raises InvalidError: an argument is not valid, or arguments exclude each other
+    :param patience: with ``run_in="submit"``: how long the log may show no progress before the task treats the driver as lost. The task then fails, and its
+        next try submits a new driver. Integer seconds or a ``timedelta``, 1 second or more; must be longer than one batch takes
+    :param partition_key: template of the partition key of outlet events (Airflow 3.3 or newer). The operator renders it after the run with the fields of the
+        result, for example ``"{{ version }}"``: once for the run's own version, and once for each version in ``completed``. Airflow then starts one run per
+        key of each partitioned DAG, and no run of a DAG with plain ``schedule=[asset]``. If nothing was committed, no key is added
+    :raises InvalidError: an argument is not valid, or two arguments cannot be combined
     """
 
     template_fields: Sequence[str] = ("pipeline_file", "spark_master", "spark_conn_id", "spark_conf")
@@ -98,7 +98,12 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
             self._check_submission()
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Run the pipeline, emit the outlet events and return the result."""
+        """
+        Run the pipeline, emit the outlet events and return the result.
+
+        :raises AirflowFailException: the run failed, and a retry cannot help
+        :raises StreamsemError: the run failed, and a retry may succeed
+        """
         if self.run_in == "submit":
             result = self._submit(context)
         else:
@@ -115,15 +120,16 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
         """
-        Resume after the trigger fired: continue the run, or fail if its driver is lost.
+        Resume the deferred task after the trigger fired: continue the run, or fail if its driver is lost.
 
-        :raises StageError: the log showed no progress for ``patience``. The version stays open
+        :raises StageError: the log showed no progress for ``patience``. Committed versions stay committed
         """
         with mapped():
             seen = answer_of(event)
             if seen["stalled"]:
                 raise StageError(
-                    "the log showed no progress for longer than `patience`, so the driver counts as lost; the version stays open",
+                    "the log showed no progress for longer than `patience`, so the task treats the driver as lost. The run is not complete; committed versions "
+                    "stay committed",
                     run_key=seen["run_key"],
                     version=seen["version"],
                     patience_s=self.patience_s,
@@ -131,7 +137,11 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         return self.execute(context)
 
     def on_kill(self) -> None:
-        """Cancel the Spark jobs. With ``run_in="submit"``, also terminate ``spark-submit`` while the task waits for it, and with it a driver in client mode."""
+        """
+        Cancel the Spark jobs. With ``run_in="submit"``, also terminate the ``spark-submit`` process for which the task waits.
+
+        In client mode, the driver ends with ``spark-submit``. In cluster mode, the driver continues.
+        """
         if self._submission is not None:
             self._submission.end()
         super().on_kill()
@@ -139,14 +149,14 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     def _check_submission(self) -> None:
         if self.rerun == "reprocess" or self.spark_master is not None or self.spark_conn_id is None:
             raise InvalidError(
-                'run_in="submit" requires spark_conn_id, and excludes spark_master and rerun="reprocess"',
+                'run_in="submit" requires spark_conn_id, and cannot be combined with spark_master or rerun="reprocess"',
                 task=self.task_id,
             )
         if self.pipeline is not None:
             refuse_unnamed_transform(self.pipeline, self.task_id)
 
     def _submit(self, context: Any) -> RunResult:
-        """Plan the run. If a driver is needed, submit one and wait until the run completes or needs its task again."""
+        """Plan the run. If a version must be closed or published, submit a driver and wait until the run is complete or its task must continue it."""
         key, connections = run_key(context["ti"]), Recorded()
         with mapped(), looked_up_by(connections):
             pipeline = self.rendered_pipeline(context)
@@ -177,7 +187,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         raise AssertionError  # defer does not return
 
     def _awaited(self, pipeline: Pipeline, condition: RunNeedsItsTask) -> RunResult:
-        """Wait for the outcome after ``spark-submit`` ended. In cluster mode the driver may still be running."""
+        """Wait until the run is complete in the log, after ``spark-submit`` ended. In cluster mode the driver may still be running."""
         while True:
             finding = condition.check()
             if finding.met:
@@ -185,13 +195,15 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
             SYSTEM_CLOCK.sleep(settings.poll_interval_s())
         answer = plan_run(pipeline, run_key=condition.run_key, drain=self.drain)
         if answer is None or finding.seen["stalled"]:
-            raise StageError("the driver ended without an outcome; the version stays open", **finding.seen)
+            what = "spark-submit ended, but the run is not complete in the log; committed versions stay committed"
+            raise StageError(what, **finding.seen)
         return answer
 
     def _run(self, context: Any) -> Callable[..., RunResult]:
         """
-        Return :func:`run_batch`, or :func:`reprocess_run` if the task was cleared and ``rerun="reprocess"``. All retries after one clear are the same
-        request.
+        Return :func:`run_batch`, or :func:`reprocess_run` if the task was cleared and ``rerun="reprocess"``.
+
+        The retries after one clear repeat one request, so they reprocess no version twice. Another clear is a new request.
         """
         cleared = times_cleared(context["ti"], self.retries) if self.rerun == "reprocess" else 0
         return partial(reprocess_run, request=f"clear-{cleared}") if cleared else run_batch

@@ -1,4 +1,4 @@
-"""Events of a task's outlet assets. Best effort: correctness does not depend on them, because readers of the data read the log."""
+"""Emits the events of a task's outlet assets. Best effort: correctness does not depend on events, because readers of the data read the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def checked_partition_key(template: str | None, outlets: Sequence[Any]) -> str |
     """
     Validate a template for partition keys.
 
-    :returns: the template, or ``None`` if none was given
+    :param outlets: the outlets of the task
+    :returns: the template, or ``None`` if ``template`` is ``None``
     :raises InvalidError: this Airflow is older than 3.3, or an outlet is an asset alias, whose events have no partition keys
     """
     if template is None:
@@ -26,12 +27,10 @@ def checked_partition_key(template: str | None, outlets: Sequence[Any]) -> str |
     import airflow.sdk
 
     if any(isinstance(outlet, airflow.sdk.AssetAlias) for outlet in outlets):
-        raise InvalidError(
-            "an outlet is an asset alias, and events of an asset alias have no partition key", given=template
-        )
+        raise InvalidError("partition_key cannot be set for an outlet that is an asset alias", given=template)
 
     if "PartitionedAtRuntime" not in airflow.sdk.__all__:
-        raise InvalidError("partition_key needs Airflow 3.3 or newer", given=template)
+        raise InvalidError("partition_key requires Airflow 3.3 or newer", given=template)
     return text("partition_key", template)
 
 
@@ -40,16 +39,17 @@ def emit_outlet_events(task: Any, context: Any, answer: dict[str, Any]) -> None:
     """
     Set the ``extra`` of each outlet's event to the run's result, plus ``rows`` and ``manifest``.
 
-    ``rows`` is the number of rows written, summed over all sinks. It includes the versions of other runs in ``completed``. ``manifest`` is the key of the
-    last outcome.
+    ``rows`` is the number of rows written, summed over all sinks. It includes the rows of the versions in ``completed``. ``manifest`` is the key of the
+    outcome that the result names, relative to the log's root.
 
-    This function renders ``task.partition_key`` with the fields of the result if the run itself committed rows. It also renders it once for each version in
-    ``completed``, with the fields of that version in place of the run's own. Each rendered key becomes a partition key of the event.
+    If the run itself committed a version, this function renders ``task.partition_key`` with the fields of the result. It also renders it once for each
+    version in ``completed``, with the fields of that version in place of the run's own. Each rendered key becomes a partition key of the event.
 
     Outlets that are neither assets nor aliases, such as files for lineage, have no events and are skipped.
 
-    :raises InvalidError: a key cannot be rendered, is empty or has more than 250 characters. The task fails without a retry, and committed versions stay
-        committed
+    :param answer: the result as JSON, from :meth:`RunResult.to_json`
+    :raises AirflowFailException: a key cannot be rendered, is empty or has more than 250 characters. The task fails without a retry, and committed versions
+        stay committed
     """
     counted = [answer, *answer["completed"]]
     rows = sum(n for one in counted for name, n in one["counts"].items() if name.startswith("written."))

@@ -21,10 +21,10 @@ class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type
     """
     Reprocess a committed version from the same offset ranges with the current transform, and atomically replace its output.
 
-    Retries and clears of one task instance reprocess the version once. A new DAG run reprocesses the version again and replaces its newest output. Readers of
-    earlier versions still read the replaced files.
+    One task instance reprocesses the version once, whatever its retries and clears. A new DAG run reprocesses the version again and replaces its newest
+    output. Readers of earlier versions still read the replaced files.
 
-    The result is as for :class:`MicroBatchOperator`. ``version`` in the result is the new version that replaces the old one.
+    The XCom ``return_value`` is as for :class:`MicroBatchOperator`. Its ``version`` is the new version, which replaces the reprocessed one.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
     :param version: the committed version to reprocess: an integer, or a template that renders to one. Use ``expand(version=[…])`` for several versions
@@ -33,6 +33,7 @@ class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type
     :param spark_conf: as in :class:`MicroBatchOperator`
     :param spark_packages: as in :class:`MicroBatchOperator`
     :param partition_key: as in :class:`MicroBatchOperator`
+    :raises InvalidError: an argument is not valid, or two arguments cannot be combined
     """
 
     template_fields: Sequence[str] = ("pipeline_file", "version", "spark_master", "spark_conn_id", "spark_conf")
@@ -57,7 +58,11 @@ class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type
         self.partition_key = checked_partition_key(partition_key, self.outlets)
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Reprocess the version, emit the outlet events and return the result."""
+        """
+        Reprocess the version, emit the outlet events and return the result.
+
+        :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.reprocess.reprocess`. An error that is not retryable fails the task at once
+        """
         with self.pipeline_on_its_log(context) as pipeline, self.observed(context["ti"], pipeline) as account:
             version = number("version", self.version, least=0)
             key = f"{run_key(context['ti'])}#reprocess:{version}"

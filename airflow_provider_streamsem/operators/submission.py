@@ -1,4 +1,4 @@
-"""Submits the driver of a run through Airflow's Spark provider. The task plans the run and waits for the outcome in the log."""
+"""Submits the Spark driver of a run through Airflow's Spark provider. The task plans the run, the driver stages and commits it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMES_OF_DRIVERS = ("_driver_id", "_yarn_application_id", "_kubernetes_driver_p
 
 @dataclass(slots=True)
 class Recorded:
-    """A connection resolver that records every connection it returns. The driver needs the connections that planning needed."""
+    """A connection resolver that records every connection that it returns. The task passes the recorded connections to the driver."""
 
     seen: dict[str, Connection] = field(default_factory=dict)
 
@@ -34,12 +34,16 @@ class Recorded:
         return self.seen[conn_id]
 
     def need(self, pipeline: Pipeline) -> None:
-        """Look up every connection that the spec names. Planning alone does not look up all of them, for example if there is nothing to plan."""
+        """Look up and record every connection that the spec names. Planning alone may not look up all of them."""
         for conn_id in sorted(set(_conn_ids(pipeline.to_json()))):
             self(conn_id)
 
     def environment(self) -> dict[str, str]:
-        """Return ``AIRFLOW_CONN_<ID>`` variables for a driver on this machine. Not for a command line, which every user of the machine can read."""
+        """
+        Return the recorded connections as ``AIRFLOW_CONN_<ID>`` environment variables for a driver on this machine.
+
+        They contain secrets. Never put them on a command line, which every user of the machine can read.
+        """
         return dict(to_environment(found) for found in self.seen.values())
 
 
@@ -53,10 +57,12 @@ def _conn_ids(spec: Any) -> Iterator[str]:
 
 class Submission:
     """
-    One ``spark-submit`` of a run.
+    Runs ``spark-submit`` once for a run. The constructor submits nothing.
 
+    :param run_key: the run key of the task, under which the driver continues the run
+    :param drain: as in :func:`run_batch`
     :param conn_id: Spark connection. Its ``deploy-mode`` determines where the driver runs. In client mode the driver runs on the worker's machine, in a
-        separate process session, and may outlive the task
+        separate process session, and may continue after the task has ended
     :param conf: settings for ``spark-submit``, visible in process lists
     :raises InvalidError: the connection is not of type ``spark`` or has no host, or a setting contains a secret
     """
@@ -69,7 +75,7 @@ class Submission:
         found = airflow_connection(conn_id)
         if found.conn_type != "spark" or not found.host:  # without a host, the hook would submit to YARN
             raise InvalidError(
-                'run_in="submit" needs a connection of type spark with a host',
+                'run_in="submit" requires a connection of type spark with a host; nothing was submitted',
                 conn_id=conn_id,
                 conn_type=found.conn_type,
             )
@@ -91,7 +97,7 @@ class Submission:
 
     def start(self, connections: Recorded) -> None:
         """
-        Submit the driver and return while it runs.
+        Submit the driver, and return without waiting for its end.
 
         In client mode this method returns after about five seconds. In cluster mode it returns when the cluster has assigned an id to the driver, after at
         most ten minutes.
@@ -109,7 +115,7 @@ class Submission:
         self._refuse_failed()
 
     def end(self) -> None:
-        """Terminate ``spark-submit``, and with it a driver in client mode. Versions that the driver has committed stay committed."""
+        """Terminate ``spark-submit``, and in client mode the driver. Versions that the driver has committed stay committed."""
         process = getattr(self._hook, "_submit_sp", None)
         if process is not None and process.poll() is None:
             with suppress(ProcessLookupError):
@@ -133,19 +139,22 @@ class Submission:
 
     def _refuse_failed(self) -> None:
         if self._failed:
-            raise StageError("spark-submit failed; the version stays open") from self._failed[0]
+            raise StageError(
+                "spark-submit failed; committed versions stay committed, and an open version stays open"
+            ) from self._failed[0]
 
 
 def refuse_unnamed_transform(pipeline: Pipeline, task_id: str) -> None:
     """
-    Raise unless the driver can import the pipeline's transform by name.
+    Refuse a transform that the driver cannot import by its name.
 
-    :raises InvalidError: the transform has no importable name
+    :raises InvalidError: the transform is a lambda, a nested function, or a function of a DAG file
     """
     name = pipeline.transform_name
+    # A qualified name with "<" is a lambda or a nested function. Airflow imports DAG files as modules "unusual_prefix_…", which only Airflow can import.
     if "<" in name or getattr(pipeline.transform, "__module__", "").startswith("unusual_prefix"):
         raise InvalidError(
-            'run_in="submit" needs a transform that the driver can import by its name',
+            'run_in="submit" requires a transform that the driver can import by its name; nothing was submitted',
             task=task_id,
             given=name,
             accepted="package.module:function",

@@ -1,1 +1,1 @@
-"""Runs a batch of a pipeline: :mod:`spec` defines the pipeline's spec, and :mod:`run` the order of the steps."""
+"""Pipelines and their runs: :mod:`spec` defines a pipeline, and :mod:`run` performs the steps of a run in order."""

@@ -1,9 +1,9 @@
 """
-Determines which versions the result of a run announces: its own, and all earlier ones that no result has announced (PROTOCOL.md, 4.8).
+Determines which versions the result of a run announces: the versions of the run, and all earlier versions that no result has announced (PROTOCOL.md, 4.8).
 
-Airflow emits an asset event only for a task that succeeds. A run that commits versions and then fails emits none, so the next run that succeeds announces
-them. A run creates its announcement before it returns its result. If the process dies before the create, the next run announces the versions. If it dies
-after the create, its own retry announces them.
+Airflow emits an asset event only for a task that succeeds. A run that commits versions and then fails emits no event, so the next run that succeeds
+announces these versions. A run creates its announcement before it returns its result. If the process dies before the create, the next run announces the
+versions. If it dies after the create, the retry of the run announces them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Announcement, Outcome, Plan
 
 LISTED = 20
-"""The maximum number of versions of other runs that a result lists. It lists the newest."""
+"""Maximum number of versions of other runs that a result lists. If there are more, it lists the newest."""
 
 Completed = list[tuple[Plan, Outcome]]
 
@@ -25,8 +25,9 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
 
     :param last: the run's last plan
     :param closed: the newest closed version. Other runs may have planned versions after the run's last one
-    :param resumed: whether the run was complete when this process began. Then its announcement may be stored already, and nothing is written
-    :returns: ``[start, end)`` of the announced versions, and the newest commits of other runs among them, in ascending order
+    :param resumed: whether the run was complete when this process began. If so, and if its announcement is stored, nothing is written
+    :returns: ``[start, end)`` of the announced versions, and the newest :data:`LISTED` commits of other runs among them, in ascending order
+    :raises LogDamagedError: a closed version lacks its plan, its outcome or its run pointer
     """
     key, end = keys.announced(last.version), (last.j, last.version)
     first = last.version if last.j == 0 else _first_version(log, last.run_key)
@@ -35,11 +36,11 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
     if stored is None:
         is_next = is_contiguous and (first == 0 or log.announcement(keys.announced(first - 1)) is not None)
         since = first - 1 if is_next else log.newest_announced()
-        # This run may have announced versions of other runs before it planned anything, and died (A6).
+        # An earlier process of this run may have announced versions of other runs before it planned a version, and then died (A6).
         idle = log.announcement(keys.announced_by(last.run_key))
         since = since if idle is None else min(since, idle.since)
-        # Another run may have announced this run's commits already. This run still creates its record, which another process of this run may have created
-        # before it died (A2).
+        # Another run may have announced this run's commits already. This run still creates its announcement: if another process of this run created it
+        # before it died, the create returns that announcement (A2).
         since, upto = (since, closed) if since < last.version else (last.version, last.version)
         stored = log.put_announcement(key, _made(log, last.version, since, upto, last.run_key))
     since, upto = stored.since, stored.upto
@@ -54,6 +55,7 @@ def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[in
     Create the announcement of a run that planned nothing. It covers only versions of other runs.
 
     :param closed: the newest closed version; -1 if there is none
+    :param run_key: run key of the run
     :returns: as :func:`announce_run`; an empty range if all versions are announced already
     """
     nothing: tuple[tuple[int, int], Completed] = (closed + 1, closed + 1), []
@@ -67,7 +69,7 @@ def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[in
         since = log.newest_announced()
         if since >= closed:
             return nothing
-        # Create the run's own record first (A3). Once the other one exists, no other run announces these versions.
+        # Create the run's own announcement first (A3). Once the announcement of the version exists, no other run announces these versions.
         stored = log.put_announcement(own, _made(log, closed, since, closed, run_key))
         log.put_announcement(keys.announced(closed), stored)
     numbers = range(max(stored.since, stored.upto - LISTED) + 1, stored.upto + 1)
@@ -86,7 +88,12 @@ def _first_version(log: CommitLog, run_key: str) -> int:
 
 
 def commits_of_others(log: CommitLog, numbers: list[int], run_key: str) -> Completed:
-    """The commits of other runs among the newest :data:`LISTED` of these closed versions, in ascending order."""
+    """
+    Return the commits of other runs among the newest :data:`LISTED` of these closed versions, in ascending order.
+
+    :param numbers: closed versions in ascending order
+    :param run_key: the run whose own commits are left out
+    """
     found = []
     for number in numbers[-LISTED:]:
         plan, outcome = log.plan(number), log.outcome(number)

@@ -1,4 +1,4 @@
-"""Compares two specs of a pipeline, and logs what changed and which runs used them."""
+"""Compares two specs of a pipeline, and logs the fields that differ and the runs that used the specs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN = ("where", "transform")
 
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
-    The fields in which two specs differ, as sorted paths such as ``where``, ``source.schema`` or ``sinks.lake.codec``.
+    Return the fields in which two specs differ, as sorted paths such as ``where``, ``source.schema`` or ``sinks.lake.codec``.
 
     :param before: the earlier spec, as :meth:`Pipeline.to_json` returns it
     :param now: the later spec, in the same form
@@ -38,19 +38,19 @@ def _differences(before: Any, now: Any, path: str) -> list[str]:
 
 
 def described(run_key: str) -> str:
-    """Describe a run for display: DAG and task if the run key is Airflow's, else the run key itself."""
+    """Return the name of a run for messages: its DAG and task if an Airflow operator built the run key, else the run key."""
     parts = _airflow_parts(run_key)
     return run_key if parts is None else f"DAG {parts[0]}, task {parts[1]}"
 
 
 def run_id(run_key: str) -> str:
-    """Describe a run for the log of its own task: Airflow's run id if the run key is Airflow's, else the run key itself."""
+    """Return the name of a run for the log of its own task: Airflow's run id if an Airflow operator built the run key, else the run key."""
     parts = _airflow_parts(run_key)
     return run_key if parts is None else parts[2]
 
 
 def _airflow_parts(run_key: str) -> list[str] | None:
-    """DAG id, task id and run id of a run key that an Airflow operator built; ``None`` for any other run key."""
+    """Return DAG id, task id and run id of a run key that an Airflow operator built; ``None`` for any other run key."""
     prefix, _, rest = run_key.partition(":")
     if prefix != "airflow":
         return None
@@ -62,7 +62,13 @@ def _airflow_parts(run_key: str) -> list[str] | None:
 
 
 def warn_of_open_version(log: CommitLog, plan: Plan, spec: Json, *, run_key: str) -> None:
-    """Warn that this process stages a version that was planned with another spec, and name the fields in which the specs differ."""
+    """
+    Log a warning that this process stages a version that was planned with another spec. The warning names the fields in which the specs differ.
+
+    :param plan: plan of the open version
+    :param spec: the spec of this process, as :meth:`Pipeline.to_json` returns it
+    :param run_key: run key of this process
+    """
     stored = read_json(log.read_spec(plan.spec), keys.spec(plan.spec))
     planner, own = described(plan.run_key), described(run_key)
     by = "" if planner == own else f" by {planner}"
@@ -72,7 +78,7 @@ def warn_of_open_version(log: CommitLog, plan: Plan, spec: Json, *, run_key: str
 
 def report(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
     """
-    Log that a version was planned with another spec than the version before it. Warn if two tasks seem to run one pipeline with different specs.
+    Log that a version was planned with another spec than the version before it. Log a warning if two tasks seem to run one pipeline with different specs.
 
     :param before: the head that the plan follows
     :param spec: the spec of ``plan``, as :meth:`Pipeline.to_json` returns it
@@ -97,7 +103,10 @@ def report(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
             what, last.version, described(found[0].run_key), plan.version, described(plan.run_key), what_changed
         )
     elif earlier is not None and earlier[0].spec == plan.spec:
-        what = "the spec is again that of version %d. Two processes may run this pipeline with different specs: version %d by %s, version %d by %s. %s"
+        what = (
+            "the spec is the same as that of version %d, but differs from that of the version in between. Two processes may run this pipeline with different "
+            "specs: version %d by %s, version %d by %s. %s. Do: use one spec in both processes, or one pipeline each."
+        )
         theirs_key = found[0].run_key if found else ""
         logger.warning(
             what,

@@ -19,19 +19,19 @@ KEEPS: Mapping[str, frozenset[str]] = {
     "at_most_once": frozenset({"at_most_once"}),
     "none": frozenset(),
 }
-"""Label → the labels that it satisfies. Effectively once does not satisfy at most once: such a sink may apply a record again, without further effect."""
+"""Label → the labels that it satisfies. Effectively once does not satisfy at most once, because such a sink may apply a record twice, without effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantee:
     """
-    The delivery guarantee of a pipeline through retries, clears, zombies and crashes.
+    The delivery guarantee of a pipeline. It holds through retries, clears, zombies and crashes.
 
-    :param label: ``exactly_once``, ``effectively_once``, ``at_least_once`` or ``at_most_once``, for the records that are read, over all sinks. ``none`` if one
+    :param label: ``exactly_once``, ``effectively_once``, ``at_least_once`` or ``at_most_once``, for every record of the source and every sink. ``none`` if one
         sink may lose records and another may repeat them
-    :param reasons: the reasons for the label, one sentence each. If a setting would raise the label, the reason names it
-    :param sinks: sink → its own label, which includes the source's
-    :param terms: the settings on which the label depends, such as ``dedup 24 h``; ``""`` if it depends on none
+    :param reasons: the reasons for the label, one sentence each. If a setting would strengthen the guarantee, the reason names it
+    :param sinks: sink → the guarantee from the source to this sink, as a label
+    :param terms: the condition of the label, such as ``dedup 24 h``; ``""`` if it is unconditional
     """
 
     label: str
@@ -41,7 +41,7 @@ class Guarantee:
 
     @property
     def named(self) -> str:
-        """The label with its terms for display, such as ``effectively-once (dedup 24 h)``."""
+        """Return the label with its terms for display, such as ``effectively-once (dedup 24 h)``."""
         return self.label.replace("_", "-") + (f" ({self.terms})" if self.terms else "")
 
     def __str__(self) -> str:
@@ -68,7 +68,11 @@ class _Pipeline(Protocol):
 
 
 def guarantee(pipeline: _Pipeline) -> Guarantee:
-    """Compute the guarantee from source, transform and sinks. The weakest of them determines the label."""
+    """
+    Compute the guarantee of a pipeline from its source, dedup settings, transform and sinks. The weakest of them determines the label.
+
+    If two sinks have guarantees of which neither satisfies the other, the label is ``none``.
+    """
     reasons = [
         "a durable plan records the offset ranges before the first row is read, and every attempt reads exactly these ranges"
     ]
@@ -96,7 +100,7 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
 
 
 def warnings(pipeline: _Pipeline) -> list[str]:
-    """Warnings about insecure connections of source and sinks, one sentence each. A missing connection gives no warning here, because a run refuses it."""
+    """Return warnings about connections without encryption, one sentence each. Skips a connection that does not exist, because a run refuses it."""
     found: list[str] = []
     for part in (pipeline.source, *pipeline.sinks.values()):
         with suppress(InvalidError):
@@ -106,10 +110,10 @@ def warnings(pipeline: _Pipeline) -> list[str]:
 
 def _read_and_written(source: str, sink: str) -> str:
     """
-    Combine the label of the records that are read with the label of a sink.
+    Return the label of the path from the source to a sink.
 
-    An effectively-once source hands each record to the sink once, within its terms (such as ``dedup 24 h``). So an exactly-once sink keeps the source's label,
-    and any other sink determines the label.
+    An effectively-once source returns each record once, within its terms (such as ``dedup 24 h``). So with an exactly-once sink the path has the source's
+    label, and with any other sink it has the sink's label.
     """
     if source == "effectively_once":
         return source if sink == "exactly_once" else sink
@@ -117,7 +121,7 @@ def _read_and_written(source: str, sink: str) -> str:
 
 
 def _weaker(label: str, other: str) -> str:
-    """The strongest label that both labels satisfy, or ``none``."""
+    """Return the strongest label that both labels satisfy; ``none`` if there is no such label."""
     both = KEEPS[label] & KEEPS[other]
     return next((name for name in KEEPS if name in both), "none")
 
@@ -166,14 +170,15 @@ def _of_sinks(pipeline: _Pipeline) -> str:
 
 def require(pipeline: _Pipeline, least: str) -> None:
     """
-    Refuse a pipeline whose guarantee is weaker than ``least``.
+    Refuse a pipeline whose guarantee is weaker than required.
 
-    :raises InvalidError: the guarantee is weaker; the error names the computed guarantee and its reasons
+    :param least: the required label
+    :raises InvalidError: the computed guarantee does not satisfy ``least``; the error names the computed guarantee and its reasons
     """
     computed = guarantee(pipeline)
     if least not in KEEPS[computed.label]:
         raise InvalidError(
-            "the pipeline's guarantee is weaker than it requires",
+            "the pipeline's guarantee is weaker than it requires; no run can start",
             pipeline=pipeline.name,
             require=least,
             keeps=computed.label,

@@ -1,4 +1,4 @@
-"""Resolves ``log_conn_id``: the location of a pipeline's log, and the access to S3."""
+"""Resolves the ``log_conn_id`` of a pipeline to the URL of its log and the access to S3."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 @contextmanager
 def located(pipeline: Pipeline) -> Iterator[Pipeline]:
     """
-    Yield the pipeline with its log's URL in place of ``log_conn_id``. While the block runs, all access to S3 uses that connection's settings.
+    Yield the pipeline with its log's URL in place of ``log_conn_id``. Within the block, all access to S3 uses the settings of that connection.
 
-    Stored specs contain the URL, never the connection id, because other deployments may read the log.
+    A stored spec contains the URL and never the connection id, because other deployments may read the log. A pipeline without ``log_conn_id`` is yielded
+    unchanged.
 
     :raises InvalidError: the connection does not exist, is not of type ``streamsem``, has no root, or has credentials of an unsupported kind
     """
@@ -34,12 +35,14 @@ def located(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 
 def on_its_log(function: F) -> F:
-    """Decorate a function whose first argument is a pipeline: it is called with the pipeline that :func:`located` yields."""
+    """Decorate a function whose first argument is a pipeline. The function receives the pipeline that :func:`located` yields, and runs inside that block."""
 
     @wraps(function)
     def called(pipeline: Pipeline, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(pipeline, Pipeline):
-            raise InvalidError(f"{function.__name__} takes a Pipeline", given=type(pipeline).__name__)
+            raise InvalidError(
+                f"the first argument of {function.__name__} must be a Pipeline", given=type(pipeline).__name__
+            )
         with located(pipeline) as there:
             return function(there, *args, **kwargs)
 
@@ -47,21 +50,29 @@ def on_its_log(function: F) -> F:
 
 
 def root(found: Connection) -> str:
-    """The root location of a connection's logs. Each log is below it, under its pipeline's name."""
+    """
+    Return the root location of the logs of a ``streamsem`` connection. The log of a pipeline is at ``<root>/<name>``.
+
+    :raises InvalidError: the connection is not of type ``streamsem`` or has no host
+    """
     if found.conn_type != "streamsem":
         raise InvalidError(
-            "a log's connection must be of type streamsem", conn_id=found.conn_id, conn_type=found.conn_type
+            "log_conn_id must name a connection of type streamsem", conn_id=found.conn_id, conn_type=found.conn_type
         )
     if not found.host:
-        raise InvalidError("a streamsem connection must have the root of its logs as host", conn_id=found.conn_id)
+        raise InvalidError(
+            "a streamsem connection must have the root location of its logs as host", conn_id=found.conn_id
+        )
     return found.host.rstrip("/")
 
 
 def access(found: Connection) -> s3.S3Access:
     """
-    The S3 access settings of a ``streamsem`` connection: ``endpoint_url``, ``region_name`` and ``aws_conn_id`` in its extra.
+    Return the S3 access of a ``streamsem`` connection, from ``endpoint_url``, ``region_name`` and ``aws_conn_id`` in its extra.
 
-    boto3's default chain supplies every setting that they do not give.
+    Values that the connection and its AWS connection do not set are ``None``. boto3's default chain supplies these.
+
+    :raises InvalidError: ``aws_conn_id`` names no connection of type ``aws``, or one with credentials of an unsupported kind
     """
     aws_conn_id = found.extra.get("aws_conn_id")
     given = aws.access_of(str(aws_conn_id), service="s3") if aws_conn_id else s3.S3Access()

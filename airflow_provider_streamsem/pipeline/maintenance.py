@@ -1,4 +1,4 @@
-"""Maintenance of a log: abort a version that cannot be staged, and delete the output of losing attempts."""
+"""Maintenance of a log: aborts a version that cannot be staged, and deletes the output of losing attempts (vacuum)."""
 
 from __future__ import annotations
 
@@ -25,17 +25,22 @@ from airflow_provider_streamsem.protocol.view import OpenHead
 logger = telemetry.log_of(__name__)
 
 _NOTED_EACH = 500
-"""The number of versions after which vacuum records its progress. If its task is killed, the next vacuum continues there."""
+"""Vacuum records its progress each time that it has inspected this many versions. If its task is killed, the next vacuum continues there."""
 _LATE_MS = 86_400_000
-"""How long after a version was closed vacuum inspects it again, in milliseconds. An attempt of the version may still run and write files."""
+"""
+Every vacuum inspects the versions that were closed less than this many milliseconds ago, because an attempt of such a version may still write files. Older
+versions are inspected once.
+"""
 
 
 def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) -> Outcome:
     """
-    Close an open version as an abort (W22). No rows of the version become visible. The next run plans the range of a batch again.
+    Close the open version as an abort (W22). No rows of the version become visible. If the version is a batch, the next run plans its range again.
 
+    :param version: the open version
+    :param reason: why the version is aborted; stored in the outcome
     :returns: the stored outcome. It is a *commit* if an attempt committed the version first
-    :raises InvalidError: the version is not open
+    :raises InvalidError: the version is not open, or an argument is not valid
     """
     integer("version", version, least=0)
     text("reason", reason)
@@ -53,9 +58,10 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
 
 def aborting(log: CommitLog, head: OpenHead, *, reason: str) -> Outcome:
     """
-    Build the abort of an open version. It keeps the deduplication state of the outcome before it.
+    Build the outcome that aborts an open version. Does not store it.
 
-    It takes over the source hint of a batch's plan. For items that were deleted from the source, only the hint records where they ended.
+    The outcome keeps the deduplication state of the previous outcome. For a batch, it has the source hint of the plan, because for items that were deleted
+    from the source only the hint records their end offsets.
     """
     plan, before = head.plan, head.outcome
     now_ms = log.clock.now_ms()
@@ -81,11 +87,11 @@ def aborting(log: CommitLog, head: OpenHead, *, reason: str) -> Outcome:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacuumed:
     """
-    What vacuum deleted, or would delete in a dry run.
+    The objects that vacuum deleted, or would delete in a dry run.
 
-    :param attempts: ``(sink, version, attempt_id)`` of each attempt; ``state`` in place of the sink for files of the deduplication state
-    :param keys: keys of log objects
-    :param bytes: total size
+    :param attempts: ``(sink, version, attempt_id)`` of each attempt whose files are deleted. For files of the deduplication state, the sink is ``state``
+    :param keys: keys of the deleted objects of the log, relative to the log's root
+    :param bytes: total size in bytes of the files and objects
     """
 
     attempts: tuple[tuple[str, int, str], ...]
@@ -101,32 +107,33 @@ def vacuum(
     Delete the output of losing attempts of closed versions: files, then quarantined records, then manifests (V1 to V3). Also delete the rows that were staged
     for sinks outside the log, once the receipts exist (V4).
 
-    Vacuum is safe beside running writers. Once a version's outcome exists, no other attempt of the version can win. An attempt that still runs may write more
-    files, which the next vacuum deletes. Vacuum does not inspect versions again that were closed more than a day before an earlier vacuum (V6).
+    Vacuum is safe while writers run. Once a version's outcome exists, no other attempt of the version can win. An attempt that still runs may write more
+    files, which the next vacuum deletes. By default, vacuum skips the versions that an earlier vacuum inspected more than a day after they were closed (V6).
 
     :param pipeline: the user's own pipeline. Vacuum deletes only in its datasets and its log, never in a location that a stored object names (V5)
-    :param dry_run: delete nothing, and return what would be deleted
+    :param dry_run: delete nothing, and return what vacuum would delete
     :param everything: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: the location holds no log
-    :raises ConflictError: the log belongs to another pipeline, or a dataset to another log. Nothing was deleted
+    :raises ConflictError: the log belongs to another pipeline or was moved, or a dataset belongs to another log. Nothing was deleted
     :raises MarkerConflictError: a sink has a version that the log does not have. Nothing was deleted
+    :raises MarkerLostError: a sink was restored from an older copy. Nothing was deleted
     """
     log = log or open_commit_log(pipeline.log)
     record = find_record(pipeline, log)
     if record is None:
         raise InvalidError("there is no log at this location", log=pipeline.log)
-    head = log.find_head()  # refuses a log that was moved
-    if head.closed < 0:  # no attempt has lost yet, and a first run that died may have left its datasets without a mark
+    head = log.find_head()  # raises LogMovedError if the log was moved
+    if head.closed < 0:  # no attempt can have lost, and the datasets may have no ownership mark yet
         return Vacuumed(attempts=(), keys=(), bytes=0)
     claim_datasets(pipeline, log, record, new=False)
     refuse_conflicts(pipeline, log, record.pipeline_uuid)
     locations = [_SinkLocation(pipeline, name) for name in sorted(pipeline.sinks)]
     end = head.closed if head.has_pending_publishes else head.closed + 1
     noted = _noted(log)
-    # A log that was restored from an older copy may have fewer versions than the note says.
+    # If the log was restored from an older copy, the recorded progress may be above its head.
     begin = 0 if everything or noted > head.closed + 1 else noted
-    remembered = None if pipeline.dedup is None else state_files(log.store.url)  # in the log that this vacuum reads
+    remembered = None if pipeline.dedup is None else state_files(log.store.url)
     attempts, stale = [], []
     size = 0
     for version in range(begin, head.closed + 1):
@@ -155,32 +162,36 @@ def vacuum(
 
 
 class _SinkLocation:
-    """A sink of the pipeline, and the test whether vacuum can delete one of its attempts."""
+    """A sink of the pipeline. Determines which of its attempts vacuum can delete."""
 
     def __init__(self, pipeline: Pipeline, name: str) -> None:
         self.name, self.sink = name, pipeline.sinks[name]
-        # Where the sink copies the rows out of the staged files, the staged files are needed only until the receipts exist.
+        # A sink that copies the rows out of the staged files needs these files only until the receipts exist.
         self._is_spent = self.sink.publishes and not publishing(pipeline, name).keeps_staged
         is_table = self.sink.publishes and not self._is_spent
         self._in_use = cache(publishing(pipeline, name).attempts_in_use) if is_table else set[tuple[int, str]]
 
     def spent(self, version: int, lost: _Losers) -> Iterator[str]:
-        """The attempts of a closed version that vacuum can delete."""
+        """Yield the ids of the attempts of a closed version that vacuum can delete."""
         for _, attempt_id in sorted(self.sink.attempts(version)):
             if lost(attempt_id) and (version, attempt_id) in self._in_use():
-                what = "sink %s: by the log, attempt %s of version %d lost, but the table references its files; vacuum keeps them"
+                what = "sink %s: attempt %s of version %d lost according to the log, but the table references its files. Vacuum keeps these files"
                 logger.warning(what, self.name, attempt_id, version)
             elif lost(attempt_id) or (self._is_spent and lost.log.receipts(version) is not None):
                 yield attempt_id
 
 
 def _noted(log: CommitLog) -> int:
-    """The version below which an earlier vacuum has inspected all versions. It is a hint: it limits what vacuum inspects, never what vacuum deletes (V6)."""
+    """
+    Return the version below which an earlier vacuum has inspected all versions; 0 if there is none.
+
+    The value is a hint. It limits which versions vacuum inspects, and never determines what vacuum deletes (V6).
+    """
     return max((_version_of(key) for key in log.list_keys(keys.VACUUMED, 1)), default=0)
 
 
 def _note(log: CommitLog, below: int) -> None:
-    """Store the note of this version, and delete all other notes."""
+    """Record that vacuum has inspected all versions below ``below``, and delete all other such records."""
     if below != _noted(log):
         log.create(keys.vacuumed(below), canonical({"below": below}))
     for key in log.list_keys(keys.VACUUMED):
@@ -193,7 +204,7 @@ def _version_of(key: str) -> int:
 
 
 def _first_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
-    """The first version in ``[begin, end)`` that was closed after ``decided_ms``; ``end`` if there is none."""
+    """Return the first version in ``[begin, end)`` that was closed after ``decided_ms`` (milliseconds UTC); ``end`` if there is none."""
 
     def is_after(version: int) -> bool:
         found = log.outcome(version)
@@ -203,14 +214,18 @@ def _first_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
 
 
 def _attempt_of(key: str) -> tuple[int, str]:
-    """Version and attempt id of ``quarantine/<n>/<attempt>/…`` or ``attempts/<n>/<attempt>.json``; version -1 for any other key."""
+    """Return version and attempt id of a key ``quarantine/<n>/<attempt>/…`` or ``attempts/<n>/<attempt>.json``; ``(-1, "")`` for any other key."""
     parts = key.split("/")
     version = keys.position(parts[1]) if len(parts) > 2 and keys.is_relative(key) else None
     return (-1, "") if version is None else (version, parts[2].removesuffix(".json"))
 
 
 class _Losers:
-    """Tests whether an attempt of a version has lost: an abort or another attempt closed the version. The test reads the outcome (I11)."""
+    """
+    Tests whether an attempt of a version has lost: the version was aborted, or another attempt was committed (I11).
+
+    The test reads the outcome, at most once.
+    """
 
     def __init__(self, log: CommitLog, version: int) -> None:
         self.log = log
@@ -222,6 +237,6 @@ class _Losers:
 
 
 def attempts_of(log: CommitLog, sinks: Mapping[str, Sink], version: int) -> set[str]:
-    """The attempts of a version that still have a manifest, or a location in a dataset."""
+    """Return the ids of the attempts of a version that still have a manifest in the log or files in a dataset."""
     found = {_attempt_of(key)[1] for key in log.list_keys(keys.attempts(version))}
     return found.union(*({attempt for _, attempt in sink.attempts(version)} for sink in sinks.values()))

@@ -1,7 +1,9 @@
 """
-Opens a pipeline on its log: checks the identity, the safety of the store and the immutable fields, and claims the datasets.
+Opens a pipeline with its log: checks that the log belongs to the pipeline, that the store is safe and that the immutable fields are unchanged, and claims
+the datasets.
 
-Until Plan(0) exists, no spec binds the log, so a user may still correct a path or topic. The create of Plan(0) binds the log to its spec (W13a).
+Until Plan(0) exists, the immutable fields of the log are not fixed, so a user may still correct a path or topic. The create of Plan(0) fixes the immutable
+fields of its spec (W13a).
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ from airflow_provider_streamsem.stores.contract import normalised, open_store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A pipeline that was checked against its log. ``head`` comes from a listing, which may lag (W8)."""
+    """
+    A pipeline that was checked against its log.
+
+    :param record: the log's ``pipeline.json``
+    :param head: the head as a listing shows it. The listing may lag, so newer versions may exist (W8)
+    :param spec: sha256 of the pipeline's spec
+    """
 
     pipeline: Pipeline
     log: CommitLog
@@ -38,7 +46,8 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
 
     :raises InvalidError: a client library is not installed, or ``log`` is not the pipeline's log
     :raises UnsafeStoreError: the log is new, and its store does not support atomic create-if-absent
-    :raises ConflictError: the log belongs to another pipeline; its versions were planned with other immutable fields; or a dataset belongs to another log
+    :raises ConflictError: the log belongs to another pipeline or was moved; its versions were planned with other immutable fields; or a dataset belongs to
+        another log
     """
     extras.check(pipeline.extras, pipeline=pipeline.name)
     record = find_record(pipeline, log) or _create(pipeline, log)
@@ -72,7 +81,7 @@ def find_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord | None:
 def _check_name(pipeline: Pipeline, record: PipelineRecord) -> None:
     if record.name != pipeline.name:
         raise ConflictError(
-            "the log belongs to a pipeline with another name",
+            "the log belongs to a pipeline with another name; nothing was written",
             log=pipeline.log,
             stored=record.name,
             stored_uuid=record.pipeline_uuid,
@@ -82,9 +91,9 @@ def _check_name(pipeline: Pipeline, record: PipelineRecord) -> None:
 
 def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
     """
-    Find the head as a run of the pipeline would, for readers. Writes nothing.
+    Return the head that a run of the pipeline would find. For readers: writes nothing.
 
-    :raises ConflictError: the log's versions were planned by a spec with other immutable fields
+    :raises ConflictError: the log's versions were planned with other immutable fields, or the log was moved
     """
     extras.check([pipeline.source.extra], pipeline=pipeline.name)
     head = log.find_head()
@@ -97,9 +106,9 @@ def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
 
 def initial_offsets(pipeline: Pipeline, log: CommitLog, *, fixes: bool) -> Offsets:
     """
-    The offsets at which version 0 starts with the pipeline's source, as long as version 0 is not planned.
+    Return the offsets at which version 0 starts if it is planned with the pipeline's source.
 
-    :param fixes: store the offsets if no run has stored them, so that later runs with this source start there too
+    :param fixes: whether to store the offsets if no run has stored them, so that later runs with this source start there too
     """
     stored = log.initial_offsets(pipeline.source_sha256)
     if stored is not None:
@@ -110,9 +119,9 @@ def initial_offsets(pipeline: Pipeline, log: CommitLog, *, fixes: bool) -> Offse
 
 def claim_datasets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *, new: bool) -> None:
     """
-    Mark the pipeline's datasets as its own, or check that they are marked so. A mark that names an earlier location of the moved log is valid too (M6).
+    Write the ownership marks of the pipeline's datasets, or verify the existing marks. A mark that names an earlier location of a moved log is valid (M6).
 
-    :param new: no version is closed yet, so a dataset without a mark may be claimed
+    :param new: whether no version is closed yet. Only then may a dataset without a mark be claimed
     :raises DatasetOwnedError: a dataset belongs to another pipeline or log
     """
     for name, sink in pipeline.sinks.items():
@@ -121,9 +130,10 @@ def claim_datasets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *
 
 def claim_dataset(name: str, sink: Sink, log: CommitLog, record: PipelineRecord, *, url: str, new: bool) -> None:
     """
-    Claim the dataset of one sink, as :func:`claim_datasets` does for all.
+    Claim the dataset of one sink, as :func:`claim_datasets` does for all sinks.
 
-    :param url: the log's URL, as marks record it
+    :param url: the log's URL, which the mark stores
+    :raises DatasetOwnedError: the dataset belongs to another pipeline or log
     """
     try:
         sink.claim(record.pipeline_uuid, url, new=new)
@@ -136,10 +146,10 @@ def claim_dataset(name: str, sink: Sink, log: CommitLog, record: PipelineRecord,
 
 def _has_left(location: str, url: str) -> bool:
     """
-    Whether no log is in use at ``location``: its log was moved, in one or several moves, to ``url``, or the location holds no log (M6).
+    Return whether the log at ``location`` is not in use: it was moved to ``url``, in one or several moves, or the location holds no log (M6).
 
-    The record of the move in this log is no proof by itself, because a writer of this log could have forged it. So this function reads the other location,
-    which only that location's own writers can change.
+    The record of the move in the log at ``url`` is not sufficient, because a writer of that log could have forged it. So this function reads ``location``,
+    which only the writers of that location can change.
     """
     seen: set[str] = set()
     while normalised(location) != normalised(url):
@@ -160,9 +170,10 @@ def _has_left(location: str, url: str) -> bool:
 
 def settle_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int) -> None:
     """
-    Store the pipeline's spec if it is new. Its immutable fields must equal those of the newest version's spec.
+    Store the pipeline's spec if it differs from the spec of ``version``. The immutable fields of both must be equal.
 
     :param stored: sha256 of the spec of ``version``
+    :param version: the newest closed version, or 0
     :raises ConflictError: the immutable fields differ
     """
     if pipeline.spec_sha256 == stored:
@@ -182,7 +193,7 @@ def check_immutable_config(pipeline: Pipeline, log: CommitLog, stored: str, *, v
     if before != now:
         plan = log.plan(version)
         raise ConflictError(
-            "the spec's immutable fields differ from those in the log, which were fixed when its first version was planned",
+            "the spec's immutable fields differ from those of the log, which were fixed when version 0 was planned; nothing was written",
             log=pipeline.log,
             pipeline=pipeline.name,
             fields=changed_fields(before, now),
@@ -198,7 +209,7 @@ def _create(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:
         for sink in pipeline.sinks.values():
             sink.refuse_orphan(pipeline.log)
     except ConflictError as error:
-        # Another process may have created the log and the mark since this process searched for the log.
+        # Another process may have created the log and the mark since this process read that the log is missing.
         meanwhile = log.read_pipeline()
         if meanwhile is None:
             raise type(error)(error.summary, pipeline=pipeline.name, **error.fields) from error

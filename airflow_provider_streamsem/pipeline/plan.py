@@ -18,11 +18,12 @@ logger = telemetry.log_of(__name__)
 
 def may_wait(limits: Limits, rows: int, *, since_ms: int | None, now_ms: int) -> bool:
     """
-    Whether the run leaves these rows for a later run, because there are fewer than ``limits.min_rows`` and ``limits.max_delay_s`` has not elapsed.
+    Return whether the run leaves the rows for a later run: there are fewer than ``limits.min_rows``, and ``limits.max_delay_s`` has not elapsed.
 
-    :param rows: estimated number of rows in the cut
-    :param since_ms: start of the delay, in milliseconds: when the newest outcome was created. ``None`` before the first outcome: version 0 is never delayed
-    :param now_ms: the clock reading that the plan records as ``planned_at_ms`` (I13)
+    :param rows: estimated number of rows of the batch
+    :param since_ms: start of the delay, in milliseconds UTC: when the newest outcome was created. ``None`` before the first outcome: version 0 is never
+        delayed
+    :param now_ms: the current time in milliseconds UTC, which the plan records as ``planned_at_ms`` (I13)
     """
     if limits.min_rows is None or limits.max_delay_s is None or since_ms is None or rows >= limits.min_rows:
         return False
@@ -31,11 +32,14 @@ def may_wait(limits: Limits, rows: int, *, since_ms: int | None, now_ms: int) ->
 
 def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, drain: bool) -> Plan | None:
     """
-    Make the next plan of a run; ``None`` if the source has nothing new (W15), or if the run leaves its rows for a later run.
+    Build the next plan of a run. Does not store it.
 
-    The first plan of a drain freezes the target. Every later plan of the run is cut towards that target (W14, I19).
+    The first plan of a drain records the target: the current end offsets of the source. Every later plan of the run ends at or below that target (W14, I19).
 
-    :param drain: whether the run continues until the end that the source has at its first plan
+    :param ready: the position of the run
+    :param drain: whether the run plans further versions until it reaches the target
+    :returns: ``None`` if the source has nothing new (W15), or if the run leaves the rows for a later run
+    :raises StreamsemError: the source cannot be polled or has lost records; see :class:`airflow_provider_streamsem.connectors.contract.Planner`
     """
     clock = opened.log.clock
     planned_at_ms = clock.now_ms()
@@ -53,7 +57,7 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     if found is None:
         if ready.before is not None and ready.target is not None:
             raise InternalError(
-                "a drain has not reached its target, but the source returned nothing to read",
+                "a drain has not reached its target, but the source returned nothing to read; nothing was planned",
                 target=dict(ready.target),
                 next=dict(start),
             )

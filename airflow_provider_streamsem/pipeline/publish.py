@@ -1,7 +1,7 @@
 """
-Publishes a commit to the sinks outside the log, one after the other, and creates its receipts (PROTOCOL.md, 4.7).
+Publishes a commit to the sinks outside the log, one sink after the other, and creates the receipts (PROTOCOL.md, 4.7).
 
-Any process may publish a commit, any number of times.
+Any process may publish a commit, and any number of processes may do so. Each call of :func:`publish` or :func:`skip` is one *publisher*.
 """
 
 from __future__ import annotations
@@ -32,27 +32,31 @@ logger = telemetry.log_of(__name__)
 
 
 class LoggedEffects:
-    """The effects of one version on one sink, stored in the log (:class:`airflow_provider_streamsem.connectors.contract.EffectLedger`)."""
+    """
+    Claims and results of a version's effects on one sink, stored in the log.
+
+    Implements :class:`airflow_provider_streamsem.connectors.contract.EffectLedger`.
+    """
 
     def __init__(self, log: CommitLog, version: int, sink: str, *, may_close: bool) -> None:
         self._log, self._version, self._sink = log, version, sink
-        self._nonce = log.clock.new_id()  # each entry to publishing has a new nonce (P4)
+        self._nonce = log.clock.new_id()  # identifies this publisher in its claims (P4)
         self.clock = log.clock
         self.may_close = may_close
 
     def claim(self, chunk: int, round: int) -> bool:
-        """Claim one round of a chunk. Returns whether this entry may perform the round's effects; no other entry ever may (I17)."""
+        """Claim one round of a chunk. Returns whether this publisher holds the claim. Only the publisher that holds it may perform the effects (I17)."""
         wanted = Claim(version=self._version, sink=self._sink, chunk=chunk, round=round, nonce=self._nonce)
         return self._log.claim(wanted)
 
     def known(self, chunk: int, round: int) -> Effects | None:
-        """The recorded effects of one round of a chunk; ``None`` if no entry has recorded them."""
+        """Return the recorded result of one round of a chunk; ``None`` if no publisher has recorded it."""
         return self._log.effects(self._version, self._sink, chunk, round)
 
     def record(
         self, chunk: int, round: int, *, done: int, refused: int = 0, unknown: int = 0, skipped: int = 0, left: int = 0
     ) -> Effects:
-        """Record the effects of one round of a chunk; returns the stored record, which may be that of another entry."""
+        """Record the result of one round of a chunk. Returns the stored record, which may be that of another publisher."""
         effects = Effects(
             version=self._version,
             sink=self._sink,
@@ -72,11 +76,11 @@ def publish(opened: Opened, head: ClosedHead, outcome: Outcome, *, is_own: bool)
     """
     Publish the head's commit to all sinks outside the log, and create its receipts.
 
-    :param outcome: the newest version of the head
-    :param is_own: whether the publishing run planned the commit. Only then may this process close claims of other entries (P5)
-    :returns: the head, which has no pending publishes
-    :raises UnavailableError: a sink gave no clear answer, or an entry of another run has claimed the effects. The batch stays committed
-    :raises PublishError: a sink refuses the batch. The batch stays committed, and later runs cannot plan until it is published or skipped
+    :param outcome: the outcome of the head's newest version
+    :param is_own: whether the publishing run planned the commit. Only then may this publisher close the claims of other publishers (P5)
+    :returns: the head without pending publishes
+    :raises UnavailableError: a sink gave no clear answer, or a publisher of another run has claimed the effects. The batch stays committed
+    :raises PublishError: a sink refuses the batch. The batch stays committed, and no run can plan until the batch is published or skipped
     """
     return _roll_forward(opened, head, outcome, may_close=is_own)
 
@@ -112,7 +116,7 @@ def _roll_forward(
                 return head.published(stored)
             if receipt is None and name not in skipped_sinks:
                 found = sink.marker(batch.pipeline_uuid, name)
-                summary = "the sink's marker is above this version, which has no receipts"
+                summary = "the sink's marker is above this version, but the log has no receipts of this version"
                 raise batch.conflict(summary, marker=None if found is None else found.version)
             receipt = receipt or Receipt(result="skipped", rows=0)  # no publisher can apply a version below the marker
             logger.info("version %d: sink %s: %s, %d rows", version, name, receipt.result, receipt.rows)
@@ -136,7 +140,15 @@ def _roll_forward(
 
 
 def batch_of(opened: Opened, outcome: Outcome, outcome_sha: str, name: str) -> Batch:
-    """Build the batch that one sink publishes of a commit. For a reprocessing run, it names the rows of the chain that the sink holds now (P3)."""
+    """
+    Build the part of a commit that one sink publishes.
+
+    For a reprocessing run, the batch also names the rows that it replaces: the current rows of the chain in this sink (P3). A *chain* is a batch and the
+    reprocessing runs that replaced it, one after the other.
+
+    :param outcome_sha: sha256 of the bytes of ``outcome``
+    :param name: name of the sink
+    """
     root, stands = _chain(opened.log, outcome, name)
     return Batch(
         pipeline_uuid=opened.record.pipeline_uuid,
@@ -152,13 +164,21 @@ def batch_of(opened: Opened, outcome: Outcome, outcome_sha: str, name: str) -> B
 
 
 def current_output(log: CommitLog, version: int, name: str) -> Committable | None:
-    """The rows of a committed version that one sink holds now: those that reprocessing would replace. ``None`` if its whole chain was skipped."""
+    """
+    Return the rows of a committed version's chain that one sink contains now. Reprocessing the version would replace them.
+
+    Returns ``None`` if every commit of the chain was skipped for this sink.
+    """
     outcome = _outcome(log, version)
     return _applied(log, outcome, name) or _chain(log, outcome, name)[1]
 
 
 def _chain(log: CommitLog, outcome: Outcome, name: str) -> tuple[int, Committable | None]:
-    """The version at the root of a reprocessing run's chain, and the rows of the chain's earlier commits that one sink holds; ``None`` if it holds none."""
+    """
+    Follow the chain of a commit backwards.
+
+    :returns: the first version of the chain, and the rows of the newest earlier commit of the chain that was applied to the sink; ``None`` if none was
+    """
     stands = None
     while outcome.replaces is not None:
         outcome = _outcome(log, outcome.replaces.version)
@@ -176,7 +196,7 @@ def _outcome(log: CommitLog, version: int) -> Outcome:
 
 
 def _applied(log: CommitLog, outcome: Outcome, name: str) -> Committable | None:
-    """The rows of a commit in one sink; ``None`` if its receipts do not say *applied*."""
+    """Return the rows of a commit in one sink; ``None`` if the commit was not applied to the sink according to its receipts."""
     receipts = log.receipts(outcome.version)
     receipt = None if receipts is None else receipts.sinks.get(name)
     return outcome.sinks.get(name) if receipt is not None and receipt.result == "applied" else None
@@ -190,23 +210,25 @@ def _plain(schema: str) -> str:
 
 def publishing(pipeline: Pipeline, name: str) -> PublishingSink:
     """
-    The sink outside the log with this name.
+    Return the sink with this name, which must publish outside the log.
 
-    :raises InvalidError: the pipeline has no such sink
+    :raises InvalidError: the pipeline has no sink of this name, or the sink's rows become visible through the log
     """
     sink = pipeline.sinks.get(name)
     if sink is None or not sink.publishes:
         accepted = sorted(name for name, sink in pipeline.sinks.items() if sink.publishes)
-        raise InvalidError("the pipeline has no such sink outside the log", given=name, accepted=accepted)
+        raise InvalidError(
+            "the pipeline has no such sink outside the log; nothing was changed", given=name, accepted=accepted
+        )
     return sink  # type: ignore[return-value]
 
 
 def refuse_conflicts(pipeline: Pipeline, log: CommitLog, pipeline_uuid: str) -> None:
     """
-    Check that the log has the commits that the sinks' markers name.
+    Check that the log has every commit that a marker of a sink names. Writes nothing.
 
-    :raises MarkerConflictError: it lacks one: the log was restored from an older copy, or two copies of it are in use
-    :raises MarkerLostError: a sink reports that an older copy of it was restored
+    :raises MarkerConflictError: the log lacks such a commit. It was restored from an older copy, or two copies of it are in use
+    :raises MarkerLostError: a sink was restored from an older copy
     """
     for name in pipeline.publishes:
         found = publishing(pipeline, name).marker(pipeline_uuid, name)
@@ -221,15 +243,18 @@ def skip(
     pipeline: Pipeline, version: int, *, sink: str | Sequence[str], reason: str, log: CommitLog | None = None
 ) -> Receipts:
     """
-    Skip publishing one version to a sink. Use it for a sink that always refuses the version, or whose effects an entry has claimed that no longer runs (P7).
+    Skip publishing one version to a sink (P7).
 
-    The skip writes no rows of the version. It moves the sink's marker to the version, so that a late publisher cannot apply it. The other sinks of the version
-    are published as usual.
+    Use it for a sink that always refuses the version, or if a publisher that no longer runs has claimed the version's effects. The skip writes no rows of the
+    version. It sets the sink's marker to the version, so that a late publisher cannot apply the version. The other sinks of the version are published.
 
+    :param version: the newest closed version, which must be a commit with pending publishes
     :param sink: the name of a sink, or a list of names
     :param reason: why the version is skipped; stored in the receipts
-    :returns: the stored receipts. They say *applied* for a sink if a publisher applied the version first
-    :raises InvalidError: the version is not the newest closed one, is not a commit, or has its receipts
+    :returns: the stored receipts. For a sink to which a publisher applied the version first, the result is ``applied``
+    :raises InvalidError: the version is not the newest closed version, is not a commit, or has receipts; or the pipeline has no such sink
+    :raises UnavailableError: a sink gave no clear answer. The version stays committed, and its receipts are not stored
+    :raises PublishError: another sink of the version refuses it. The version stays committed, and its receipts are not stored
     """
     text("reason", reason)
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
@@ -239,7 +264,7 @@ def skip(
     head = opened.log.confirm_head(opened.head)
     if isinstance(head, OpenHead) or head.outcome is None or not head.has_pending_publishes or head.closed != version:
         raise InvalidError(
-            "only a commit with pending publishes can be skipped",
+            "only the newest commit can be skipped, and only while it has pending publishes; nothing was changed",
             given=version,
             waiting=head.closed if head.has_pending_publishes else None,
         )

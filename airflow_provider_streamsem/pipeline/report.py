@@ -1,4 +1,4 @@
-"""Formats the messages that a run writes to the log of its process: for each batch, and one at the end."""
+"""Formats the log messages of a run: some for each batch, and one at its end."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from airflow_provider_streamsem.protocol.entries import Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length
 
 _PARTITIONS = 6
-"""The number of partitions that a line names before it summarizes the rest."""
+"""Maximum number of partitions that a message lists. If there are more, it only counts the rest."""
 
 
 def lag(start: Offsets, end: Offsets, *, unit: str, is_target: bool) -> str:
-    """Format the lag from the committed offsets to the source's end, or to the target of a drain. Example: ``lag: 3 files in the source``."""
+    """
+    Format the number of items between ``start`` (inclusive) and ``end`` (exclusive). Example: ``lag: 3 files in the source``.
+
+    :param is_target: whether ``end`` is the target of a drain, instead of the end of the source
+    """
     where = "to the run's target" if is_target else "in the source"
     return f"lag: {length(between(start, end)):,} {unit} {where}"
 
 
 def waiting(rows: int, limits: Limits) -> str:
     """Format the number of rows that a run leaves for a later run."""
-    return f"{rows} rows wait for a later run: limits.min_rows is {limits.min_rows} and limits.max_delay_s {limits.max_delay_s}"
+    return f"{rows} rows are left for a later run: limits.min_rows is {limits.min_rows}, limits.max_delay_s is {limits.max_delay_s}"
 
 
 def planned(plan: Plan) -> str:
@@ -54,7 +58,12 @@ def closed(outcome: Outcome, ms: int) -> str:
 
 
 def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
-    """Format the result of a run: what the run did, or that it planned nothing."""
+    """
+    Format the result of a run.
+
+    :param resumed: whether the run was complete when this process began
+    :param ms: duration of this process's part of the run, in milliseconds
+    """
     run = f"run {changes.run_id(result.run_key)}"
     others = [str(one.version) for one in result.completed]
     also = (

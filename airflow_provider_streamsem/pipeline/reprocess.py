@@ -1,4 +1,4 @@
-"""Reprocesses a committed version from the same ranges, and atomically replaces its output (PROTOCOL.md, 4.6)."""
+"""Reprocesses a committed version, or all versions of a run, from the same ranges, and atomically replaces the output (PROTOCOL.md, 4.6)."""
 
 from __future__ import annotations
 
@@ -39,15 +39,19 @@ def reprocess(
     Reprocess a committed version from the same ranges and pins with the current transform, and replace its output.
 
     The offsets do not change. The replaced files stay in the dataset, so that readers of earlier versions still read them. Like every run, a reprocessing run
-    closes an open version first.
+    first closes a version that another run left open.
 
     :param version: a committed version. If reprocessing runs have replaced it already, this run replaces the newest of them
     :param run_key: names the reprocessing run; the same for its retries. Default: derived from ``version`` and the commit that is replaced
-    :raises InvalidError: the version is not closed, or was aborted; or a sink cannot replace its rows
-    :raises SourceChangedError: the source no longer holds the records that the version read. Nothing changed
+    :param engine: default: Spark in this process
+    :param log: default: the log at ``pipeline.log``
+    :returns: the result of the reprocessing run, whose ``version`` replaces the reprocessed one
+    :raises InvalidError: the version is not closed, or was aborted; or a sink cannot replace its rows. Nothing was written
+    :raises SourceChangedError: the source no longer holds the records that the version read. Nothing became visible
     :raises DataError: the transform cannot process the rows. The reprocessing run is aborted, and nothing became visible
     """
-    # Without a run key no retry could return the result, so no result might contain the versions that this process records as announced.
+    # Without a run key, a retry has another key and cannot return this result. If this process died after the announcement, no result would contain the
+    # announced versions. So this run announces none.
     return _reprocess(pipeline, version, run_key, engine, log, announces=run_key is not None)
 
 
@@ -63,7 +67,7 @@ def _reprocess(
     integer("version", version, least=0)
     _refuse_sinks(pipeline)
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
-    # With a stale listing, the default run key could be that of a completed reprocessing run, or an existing version could be refused (W24).
+    # The listing may lag. With an old head, the default run key could be that of a completed reprocessing run, and an existing version could be refused (W24).
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
     if run_key is None:
         run_key = f"reprocess:{version}:{_current(opened, opened.head, version)}"
@@ -79,16 +83,25 @@ def _reprocess(
 
 
 def _refuse_sinks(pipeline: Pipeline) -> None:
-    """Refuse sinks that cannot replace published rows. Called before the run writes anything."""
+    """
+    Refuse sinks that cannot replace published rows. Called before the run writes anything.
+
+    :raises InvalidError: names the sinks
+    """
     unable = [name for name in pipeline.publishes if not publishing(pipeline, name).can_reprocess]
     if unable:
         raise InvalidError(
-            "a reprocessing run replaces rows, but these sinks cannot replace published rows", sinks=unable
+            "reprocessing must replace rows, but these sinks cannot replace published rows; nothing was written",
+            sinks=unable,
         )
 
 
 def _give_up(opened: Opened, run_key: str, error: StreamsemError) -> None:
-    """Abort a reprocessing run that no retry can stage. No offset depends on it, and its open version would block every other run (W22)."""
+    """
+    Abort the open version of a reprocessing run that no retry can stage (W22).
+
+    Otherwise the open version would block every other run. The abort loses no records, because a reprocessing run does not move the offsets.
+    """
     head = opened.log.find_head()
     if isinstance(head, OpenHead) and head.plan.kind == "reprocess" and head.plan.run_key == run_key:
         abort(
@@ -113,8 +126,11 @@ def reprocess_run(
     Reprocess every version that a run committed. If the run is not complete, complete it instead.
 
     :param run_key: the run whose versions are reprocessed
-    :param request: identifies this request. Repeating a request reprocesses no version twice
-    :returns: the last reprocessing run's version and outcome, the ranges of the run, and the sum of the counts
+    :param request: identifies this request. If the request is repeated, no version is reprocessed twice
+    :param drain: as in :func:`run_batch`, if the run is completed instead
+    :returns: ``version`` and ``outcome`` of the last reprocessing run, ``ranges`` of the run, and ``counts`` summed over the reprocessing runs. If the run
+        was completed instead: its result
+    :raises StreamsemError: as :func:`reprocess`. Versions that were reprocessed before the error keep their new output
     """
     _refuse_sinks(pipeline)
     opened_log = log or open_commit_log(pipeline.log)
@@ -131,7 +147,7 @@ def reprocess_run(
         if found is not None and found[0].committed:
             last = _reprocess(pipeline, version, f"{requested}{version}", engine, log, announces=False)
             counts, reprocessed = add_counts(counts, last.counts), reprocessed + 1
-    # Announce once, at the end. A request that fails half-way may never be repeated, so no result would return the versions that it announced.
+    # Announce once, at the end. If a request failed in between and was never repeated, no result would contain the versions that it announced.
     versions, completed = announced(opened_log, last.version)
     return RunResult(
         status="committed",
@@ -149,7 +165,7 @@ def reprocess_run(
 
 
 def _is_answered(log: CommitLog, run_key: str) -> bool:
-    """Whether the run is complete, even if other runs have since left a version open or unpublished."""
+    """Return whether the run is complete, even if another run has since left a version open or a commit unpublished."""
     if log.read_pipeline() is None:
         return False
     head = log.find_head()
@@ -157,7 +173,7 @@ def _is_answered(log: CommitLog, run_key: str) -> bool:
 
 
 def _plan_reprocess(opened: Opened, version: int, run_key: str, ready: Ready) -> Plan:
-    """Cut a reprocessing run's plan from the log's state at the head (W24, W25)."""
+    """Build the plan of a reprocessing run from the commit that it replaces, as of the head (W24, W25)."""
     clock = opened.log.clock
     planned_at_ms = clock.now_ms()
     current = _current(opened, ready.head, version)
@@ -191,14 +207,14 @@ def _plan_reprocess(opened: Opened, version: int, run_key: str, ready: Ready) ->
 
 def _current(opened: Opened, head: Head, version: int) -> int:
     """
-    The commit that holds the rows of a version now.
+    Return the commit that has replaced a version: the newest reprocessing run of its chain, or the version itself.
 
     :raises InvalidError: the version is not closed, or was aborted
     """
     found = opened.log.outcome(version) if version <= head.closed else None
     if found is None or not found[0].committed:
         raise InvalidError(
-            "only a committed version can be reprocessed",
+            "only a committed version can be reprocessed; nothing was written",
             given=version,
             result="not closed" if found is None else found[0].result,
             newest_closed=head.closed,

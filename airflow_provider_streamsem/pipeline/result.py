@@ -26,7 +26,7 @@ from airflow_provider_streamsem.protocol.view import Head, add_counts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedVersion:
     """
-    A committed version of another run that no earlier result announced. Either this run completed it, or its own run failed after the commit.
+    A committed version of another run that no earlier result announced. Either this run closed the version, or the other run failed after the commit.
 
     :param run_key: run key of the run that planned the version
     :param ranges: partition → ``[start, end)``
@@ -46,14 +46,18 @@ class RunResult:
     """
     The result of a run.
 
-    :param status: ``committed``: this result announces commits, of this run or in ``completed``. ``empty``: it announces none
-    :param version: the run's last version. If the run committed none: the newest of ``completed``. For an empty run: the newest closed version, -1 before the
-        first
-    :param ranges: partition → ``[start, end)``. For a drain: from its first batch to its last, including batches of other runs in between. Empty if the run
-        planned nothing
-    :param counts: rows over all batches of the run: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``
-    :param batches: the number of versions that the run planned, committed or aborted
-    :param outcome: key of the outcome of ``version`` under the log's root, ``""`` for an empty run
+    :param status: ``committed``: this result announces commits of this run or in ``completed``. ``empty``: it announces no commit
+    :param pipeline: name of the pipeline
+    :param log: URL of the log
+    :param run_key: run key of the run
+    :param version: the run's last version. If the run committed no version: the newest of ``completed``. With status ``empty``: the newest closed version; -1
+        before the first
+    :param ranges: partition → ``[start, end)``. For a drain: from the start of its first batch to the end of its last, including batches of other runs in
+        between. Empty if the run planned nothing
+    :param counts: row counts summed over all commits of the run: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``. If they apply:
+        ``duplicates``, ``late_duplicates`` and ``without_id`` (dedup), and ``gaps`` (offsets)
+    :param batches: number of versions that the run planned, both committed and aborted
+    :param outcome: key of the outcome of ``version``, relative to the log's root; ``""`` with status ``empty``
     :param versions: ``[start, end)``. This result or an earlier one announces every committed version in this range
     :param completed: versions of other runs that this result announces, in ascending order, at most the newest 20. ``counts`` excludes their rows
     """
@@ -71,16 +75,17 @@ class RunResult:
     completed: tuple[CompletedVersion, ...] = ()
 
     def to_json(self) -> Json:
-        """The result as JSON, small enough for XCom and asset events."""
+        """Return the result as JSON, small enough for XCom and asset events."""
         return plain(self)
 
 
 def answer(opened: Opened, answered: RunComplete, run_key: str, *, resumed: bool, announces: bool = True) -> RunResult:
     """
-    Build the result of a run whose last version is closed.
+    Build the result of a complete run, and create its announcement.
 
+    :param answered: position of the run: its last version and the head
     :param resumed: whether the run was complete when this process began
-    :param announces: ``False``: another process returns the run's result, and announces the versions of other runs in it
+    :param announces: ``False``: create no announcement, because another process returns the result of the run, or no process repeats the run
     """
     plan, outcome = answered.plan, answered.outcome
     counts = add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
@@ -112,7 +117,7 @@ def answer(opened: Opened, answered: RunComplete, run_key: str, *, resumed: bool
 
 
 def empty(opened: Opened, head: Head, run_key: str, *, announces: bool = True) -> RunResult:
-    """Build the result of a run that found nothing new and planned nothing."""
+    """Build the result of a run that planned nothing, and create its announcement if ``announces`` is set."""
     versions = (head.closed + 1, head.closed + 1)
     completed: tuple[CompletedVersion, ...] = ()
     if announces:
@@ -136,10 +141,10 @@ def empty(opened: Opened, head: Head, run_key: str, *, announces: bool = True) -
 
 def with_others(log: CommitLog, result: RunResult, *, before: int, after: int) -> RunResult:
     """
-    Add the versions of other runs that were committed during the run to the result of a run without announcement. Writes nothing.
+    Add to the result of a run without announcement the versions of other runs that were committed during the run. Writes nothing.
 
-    :param before: the newest version that was closed when the run began; -1 if there was none
-    :param after: the newest version that is closed now
+    :param before: the newest closed version when the run began; -1 if there was none
+    :param after: the newest closed version now
     """
     completed = _completed(commits_of_others(log, [*range(before + 1, after + 1)], result.run_key))
     if not completed:
@@ -149,7 +154,7 @@ def with_others(log: CommitLog, result: RunResult, *, before: int, after: int) -
 
 
 def announced(log: CommitLog, version: int) -> tuple[tuple[int, int], tuple[CompletedVersion, ...]]:
-    """Announce a result whose last version is ``version``, unless it is announced already. Returns its ``versions`` and ``completed``."""
+    """Create the announcement of the run that planned ``version``, unless it exists. Returns ``versions`` and ``completed`` of its result."""
     plan = log.plan(version)
     if plan is None:
         raise LogDamagedError("a closed version lacks its plan", invariant="I2", version=version)

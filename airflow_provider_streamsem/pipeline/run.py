@@ -1,8 +1,8 @@
 """
 Runs a batch or a drain of a pipeline: recover, plan, stage, commit, publish (PROTOCOL.md, 4).
 
-A run may die at any line. It may be started again, also twice concurrently. Every step either reads durable state or creates one object from which any process
-can continue.
+The process may die at any line. The run may be started again, also by several processes concurrently. Every step either reads durable state, or creates one
+object from which any process can continue the run.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ def run_batch(
     announces: bool = True,
 ) -> RunResult:
     """
-    Run one batch of a pipeline, or, with ``drain``, batches up to the end that the source has when the run's first plan is cut.
+    Run one batch of a pipeline. With ``drain``, run batches up to the end offsets that the source has when the run's first plan is created.
 
-    Repeating a completed run with the same ``run_key`` returns its result and does no work. Repeating an interrupted run continues it. A run that finds nothing
-    new plans nothing, so a later run with the same key may find records.
+    A call with the ``run_key`` of a complete run returns its result and reads no records. A call with the ``run_key`` of an interrupted run continues that
+    run. A run that finds nothing new plans nothing, so a later call with the same key may find records.
 
     :param pipeline: the spec
     :param run_key: identifies the run; the same for its retries and clears
-    :param drain: run several batches, up to a target that the first plan freezes
+    :param drain: run batches until the run reaches the target that its first plan records
     :param engine: default: Spark in this process. The engine starts a session only when it stages a batch
     :param log: default: the log at ``pipeline.log``
-    :param announces: ``False``: the result announces no versions of other runs, because another process returns the run's result, or because no process
-        repeats the run under its key if it dies
-    :returns: the result, as the log stores it (I12)
-    :raises StreamsemError: see :mod:`airflow_provider_streamsem.errors`; the class says whether a retry can succeed
+    :param announces: ``False``: the result announces no versions of other runs. Use it if another process returns the run's result, or if no process repeats
+        the run under its key
+    :returns: the result. It is a function of the log, so every process returns the same result (I12)
+    :raises StreamsemError: see :mod:`airflow_provider_streamsem.errors`. The class attribute ``retryable`` tells whether a retry may succeed
     """
     text("run_key", run_key)
     flag("drain", drain)
@@ -75,9 +75,13 @@ def plan_run(
     pipeline: Pipeline, *, run_key: str, drain: bool = False, log: CommitLog | None = None
 ) -> RunResult | None:
     """
-    Perform only the planning of :func:`run_batch`, for a driver in another process that then continues under the same ``run_key``.
+    Plan the next version of a run as :func:`run_batch` does, and stage nothing. A driver in another process then continues the run under ``run_key``.
 
-    :returns: the run's result if the run is complete or finds nothing new; ``None`` if a version must be closed or published
+    :param run_key: as in :func:`run_batch`
+    :param drain: as in :func:`run_batch`
+    :param log: default: the log at ``pipeline.log``
+    :returns: the run's result if the run is complete or finds nothing new; ``None`` if a driver must close or publish a version
+    :raises StreamsemError: as :func:`run_batch`
     """
     text("run_key", run_key)
     flag("drain", drain)
@@ -87,7 +91,11 @@ def plan_run(
 
 
 class Run:
-    """One run of an opened pipeline. The caller passes the function that plans a version. All other steps are the same for every kind of run."""
+    """
+    One run of a pipeline, in one process. Performs all steps except the planning, for which the caller passes a function.
+
+    :param announces: as in :func:`run_batch`
+    """
 
     def __init__(self, opened: Opened, run_key: str, engine: Engine | None = None, *, announces: bool = True) -> None:
         self.opened = opened
@@ -99,7 +107,11 @@ class Run:
         self.engine: Engine = engine or registry.lookup("engines", "spark")()
 
     def to_result(self, planned: Callable[[Ready], Plan | None]) -> RunResult:
-        """Recover, plan, stage, commit and publish until the run completes."""
+        """
+        Recover, plan, stage, commit and publish until the run completes, and return its result.
+
+        :param planned: builds the next plan of the run; ``None`` if there is nothing to plan
+        """
         clock = self.opened.log.clock
         began_ms = clock.now_ms()
         result, resumed = self._complete(planned)
@@ -128,7 +140,11 @@ class Run:
         return answer(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
 
     def to_open(self, planned: Callable[[Ready], Plan | None]) -> RunResult | None:
-        """Recover and plan, until the run completes or a version must be closed or published."""
+        """
+        Recover and plan until the run is complete or a version must be closed or published.
+
+        :returns: the result of the run; ``None`` if a version must be closed or published
+        """
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         while isinstance(position, Ready):
             step = self._plan(position, planned)
@@ -138,7 +154,11 @@ class Run:
         return answer(self.opened, position, self.run_key, resumed=True) if isinstance(position, RunComplete) else None
 
     def _plan(self, ready: Ready, planned: Callable[[Ready], Plan | None]) -> tuple[Position, bool] | None:
-        """Plan the next version. Returns the run's new position, and whether the store confirmed this process's create (W17). ``None``: nothing to plan."""
+        """
+        Plan the next version and store the plan.
+
+        :returns: the run's new position, and whether this process created the plan for certain (W17); ``None`` if there is nothing to plan
+        """
         with telemetry.phase("plan", version=ready.head.closed + 1):
             plan = planned(ready)
             if plan is None:
@@ -152,7 +172,7 @@ class Run:
                 logger.info("%s", report.planned(plan))
                 changes.report(log, ready.head, plan, pipeline.to_json())
         if own is None:
-            if plan.version == 0:  # the log is bound to the winner's spec
+            if plan.version == 0:  # Plan(0) of the other run has fixed the immutable fields
                 winner = log.plan(0)
                 assert winner is not None
                 settle_spec(pipeline, log, winner[0].spec, version=0)
@@ -160,7 +180,11 @@ class Run:
         return Open(head=own), fresh
 
     def close(self, head: OpenHead, *, fresh: bool) -> Position:
-        """Commit or abort the open version, whichever run planned it, and publish its pending sinks. Returns the new position of this run."""
+        """
+        Commit or abort the open version, even if another run planned it, and publish the commit. Returns the new position of this run.
+
+        :param fresh: whether this process has just created the plan for certain, so that no other process can have staged an attempt (W17)
+        """
         plan, log = head.plan, self.opened.log
         began_ms = log.clock.now_ms()
         telemetry.emit(telemetry.Planned.by, plan)
@@ -183,14 +207,19 @@ class Run:
         return settled(closed, plan, outcome)
 
     def _offer(self, head: OpenHead, plan: Plan, *, fresh: bool) -> Outcome | ClosedHead:
-        """Build the outcome that this process proposes for the version. Returns the head instead if another process has closed the version in the meantime."""
+        """
+        Stage or adopt an attempt, and build the outcome that this process proposes for the version.
+
+        Returns the closed head instead if another process has closed the version in the meantime.
+        """
         staged = None if fresh else self._adopt(head)
         try:
             staged = staged or self._stage(head, fresh=fresh)
         except UnavailableError:
             raise
         except Exception as error:
-            # If another process has closed the version, vacuum may have deleted the files of this attempt. Then the attempt has lost, not failed (W21).
+            # If another process has closed the version, vacuum may have deleted files of this attempt and caused the error. The attempt has lost, and the run
+            # has not failed (W21).
             found = self.opened.log.read_head(plan.version)
             if isinstance(found, ClosedHead):
                 return found
@@ -205,11 +234,11 @@ class Run:
 
     def _gives_up(self, head: OpenHead, plan: Plan, error: SourceChangedError, *, fresh: bool) -> bool:
         """
-        Whether to close the version as an abort (W22).
+        Return whether to close the version as an abort, because the source has changed (W22).
 
-        Yes for a reprocessing run that another run planned: no offset depends on it. Yes for a batch whose records are missing, if ``on_data_loss`` is
-        ``record_gap``: the next plan records them as a gap. No for a batch that this process planned directly after an abort. Then the source contradicts
-        itself, and each abort would lead to another.
+        A version of a reprocessing run is aborted if another run planned it, because it does not move the offsets. A batch is aborted if its records are
+        missing and ``on_data_loss`` is ``record_gap``. The next plan then records them as a gap. A batch that this process planned directly after an abort
+        is not aborted. In that case the source reports the records as present and as missing in turn, and the aborts would never end.
         """
         if plan.kind == "reprocess":
             return plan.run_key != self.run_key
@@ -219,13 +248,17 @@ class Run:
         )
 
     def _aborting(self, head: OpenHead, plan: Plan, error: SourceChangedError) -> Outcome:
-        """Build the abort, and log why."""
+        """Build the outcome that aborts the version, and log the reason."""
         reason = f"{error.summary} {error.fields}"
-        logger.warning("version %d: closing it as an abort: %s", plan.version, reason)
+        logger.warning("version %d is closed as an abort: %s", plan.version, reason)
         return aborting(self.opened.log, head, reason=reason)
 
     def _adopt(self, head: OpenHead) -> StagedManifest | None:
-        """Find a staged attempt of the open version that is complete (W17): every file exists with the recorded size and checksum."""
+        """
+        Return the manifest of a complete attempt of the open version, or ``None`` (W17).
+
+        An attempt is complete if it has staged all sinks of this pipeline, and every file exists with the recorded size and checksum.
+        """
         sinks = self.opened.pipeline.sinks
         for manifest in self.opened.log.find_staged(head):
             if (
@@ -240,11 +273,11 @@ class Run:
         return None
 
     def _stage(self, head: OpenHead, *, fresh: bool) -> StagedManifest:
-        """Stage a new attempt."""
+        """Stage a new attempt, and return its manifest."""
         attempt_id = self.opened.log.clock.new_id()
         logger.info("version %d: staging", head.plan.version)
         with telemetry.phase("stage", version=head.plan.version, attempt_id=attempt_id):
-            if not fresh:  # otherwise the planner has just inspected these items
+            if not fresh:  # the planner has not just inspected the pinned items
                 source = self.opened.pipeline.source
                 source.check_pins(source.read_pins(head.plan.pins), was_read=False)
             manifest = self._attempt(head, head.plan, attempt_id)
@@ -252,7 +285,7 @@ class Run:
         return manifest
 
     def _attempt(self, head: OpenHead, plan: Plan, attempt_id: str) -> StagedManifest:
-        """Stage every sink, reconcile, and only then write the manifest (W18)."""
+        """Stage every sink, check the counts, and then store the manifest (W18)."""
         log, pipeline = self.opened.log, self.opened.pipeline
         started_ms = log.clock.now_ms()
         recorded = {} if head.outcome is None else head.outcome.schemas
@@ -295,14 +328,14 @@ class Run:
         return manifest
 
     def _produce(self, job: Job) -> Produced:
-        """Stage the rows. Then check that the source still has the records that were read, and that no row was lost."""
+        """Stage the rows. Then check that the source still has the pinned items, and that the row counts of read and written rows agree."""
         source = job.source
         try:
             # Without pins every offset of the plan is a gap: there is nothing to read.
             state = job.state if job.chain is None else job.chain.current
             produced = self.engine.stage(job, self.opened.log) if job.pins else nothing_produced(job.sinks, state)
         except DataError:
-            source.check_pins(job.pins, was_read=False)  # an unreadable item may be missing or changed
+            source.check_pins(job.pins, was_read=False)  # an item may have been changed or deleted
             raise
         source.check_pins(job.pins, was_read=True)
         _check_as_many(source, job.plan, produced.counts)
@@ -312,7 +345,9 @@ class Run:
         return produced
 
     def _dedup_state(self, head: OpenHead, plan: Plan) -> tuple[Json, int]:
-        """The deduplication state before the batch, and the time of its plan in milliseconds. For reprocessing: those of the root of the chain."""
+        """
+        Return the deduplication state before the batch, and ``planned_at_ms`` of its plan. For reprocessing, both are of the batch at the root of the chain.
+        """
         if plan.replaces is None:
             return _current_state(head), plan.planned_at_ms
         root = self.opened.log.find_root(plan.replaces.version)
@@ -372,7 +407,7 @@ class Run:
 
 
 def _state_after(head: OpenHead, job: Job, produced: Produced) -> Json:
-    """The state of the outcome. A reprocessing run changes nothing of it but the deduplication state (W26, W27)."""
+    """Return the state for the outcome. A reprocessing run changes only the deduplication state in it (W26, W27)."""
     if job.plan.replaces is None:
         return produced.state
     current = _current_state(head)
@@ -390,14 +425,14 @@ def _watermark(state: Json) -> int | None:
 
 def _check_as_many(source: Source, plan: Plan, counts: Mapping[str, int]) -> None:
     """
-    Refuse a reprocessing run that reads fewer records than the version it replaces.
+    Refuse a reprocessing run that has read fewer records than the version that it replaces.
 
-    Compaction may have removed records from the source. The reprocessing run would then delete their rows from the sinks.
+    Compaction may have removed records from the source. The commit of the reprocessing run would then remove their rows from the sinks.
 
-    :raises SourceChangedError: the attempt has read fewer records
+    :raises SourceChangedError: the attempt has read fewer records. Nothing became visible
     """
     before = 0 if plan.replaces is None else plan.replaces.counts.get("read", 0)
     found = counts.get("read", 0)
     if isinstance(source, Compacting) and found < before:
-        what = "the source has fewer records than the version read: records were deleted, or the isolation level was changed; nothing changed"
+        what = "the source has fewer records than the replaced version read: records were deleted, or the isolation level changed; nothing became visible"
         raise SourceChangedError(what, version=plan.replaces and plan.replaces.version, read=before, found=found)

@@ -1,4 +1,4 @@
-"""The spec of a pipeline: immutable, validated once, and the same from Python and from TOML."""
+"""The spec of a pipeline: the class :class:`Pipeline`, its JSON and TOML forms, and the Spark settings of a pipeline file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from airflow_provider_streamsem.stores.contract import split_url
 NAME = r"[a-z0-9_-]{1,64}"
 TRANSFORM = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
 _AIRFLOW_PREFIX = re.compile(r"^unusual_prefix_[0-9a-f]{40}_")
-"""The prefix that Airflow puts before the module name of a DAG file. It depends on the file's path."""
+"""The prefix that Airflow adds to the module name of a DAG file. It contains a hash of the file's path, so it differs between machines."""
 LIMITS = ("max_files", "max_bytes", "max_rows", "min_rows")
 LABELS = ("exactly_once", "effectively_once", "at_least_once", "at_most_once")
 
@@ -34,26 +34,29 @@ LABELS = ("exactly_once", "effectively_once", "at_least_once", "at_most_once")
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """
-    The spec of a pipeline: its source, transform, sinks and commit log. One pipeline has one log.
+    The spec of a pipeline: its source, transform, sinks and commit log. One pipeline has one log. Objects are immutable and validated when they are created.
 
     :param name: ``[a-z0-9_-]{1,64}``. The name is a label; the uuid in the log identifies the pipeline
-    :param log: location of the commit log: ``s3://bucket/prefix``, ``file:///path`` or an absolute path
-    :param log_conn_id: instead of ``log``: a connection of type ``streamsem``. The log is at the connection's root + ``/`` + ``name``
+    :param log: location of the commit log: ``s3://bucket/prefix``, ``file:///path`` or an absolute path. Exactly one of ``log`` and ``log_conn_id`` must be
+        given
+    :param log_conn_id: a connection of type ``streamsem``. The log is at the connection's root + ``/`` + ``name``
     :param source: the source of the records
     :param sinks: sink name → sink. One commit makes the rows of a batch in all file sinks visible; sinks outside the log are published after it
     :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``, or its name ``"package.module:function"``. Evaluated once per attempt.
-        Absent: rows pass unchanged
-    :param where: SQL predicate over the parsed columns, applied before the transform. Rows for which it is not true are counted as filtered
+        Default: rows pass unchanged
+    :param where: SQL predicate over the parsed columns, applied before the transform. Rows for which it is false or null are dropped and counted as filtered
     :param rows: ``"filter"`` declares that the transform returns exactly one row for each input row, for every sink. Every attempt then checks that
         parsed = filtered + duplicates + written. ``"any"``: the pipeline declares nothing about the transform's row count
-    :param state: lets the transform keep state across batches: it then gets a streaming DataFrame. Needs classic Spark 4.1 or newer
-    :param dedup: drop records whose id was seen before. The deduplication state is committed with each batch
-    :param limits: upper bounds for one batch
-    :param on_data_loss: ``"fail"``: records that were deleted from the source before they were read stop the pipeline, with an error that names them.
-        ``"record_gap"``: such records are skipped, and the outcome lists them as gaps. A version that was planned with them is aborted, and its range is
-        planned again
-    :param require: the weakest acceptable guarantee. A pipeline with a weaker one is refused
-    :raises InvalidError: an argument is not acceptable, or the computed guarantee is weaker than ``require``
+    :param state: settings of the state that the transform keeps across batches. The transform then receives a streaming DataFrame. Requires classic Spark 4.1
+        or newer. Default: the transform keeps no state
+    :param dedup: drop records whose id is in the deduplication state, which is committed with each batch
+    :param limits: bounds for one batch: its maximum size, its minimum number of rows, and the maximum number of quarantined records
+    :param on_data_loss: ``"fail"``: records that were deleted from the source before they were read stop the pipeline, with an error that names the item.
+        ``"record_gap"``: such records are skipped, and the outcome lists them as gaps. If an open version was planned with them, it is aborted, and its range
+        is planned again
+    :param require: the guarantee that the pipeline must have: ``exactly_once``, ``effectively_once``, ``at_least_once`` or ``at_most_once``. A pipeline with a
+        weaker guarantee is refused. Default: every guarantee is accepted
+    :raises InvalidError: an argument is not valid, or the computed guarantee is weaker than ``require``
     """
 
     name: str
@@ -129,15 +132,15 @@ class Pipeline:
         if not isinstance(self.state, State):
             raise InvalidError("state must be a State", given=type(self.state).__name__)
         if self.transform is None:
-            raise InvalidError("a pipeline with state needs a transform", pipeline=self.name)
+            raise InvalidError("a pipeline with state requires a transform", pipeline=self.name)
         if self.rows == "filter":
-            raise InvalidError('rows="filter" does not fit state: a stateful transform changes the number of rows')
+            raise InvalidError(
+                'rows="filter" is not valid with state, because a stateful transform changes the number of rows'
+            )
         mode = self.state.output_mode
         appending = sorted(name for name, sink in self.sinks.items() if not getattr(sink, "merges", False))
         if mode == "complete" and appending:
-            what = (
-                'output_mode="complete" returns the whole result in every batch, and these sinks would append it again'
-            )
+            what = 'with output_mode="complete", each batch returns the whole result, and these sinks would append it again'
             raise InvalidError(
                 what, sinks=appending, accepted='sinks with mode="upsert", or output_mode="update" or "append"'
             )
@@ -166,29 +169,34 @@ class Pipeline:
                 nested = f"{path}/".startswith(f"{other_path}/") or f"{other_path}/".startswith(f"{path}/")
                 if scheme == other_scheme and nested:
                     raise InvalidError(
-                        "the log, the source and each dataset need separate locations, none inside another",
+                        "two locations of the pipeline overlap: the log, the source and each dataset need separate locations, none inside another",
                         given={other: locations[other], name: locations[name]},
                     )
 
     def replace(self, **changes: Any) -> Pipeline:
-        """Copy the pipeline with some arguments changed. The copy is validated again."""
+        """
+        Return a copy of the pipeline with some arguments changed. The copy is validated.
+
+        :param changes: arguments of :class:`Pipeline`
+        :raises InvalidError: an argument is unknown or not valid
+        """
         arguments.known_keys("Pipeline.replace", changes, [f.name for f in dataclasses.fields(self)])
         return dataclasses.replace(self, **changes)
 
     @property
     def transform_name(self) -> str:
-        """``package.module:function``; ``""`` without a transform. For a function of a DAG file, the module is the file's name without its path."""
+        """Return ``package.module:function``; ``""`` without a transform. For a function of a DAG file, the module is the file's name without its path."""
         if self.transform is None or isinstance(self.transform, str):
             return self.transform or ""
         return f"{_AIRFLOW_PREFIX.sub('', self.transform.__module__)}:{self.transform.__qualname__}"
 
     @property
     def publishes(self) -> tuple[str, ...]:
-        """Names of the sinks outside the log, in the order in which they are published."""
+        """Return the names of the sinks outside the log, in the order in which they are published."""
         return tuple(name for name, sink in sorted(self.sinks.items()) if sink.publishes)
 
     def immutable_config(self) -> Json:
-        """The immutable fields, which must not change under one log: the source's identity, the datasets, the dedup keys and the output mode."""
+        """Return the fields that must not change while the log is in use: the source's identity, the datasets, the dedup keys and the output mode."""
         kept = {
             "source": self.source.immutable_config(),
             "sinks": {name: sink.immutable_config() for name, sink in self.sinks.items()},
@@ -197,7 +205,7 @@ class Pipeline:
         return kept if self.state is None else {**kept, "state": {"output_mode": self.state.output_mode}}
 
     def to_json(self) -> Json:
-        """The spec as JSON; the same structure as the TOML form, with ``immutable_config`` added."""
+        """Return the spec as JSON: the structure of the TOML form, with ``format`` and ``immutable_config`` added."""
         return {
             "format": 1,
             "name": self.name,
@@ -217,38 +225,39 @@ class Pipeline:
         }
 
     def without_transform(self) -> Json:
-        """The JSON from which :func:`from_json` builds an equal pipeline, except for the transform, which may be a function."""
+        """Return the JSON from which :func:`from_json` builds an equal pipeline without a transform. A transform may be a function, which JSON cannot hold."""
         return {name: part for name, part in self.to_json().items() if name not in ("immutable_config", "transform")}
 
     def spec_bytes(self) -> bytes:
-        """Canonical JSON of the spec."""
+        """Return the canonical JSON of the spec."""
         return canonical(self.to_json())
 
     @property
     def spec_sha256(self) -> str:
-        """The sha256 by which plans and outcomes name this spec."""
+        """Return the sha256 of :meth:`spec_bytes`, by which plans and outcomes name this spec."""
         return sha256(self.spec_bytes())
 
     @property
     def source_sha256(self) -> str:
-        """The sha256 of the source's arguments, by which the log stores the initial offsets."""
+        """Return the sha256 of the source's arguments, under which the log stores the initial offsets."""
         return sha256(canonical(_arguments("sources", self.source)))
 
     @property
     def spark_packages(self) -> list[Package]:
-        """The additional packages that Spark needs for this pipeline."""
+        """Return the packages that Spark needs for this pipeline in addition to its own jars."""
         return packages.needed(self.source, self.sinks, self.dedup, self.log)
 
     @property
     def extras(self) -> list[str]:
-        """The extras of this distribution that install the client libraries for this pipeline, sorted."""
+        """Return the extras of this package that install the client libraries for this pipeline, sorted."""
         return sorted({self.source.extra, *(sink.extra for sink in self.sinks.values())} - {""})
 
     def load_transform(self) -> Callable[[Any], Any]:
         """
-        Return the transform as a function, which is imported if the spec gives its name.
+        Return the transform as a function. If the spec has the name of the function, the function is imported.
 
-        :raises InvalidError: the module or function does not exist, or cannot be imported
+        :returns: the function; without a transform, a function that returns its argument
+        :raises InvalidError: the module or function does not exist or cannot be imported, or the name is not that of a function
         """
         if self.transform is None:
             return lambda frame: frame
@@ -271,7 +280,7 @@ class Pipeline:
 
 
 def _arguments(kind: registry.Kind, part: Any) -> Json:
-    """The arguments of a source or sink in the structure of the TOML form."""
+    """Return the arguments of a source or sink in the structure of the TOML form."""
     return {"type": registry.name_of(kind, part), **(part.to_json() if hasattr(part, "to_json") else plain(part))}
 
 
@@ -279,8 +288,8 @@ def from_json(spec: Mapping[str, Any], *, where: str = "the spec") -> Pipeline:
     """
     Build a pipeline from the structure of :meth:`Pipeline.to_json` or of a TOML file.
 
-    :param where: the file's name in errors
-    :raises InvalidError: an unknown or missing key, or an argument that its class refuses
+    :param where: name of the spec in errors, such as the path of the file
+    :raises InvalidError: a key is unknown or missing, or an argument is not valid
     """
     arguments.known_keys(where, spec, [f.name for f in dataclasses.fields(Pipeline)] + ["format", "immutable_config"])
     given = {
@@ -318,7 +327,7 @@ def _call(cls: Any, given: object, where: str) -> Any:
         if n not in given and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise InvalidError(f"{where} lacks arguments", missing=missing)
+        raise InvalidError(f"{where} lacks required arguments", missing=missing)
     return cls(**given)
 
 
@@ -326,7 +335,8 @@ def load_pipeline(path: str) -> Pipeline:
     """
     Load a pipeline from a TOML file.
 
-    :raises InvalidError: the file cannot be read, is not TOML, or does not describe a pipeline
+    :param path: path of the file
+    :raises InvalidError: the file cannot be read, is not TOML, or does not define a valid pipeline
     """
     spec = _document(path)
     spark_settings(spec.pop("spark_conf", {}), where=f"{path} [spark_conf]")
@@ -343,7 +353,14 @@ def load_spark_conf(path: str) -> dict[str, str]:
 
 
 def spark_settings(given: object, *, where: str) -> dict[str, str]:
-    """Flatten Spark settings from TOML. A dotted name may be quoted; without quotes TOML parses it as nested tables."""
+    """
+    Flatten Spark settings from TOML to setting → value.
+
+    TOML parses a dotted name without quotes as nested tables, so both forms are accepted.
+
+    :param where: name of the table in errors
+    :raises InvalidError: ``given`` is not a table, or a value is not a string, integer or boolean
+    """
     if not isinstance(given, Mapping):
         raise InvalidError(f"{where} must be a table", given=type(given).__name__)
     found: dict[str, str] = {}
@@ -378,9 +395,9 @@ def _document(path: str) -> dict[str, Any]:
 
 def stored_spec(data: bytes) -> dict[str, Any]:
     """
-    Parse a stored spec as plain data.
+    Parse a stored spec as JSON. Builds no objects from it.
 
-    No caller may build a pipeline from it (R7). Otherwise, anyone who can write to the log could choose what runs, where, and with which credentials.
+    No caller may build a pipeline from it (R7). Otherwise, every writer of the log could choose which code runs, where, and with which credentials.
 
     :raises LogDamagedError: the bytes are not the JSON of a spec
     """

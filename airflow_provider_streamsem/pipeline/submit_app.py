@@ -1,8 +1,9 @@
 """
-The application that ``spark-submit`` runs: one run of a pipeline in the driver, under the run key of the task that submitted it.
+The application that ``spark-submit`` runs. It performs one run of a pipeline in the driver, under the run key of the task that submitted the application.
 
-The driver follows the same protocol as a task. So a driver that was submitted twice, or that outlives its task, commits nothing twice. The driver's Python
-needs this package and the modules that the transform imports. Connections that the pipeline names must be in ``AIRFLOW_CONN_<ID>``.
+The driver follows the same protocol as a task. So no version is committed twice if a driver is submitted twice, or if it continues after its task has ended.
+The Python environment of the driver needs this package and the modules that the transform imports. Connections that the pipeline names must be in the
+environment variables ``AIRFLOW_CONN_<ID>``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline, from_json
 
 
 def arguments(pipeline: Pipeline, *, run_key: str, drain: bool) -> list[str]:
-    """Build the application's arguments for a run. They contain connection ids, never the contents of a connection."""
+    """Build the command-line arguments of the application for a run. They contain connection ids, and never passwords or other fields of a connection."""
     encoded = base64.urlsafe_b64encode(pipeline.spec_bytes()).decode()
     return ["--spec", encoded, "--run-key", run_key, *(["--drain"] if drain else [])]
 
@@ -27,9 +28,11 @@ def arguments(pipeline: Pipeline, *, run_key: str, drain: bool) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the pipeline in the session that ``spark-submit`` has configured, and print the result as JSON."""
     parser = argparse.ArgumentParser(prog="submit_app.py")
-    parser.add_argument("--spec", required=True)
-    parser.add_argument("--run-key", required=True)
-    parser.add_argument("--drain", action="store_true")
+    parser.add_argument("--spec", required=True, help="the spec of the pipeline, as JSON in URL-safe base64")
+    parser.add_argument("--run-key", required=True, help="run key of the task that submitted the application")
+    parser.add_argument(
+        "--drain", action="store_true", help="run batches until the target of the run's first plan is reached"
+    )
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     pipeline = from_json(json.loads(base64.urlsafe_b64decode(args.spec)), where="the submitted spec")
@@ -37,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     spark = SparkSession.builder.appName(f"streamsem {pipeline.name}").getOrCreate()
     try:
-        # The task that submitted this driver emits the run's asset event, so the task announces the versions of other runs.
+        # The task that submitted this driver emits the run's asset event, so the task creates the announcement.
         result = run_batch(pipeline, run_key=args.run_key, drain=args.drain, announces=False)
         print(json.dumps(result.to_json()))
     finally:

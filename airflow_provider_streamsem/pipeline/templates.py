@@ -1,7 +1,7 @@
 """
 Renders templates in a spec, such as ``{{ run_id }}`` in a path. This module does not import Airflow: a task passes its Jinja environment.
 
-The log stores the rendered spec. So a template must not read connections and variables, where deployments keep secrets.
+The log stores the rendered spec. So a template must not read Airflow connections and variables, in which deployments store secrets.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ _SECRET_SOURCES = {"conn", "var"}
 
 
 def holds_templates(pipeline: Pipeline) -> bool:
-    """Whether any string in the spec is a template."""
+    """Return whether any string in the spec contains ``{{`` or ``{%``."""
     return _is_template(json.dumps(pipeline.to_json()))
 
 
 def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
     """
-    Refuse templates that could put secrets into the spec. Inspects the names that the templates use, before any is rendered.
+    Refuse templates that read connections or variables, and a template in ``where``. Inspects the names that the templates use, and renders nothing.
 
-    The predicate ``where`` must not hold a template. A run reads all new records, whatever its logical date is. A predicate on the run's date would drop the
-    records of other days permanently. In addition, text that the user who triggers a run can choose would be executed as SQL, which can call Java methods.
+    The predicate ``where`` must not contain a template. A run reads all new records, whatever its logical date is. A predicate on the run's date would drop
+    the records of other days permanently. In addition, Spark would execute text of the user who triggers a run as SQL, which can call Java methods.
 
     :param environment: the Jinja environment that renders the templates; default: an environment with Jinja's own delimiters
     :raises InvalidError: a template reads a connection or a variable, is not valid Jinja, or is in ``where``
     """
     if pipeline.where is not None and _is_template(pipeline.where):
         raise InvalidError(
-            "the predicate `where` contains a template. Only one run reads a record, regardless of the record's date: no later run reads the records that "
-            "the predicate of that run drops",
+            "the predicate `where` contains a template. Only one run reads each record, whatever the dates of the record and of the run are. Records that the "
+            "rendered predicate drops in that run would be lost; nothing was read",
             pipeline=pipeline.name,
             given=pipeline.where,
             accepted="a predicate that is the same in every run; in the transform, compute values that depend on the record",
@@ -71,12 +71,13 @@ def _texts(value: Any) -> Iterator[str]:
 
 def rendered(pipeline: Pipeline, environment: Any, context: Mapping[str, Any], *, where: str) -> Pipeline:
     """
-    Return a copy of the pipeline with its templates rendered. The original stays unchanged, because every run in a DAG's process uses the same object.
+    Return a copy of the pipeline with its templates rendered.
 
     :param environment: a Jinja environment whose templates render to strings
     :param context: name → value, for the templates
-    :param where: the pipeline's name in errors
-    :raises InvalidError: a template uses a value that this run does not have, or the rendered spec is not valid
+    :param where: name of the pipeline in errors
+    :returns: the copy; ``pipeline`` itself if it contains no templates
+    :raises InvalidError: a template is refused by :func:`refuse_secrets` or cannot be rendered in this run, or the rendered spec is not valid
     """
     if not holds_templates(pipeline):
         return pipeline
@@ -109,7 +110,7 @@ class _NoValueError(Exception):
 
 
 def _some_value(value: Any) -> Any:
-    """Refuse ``None``, which Jinja renders as "None". Airflow passes some values as proxies, whose ``None`` shows only in their string form."""
+    """Refuse ``None``, which Jinja would render as "None". Airflow passes some values as proxies. So the text is compared."""
     if not isinstance(value, str) and str(value) == "None":
         raise _NoValueError("an expression in the template is None")
     return value

@@ -1,1 +1,1 @@
-"""The commit log protocol without I/O: no clock, no randomness, no network and no threads. Implements ``docs/PROTOCOL.md``."""
+"""The commit log protocol of ``docs/PROTOCOL.md``, without I/O: this package uses no clock, no random numbers, no network and no threads."""

@@ -1,7 +1,7 @@
 """
-Procedures for announcements (PROTOCOL.md, 4.8).
+Procedures that read and create announcements (PROTOCOL.md, 4.8).
 
-An announcement records which versions the result of a run announces.
+An announcement records which versions the result of a run reports as newly committed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def newest_announced() -> Procedure[int]:
 
 
 def put_announcement(key: str, announcement: Announcement) -> Procedure[Announcement]:
-    """Create an announcement and return the stored one. The stored announcement may come from another process of the same run."""
+    """Create an announcement if it is absent, and return the stored one. Another process of the same run may have created it."""
     written = yield from create_entry(key, announcement)
     return announcement if written.mine else (yield from read_parts(Announcement, key, written.data))[0]
 

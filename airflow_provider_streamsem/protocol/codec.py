@@ -1,8 +1,8 @@
 """
 Encodes log entries as canonical JSON and decodes them (PROTOCOL.md, W2-W4, R2, R3).
 
-Canonical JSON is UTF-8 with sorted keys, without white space and without floats. ``checksum`` is the sha256 of the canonical JSON of the other fields. A
-decoder rejects a newer format, ignores unknown fields, and names the invalid field in its error.
+Canonical JSON is JSON in UTF-8 with sorted keys, without white space and without floats. The field ``checksum`` of an entry is the sha256 of the canonical
+JSON of its other fields. The decoder rejects a newer format, ignores unknown fields, and names an invalid field in its error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from airflow_provider_streamsem.protocol.entries import FORMAT, Entry, Json
 
 SPILL_BYTES = 65_536
 MOST_LEVELS = 64
-"""Maximum nesting depth of stored JSON. JSON that this package writes is nested far less."""
+"""Maximum nesting depth of stored JSON, inclusive. Entries that this package writes are nested far less deeply."""
 _SPILL = "$spill"
 E = TypeVar("E", bound=Entry)
 
@@ -32,7 +32,7 @@ class Encoded:
     An encoded entry.
 
     :param data: bytes of the entry
-    :param spills: key → bytes of each spilled field. The writer creates these objects under ``spill/`` before it creates the entry
+    :param spills: key → bytes of each spilled field, which is too large for the entry. The writer creates these objects before it creates the entry
     """
 
     data: bytes
@@ -40,7 +40,7 @@ class Encoded:
 
     @property
     def sha256(self) -> str:
-        """The sha256 by which the next entry of the chain references this entry."""
+        """Return the sha256 of :attr:`data`, by which the next entry of the log references this entry."""
         return sha256(self.data)
 
 
@@ -53,7 +53,7 @@ def canonical(value: Json) -> bytes:
     """
     Encode a value as canonical JSON.
 
-    :raises TypeError: the value contains a float or another type that JSON cannot represent exactly. Do: store exact numbers as integers or text.
+    :raises TypeError: the value contains a float, or a type that JSON does not have. Callers store exact numbers as integers or text
     :raises ValueError: the value is nested deeper than :data:`MOST_LEVELS`
     """
     _check_values(value)
@@ -81,7 +81,7 @@ def _check_depth(value: Json, levels: int) -> None:
 
 def read_json(data: bytes | str, key: str) -> Json:
     """
-    Parse stored JSON.
+    Parse stored JSON, and check its nesting depth.
 
     Every reader of stored JSON calls this function, because stored bytes may be damaged or forged.
 
@@ -91,8 +91,8 @@ def read_json(data: bytes | str, key: str) -> Json:
     try:
         value = json.loads(data)
         _check_levels(value, MOST_LEVELS)
-    except (ValueError, RecursionError):  # The cause would quote stored bytes.
-        raise LogDamagedError("an object is not JSON, or is nested too deep", invariant="I1", key=key) from None
+    except (ValueError, RecursionError):  # The cause is not chained, because its message quotes stored bytes.
+        raise LogDamagedError("an object is not valid JSON, or is nested too deep", invariant="I1", key=key) from None
     return value
 
 
@@ -191,7 +191,11 @@ def parse(cls: type[Any], key: str, data: bytes) -> dict[str, Json]:
 
 
 def _canonical_or_damaged(key: str, body: Json) -> bytes:
-    """Encode a parsed entry as canonical JSON. A number that no writer can have written counts as damage."""
+    """
+    Encode a parsed entry as canonical JSON.
+
+    :raises LogDamagedError: the entry contains a value that no writer can have written, such as a float
+    """
     try:
         return canonical(body)
     except (TypeError, ValueError) as error:
@@ -246,14 +250,14 @@ def decode(cls: type[E], key: str, data: bytes, parts: Mapping[str, bytes] | Non
 
 
 def _check_texts(body: Mapping[str, Json], key: str) -> None:
-    """Check the nesting depth of JSON that is stored as text: schemas and file statistics. Readers parse these texts again."""
+    """Check the nesting depth of JSON that an entry stores as text: schemas and file statistics. Readers parse these texts later."""
     schemas, sinks = body.get("schemas"), body.get("sinks")
     texts = [*schemas.values()] if isinstance(schemas, dict) else []
     for sink in sinks.values() if isinstance(sinks, dict) else ():
         files = sink.get("files") if isinstance(sink, dict) else None
         texts += [file.get("stats") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     for text in texts:
-        # Text with so few brackets cannot be nested deeper. The count avoids a second parse of most texts.
+        # The nesting depth is at most the number of opening brackets. The count avoids parsing most texts here.
         if isinstance(text, str) and text.count("{") + text.count("[") > MOST_LEVELS:
             read_json(text, key)
 

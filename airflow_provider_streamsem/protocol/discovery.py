@@ -1,8 +1,8 @@
 """
-Finds the new files of a listing and builds the discovery that assigns their ordinals (PROTOCOL.md, 9).
+Finds the new files of a listing, and builds the discovery that assigns their ordinals (PROTOCOL.md, 9).
 
-The newest discovery is the root of all known files. It stores recent files inline. It references older files twice: by ordinal in pages, and by path in the
-tree of known files.
+A *discovery* is an entry of the log that assigns ordinals to files. The newest discovery is the root of two data structures. It stores recent files inline.
+It references older files by ordinal in pages, and by path in the tree of known files.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from airflow_provider_streamsem.protocol.machine import Procedure, create
 from airflow_provider_streamsem.protocol.procedures import read_entry
 
 RECENT_FILES = 256
-"""Maximum number of files that a discovery stores inline. With one more file, all of them move to the pages and the tree."""
+"""Maximum number of files that a discovery stores inline. If there would be more, all inline files move to the pages and the tree."""
 PAGE_FILES = 1_000
+"""Maximum number of files in one page."""
 PAGE_REFS = 32
+"""Number of pages of one level that are replaced by one page of the next level."""
 OUTDATED_NODES = 8
 """
-Maximum number of outdated nodes that does not yet cause a discovery without new files (D8). A moving window changes one range at each poll, which does not
-justify a discovery.
+If more than this many nodes of the tree are outdated, the next discovery is created even without new files (D8). Fewer outdated nodes do not justify a
+discovery: if a listing is a moving window, each poll makes about one node outdated.
 """
 
 
@@ -58,8 +60,12 @@ def extend(newest: Discovery | None, compared: Comparison, nonce: str) -> Proced
     """
     Build the next discovery, or return ``None`` if there is nothing to record.
 
-    Stores every page and node that the discovery references. The caller creates the discovery itself (D2). Only a created discovery assigns ordinals. If it is
-    never created, or loses its create, no discovery references its pages and nodes, and they have no effect.
+    Stores every page and node that the discovery references. The caller creates the discovery itself (D2). Only a created discovery assigns ordinals. If the
+    caller does not create it, or another process creates it first, no entry references its pages and nodes, and they have no effect.
+
+    :param newest: the newest discovery; ``None`` before the first
+    :param compared: the result of :func:`compare`
+    :param nonce: a new id for the discovery
     """
     if not compared.new and known.outdated(compared.root) <= OUTDATED_NODES:
         return None
@@ -88,7 +94,7 @@ def extend(newest: Discovery | None, compared: Comparison, nonce: str) -> Proced
 
 
 def _paged(pages: Sequence[PageRef], files: Sequence[FoundFile]) -> Procedure[tuple[PageRef, ...]]:
-    """Append files to the pages. Each run of :data:`PAGE_REFS` pages of one level becomes one page of the next level."""
+    """Append files to the pages. Each sequence of :data:`PAGE_REFS` pages of one level is replaced by one page of the next level."""
     refs = list(pages)
     for at in range(0, len(files), PAGE_FILES):
         part = tuple(files[at : at + PAGE_FILES])
@@ -108,7 +114,13 @@ def _store(page: FilePage, *, level: int, files: int) -> Procedure[PageRef]:
 
 
 def files(pages: Sequence[PageRef], start: int, end: int) -> Procedure[list[FoundFile]]:
-    """Return the files ``[start, end)`` of the pages, counted from the first file of the first page. Reads only pages that overlap this range."""
+    """
+    Return the files at positions ``[start, end)`` of the pages. Position 0 is the first file of the first page.
+
+    Reads only pages that overlap this range.
+
+    :raises LogDamagedError: see :func:`read`
+    """
     found: list[FoundFile] = []
     first = 0
     for ref in pages:

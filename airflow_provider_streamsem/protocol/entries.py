@@ -30,9 +30,9 @@ Json: TypeAlias = Any
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRecord:
     """
-    ``pipeline.json``: the immutable properties of a pipeline.
+    ``pipeline.json``: the identity of a pipeline and the features of its log.
 
-    ``spec`` is the spec of the run that created the log. It does not bind the log: Plan(0) does, with its own spec (W13a).
+    ``spec`` is the spec of the run that created the log. Its immutable fields need not be those of the log. Plan(0) fixes these, with its own spec (W13a).
     """
 
     entry: ClassVar[str] = "pipeline"
@@ -49,7 +49,7 @@ class PipelineRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
     """
-    Record that the pipeline's log was moved here from ``moved_from`` and is complete.
+    ``moved/<sha256>.json``: records that the log was moved from ``moved_from`` to this location, and that the move is complete.
 
     Dataset marks that name ``moved_from`` are valid for this log. ``sources`` is the prefix under which the mover copied the discoveries of the sources.
     """
@@ -108,7 +108,7 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replaced:
-    """The visible commit whose files a reprocessing run replaces. ``counts`` are the counts of that commit, which keep the totals net."""
+    """The visible commit whose rows a reprocessing run replaces. ``counts`` are the row counts of that commit. Totals over the log subtract them."""
 
     version: int
     counts: Mapping[str, int]
@@ -149,7 +149,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedManifest:
-    """The complete output of one attempt. Any writer can commit the version from it."""
+    """``attempts/<n>/<attempt>.json``: the complete output of one attempt. Any writer can build the outcome of the version from it."""
 
     entry: ClassVar[str] = "manifest"
     spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "state")
@@ -178,7 +178,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome(n): whether version n was committed or aborted. This single object decides the version."""
+    """Outcome(n): version n was committed or aborted. The version is closed from the moment at which this single object exists."""
 
     entry: ClassVar[str] = "outcome"
     spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state")
@@ -196,7 +196,7 @@ class Outcome:
     hint: Json = None
     publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
     markers: Mapping[str, Marker] = field(default_factory=dict, metadata=SPARSE)
-    """Transactional sink → the newest *earlier* commit that set the sink's marker, according to the receipts of that commit."""
+    """Transactional sink → the newest commit *before* this version that set the sink's marker, according to its receipts."""
     spec: str
     transform: str
     state: Json = None
@@ -214,7 +214,7 @@ class Outcome:
                 invariant="I18",
                 version=self.version,
             )
-        # Readers follow chains of reprocessing runs backwards. A reference to a later version would make them loop forever.
+        # Readers follow chains of reprocessing runs backwards. With a reference to a later version, they would not terminate.
         if self.replaces is not None and self.replaces.version >= self.version:
             raise LogDamagedError(
                 "an outcome replaces a version that is not earlier", invariant="I20", version=self.version
@@ -227,7 +227,11 @@ class Outcome:
 
     @property
     def has_pending_publishes(self) -> bool:
-        """Whether the outcome requires receipts, because it is a commit with sinks outside the log."""
+        """
+        Whether the outcome is a commit with sinks outside the log, so that it requires receipts.
+
+        This property does not tell whether the receipts exist. :attr:`ClosedHead.has_pending_publishes` does.
+        """
         return self.committed and bool(self.publish)
 
 
@@ -236,7 +240,7 @@ class Receipt:
     """
     Result of publishing one version to one sink outside the log.
 
-    :param result: ``applied``: the sink has the rows. ``skipped``: an operator gave them up, and the sink has no row of this version. ``unknown``: nobody knows
+    :param result: ``applied``: the sink has the rows. ``skipped``: an operator skipped the version, and the sink has no row of it. ``unknown``: it is unknown
         whether all at-most-once effects were performed
     :param rows: number of rows known to be applied
     :param detail: details from the sink, for operators
@@ -270,9 +274,10 @@ class Receipts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """
-    Exclusive claim on one round of a chunk of a version's at-most-once effects. Only the publisher instance that minted ``nonce`` may perform them.
+    Exclusive claim on one round of a chunk of a version's at-most-once effects. Only the publisher that generated ``nonce`` may perform them.
 
-    Round 0 starts with the first record of the chunk. Each later round starts with the first record that the previous round left.
+    A *chunk* is a consecutive set of records of the version. Round 0 starts with the first record of the chunk. Each later round starts with the first record
+    that the previous round has not performed.
     """
 
     entry: ClassVar[str] = "claim"
@@ -289,8 +294,9 @@ class Effects:
     """
     Result of one round of a chunk. The publisher creates it after the last effect of the round. All counts are records.
 
-    ``done`` effects were acknowledged. ``refused`` effects will never be performed. ``unknown`` effects may have been performed. An operator gave up the
-    ``skipped`` effects. ``left`` counts the records at the end of the chunk that the next round performs. A round with ``left=0`` completes the chunk.
+    ``done`` effects were acknowledged. ``refused`` effects will never be performed. ``unknown`` effects may have been performed. An operator skipped the
+    ``skipped`` effects, and they will never be performed. ``left`` counts the records at the end of the chunk that the next round performs. A round with
+    ``left=0`` completes the chunk.
     """
 
     entry: ClassVar[str] = "effects"
@@ -309,7 +315,7 @@ class Effects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPointer:
-    """Names ``version`` as the j-th version planned under a run key. Its bytes are a function of Plan(version)."""
+    """Records that ``version`` is the j-th version that was planned under a run key; j starts at 0. Its bytes are a function of Plan(version)."""
 
     entry: ClassVar[str] = "pointer"
     spillable: ClassVar[tuple[str, ...]] = ()
@@ -321,7 +327,7 @@ class RunPointer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialOffsets:
-    """Initial offsets of a source. The first run with these source arguments creates the entry. Plan(0) names the offsets that take effect."""
+    """Initial offsets of a source. The first run with these source arguments creates the entry. Plan(0) contains the offsets at which the log starts."""
 
     entry: ClassVar[str] = "initial_offsets"
     spillable: ClassVar[tuple[str, ...]] = ("offsets",)
@@ -332,10 +338,10 @@ class InitialOffsets:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
     """
-    The versions that the result of a run announces: those above ``since``, up to and including ``upto``.
+    The versions that the result of a run announces: from ``since`` (exclusive) to ``upto`` (inclusive).
 
     ``version`` is the last version of the run, or the newest closed version if the run planned none. A run creates the announcement before it returns its
-    result. Therefore the next run announces what a dead run did not, and a retry announces the same versions again.
+    result. So if a run dies before the create, the next run announces its versions. If it dies after the create, its retry announces the same versions.
     """
 
     entry: ClassVar[str] = "announcement"
@@ -359,10 +365,10 @@ class SegmentFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """
-    A fold of outcomes.
+    The summary of a fixed range of outcomes, from which readers compute the state of the log.
 
-    Level 1 holds versions ``[100·index, 100·(index+1))`` with their files. Level k > 1 holds the totals of 100 segments of level k-1. All values are net of
-    reprocessing:
+    A segment of level 1 summarizes the versions ``[100·index, 100·(index+1))`` and contains their files. A segment of level k > 1 contains the totals of 100
+    segments of level k-1. If a reprocessing run has replaced a version, all values are those after the replacement:
 
     * ``files`` are the files that are still visible after the last of these versions.
     * ``replaced`` are the versions *before* the first of these versions whose files are no longer visible.
@@ -390,7 +396,8 @@ class FoundFile:
     """
     A file of a listing.
 
-    ``path`` is relative to the source's root. ``identity`` is ``etag:<etag>`` or ``mtime:<ns>``. ``mtime_ns`` determines only the order.
+    ``path`` is relative to the source's root. ``identity`` is ``etag:<etag>`` or ``mtime:<ns>``. ``mtime_ns`` determines the order in which new files get
+    their ordinals, and which nodes of the tree of known files a comparison reads.
     """
 
     path: str
@@ -406,7 +413,7 @@ class FoundFile:
 
 
 FileKey: TypeAlias = tuple[str, str]
-"""Path and fingerprint of a file. Keys sort in the order of a listing."""
+"""Path and fingerprint of a file. Keys are sorted by path, as a listing is, and then by fingerprint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

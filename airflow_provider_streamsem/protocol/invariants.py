@@ -1,9 +1,8 @@
 """
-The invariants of PROTOCOL.md, section 8. Each has its own check, which runs at every write and every read of the entries that it covers.
+Checks of the invariants of PROTOCOL.md, section 8. Writers and readers call them for every entry that they write or read.
 
-Each check returns ``None`` or raises :class:`LogDamagedError` with the id of the invariant. The codec also checks I1 through checksums. A create checks I1 if
-its bytes are a function of their content and the key already holds other bytes. I7, I8 and I10 to I13 are properties of the whole state machine. Its tests
-check them.
+Each check returns ``None`` or raises :class:`LogDamagedError` with the id of the invariant. The codec also checks I1 through checksums. :func:`check_i1`
+checks the objects whose bytes are a function of their key. I7, I8 and I10 to I13 are properties of the whole state machine, which its tests check.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
 
 
 def check_i1(key: str, stored: bytes, expected: bytes) -> None:
-    """Check that an object whose bytes are a function of its content holds exactly these bytes."""
+    """Check that a stored object has the bytes that every writer would write under its key."""
     if stored != expected:
         raise LogDamagedError(
             "an object's bytes differ from the bytes that every writer would write", invariant="I1", key=key
@@ -72,7 +71,12 @@ def check_i3_outcome(outcome: Outcome, *, plan_sha: str) -> None:
 
 
 def check_i4(plan: Plan, *, closed: int, next: Offsets) -> None:
-    """Check that a plan follows the newest closed version. The ranges of a batch must start at the ``next`` offsets of the last outcome (I4, I20)."""
+    """
+    Check that a plan follows the newest closed version (I4, I20). The ranges of a batch must start at ``next``.
+
+    :param closed: the newest closed version; -1 if there is none
+    :param next: the ``next`` offsets of the newest outcome; for version 0 the initial offsets
+    """
     if plan.version != closed + 1:
         raise LogDamagedError(
             "a plan's version does not follow the newest closed version",
@@ -101,7 +105,11 @@ def check_i4(plan: Plan, *, closed: int, next: Offsets) -> None:
 
 
 def check_carried(plan: Plan, outcome: Outcome) -> None:
-    """Check that a commit carries the ``gaps`` and ``replaces`` of its plan, and an abort neither. Gaps must be in order and inside the ranges (I5, I20)."""
+    """
+    Check that a commit has the ``gaps`` and ``replaces`` of its plan, and that an abort has none (I5, I20).
+
+    The gaps of a partition must be in ascending order, must not overlap, and must be inside the partition's range.
+    """
     if outcome.replaces != (plan.replaces if outcome.committed else None):
         raise LogDamagedError(
             "an outcome replaces another version than its plan", invariant="I20", version=plan.version
@@ -120,7 +128,12 @@ def check_carried(plan: Plan, outcome: Outcome) -> None:
 
 
 def next_after(plan: Plan, *, before: Offsets, committed: bool) -> dict[str, int]:
-    """Return the ``next`` offsets of a plan's outcome. Writers use this rule, and :func:`check_next` enforces it."""
+    """
+    Return the ``next`` offsets of the outcome of a plan. Writers compute them with this function, and :func:`check_next` checks them with it.
+
+    :param before: the ``next`` offsets before the plan
+    :param committed: whether the outcome is a commit
+    """
     if plan.kind == "reprocess":
         return offsets.advance(before, {})
     return offsets.advance(before, offsets.ends(plan.ranges) if committed else offsets.starts(plan.ranges))
@@ -131,7 +144,7 @@ def check_next(plan: Plan, outcome: Outcome, *, before: Offsets) -> None:
     Check the ``next`` offsets of an outcome (I4, I5).
 
     After a committed batch they are the ends of the plan's ranges. After an aborted batch they are the starts of these ranges. A reprocessing run does not
-    change them. Partitions outside the plan are carried over.
+    change them. Partitions that are not in the plan keep their offsets.
     """
     expected = next_after(plan, before=before, committed=outcome.committed)
     if dict(outcome.next) != expected:
@@ -201,10 +214,13 @@ def check_i6(file: DataFile, *, version: int, found_bytes: int | None, found_che
 
 
 def check_i9(segment: Segment, expected: Segment) -> None:
-    """Check that a segment equals the fold of its outcomes."""
+    """Check that a segment equals the segment that its outcomes determine."""
     if segment != expected:
         raise LogDamagedError(
-            "a segment is not the fold of its versions", invariant="I9", level=segment.level, index=segment.index
+            "a segment differs from the segment that its versions determine",
+            invariant="I9",
+            level=segment.level,
+            index=segment.index,
         )
 
 
@@ -232,13 +248,15 @@ def check_i14_staged(
     counts: Mapping[str, int], sinks: Mapping[str, Committable], *, handed: Mapping[str, int | None], rows: str
 ) -> None:
     """
-    Reconcile the row counts of an attempt before the writer creates its manifest.
+    Check the row counts of an attempt before its manifest is created.
 
-    :param handed: sink → rows that the engine passed to the writer, as counted by the engine; ``None`` if it counted none
-    :param rows: the pipeline's ``rows`` declaration; ``"filter"`` requires the counts before and after the transform to add up
-    :raises StageError: the rows passed to a writer differ from the rows in its files. The attempt was discarded. Do: retry. A lost executor repeats tasks, so
-        another attempt may succeed.
-    :raises DataError: the transform violates its declaration. The attempt was discarded.
+    :param counts: row counts of the attempt by name
+    :param sinks: sink → its staged output
+    :param handed: sink → number of rows that the engine passed to the writer, as counted by the engine; ``None`` if it has no count
+    :param rows: the pipeline's ``rows`` declaration. With ``"filter"``, the counts before and after the transform must add up
+    :raises StageError: the number of rows passed to a writer differs from the number of rows in its files. The attempt was discarded. A retry may succeed,
+        because a lost executor, whose tasks Spark repeats, can cause the difference
+    :raises DataError: the row counts contradict the declaration. The attempt was discarded
     """
     for name, committable in sinks.items():
         # A missing count is valid only for 0 rows: Spark may drop the counter of a query plan without rows.
@@ -252,7 +270,7 @@ def check_i14_staged(
             )
         if rows == "filter" and counts["parsed"] != counts["filtered"] + counts.get("duplicates", 0) + committable.rows:
             raise DataError(
-                'the pipeline declares rows="filter", but rows parsed do not equal rows filtered plus duplicates plus rows written',
+                'the pipeline declares rows="filter", but the rows parsed are not the rows filtered + duplicates + rows written; nothing became visible',
                 invariant="I14",
                 sink=name,
                 parsed=counts["parsed"],
@@ -263,7 +281,7 @@ def check_i14_staged(
 
 def check_i15(outcome: Outcome, *, before: Mapping[str, Marker]) -> None:
     """
-    Check that an outcome carries the markers of the receipts before it.
+    Check that an outcome has the markers of the newest receipts before it.
 
     :param before: markers of the newest earlier receipts
     """
@@ -278,7 +296,7 @@ def check_i15(outcome: Outcome, *, before: Mapping[str, Marker]) -> None:
 
 
 def check_i15_receipts(receipts: Receipts, outcome: Outcome) -> None:
-    """Check that receipts carry the markers of their outcome. A sink that set its marker for this commit names this commit instead."""
+    """Check that receipts have the markers of their outcome. For a sink whose marker this commit has set, the marker must be this commit."""
     own = Marker(version=receipts.version, outcome=receipts.outcome)
     for name in {*receipts.markers, *outcome.markers}:
         now, before = receipts.markers.get(name), outcome.markers.get(name)
@@ -335,7 +353,7 @@ def check_i20(plan: Plan, replaced: Plan, outcome: Outcome) -> None:
 
 
 def check_i19(plan: Plan) -> None:
-    """Check that a drain plans nothing beyond its target, and that the run of a single batch has no earlier commit."""
+    """Check that a plan of a drain does not exceed the target, and that a run without a target has no earlier commit."""
     if plan.target is not None and not offsets.within(plan.ranges, plan.target):
         raise LogDamagedError(
             "a drain's plan reads beyond its target", invariant="I19", version=plan.version, target=dict(plan.target)

@@ -1,4 +1,9 @@
-"""Object keys under the log's root (PROTOCOL.md, 2). The newest version sorts first, so a listing of four keys finds the head."""
+"""
+Object keys, relative to the log's root (PROTOCOL.md, 2).
+
+Keys with a version contain the *inverted* version, ``10^12 - 1 - version`` in 12 digits. So the newest version sorts first, and a listing of four keys finds
+the head.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +32,12 @@ _NEVER_WRITTEN = re.compile(r"[\\\x00-\x1f\x7f]")
 
 
 def is_relative(key: str) -> bool:
-    """Whether a key names an object below its root: no path segment is empty, ``.`` or ``..``, and the key contains no NUL (R6)."""
+    """Return whether a key is that of an object below its root: no path segment is empty, ``.`` or ``..``, and the key contains no NUL (R6)."""
     return "\0" not in key and not any(part in ("", ".", "..") for part in key.split("/"))
 
 
 def is_written(key: str) -> bool:
-    """Whether a writer of this format can have created the key: it is relative and contains neither backslashes nor control characters (R6)."""
+    """Return whether a writer can have created the key: it is relative, and contains neither backslashes nor control characters (R6)."""
     return is_relative(key) and _NEVER_WRITTEN.search(key) is None
 
 
@@ -42,7 +47,7 @@ def is_digest(text: str) -> bool:
 
 
 def position(text: str) -> int | None:
-    """Parse a version or another position from a path segment of a key; return ``None`` if the segment is not one."""
+    """Parse a version or another non-negative number from a path segment of a key. Returns ``None`` if the segment is not such a number."""
     return int(text) if _POSITION.fullmatch(text) else None
 
 
@@ -71,7 +76,11 @@ def receipts(version: int) -> str:
 
 
 def parse_entry(key: str) -> tuple[int, str] | None:
-    """Return ``(version, "p" | "c" | "d")`` of a key under ``log/``, or ``None`` if no writer of this format created the key."""
+    """
+    Parse a key under ``log/``.
+
+    :returns: the version, and ``"p"`` for a plan, ``"c"`` for an outcome or ``"d"`` for receipts; ``None`` if no writer can have created the key
+    """
     match = _ENTRY.fullmatch(key)
     if match is None:
         return None
@@ -122,7 +131,7 @@ def moved(url: str) -> str:
 
 
 def announced(version: int) -> str:
-    """Key of the announcement of a run whose result ends at a version."""
+    """Key of the announcement of a run whose last version is ``version``."""
     return f"{ANNOUNCED}{_inv(version)}-{version}.json"
 
 
@@ -147,23 +156,23 @@ def known(sha256: str) -> str:
 
 
 def parse_newest_first(key: str) -> int | None:
-    """Return the number in the key of a run pointer, announcement, discovery or vacuum note; ``None`` if no writer of this format created the key."""
+    """Return the number in the key of a run pointer, announcement, discovery or vacuum record; ``None`` if no writer can have created the key."""
     match = _NEWEST_FIRST.fullmatch(key)
     return int(match[2]) if match is not None and match[1] == _inv(int(match[2])) else None
 
 
 def quarantine(version: int, attempt_id: str, part: int) -> str:
-    """Key of one file of an attempt's records that could not be parsed."""
+    """Key of the ``part``-th object with quarantined records of an attempt."""
     return f"{quarantined(version)}{attempt_id}/{part:05d}.jsonl"
 
 
 def quarantined(version: int) -> str:
-    """Prefix of the records that could not be parsed, over all attempts of a version."""
+    """Prefix of the quarantined records of all attempts of a version."""
     return f"{QUARANTINE}{version}/"
 
 
 def vacuumed(version: int) -> str:
-    """Key of the note that vacuum has inspected all versions below this one."""
+    """Key of the record that vacuum has inspected all versions below ``version``."""
     return f"{VACUUMED}{_inv(version)}-{version}.json"
 
 
@@ -202,7 +211,7 @@ def doctor(report_id: str) -> str:
 
 
 def data_prefix(version: int, attempt_id: str = "") -> str:
-    """Prefix, within a dataset, of the files that a version's attempts or one of them wrote."""
+    """Prefix, within a dataset, of the files of one attempt of a version; without ``attempt_id``, of all its attempts."""
     return f"data/{version}/{attempt_id}/" if attempt_id else f"data/{version}/"
 
 

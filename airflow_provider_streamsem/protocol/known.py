@@ -1,12 +1,13 @@
 """
-The tree of known files, which finds the new files of a listing (PROTOCOL.md, D3, D4, D7, D8). A comparison reads only the nodes whose listed files changed.
+The tree of known files. It contains every file that has an ordinal, and finds the new files of a listing (PROTOCOL.md, D3, D4, D7, D8).
 
-The tree is a search tree by path and fingerprint. Every node may hold its own files. New files are buffered near the root and pushed down in bulk.
+The tree is a search tree by path and fingerprint. Every node may hold files. New files are stored in nodes near the root and moved down in bulk.
 
-Each range stores the digest of its files that were listed in the last comparison. If the same files are listed again, all of them are known, and the nodes of
-the range are not read.
+A parent references each node below it by a *range*. The range stores a digest of those files, in and below the node, that were listed in the last
+comparison. If the same files are listed again, all of them are known, and the comparison does not read the node. So a comparison reads only the nodes whose
+listed files changed.
 
-Nodes are content-addressed and immutable. A new tree shares all unchanged nodes with the previous one.
+Nodes are content-addressed and immutable. A new tree shares all unchanged nodes with the previous tree.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _MODULUS = 2**256
 
 
 class Listed(NamedTuple):
-    """A listed file, its key, and the number that it adds to a digest."""
+    """A listed file with its key, and the number that it adds to a digest."""
 
     key: FileKey
     number: int
@@ -44,11 +45,13 @@ class Listed(NamedTuple):
 @dataclass(slots=True)
 class Opened:
     """
-    A node in memory that was read, or that is not stored yet.
+    A node in memory. It was read from the store, or is new and not stored yet.
 
-    :param files: the node's own files → whether each was listed in the last comparison
-    :param stored: sha256 of the stored node from which it was read; ``""`` if there is none
-    :param outdated: whether the stored range does not match the current listing. If so, every comparison with an unchanged listing reads the node again
+    :param files: the files in this node → whether each was listed in the last comparison
+    :param children: the nodes below this node: ranges that were not read, or opened nodes
+    :param stored: sha256 of the stored node from which this node was read; ``""`` for a new node
+    :param outdated: whether the stored range of this node does not match the current listing. Until a discovery stores a matching range, every comparison
+        reads the node
     """
 
     files: dict[FileKey, bool]
@@ -58,7 +61,7 @@ class Opened:
 
     @property
     def first(self) -> FileKey:
-        """The smallest key of the node and the ranges below it."""
+        """Return the smallest key in and below the node."""
         return min([*self.files, *(child.first for child in self.children[:1])])
 
 
@@ -76,7 +79,7 @@ def key(file: FoundFile) -> FileKey:
 
 
 def number(mark: str) -> int:
-    """Return the number that a fingerprint adds to a digest: its sha256 as an integer."""
+    """Return the number that a file with this fingerprint adds to a digest: the sha256 of the fingerprint as an integer."""
     return int.from_bytes(hashlib.sha256(mark.encode()).digest(), "big")
 
 
@@ -93,9 +96,9 @@ def listing(files: Iterable[FoundFile]) -> list[Listed]:
 
 def compare(node: Opened, listed: Sequence[Listed], settled_ns: int) -> Procedure[list[Listed]]:
     """
-    Return the listed files that neither the node nor the ranges below it contain.
+    Return the listed files that are neither in the node nor below it.
 
-    Updates ``node`` in place. Records which of its own files were listed. Replaces each range whose node had to be read with the opened node, updated in the
+    Updates ``node`` in place: records which of its files were listed, and replaces each range whose node was read by the opened node, which is updated in the
     same way.
 
     :param listed: listed files, sorted by key
@@ -123,13 +126,18 @@ def compare(node: Opened, listed: Sequence[Listed], settled_ns: int) -> Procedur
 
 
 def _without_reading(known: KnownRange, inside: Sequence[Listed], settled_ns: int) -> Sequence[Listed] | None:
-    """Return the new files among those listed inside a range, or ``None`` if the node must be read to find them."""
+    """
+    Return the new files among those that were listed inside a range; ``None`` if the node must be read to find them.
+
+    :param inside: the listed files between the smallest and the largest key of the range
+    :param settled_ns: exclusive upper bound of ``mtime_ns`` of the files in the range
+    """
     if not inside or _is_as_expected(known, inside):
         return []
     fresh = [item for item in inside if item.file.mtime_ns >= settled_ns]
     settled = [item for item in inside if item.file.mtime_ns < settled_ns]
     same = _is_as_expected(known, settled)
-    # A file that disappeared may reappear with a later mtime, unless the mtime is part of its identity (D7).
+    # A known file that was deleted may be listed again with a later mtime, unless the mtime is part of its identity (D7).
     never_known = (same and known.listed == known.files) or all(_has_its_time(item.file) for item in fresh)
     return fresh if never_known and (same or not settled) else None
 
@@ -148,7 +156,7 @@ def _minus(listed: Sequence[Listed], new: Iterable[Listed]) -> list[Listed]:
 
 
 def outdated(node: Opened) -> int:
-    """Return the number of nodes below this one that every poll reads until a discovery records their current ranges."""
+    """Return the number of outdated nodes below this node. Every poll reads them until a discovery stores their current ranges."""
     below = [child for child in node.children if isinstance(child, Opened)]
     return sum(child.outdated + outdated(child) for child in below)
 
@@ -195,7 +203,7 @@ def _leaves(files: Mapping[FileKey, bool]) -> list[Child]:
 
 
 def _even(items: Sequence[T], most: int) -> list[list[T]]:
-    """Split into the smallest number of consecutive chunks of nearly equal length, with at most ``most`` items each."""
+    """Split a list into as few consecutive parts as possible. Each part has at most ``most`` items, and their lengths differ by at most one."""
     parts = -(-len(items) // most)
     return [list(items[len(items) * n // parts : len(items) * (n + 1) // parts]) for n in range(parts)]
 
@@ -252,7 +260,11 @@ def store(child: Child) -> Procedure[KnownRange]:
 
 
 def summary(node: KnownNode, sha256: str, *, absent: int) -> KnownRange:
-    """Return the range that summarises a node. It is a function of the node and of ``absent``, the bit set of its own files that were not listed."""
+    """
+    Return the range that summarizes a node.
+
+    :param absent: bit i is set if the i-th file of the node was not listed
+    """
     own = [number(mark) for n, (_, mark) in enumerate(node.files) if not absent >> n & 1]
     return KnownRange(
         sha256=sha256,

@@ -1,11 +1,11 @@
 """
-The state machine of a create, the next step of a run (PROTOCOL.md, 3 and 4.1), and the procedures that request I/O.
+Requests and events of procedures, the state machine of a create, and the table of a run's next step (PROTOCOL.md, 3 and 4.1).
 
-1. Every transition is in a table of this module. A pair that is not in its table cannot occur in an undamaged log. The states of a version are the classes
-   :class:`airflow_provider_streamsem.protocol.view.ClosedHead` and :class:`airflow_provider_streamsem.protocol.view.OpenHead`.
-2. Nothing in this module performs I/O. A procedure is a generator that yields a :data:`Request`, receives an :data:`Event`, and returns its result. Only
-   ``commitlog/log.py`` performs requests. A test can therefore stop, repeat or interleave procedures at any request.
-3. ``Unknown`` is an ordinary event. No code converts it to success or failure. Only a read of the key shows the result (W6).
+* A *procedure* is a generator that yields a :data:`Request`, receives an :data:`Event`, and returns its result. It performs no I/O. Only
+  ``commitlog/log.py`` performs requests. So a test can stop, repeat or interleave procedures at any request.
+* The tables :data:`CREATE` and :data:`RECOVERY` contain every transition. A pair that is not in its table cannot occur in an undamaged log. The states of a
+  version are the classes :class:`airflow_provider_streamsem.protocol.view.ClosedHead` and :class:`airflow_provider_streamsem.protocol.view.OpenHead`.
+* ``Unknown`` is an ordinary event. No code treats it as success or failure. Only a read of the key shows the result (W6).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """The key already exists, possibly because an earlier send of the same bytes was applied."""
+    """The key exists already, possibly because an earlier request with the same bytes was applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,9 @@ class Creation:
     """
     Result of a create.
 
-    :param data: the bytes that are stored now
-    :param mine: whether they equal the bytes that were sent
-    :param first: whether the store answered *created* to this procedure. If so, no other process can have read the key before
+    :param data: the stored bytes
+    :param mine: whether the stored bytes equal the bytes that were sent
+    :param first: whether the store reported to this procedure that it created the key. If so, no other process can have read the key before
     """
 
     data: bytes
@@ -166,7 +166,7 @@ def get(key: str) -> Procedure[bytes | None]:
 
 
 def list_keys(prefix: str, limit: int | None = None) -> Procedure[tuple[str, ...]]:
-    """Return the first keys under ``prefix``. The result is a hint: keys may be missing from it (W8)."""
+    """Return the first ``limit`` keys under ``prefix``, or all keys if ``limit`` is ``None``. The result is a hint: keys may be missing from it (W8)."""
     while True:
         event = yield List(prefix, limit)
         if isinstance(event, Listed):

@@ -43,7 +43,7 @@ def between(start: Offsets, end: Offsets) -> dict[str, tuple[int, int]]:
     """
     Return the ranges from ``start`` to ``end``. Partitions without offsets in between are absent.
 
-    If ``end`` is below ``start``, the partition has no range. The source reports offsets that moved back.
+    If ``end`` is below ``start``, the partition has no range. This function does not report such partitions; the source does.
     """
     return {p: (position(start, p), end[p]) for p in sorted(end) if end[p] > position(start, p)}
 

@@ -1,7 +1,7 @@
 """
-Procedures of writers and readers (PROTOCOL.md, 4 and 5). Each yields requests and receives events. None performs I/O.
+Procedures of writers and readers (PROTOCOL.md, 4 and 5). Each yields requests, receives events and returns its result (:mod:`machine`).
 
-A crash stops a procedure at any ``yield``. Any process can then run the procedure again from its start without losing data.
+A crash may stop a procedure at any ``yield``. Any process can then run the procedure again from its start, and no data is lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ HEAD_KEYS = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComplete:
     """
-    Position of a run that is complete. ``plan`` and ``outcome`` belong to its last version. The outcome is an abort if other runs committed its range (W11).
+    Position of a run that is complete. ``plan`` and ``outcome`` are those of its last version.
+
+    The outcome is an abort if other runs have committed the offsets up to the run's target (W11).
     """
 
     head: ClosedHead
@@ -52,14 +54,14 @@ class RunComplete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """The newest version has no outcome. The run must close this version first, even if another run planned it (W9)."""
+    """Position: the newest version has no outcome. The run must close this version first, even if another run planned it (W9)."""
 
     head: OpenHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingPublish:
-    """The newest version is a commit with pending publishes. The run must publish it first, even if another run committed it (P1)."""
+    """Position: the newest version is a commit with pending publishes. The run must publish it first, even if another run committed it (P1)."""
 
     head: ClosedHead
     outcome: Outcome
@@ -68,10 +70,10 @@ class PendingPublish:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """
-    Every version is closed. The run plans the version after the head as its ``j``-th version.
+    Position: every version is closed and published. The run plans the version after the head as its ``j``-th version; j starts at 0.
 
-    ``target`` is the frozen end of a drain; ``None`` before the run's first plan and for a single batch. ``before`` holds the plan and outcome of version ``j -
-    1`` of the run.
+    ``target`` is the target of a drain; ``None`` before the run's first plan and for a single batch. ``before`` is the plan and the outcome of the run's
+    previous version; ``None`` if ``j`` is 0.
     """
 
     head: ClosedHead
@@ -92,7 +94,7 @@ def read_entry(cls: type[E], key: str) -> Procedure[tuple[E, str] | None]:
 
 
 def read_parts(cls: type[E], key: str, data: bytes) -> Procedure[tuple[E, str]]:
-    """Decode an entry whose bytes were read already, after reading its spilled fields."""
+    """Read the spilled fields of an entry whose bytes were read already, and decode the entry. Returns it and the sha256 of its bytes."""
     parts = {}
     for name, digest in codec.spilled(cls, codec.parse(cls, key, data)).items():
         part = yield from get(keys.spill(digest))
@@ -102,7 +104,7 @@ def read_parts(cls: type[E], key: str, data: bytes) -> Procedure[tuple[E, str]]:
 
 
 def create_entry(key: str, entry: Entry) -> Procedure[Creation]:
-    """Create an entry, after the objects of its spilled fields (W4)."""
+    """Create an entry if its key is absent. Creates the objects of its spilled fields before (W4)."""
     encoded = codec.encode(entry)
     for spill, part in encoded.spills.items():
         written = yield from create(spill, part)
@@ -124,7 +126,9 @@ def find_head() -> Procedure[Head]:
 
 def read_head(version: int) -> Procedure[Head | None]:
     """
-    Return the head under the assumption that ``version`` is the newest version. Reads computed keys only. ``None`` if the version has no plan and no outcome.
+    Return the head, assuming that ``version`` is the newest version. Returns ``None`` if the version has neither a plan nor an outcome.
+
+    Reads computed keys and sends no listing.
     """
     outcome = yield from read_entry(Outcome, keys.outcome(version))
     if outcome is not None:
@@ -158,7 +162,11 @@ def _closed_head(outcome: Outcome, outcome_sha: str) -> Procedure[ClosedHead]:
 
 
 def confirm_head(head: Head) -> Procedure[Head]:
-    """Follow computed keys from a listed head to the newest version. A listing alone does not prove that no newer version exists (W8)."""
+    """
+    Return the newest head, starting from a head that a listing showed.
+
+    A listing may lag (W8). So this procedure reads the computed keys of the next versions until one is missing or open.
+    """
     while (later := (yield from read_head(head.closed + 1))) is not None:
         head = later
         if isinstance(head, OpenHead):
@@ -170,7 +178,7 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
     """
     Return the position of a run, given the head (W9-W11, P1).
 
-    Reads the run's pointers only after the head. A pointer that is missing at that time cannot belong to a version that was closed before the head was read.
+    Reads the run's pointers after the head. A writer creates the pointer before the outcome, so every version up to the closed head has its pointer by then.
     """
     if isinstance(head, OpenHead):
         return Open(head=head)
@@ -205,7 +213,7 @@ def settled(head: ClosedHead, plan: Plan, outcome: Outcome) -> RunComplete | Rea
     """
     Return the position of a run after ``outcome`` closed its newest plan (W11).
 
-    A drain reaches its target when the *head* does. Other runs may have committed some of its offsets.
+    A drain is complete when the ``next`` offsets of the *head* reach the target, because other runs may have committed some of the offsets.
     """
     reached = plan.target is not None and offsets.reached(head.next, plan.target)
     where = "target reached" if reached else "below target" if plan.target is not None else "no target"
@@ -225,8 +233,9 @@ def _outcome_of(head: Head, version: int) -> Procedure[Outcome]:
 
 def _newest_pointer(run_key: str) -> Procedure[RunPointer | None]:
     """
-    Return the newest pointer of a run (W10). Reads pointer 0 first, because most runs have no pointer. A listing then hints at j, and a missing j + 1 confirms
-    it.
+    Return the newest pointer of a run, or ``None`` (W10).
+
+    Reads pointer 0 first, because most runs have no pointer. A listing then suggests the newest j, and the missing pointer j + 1 confirms it.
     """
     found = yield from read_entry(RunPointer, keys.pointer(run_key, 0))
     if found is None:
@@ -242,8 +251,9 @@ def _newest_pointer(run_key: str) -> Procedure[RunPointer | None]:
 
 def run_versions(run_key: str) -> Procedure[list[int]]:
     """
-    Return the versions that have a pointer of this run, oldest first. All of them are closed, except the last one if a writer died before it created the
-    outcome.
+    Return the versions that have a pointer of this run, oldest first.
+
+    The last one is open if a writer created its pointer and died before it created the outcome. All others are closed.
     """
     versions: list[int] = []
     while (pointer := (yield from read_entry(RunPointer, keys.pointer(run_key, len(versions))))) is not None:
@@ -255,8 +265,8 @@ def put_plan(head: ClosedHead, plan: Plan) -> Procedure[tuple[Head, bool]]:
     """
     Create Plan(head.closed + 1).
 
-    :returns: the resulting head, and whether the store answered *created* to this process (W13, W17). If another plan won, the head is at that plan, or at its
-        outcome if that exists by now
+    :returns: the resulting head, and whether the store reported to this process that it created the plan (W13, W17). If another writer's plan exists, the
+        head is at that plan, or at its outcome if that exists already
     :raises LogMovedError: the winning plan moved the log
     """
     invariants.check_i19(plan)
@@ -275,9 +285,9 @@ def put_plan(head: ClosedHead, plan: Plan) -> Procedure[tuple[Head, bool]]:
 
 def find_current(version: int, head: Head) -> Procedure[int]:
     """
-    Return the commit that holds the rows of ``version`` at the head (W25).
+    Return the commit whose output has replaced that of ``version``, as of the head (W25).
 
-    This is the version itself, or the newest reprocessing run in the chain that starts with it.
+    This is the newest reprocessing run in the chain that starts with ``version``, or ``version`` itself.
     """
     current, at = version, version + 1
     while at <= head.closed:
@@ -307,7 +317,7 @@ def find_root(version: int) -> Procedure[int]:
 
 
 def find_staged(head: OpenHead) -> Procedure[list[StagedManifest]]:
-    """Return the staged manifests that were made for the open plan (W17). The sinks check whether the files of a manifest exist."""
+    """Return the manifests of attempts of the open plan (W17). The caller must check whether the files of a manifest exist."""
     found = []
     for key in (yield from list_keys(keys.attempts(head.plan.version))):
         manifest = yield from read_entry(StagedManifest, key)
@@ -366,7 +376,7 @@ def write_segments(version: int, known: Sequence[tuple[Outcome, str]] = ()) -> P
     """
     Create the segments that became full when ``version`` was closed (W23).
 
-    :param known: outcomes that were read already, with the sha256 of their bytes
+    :param known: outcomes that the caller has read already, with the sha256 of their bytes
     """
     at_hand = {outcome.version: (outcome, sha) for outcome, sha in known}
     behind = segments.behind(version)
@@ -405,7 +415,7 @@ def _create_segment(segment: Segment) -> Procedure[Segment]:
 
 
 def read_or_write_segment(level: int, index: int) -> Procedure[Segment]:
-    """Return a full segment. Creates it if it is missing (W23)."""
+    """Return the segment of a range in which every version is closed. Creates the segment if it is missing (W23)."""
     found = yield from read_entry(Segment, keys.segment(level, index))
     if found is not None:
         return found[0]
@@ -413,7 +423,11 @@ def read_or_write_segment(level: int, index: int) -> Procedure[Segment]:
 
 
 def read_parts_to(version: int) -> Procedure[list[Segment | Outcome]]:
-    """Return the segments and outcomes that fold to the log at ``version`` (R1, R4, R5). Full hundreds are segments if these exist. Writes nothing."""
+    """
+    Return level-1 segments and outcomes that together cover the versions ``[0, version]``, in order (R1, R4, R5). Writes nothing.
+
+    Each 100 versions are one segment if it exists, and otherwise their outcomes.
+    """
     parts: list[Segment | Outcome] = []
     full = (version + 1) // segments.WIDTH
     for index in range(full):

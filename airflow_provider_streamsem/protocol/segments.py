@@ -1,8 +1,8 @@
 """
-Segments: deterministic folds that let a reader skip history (W23, R5, I9).
+Segments: summaries of outcomes, from which a reader computes the state of the log without reading every outcome (W23, R5, I9).
 
-Level 1 folds 100 versions with their files. Level k > 1 folds 100 segments of the level below to totals and the sha256 of each child. It contains no file
-lists, so its size does not grow with the data. Equal inputs produce equal bytes, so writers may race.
+A segment of level 1 summarizes 100 versions with their files. A segment of level k > 1 contains the totals of 100 segments of the level below and the sha256
+of each. It contains no file lists, so its size does not grow with the data. Equal inputs give equal bytes, so several writers may create one segment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WIDTH = 100
 
 def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
     """
-    Fold the outcomes of versions ``[100·index, 100·(index+1))``, in order.
+    Build the level-1 segment of the outcomes of versions ``[100·index, 100·(index+1))``, in order.
 
     :param last: sha256 of the bytes of the newest of these outcomes
     :raises ValueError: ``outcomes`` are not exactly these versions
@@ -49,7 +49,7 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
 
 def parent(level: int, index: int, children: Sequence[Segment]) -> Segment:
     """
-    Fold 100 segments of ``level - 1``, in order.
+    Build a segment of ``level`` from 100 segments of ``level - 1``, in order.
 
     :raises ValueError: ``children`` are not exactly the segments below this one
     """

@@ -1,4 +1,4 @@
-"""The state of a log: its head for writers, and a fold of its entries for readers (R1, R4)."""
+"""The state of a log: the head, from which writers continue, and the view, which readers compute from the entries (R1, R4)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from airflow_provider_streamsem.protocol.offsets import Offsets
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedHead:
     """
-    A log whose versions are all closed, and the state that the next plan depends on.
+    The head of a log in which every version is closed. It contains the state on which the next plan depends.
 
-    * ``initial_offsets``: start of version 0. Taken from Plan(0) if that exists, else from the caller's source. Empty if the caller has no source.
+    * ``initial_offsets``: offsets at which version 0 starts: those of Plan(0) if it exists, else those of the caller's source. Empty without a source.
     * ``outcome`` and ``outcome_sha``: the newest version; ``None`` and ``""`` before the first.
     * ``has_pending_publishes``: whether the newest version is a commit whose receipts do not exist yet.
-    * ``markers``: sink → the newest commit that set its marker according to the receipts. The next outcome carries these markers.
+    * ``markers``: sink → the newest commit that set its marker according to the receipts. The next outcome has these markers.
     """
 
     initial_offsets: Offsets = field(default_factory=dict)
@@ -77,7 +77,7 @@ class ClosedHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenHead:
-    """A log whose newest version has a plan and no outcome. ``before`` is the head of the versions below it, which are closed and published."""
+    """The head of a log whose newest version has a plan and no outcome. ``before`` is the head before this plan; its versions are closed and published."""
 
     before: ClosedHead
     plan: Plan
@@ -135,7 +135,11 @@ Head: TypeAlias = ClosedHead | OpenHead
 
 
 def without_pending(head: Head) -> ClosedHead:
-    """Return the head without its open version and pending publishes. With it, a run is located that may be complete while another run works."""
+    """
+    Return the head without its open version and pending publishes.
+
+    A reader locates a run with it. With the original head, a complete run would look incomplete while another run has a version open.
+    """
     closed = head.before if isinstance(head, OpenHead) else head
     return replace(closed, has_pending_publishes=False)
 
@@ -143,9 +147,9 @@ def without_pending(head: Head) -> ClosedHead:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogView:
     """
-    The log folded up to one version: the visible files and the totals.
+    The state of the log as of one version, inclusive: the visible files and the totals.
 
-    ``version`` is -1 for an empty log. ``files`` is in order of versions. ``counts`` exclude commits that reprocessing runs replaced.
+    ``version`` is -1 for an empty log. ``files`` is in order of versions. ``counts`` exclude commits that reprocessing runs have replaced.
     """
 
     version: int = -1
@@ -187,9 +191,9 @@ def add_counts(total: Mapping[str, int], more: Mapping[str, int]) -> dict[str, i
 
 def fold(parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since: int = -1) -> LogView:
     """
-    Fold level-1 segments and outcomes into a view. They must be in order of versions and without a hole.
+    Compute a view from level-1 segments and outcomes, which must cover the versions from 0 on, in order.
 
-    :param since: keep only files of versions above this one; the totals always cover the whole log
+    :param since: keep only files of versions above this one; the totals always cover all versions
     :raises LogDamagedError: a version is missing or duplicated (R1)
     """
     version, commits, aborts = -1, 0, 0

@@ -1,1 +1,1 @@
-"""Readers of the committed data of a log: for Spark, for other engines, and for verification."""
+"""Functions that read a log: visible files and rows, waiting records, lag, sensor conditions and verification."""

@@ -1,8 +1,8 @@
 """
-Conditions that sensors wait for. Checking a condition reads the source and the log, and writes nothing.
+Conditions that sensors wait for. A check reads the log and, for most conditions, the source. It writes nothing.
 
-A deferred sensor passes its condition to the triggerer as JSON text. The names in that JSON must never change, because a task that was deferred before an
-upgrade resumes after it.
+A deferred sensor passes its condition to the triggerer as JSON text. The names in that JSON must never change, because a task may be deferred before an
+upgrade and resume after it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from airflow_provider_streamsem.readers.waiting import dry_run, waiting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """
-    The result of one check.
+    The result of one check of a condition.
 
     :param met: whether the condition is met
-    :param seen: the observed values as small JSON, which becomes the sensor's XCom
+    :param seen: the observed values as a JSON object, which becomes the sensor's XCom
     """
 
     met: bool
@@ -42,16 +42,26 @@ class Finding:
 
 
 class Condition(Protocol):
-    """The interface of a condition. All fields are JSON values or a :class:`Pipeline`."""
+    """Protocol of a condition: a dataclass whose fields are JSON values, or a :class:`Pipeline` in the field ``pipeline``."""
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
-        """Check the condition once. Blocks until the store and the source respond. Writes nothing."""
+        """
+        Check the condition once. The method blocks until the store and the source respond, and writes nothing.
+
+        :raises InvalidError: the condition can never be met
+        :raises StreamsemError: the log or the source cannot be read
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetsAvailable:
-    """Met if a run of ``pipeline`` that starts now would find work. The limits of the pipeline determine when few rows are left for a later run."""
+    """
+    Met if a run of ``pipeline`` that starts now would find work.
+
+    With ``limits.min_rows``, a run leaves fewer rows for a later run until ``limits.max_delay_s`` has passed. See
+    :class:`airflow_provider_streamsem.readers.waiting.Waiting`.
+    """
 
     pipeline: Pipeline
 
@@ -64,10 +74,15 @@ class OffsetsAvailable:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCommitted:
     """
-    Met if ``version`` is committed, the run ``run_key`` is complete, or all offsets below ``offsets`` are committed.
+    Met if a version is committed, a run is complete, or offsets are committed. Exactly one of ``version``, ``run_key`` and ``offsets`` is set.
 
-    Exactly one of the three is set. The condition reads the log at ``log``, or the log of ``pipeline``. ``offsets`` may name a partition without the topic id
-    that follows ``@``.
+    A committed version may still have pending publishes to sinks outside the log.
+
+    :param log: URL of the log to read; not used if ``pipeline`` is set
+    :param pipeline: the pipeline whose log is read
+    :param version: the version that must be committed
+    :param run_key: the key of the run that must be complete
+    :param offsets: partition → offset. All offsets below it must be committed. A partition may be named without the topic id that follows ``@``
     """
 
     log: str = ""
@@ -80,8 +95,8 @@ class BatchCommitted:
         """
         Read the log. While the log does not exist, the condition is not met.
 
-        :raises InvalidError: the version was aborted, so it can never be committed; or ``offsets`` names a topic that was deleted and recreated, without its
-            id
+        :raises InvalidError: the version was aborted, so it can never be committed; or ``offsets`` names a topic without its id, although the topic was
+            deleted and recreated
         """
         if self.pipeline is None:
             return self._look(self.log, clock)
@@ -113,7 +128,7 @@ class BatchCommitted:
 
     @staticmethod
     def _of_run(log: CommitLog, head: Head, run_key: str) -> Finding:
-        # An open version of another run is irrelevant here. If the open version belongs to this run, the run pointer leads to it.
+        # Without the open version: one of another run is irrelevant here, and the run's pointer leads to one of this run.
         position = log.locate(run_key, without_pending(head))
         if not isinstance(position, RunComplete):
             return Finding(met=False, seen={"run_key": run_key, "version": head.closed})
@@ -124,7 +139,7 @@ class BatchCommitted:
         named = {name: [p for p in head.next if name in (p, p.partition("@")[0])] for name in upto}
         several = sorted(p for found in named.values() if len(found) > 1 for p in found)
         if several:
-            what = "a topic was deleted and recreated, so its name matches the offsets of several topics: name the topic with its id"
+            what = "the log has offsets of several topics with this name, because the topic was deleted and recreated: name the topic with its id"
             raise InvalidError(what, accepted=several)
         committed = {name: max((head.next[p] for p in found), default=0) for name, found in named.items()}
         return Finding(met=offsets.reached(committed, upto), seen={"version": head.closed, "next": committed})
@@ -137,7 +152,10 @@ def _told(outcome: Outcome) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
     """
-    Met if at most ``max_lag`` items of the source are uncommitted and none of them is older than ``max_age_s`` seconds. A bound of ``None`` is not checked.
+    Met if the log exists, at most ``max_lag`` items of the source are uncommitted, and none of them is older than ``max_age_s`` seconds.
+
+    :param max_lag: maximum number of uncommitted items, inclusive; ``None``: not checked
+    :param max_age_s: maximum age of an uncommitted item in seconds, inclusive; ``None``: not checked
     """
 
     pipeline: Pipeline
@@ -173,10 +191,13 @@ class Freshness:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """
-    Met if the source has lost unread items, will lose some within ``within_s`` seconds, or holds fewer than ``records`` items before the first unread one.
+    Met if unread items of the source have expired, or will expire soon.
 
-    ``None`` disables the second or third check. The third check covers only partitions that have already lost items.
+    The condition is met if the source has lost unread items, or if one of the two bounds below is reached.
 
+    :param within_s: met if unread items expire within this many seconds; ``None``: not checked
+    :param records: met if a partition holds fewer than this many items before its first unread item; ``None``: not checked. Only partitions that have already
+        lost items are checked
     :raises InvalidError: the items of the source do not expire
     """
 
@@ -186,7 +207,9 @@ class Retention:
 
     def __post_init__(self) -> None:
         if not isinstance(self.pipeline.source, Expiring):
-            what = "the items of this source do not expire, so there is no retention to wait for"
+            what = (
+                "the items of this source have no retention, so they never expire, and this sensor would never succeed"
+            )
             raise InvalidError(what, pipeline=self.pipeline.name, source=type(self.pipeline.source).__name__)
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
@@ -211,12 +234,14 @@ class Retention:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNeedsItsTask:
     """
-    Met if a run whose driver is another process is complete, or cannot continue without its task.
+    Met if a task that waits for its submitted driver must resume.
 
-    The run needs its task if it has planned nothing, or if the log has shown no progress for ``patience_s`` seconds. In the second case the driver counts as
-    lost, and ``seen["stalled"]`` is true.
+    The task must resume in three cases: the run is complete; the run has closed no version and has none open; or the log has shown no progress for
+    ``patience_s`` seconds. In the third case the task considers the driver lost, and ``seen["stalled"]`` is true.
 
-    :param since_ms: when the task submitted the driver, in milliseconds. The version may have been open for a long time before that
+    :param run_key: the key of the run
+    :param patience_s: maximum time without progress in the log, in seconds
+    :param since_ms: when the task submitted the driver, in milliseconds since the epoch. The version may have been open for a long time before that
     """
 
     pipeline: Pipeline
@@ -225,7 +250,7 @@ class RunNeedsItsTask:
     since_ms: int = 0
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
-        """Read the log."""
+        """Read the log. The progress is the newest of submission, plan and outcome."""
         with located(self.pipeline) as pipeline:
             log = open_commit_log(pipeline.log, clock=clock)
             record = log.read_pipeline()
@@ -252,17 +277,21 @@ _NAMES: Mapping[str, Any] = {
 
 
 def spec_text(pipeline: Pipeline) -> str:
-    """Return the spec of a pipeline as canonical JSON text, without the transform, which readers do not need."""
+    """Return the spec of a pipeline as canonical JSON text. The transform is left out, because conditions do not need it."""
     return canonical(pipeline.without_transform()).decode()
 
 
 def of_spec_text(text: str) -> Pipeline:
-    """Return the pipeline of a text that :func:`spec_text` produced."""
+    """
+    Return the pipeline of a text that :func:`spec_text` produced.
+
+    :raises InvalidError: this release cannot read the spec
+    """
     return from_json(json.loads(text), where="the pipeline that was passed to the triggerer")
 
 
 def to_text(condition: Condition) -> str:
-    """Return a condition as JSON text. Equal conditions give equal text in every process."""
+    """Return a condition as canonical JSON text. Equal conditions have equal texts."""
     name = next(name for name, cls in _NAMES.items() if type(condition) is cls)
     fields = {f.name: getattr(condition, f.name) for f in dataclasses.fields(condition)}  # type: ignore[arg-type]
     if fields.get("pipeline") is not None:

@@ -1,4 +1,4 @@
-"""Verification of discoveries: ordinals, pages and the search tree of known files (PROTOCOL.md, 9)."""
+"""Checks of the discoveries of a files source: ordinals, pages and the search tree of known files (PROTOCOL.md, 9)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_streamsem.protocol.entries import Discovery, FileKey, Foun
 
 
 class Report(Protocol):
-    """Callback that records one finding: the broken rule, a description, and the key of the object."""
+    """Callback that records a finding: the broken rule, a description, and the key of the object."""
 
     def __call__(self, invariant: str, what: str, *, key: str) -> None: ...  # noqa: D102
 
@@ -23,9 +23,9 @@ class DiscoveryCheck:
     """
     Checks the discoveries of one source.
 
-    :param log: the section of the log that belongs to the source
-    :param prefix: prefix of the source's keys in findings, with a trailing ``/``
-    :param attempt: calls a read and returns its result; reports an error as a finding and returns ``None``
+    :param log: the log, restricted to the keys of the source
+    :param prefix: prefix of the source's keys in the log, with a trailing ``/``
+    :param attempt: calls a function and returns its result; if it raises an error, records a finding and returns ``None``
     :param report: records a finding
     """
 
@@ -38,8 +38,7 @@ class DiscoveryCheck:
         """
         Check all discoveries of the source.
 
-        Ordinals must be consecutive (D6), and no file may have two ordinals (D1). The pages and the search tree must hold exactly the discovered files (D4,
-        D6).
+        Ordinals must be consecutive (D6), and no file may have two ordinals (D1). The search tree must hold exactly the files of the pages (D4).
 
         :param newest: number of the newest discovery
         """
@@ -58,7 +57,7 @@ class DiscoveryCheck:
         if in_tree != sorted(map(known.key, paged)) or any(file.mtime_ns >= last.settled_ns for file in paged):
             self.report(
                 "D4",
-                "the tree of known files and the pages differ, or a file in them is not older than `settled_ns`",
+                "the tree of known files and the pages hold different files, or one of these files is not older than `settled_ns`",
                 key=key,
             )
         self._ordinals(newest, files, pages)
@@ -71,7 +70,7 @@ class DiscoveryCheck:
                 return
             same = [*entry.recent] == files[entry.paged : entry.end] and pages.issuperset(entry.pages)
             if entry.first != expected or entry.end < expected or not same:
-                what = "ordinals of discovered files are not consecutive, or changed"
+                what = "the ordinals of the discovered files are not consecutive, or differ from those of a later discovery"
                 self.report("D6", what, key=self.prefix + keys.discovered(i))
             expected = entry.end
 
@@ -83,7 +82,7 @@ class DiscoveryCheck:
         return found[0] if found else None
 
     def _pages(self, refs: Sequence[PageRef], key: str) -> tuple[list[FoundFile], set[PageRef]]:
-        """Return the files of pages and of their subpages in order, and references to all these pages."""
+        """Return the files of pages and of their child pages in order of ordinals, and references to all these pages."""
         files: list[FoundFile] = []
         pages = set(refs)
         for ref in refs:
@@ -93,7 +92,11 @@ class DiscoveryCheck:
                 files += [*page.files, *below]
                 pages |= more
                 if any(child.level != ref.level - 1 for child in page.pages) or (page.files and ref.level):
-                    self.report("D6", "a page of discovered files has another level than its parent requires", key=key)
+                    self.report(
+                        "D6",
+                        "the level of a page of discovered files is not one below the level of its parent",
+                        key=key,
+                    )
         return files, pages
 
     def _known(self, node: KnownNode) -> list[FileKey]:

@@ -1,4 +1,8 @@
-"""The visible files of a log, for any engine that reads files. The log names the files. Readers never list the data directory."""
+"""
+Lists the visible files of a log, for any engine that reads files.
+
+The outcomes in the log name the files. Readers never list a data directory, because it also contains files of attempts that were discarded.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,14 @@ class CommittedFile:
     """
     A visible file.
 
+    :param version: the version whose commit made the file visible
+    :param sink: name of the sink
     :param path: absolute path, or a URL if the dataset's location is a URL
+    :param format: file format, for example ``parquet``
+    :param bytes: size of the file
+    :param rows: number of rows
     :param partition: partition column → value as text, ``None`` for null. The file contains the partition columns too
+    :param checksum: the checksum that the outcome records
     """
 
     version: int
@@ -43,7 +53,13 @@ class CommittedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """The difference between two versions: files that became visible, and files that reprocessing runs replaced. ``version`` is the later version."""
+    """
+    The difference between the visible files of two versions.
+
+    :param version: the later version
+    :param added: files that are visible at the later version only
+    :param removed: files that are visible at the earlier version only, because a reprocessing run replaced them
+    """
 
     version: int
     added: tuple[CommittedFile, ...]
@@ -53,10 +69,10 @@ class Changes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
     """
-    A version as stored in the log.
+    The stored entries of a version.
 
     :param outcome: ``None`` while the version is open
-    :param receipts: ``None`` if the version has no pending publishes or its receipts are not stored yet
+    :param receipts: ``None`` if the version publishes to no sink outside the log, or if its publishes are still pending
     """
 
     version: int
@@ -68,11 +84,11 @@ class Version:
 @dataclass(slots=True)
 class CommittedLog:
     """
-    A log opened for reading. Its results for a version never change (I7).
+    Lists the visible files, the versions and the quarantined records of a log. The files of a given version never change (I7).
 
     :param log: the commit log
     :param record: the log's ``pipeline.json``
-    :param pipeline: the user's own pipeline, or ``None``. With a pipeline, the reader uses its sinks, otherwise the files datasets that the stored spec names
+    :param pipeline: the user's pipeline, whose sinks the reader uses; ``None``: the reader uses the files sinks of the stored spec
     """
 
     log: CommitLog
@@ -83,7 +99,7 @@ class CommittedLog:
 
     @property
     def head(self) -> int:
-        """The newest closed version, -1 if there is none."""
+        """The newest closed version; -1 if there is none."""
         return self.log.closed_head()
 
     @property
@@ -91,8 +107,8 @@ class CommittedLog:
         """
         The sinks by name.
 
-        Without the user's own pipeline, a sink of any other type than ``files`` is only its ``type``. A stored spec never opens connections and never loads
-        code.
+        Without a pipeline, a sink whose type is not ``files`` is represented by the name of its type. The reader creates no other sink from a stored spec,
+        because that could open connections or load code.
 
         :raises LogDamagedError: the stored spec is not valid
         """
@@ -118,9 +134,9 @@ class CommittedLog:
 
     def dataset(self, name: str) -> Sink:
         """
-        Return a sink whose rows become visible through the log.
+        Return the sink of a dataset, that is, a sink whose rows become visible through the log.
 
-        The method first checks that the dataset's mark names this log, so that a stored spec cannot lead readers to another location.
+        The method first checks that the dataset's mark names this log. So a changed stored spec cannot make readers read another location.
 
         :raises InvalidError: there is no such sink, it publishes outside the log, or another package provides its type and no pipeline was given
         :raises ConflictError: the dataset belongs to another log
@@ -130,10 +146,12 @@ class CommittedLog:
             raise InvalidError("the pipeline has no such sink", given=name, accepted=sorted(self.sinks))
         sink = self.sinks[name]
         if isinstance(sink, str) and not registry.is_built_in("sinks", sink):
-            what = "the type of this sink is not built in, so reading it requires the user's own pipeline"
+            what = (
+                "another package provides the type of this sink, so reading it requires the pipeline: pass the pipeline"
+            )
             raise InvalidError(what, sink=name, type=sink, accepted="PIPELINE.toml, or open_log(…, pipeline=)")
         if isinstance(sink, str) or sink.publishes:
-            what = "this sink's rows are published outside the log: read them from the sink itself"
+            what = "this sink publishes its rows outside the log, so the log has no files of it: read its table, topic or endpoint directly"
             raise InvalidError(what, sink=name, type=sink if isinstance(sink, str) else registry.name_of("sinks", sink))
         if name not in self._owned:
             claim_dataset(name, sink, self.log, self.record, url=self.log.store.url, new=False)
@@ -145,7 +163,13 @@ class CommittedLog:
         return registry.is_built_in("sinks", sink) if isinstance(sink, str) else sink is not None and sink.publishes
 
     def view(self, *, version: int | None = None, since: int | None = None) -> LogView:
-        """Return the log folded at ``version``: the files of versions above ``since``, and totals over all versions up to ``version``."""
+        """
+        Return the visible files of the versions above ``since``, and the totals over all versions, both as of ``version``.
+
+        :param version: as of this version, inclusive; default: the newest closed one
+        :param since: exclusive; default: -1, which means all versions
+        :raises InvalidError: a version is not closed
+        """
         for name, value in (("version", version), ("since", since)):
             if value is not None:
                 integer(name, value, least=-1, most=N - 1)
@@ -155,23 +179,27 @@ class CommittedLog:
         self, *, version: int | None = None, since: int | None = None, sink: str | None = None
     ) -> list[CommittedFile]:
         """
-        Return the visible files in the order of versions.
+        Return the visible files in ascending order of versions.
 
         :param version: as of this version, inclusive; default: the newest closed one
         :param since: only files that became visible in versions *above* this one. For files that a reprocessing run replaced, see :meth:`changes`
         :param sink: only files of this sink; default: of all sinks whose rows become visible through the log
         :raises InvalidError: a version is not closed, there is no such sink, or the sink publishes outside the log
+        :raises ConflictError: a dataset belongs to another log
+        :raises LogDamagedError: an entry of the log or a dataset's mark is missing or damaged
         """
         return self._named(self.view(version=version, since=since), sink)
 
     def changes(self, *, since: int, version: int | None = None, sink: str | None = None) -> Changes:
         """
-        Return the files that a copy of the dataset as of ``since`` must add and remove to match ``version``.
+        Return the files to add to, and to remove from, a copy of the dataset as of ``since``, so that it equals the dataset as of ``version``.
 
-        :param since: the version of the copy
+        :param since: the version of the copy; -1 for an empty copy
         :param version: the target version, inclusive; default: the newest closed one
         :param sink: only files of this sink; default: of all sinks whose rows become visible through the log
-        :raises InvalidError: a version is not closed, or there is no such sink
+        :raises InvalidError: a version is not closed, there is no such sink, or the sink publishes outside the log
+        :raises ConflictError: a dataset belongs to another log
+        :raises LogDamagedError: an entry of the log or a dataset's mark is missing or damaged
         """
         now = self.view(version=version)
         kept = {f.version for f in now.files}
@@ -204,17 +232,21 @@ class CommittedLog:
         ]
 
     def schema(self, sink: str, *, version: int | None = None) -> str | None:
-        """Return the columns of a sink at ``version`` as Spark schema JSON, or ``None`` if the log has recorded no schema for the sink."""
+        """
+        Return the columns of a sink as Spark schema JSON, or ``None`` if the log has recorded no schema for the sink.
+
+        :param version: as of this version; default: the newest closed one
+        """
         found = self.log.outcome(self.head if version is None else version) if self.head >= 0 else None
         return None if found is None else found[0].schemas.get(sink)
 
     def quarantined(self, *, version: int | None = None, since: int | None = None) -> Iterator[dict[str, Any]]:
         """
-        Yield the records that could not be parsed, in the order of versions.
+        Yield the quarantined records, that is, records that the source could not parse, in ascending order of versions.
 
-        Each record has ``raw``, ``encoding``, ``error``, its location in the source (files: ``path``; Kafka: ``topic``, ``partition``, ``offset``) and the
-        ``version`` that quarantined it. ``encoding`` is ``utf-8``, or ``base64`` if the bytes are not UTF-8. For a reprocessed version, the records are those
-        of the reprocessing run.
+        Each record has ``raw``, ``encoding``, ``error``, its position in the source (files: ``path``; Kafka: ``topic``, ``partition``, ``offset``) and the
+        ``version`` that quarantined it. ``encoding`` is that of ``raw``: ``utf-8``, or ``base64`` if the bytes are not valid UTF-8. For a version that was
+        reprocessed, only the records of the newest reprocessing run are yielded, with its version.
 
         :param version: as of this version, inclusive; default: the newest closed one
         :param since: only versions *above* this one. The method reads the outcome of each of these versions
@@ -233,7 +265,12 @@ class CommittedLog:
                 yield from ({**record, "version": outcome.version} for record in lines(key, data))
 
     def versions(self, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Version]:
-        """Yield the versions with their stored plans and outcomes, including an open version."""
+        """
+        Yield the versions with their stored entries, including an open version.
+
+        :param newest_first: the order: descending or ascending versions
+        :param limit: maximum number of versions; default: all
+        """
         head = self.log.find_head()
         newest = head.plan.version if isinstance(head, OpenHead) else head.closed
         numbers = range(newest, -1, -1) if newest_first else range(newest + 1)
@@ -255,14 +292,14 @@ def open_log(log: str | CommitLog, *, pipeline: Pipeline | None = None) -> Commi
     Open a log for reading.
 
     :param log: URL of the log, or an open commit log
-    :param pipeline: the user's own pipeline, whose sinks the reader then uses. Required for sink types that other packages provide
-    :raises InvalidError: the location holds no log
+    :param pipeline: the user's pipeline, whose sinks the reader then uses. Required for sink types that other packages provide
+    :raises InvalidError: there is no log at this location
     """
     opened = log if isinstance(log, CommitLog) else open_commit_log(log)
     record = opened.read_pipeline()
     if record is None:
         raise InvalidError(
-            "there is no log at this location: no pipeline has run with it yet, or the location is wrong",
+            "there is no log at this location: no run of a pipeline has created it yet, or the location is wrong",
             log=opened.store.url,
         )
     return CommittedLog(opened, record, pipeline)

@@ -14,12 +14,13 @@ from airflow_provider_streamsem.readers.files import open_log
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
     """
-    The lag of a pipeline: latest offsets minus committed offsets.
+    The lag of a pipeline: latest offsets of the source minus committed offsets.
 
+    :param pipeline: name of the pipeline
     :param lag: number of items in the source that no committed version covers
     :param unit: unit of ``lag``, for example ``files`` or ``offsets``
-    :param version: the newest closed version, -1 before the first
-    :param last_commit_age_ms: milliseconds since the newest outcome, ``None`` before the first outcome
+    :param version: the newest closed version; -1 before the first
+    :param last_commit_age_ms: milliseconds since the newest outcome, a commit or an abort; ``None`` before the first outcome
     """
 
     pipeline: str
@@ -32,9 +33,10 @@ class Lag:
 @on_its_log
 def lag(pipeline: Pipeline) -> Lag:
     """
-    Compute the lag from the source and the log. Writes nothing.
+    Compute the lag of a pipeline from its source and its log. The function writes nothing.
 
-    :raises InvalidError: there is no log yet
+    :raises InvalidError: there is no log at the pipeline's location
+    :raises StreamsemError: the log or the source cannot be read
     """
     opened = open_log(open_commit_log(pipeline.log))
     head = read_head(pipeline, opened.log)

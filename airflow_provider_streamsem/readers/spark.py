@@ -1,4 +1,4 @@
-"""Reads a dataset as of a version into a Spark DataFrame."""
+"""Returns a dataset as of a version as a Spark DataFrame."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _READ_OPTIONS = {
-    # The session may have other defaults. A missing or corrupt committed file must raise an error.
+    # The session's own settings could make Spark skip a missing or corrupt file. For committed files, Spark must raise an error.
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
     "mapreduce.input.linerecordreader.line.maxlength": str(2**31 - 1),
     "orc.force.positional.evolution": "false",
-    # Without this option, Spark fills a column with its default name, _corrupt_record, with the text of lines.
+    # Otherwise Spark would write the text of corrupt lines into a user's column with Spark's default name, _corrupt_record.
     "columnNameOfCorruptRecord": "__streamsem_corrupt_record",
 }
 _STRICT = {"json": {"mode": "FAILFAST", "maxStringLen": str(2**31 - 1)}}
-"""A line that cannot be read raises an error, and never becomes a row of nulls. Spark's default limit for a JSON string is 20 MB."""
+"""Options per format. A line that cannot be read must raise an error, not become a row of nulls. Spark's default limit for a JSON string is 20 MB."""
 
 
 def read_committed(
@@ -36,14 +36,16 @@ def read_committed(
     """
     Return the visible rows of one sink as a DataFrame.
 
-    The columns are those of the sink's newest schema at ``version``. A column that a file lacks is null.
+    The columns are those of the sink's schema at ``version``. A column that a file does not have is null in its rows.
 
+    :param spark: the session that reads the files
     :param log: URL of the log, or an open log
     :param version: as of this version, inclusive; default: the newest closed one
     :param since: only rows that became visible in versions *above* this one, including rows of reprocessing runs
     :param sink: name of the sink; required if the pipeline has several
-    :raises InvalidError: there is no such log, version or sink, the sink publishes outside the log, or nothing was committed yet, so the columns are unknown
-    :raises LogDamagedError: this Spark cannot parse the recorded schema
+    :raises InvalidError: there is no such log, version or sink, the sink publishes outside the log, or no commit has recorded the columns yet
+    :raises ConflictError: the dataset belongs to another log
+    :raises LogDamagedError: an entry of the log is damaged, the dataset has no mark, or this Spark version cannot parse the recorded schema
     """
     from pyspark.sql.types import StructType
 
@@ -59,14 +61,16 @@ def read_committed(
     stored = opened.schema(name, version=at)
     if stored is None:
         raise InvalidError(
-            "nothing was committed yet, so the columns are not known", log=opened.log.store.url, version=at
+            "no version up to this one has committed rows of the sink, so its columns are not known",
+            log=opened.log.store.url,
+            version=at,
         )
     try:
         schema = StructType.fromJson({"type": "struct", "fields": fields(stored)})
     except StreamsemError:
         raise
     except Exception as error:
-        what = "this Spark cannot parse a recorded schema; the schema was not used"
+        what = "this Spark version cannot parse the recorded schema; no row was read"
         raise LogDamagedError(what, invariant="R6", version=at, sink=name) from error
     if not files:
         return spark.createDataFrame([], schema)

@@ -1,4 +1,4 @@
-"""Verification of a log and its datasets against the protocol: every invariant that can be read, and every visible file."""
+"""Verifies a log and its datasets: every invariant of the protocol that stored objects can show, and every visible file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,14 @@ E = TypeVar("E", bound=Entry)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One contradiction: the broken invariant, a description, the version and the key of the object."""
+    """
+    One violation of the protocol.
+
+    :param invariant: the id of the broken invariant or rule
+    :param what: a description
+    :param version: the version concerned, or ``None``
+    :param key: the key of the object concerned; may be empty
+    """
 
     invariant: str
     what: str
@@ -61,14 +68,15 @@ class Verdict:
     """
     The result of a verification.
 
+    :param log: URL of the log
     :param versions: number of closed versions
     :param commits: number of committed versions
-    :param counts: row counts over all commits, as the outcomes record them
+    :param counts: row counts by name, summed over all commits, as the outcomes record them
     :param files: number of visible files. Files that reprocessing runs replaced are checked too, but not counted
-    :param rows: sink → rows of its visible files, recounted from the files
-    :param orphans: number of files of attempts that lost or died. They are invisible, and vacuum deletes them
-    :param unchecked: sinks whose files and markers were not checked, because only the user's own pipeline defines how to access them
-    :param findings: the contradictions
+    :param rows: sink → number of rows in its visible files, counted from the files
+    :param orphans: number of files of attempts that did not commit. They are invisible, and vacuum deletes them
+    :param unchecked: names of the sinks whose files and markers were not checked, because only the user's pipeline defines how to access them
+    :param findings: the violations
     """
 
     log: str
@@ -89,13 +97,16 @@ class Verdict:
 
 def verify(log: str | CommitLog | CommittedLog | Pipeline, *, files: bool = True) -> Verdict:
     """
-    Check a log from its first version to its head, and every visible file: size, checksum and recounted rows.
+    Verify a log from its first version to its head, and the size, checksum and number of rows of every visible file.
 
-    The verification reads every object once and writes nothing. An open version is not a fault.
+    The verification reads every object, so its time grows with the size of the datasets. It writes nothing. An open version is not a violation.
 
-    :param log: URL of a log, an open log, or the user's own pipeline. Only the pipeline defines how to access sinks outside the log, so their markers are
-        checked only if a pipeline is given. With a pipeline, its datasets are checked even if there is no log
+    :param log: URL of a log, an open log, or the user's pipeline. The markers of sinks outside the log are checked only if a pipeline is given, because only
+        the pipeline defines how to access these sinks. With a pipeline, its datasets are checked even if there is no log
     :param files: ``False`` checks only the log
+    :raises InvalidError: there is no log at the URL
+    :raises LogMovedError: the log was moved to another location
+    :raises UnavailableError: the store does not respond
     """
     if isinstance(log, Pipeline):
         return _verified(log, files=files)
@@ -145,7 +156,7 @@ class _Verification:
             self._files(outcomes)
 
     def _try(self, check: Callable[[], T], *, version: int | None = None) -> T | None:
-        """Return the result of a check. An error becomes a finding, and the verification continues."""
+        """Return the result of a check. If the check raises an error, record it as a finding and return ``None``."""
         try:
             return check()
         except StreamsemError as error:
@@ -162,7 +173,7 @@ class _Verification:
         return self._try(partial(self.opened.log.perform, procedures.read_entry(cls, key)), version=version)
 
     def _versions(self) -> list[tuple[Outcome, str]]:
-        """Check every version in order against the head before it, and return the outcomes."""
+        """Check the versions in ascending order, each against the head before it, and return the outcomes that can be read."""
         log = self.opened.log
         listed = [parsed for parsed in map(keys.parse_entry, log.list_keys(keys.LOG)) if parsed is not None]
         newest = max((version for version, _ in listed), default=-1)
@@ -205,7 +216,11 @@ class _Verification:
         return outcomes
 
     def _receipts(self, head: ClosedHead, newest: int) -> ClosedHead:
-        """Check the receipts of a commit with pending publishes: below the newest version they must exist, and they must belong to this commit."""
+        """
+        Check the receipts of a commit that publishes to sinks outside the log, and return the head with the markers of the receipts.
+
+        Below the newest version, the receipts must exist, and they must belong to this commit.
+        """
         receipts = self._entry(Receipts, keys.receipts(head.closed), head.closed)
         if receipts is not None:
             self._try(partial(head.published, receipts[0]), version=head.closed)
@@ -238,7 +253,7 @@ class _Verification:
                 continue
             at = -1 if found is None else found.version
             if found is not None and at in shas and not found.is_of(at, shas[at]):
-                what = f"the marker of sink {name} was set by another commit of version {at}: the log was restored from an older copy, or has two copies"
+                what = f"the marker of sink {name} names another commit of version {at}: the log was restored from an older copy, or there are two copies of it"
                 self._found("I18", what, version=at)
             if at > max(pending_publishes, default=-1):
                 self._found(
@@ -248,13 +263,13 @@ class _Verification:
                 lost = (
                     "is missing: its table or topic was deleted, renamed or recreated"
                     if found is None
-                    else f"is at version {at}: an older copy was restored"
+                    else f"is at version {at}: an older copy of the table or topic was restored"
                 )
-                what = f"the marker of sink {name} {lost}. Receipts say that version {max(got)} was published"
+                what = f"the marker of sink {name} {lost}. The receipts record that version {max(got)} was published"
                 self._found("I15", what, version=max(got))
 
     def _needs_marker(self, by_version: Mapping[int, Outcome], outcome: Outcome, name: str) -> bool:
-        """Whether a version adds rows to a sink, or replaces rows of its chain that are in the sink (P2, P3)."""
+        """Return whether a version adds rows to a sink, or replaces rows that a version of its reprocessing chain has published to it (P2, P3)."""
         if outcome.sinks[name].files:
             return True
         while outcome.replaces is not None and outcome.replaces.version in by_version:
@@ -293,7 +308,7 @@ class _Verification:
             self._try(partial(invariants.check_i16, pointer[0], plan[0]), version=version)
 
     def _segments(self, outcomes: list[tuple[Outcome, str]]) -> None:
-        """Check that every stored segment equals its fold. A missing segment is not a fault (R5)."""
+        """Check that every stored segment equals the segment that its versions determine. A missing segment is not a violation (R5)."""
         children: dict[int, Segment] = {}
         for index in range(len(outcomes) // segments.WIDTH):
             part = outcomes[index * segments.WIDTH : (index + 1) * segments.WIDTH]
@@ -315,7 +330,7 @@ class _Verification:
             }
 
     def _discoveries(self) -> None:
-        """Check the discoveries of each source."""
+        """Check the discoveries of each files source."""
         found = [key.partition(keys.DISCOVERED) for key in self.opened.log.list_keys(keys.SOURCES)]
         for prefix in sorted({before for before, sep, _ in found if sep}):
             numbers = [keys.parse_newest_first(sep + name) for before, sep, name in found if before == prefix and sep]
@@ -334,7 +349,9 @@ class _Verification:
             rows += data.count(b"\n")
         if rows != outcome.quarantine.rows:
             self._found(
-                "I14", "the number of quarantined records differs from the recorded number", version=outcome.version
+                "I14",
+                "the number of stored quarantined records differs from the recorded number",
+                version=outcome.version,
             )
 
     def _files(self, found_outcomes: list[tuple[Outcome, str]]) -> None:
@@ -359,11 +376,11 @@ class _Verification:
                     self._found("I8", "an outcome names a sink that the spec does not have", version=outcome.version)
                 for file in committable.files if name in sinks else ():
                     if (name, file.key) in named or f"/{outcome.attempt_id}/" not in file.key:
-                        what = "a file is named twice, or is outside the location of its attempt"
+                        what = "the log names a file twice, or a file outside the directory of its attempt"
                         self._found("I8", what, version=outcome.version, key=file.key)
                     named.add((name, file.key))
                     if sinks[name].publishes and outcome.version in self._published:
-                        continue  # published files belong to the table, or to vacuum
+                        continue  # after the publish, the table owns these files or vacuum deletes them
                     check = partial(_file, sinks[name], file, committable.format, outcome.version)
                     rows = self._try(check, version=outcome.version) or 0
                     if outcome.version not in replaced:
@@ -376,9 +393,9 @@ class _Verification:
 
     def _own_sinks(self, *, is_marked: bool) -> dict[str, Sink]:
         """
-        Return the sinks whose locations this log owns. The verification reads no other location, whatever a stored spec names.
+        Return the sinks whose datasets belong to this log. The verification reads no other location, even if a stored spec names one.
 
-        :param is_marked: whether the datasets must have a mark. A first run that died before its first outcome may have left them without one
+        :param is_marked: whether the datasets must have a mark. A first run that ended before its first outcome may have left them without one
         """
         found: dict[str, Sink] = {}
         for name, sink in (self._try(lambda: self.opened.sinks) or {}).items():
@@ -398,20 +415,20 @@ class _Verification:
 
 def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:
     """
-    Check one visible file and return its recounted rows.
+    Check one visible file, and return the number of rows that it contains.
 
-    :raises LogDamagedError: the size, the checksum or the number of rows differs from the log
+    :raises LogDamagedError: the file is missing, or its size, checksum or number of rows differs from the recorded one
     """
     size, checksum = sink.file_identity(file.key, format) or (None, None)
     invariants.check_i6(file, version=version, found_bytes=size, found_checksum=checksum)
     rows = sink.count(file.key, format)
     if rows != file.rows:
-        what = "a visible file has another number of rows than recorded"
+        what = "the number of rows in a visible file differs from the recorded number"
         raise LogDamagedError(what, invariant="I14", key=file.key, rows=rows, recorded=file.rows)
     return rows
 
 
 def _data_keys(sink: Sink) -> Iterator[str]:
-    """Yield the keys that attempts wrote. Other writers of a table may store files below ``data/`` too."""
+    """Yield the keys of files that attempts wrote. A table may have other writers, which store files below ``data/`` too."""
     stats = open_dataset(sink.location).list("data/")
     return (stat.key for stat in stats if keys.attempt_of_data(stat.key) and not stat.key.endswith("/"))

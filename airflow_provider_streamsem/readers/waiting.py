@@ -1,4 +1,4 @@
-"""Finds the records that wait to be read, by planning without writing. Discoveries and other objects that a planner creates stay in memory."""
+"""Determines which records wait to be read. It plans like a run, but keeps every object that the planner creates in memory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ from airflow_provider_streamsem.stores.overlay import OverlayStore
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
     """
-    A log opened with a store that keeps all writes in memory.
+    An open log whose store keeps all writes in memory, with the planner of the source.
 
-    :param is_new: there is no log yet, and ``head`` is where a first run would start
+    :param log: the log
+    :param is_new: whether there is no log yet
+    :param head: the newest version. If ``is_new``, the head at which a first run would start
+    :param planner: the planner of the source
     """
 
     log: CommitLog
@@ -37,9 +40,11 @@ class DryRun:
 
 def dry_run(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> DryRun:
     """
-    Open a located pipeline for planning without writing. The returned planner sends requests to the source when it is called.
+    Open the log and the source of a pipeline for planning without writing. The returned planner sends requests to the source when it is called.
 
-    Opening the log costs a GET, a LIST and one to four more GETs. For a new pipeline, the source is asked for its initial offsets.
+    Opening the log costs a GET, a LIST and one to four more GETs. For a new pipeline, the source also determines its initial offsets.
+
+    :param pipeline: a pipeline with the location of its log
     """
     log = CommitLog(OverlayStore(open_store(pipeline.log)), clock)
     record, source = log.read_pipeline(), pipeline.source
@@ -52,16 +57,19 @@ def dry_run(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> DryRun:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """
-    The work that a run that starts now would find.
+    The work that a run would find if it started now.
 
-    :param is_due: whether the run would find work: a batch, a version that no run closes, a commit with pending publishes, or no log yet
-    :param is_new: there is no log yet; the first run creates it
+    :param pipeline: name of the pipeline
+    :param log: URL of the log
+    :param is_due: whether the run would find work: a batch, an open version without progress, a commit with pending publishes, or no log yet
+    :param is_new: whether there is no log yet. The first run creates it
     :param version: the newest closed version; -1 before the first
-    :param open_version: a version that has a plan and no outcome, or ``None``
-    :param ranges: the ranges of the run's first batch. If the run would continue the work that other runs left, all remaining ranges of that work
-    :param taken: partition → end, exclusive, of the offsets that runs have planned or will read within a drain
-    :param rows: estimated number of records in the first batch after ``taken`` (Kafka: an upper bound)
+    :param open_version: the version that has a plan and no outcome, or ``None``
+    :param ranges: the ranges of the run's first batch. If the run would continue work of other runs, all remaining ranges of that work
+    :param taken: partition → end, exclusive, of the offsets that are claimed: runs have planned them, or a drain will read them
+    :param rows: number of records in the first batch after ``taken``, an estimate (Kafka: an upper bound)
     :param lag: number of items of the source that no commit covers, in ``unit``
+    :param unit: unit of ``lag``, for example ``files`` or ``offsets``
     """
 
     pipeline: str
@@ -77,7 +85,7 @@ class Waiting:
     unit: str
 
     def to_json(self) -> Json:
-        """Return the fields for XCom and events as small JSON. Only partitions with waiting offsets appear in ``ranges``."""
+        """Return the fields as a JSON object for XCom and events, without ``is_due`` and ``taken``."""
         return {name: value for name, value in plain(self).items() if name not in ("is_due", "taken")}
 
 
@@ -85,9 +93,9 @@ def limited(pipeline: Pipeline, *, min_rows: int | None, max_delay_s: int | None
     """
     Return the pipeline with other values for ``limits.min_rows`` and ``limits.max_delay_s``. ``None`` keeps the pipeline's value.
 
-    A delay without a number of rows implies one row.
+    If the result has a delay but no number of rows, its number of rows is 1.
 
-    :raises InvalidError: there is a number of rows but no delay
+    :raises InvalidError: the result has a number of rows but no delay
     """
     rows = pipeline.limits.min_rows if min_rows is None else min_rows
     delay = pipeline.limits.max_delay_s if max_delay_s is None else max_delay_s
@@ -101,8 +109,8 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     """
     Plan the next batch as a run would, and determine whether it is due.
 
-    Offsets that a run has planned, or that are below the frozen target of a drain, are claimed and do not count as waiting. If that run makes no progress in
-    the log for ``limits.max_delay_s``, they are due for another run. Without that limit they are due immediately.
+    Offsets that a run has planned, or that are below the fixed target of a drain, are claimed and do not count as waiting. If that run makes no progress in
+    the log for ``limits.max_delay_s``, another run may continue its work, so they are due. Without that limit they are due immediately.
 
     :raises StreamsemError: any error that a run would raise before it writes, such as :class:`SourceChangedError` for missing records
     """
@@ -113,7 +121,7 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     times = [] if newest is None else [newest.planned_at_ms]
     times += [] if head.outcome is None else [head.outcome.decided_at_ms]
     since_ms = max(times, default=None)
-    # The hint of an open batch knows the source as of `taken`. The outcome before it does not.
+    # The hint in an open plan describes the source at `taken`. The hint in the outcome before it describes an earlier state.
     hint = head.plan.hint if isinstance(head, OpenHead) and head.plan.kind == "batch" else head.hint
     end = dry.planner.poll(hint)
     found = dry.planner.slice(taken, end, limits, hint, on_data_loss=pipeline.on_data_loss)
@@ -139,13 +147,13 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
 
 
 def _newest_plan(dry: DryRun) -> Plan | None:
-    """Return the plan of the newest closed version, or ``None``. Between two batches of a drain, only this plan names the drain's target."""
+    """Return the plan of the newest closed version, or ``None``. Between two batches of a drain, only this plan has the drain's target."""
     found = None if dry.head.outcome is None else dry.log.plan(dry.head.closed)
     return None if found is None else found[0]
 
 
 def _taken(head: Head, newest: Plan | None) -> Offsets:
-    """Return the end offsets, exclusive, up to which runs have planned or will read within the newest drain."""
+    """Return partition → end, exclusive, of the offsets that runs have planned or that the newest drain will read."""
     if newest is None:
         return dict(head.next)
     planned = head.next

@@ -1,4 +1,4 @@
-"""The sensor that waits for a commit."""
+"""The sensor that waits until a version, a run or a range of offsets is committed."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class BatchCommittedSensor(HasPipeline, ConditionSensor):
     """
     Wait until a version, a run or a range of offsets is committed in a pipeline's log.
 
-    The sensor reads the log and never the state of a task. A task that a user marked as success has committed nothing.
+    The sensor reads the log and never the state of a task. If a user marks a task as success, the log contains no commit of it, and the sensor waits.
 
     Exactly one of ``version``, ``run`` and ``offsets`` must be given. While the log does not exist, the sensor waits. If the version was aborted, the sensor
     fails without a retry, because the version can never be committed.
 
-    A run that found nothing new wrote nothing, so a sensor for such a run is never met. Wait for ``offsets`` instead.
+    The log contains nothing of a run that found nothing new, so the sensor waits for such a run until its timeout. Use ``offsets`` instead.
 
     XCom ``return_value``: ``pipeline``, ``log`` and ``version``. For ``version`` and ``run`` also ``counts`` and ``outcome`` (key under the log's root). For
     ``run`` also ``run_key``. For ``offsets`` also ``next``, the next offset to read of each partition.
@@ -42,11 +42,11 @@ class BatchCommittedSensor(HasPipeline, ConditionSensor):
     :param log: URL of the log (templated). Either ``log`` or ``pipeline`` must be given
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
     :param version: wait for this version (templated)
-    :param run: wait for this run (templated): a run key, or ``{"dag_id", "task_id", "run_id", "map_index"}`` of the task that ran it. ``map_index`` is needed
-        only for a mapped task
+    :param run: wait until this run is complete (templated): a run key, or ``{"dag_id": …, "task_id": …, "run_id": …, "map_index": …}`` of the task instance.
+        ``map_index`` is required only for a mapped task
     :param offsets: partition → offset, exclusive (templated). The sensor waits until all lower offsets are committed. Examples: ``{"files": 40}``,
         ``{"orders-0": 1200}``
-    :raises InvalidError: the arguments exclude each other or are incomplete
+    :raises InvalidError: both or neither of ``log`` and ``pipeline`` are given, or not exactly one of ``version``, ``run`` and ``offsets``
     """
 
     template_fields: Sequence[str] = ("log_url", "pipeline_file", "version", "run_of", "offsets")
@@ -63,7 +63,7 @@ class BatchCommittedSensor(HasPipeline, ConditionSensor):
     ) -> None:
         super().__init__(**kwargs)
         if (log is None) == (pipeline is None):
-            raise InvalidError("either log or pipeline must be given", task=self.task_id)
+            raise InvalidError("exactly one of log and pipeline must be given", task=self.task_id)
         if [version, run, offsets].count(None) != 2:
             raise InvalidError("exactly one of version, run and offsets must be given", task=self.task_id)
         self.log_url = log
@@ -75,7 +75,11 @@ class BatchCommittedSensor(HasPipeline, ConditionSensor):
         self.offsets = offsets
 
     def condition(self, context: Any) -> BatchCommitted:
-        """Return the condition with its templates rendered and its values validated."""
+        """
+        Return the condition with its templates rendered and its values validated.
+
+        :raises InvalidError: a rendered value is not valid
+        """
         return BatchCommitted(
             log="" if self.log_url is None else text("log", self.log_url),
             pipeline=self.rendered_pipeline(context) if self.log_url is None else None,

@@ -23,7 +23,7 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
     """
     Abstract base of sensors that wait for a :class:`Condition`.
 
-    XCom ``return_value``: small JSON, the values that the sensor observed when the condition was met. A sensor never writes to the log or the source.
+    XCom ``return_value``: the values that the sensor observed when the condition was met, as small JSON. A sensor never writes to the log or the source.
 
     :param deferrable: wait in the triggerer and release the worker slot. Default: Airflow's ``[operators] default_deferrable``. The worker always checks the
         condition once before it defers. ``poke_interval``, ``timeout``, ``soft_fail``, ``never_fail`` and ``silent_fail`` work as in every Airflow sensor.
@@ -37,11 +37,19 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
         self.deferrable = settings.default_deferrable() if deferrable is None else flag("deferrable", deferrable)
 
     def condition(self, context: Any) -> Condition:
-        """Return the condition with its templates rendered."""
+        """
+        Return the condition with its templates rendered. Subclasses implement this method.
+
+        :raises InvalidError: a rendered value is not valid
+        """
         raise NotImplementedError
 
     def poke(self, context: Any) -> PokeReturnValue:
-        """Check the condition once. A deferrable sensor then defers to the triggerer if the condition is not met."""
+        """
+        Check the condition once. If it is not met, a deferrable sensor defers to the triggerer.
+
+        :raises StreamsemError: the check failed. If a retry cannot help, an ``AirflowFailException`` is raised instead, unless ``soft_fail`` is set
+        """
         with self._mapped():
             condition = self.condition(context)
             finding = asked(condition.check)
@@ -54,7 +62,11 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
         return PokeReturnValue(is_done=finding.met, xcom_value=finding.seen)
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
-        """Return the trigger's result, or raise the error that poking would have raised."""
+        """
+        Return the observed values of the trigger's event.
+
+        :raises StreamsemError: the trigger's check failed; as in :meth:`poke`
+        """
         try:
             with self._mapped():
                 return answer_of(event)
@@ -64,8 +76,7 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
             raise
 
     def _mapped(self) -> AbstractContextManager[None]:
-        # Airflow skips a soft_fail sensor that raises AirflowFailException. A skipped alarm would look as if there were no danger, so the error is raised
-        # unmapped.
+        # Airflow skips a soft_fail sensor that raises AirflowFailException. A skipped alarm would hide the error, so the error is not mapped to that exception.
         return nullcontext() if self.soft_fail else mapped()
 
 
@@ -84,17 +95,17 @@ class PipelineSensor(HasPipeline, ConditionSensor):
 
     def condition_of(self, pipeline: Pipeline) -> Condition:
         """
-        Return the condition for a pipeline.
+        Return the condition for a pipeline. Subclasses implement this method.
 
-        :raises InvalidError: the condition is not possible for this pipeline
+        :raises InvalidError: this pipeline cannot have the condition, for example because its source keeps its items forever
         """
         raise NotImplementedError
 
     def condition(self, context: Any) -> Condition:
-        """Return the condition for the pipeline as rendered for this task."""
+        """Return the condition for the pipeline, with the pipeline's templates rendered."""
         return self.condition_of(self.rendered_pipeline(context))
 
     def _refuse_early(self) -> None:
-        """Validate the pipeline while Airflow parses the DAG, if the pipeline was given as an object."""
+        """If the pipeline was given as an object, validate it while Airflow parses the DAG. A file is validated when the task runs."""
         if self.pipeline is not None:
             self.condition_of(self.pipeline)

@@ -14,18 +14,19 @@ from airflow_provider_streamsem.sensors.condition import PipelineSensor
 
 class FreshnessSensor(PipelineSensor):
     """
-    Wait until the committed data is close enough to the end of the source, for example before a report or to monitor a service level objective.
+    Wait until the lag of the pipeline is within bounds, for example before a report or to monitor a service level objective.
 
     Freshness is measured against the source, not against the clock. If all records are committed, the data is fresh, however long ago the last commit was.
-    While the pipeline has no log, the sensor is not met.
+    While the log does not exist, the sensor waits.
 
-    XCom ``return_value``: ``pipeline``, ``log``, ``version``, ``lag``, ``too_old``, ``unit``, ``last_commit_age_ms``.
+    XCom ``return_value``: ``pipeline``, ``log``, ``version`` (the newest closed version), ``lag`` (number of uncommitted items), ``too_old`` (number of
+    uncommitted items older than ``max_age``), ``unit`` (of both), ``last_commit_age_ms`` (milliseconds since the newest outcome).
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
-    :param max_lag: maximum number of uncommitted items, inclusive. Items are offsets in Kafka and files in a files source
-    :param max_age: maximum age of an uncommitted item, by the Kafka timestamp or the modification time of the file. Integer seconds or a ``timedelta``. At
-        least one of ``max_lag`` and ``max_age`` must be given. If both are given, both must hold
-    :raises InvalidError: neither ``max_lag`` nor ``max_age`` is given
+    :param max_lag: maximum number of uncommitted items, inclusive. Items are offsets in Kafka, files in a files source, and landings in a queue source
+    :param max_age: maximum age of an uncommitted item, by the Kafka timestamp or the modification time of the file. Integer seconds or a ``timedelta``, 1
+        second or more. At least one of ``max_lag`` and ``max_age`` must be given. If both are given, both must hold
+    :raises InvalidError: neither ``max_lag`` nor ``max_age`` is given, or an argument is not valid
     """
 
     def __init__(

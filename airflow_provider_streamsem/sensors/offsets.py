@@ -1,4 +1,4 @@
-"""The sensor that waits for records to read."""
+"""The sensor that waits until the source has unread records for a batch."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from airflow_provider_streamsem.sensors.condition import PipelineSensor
 
 class OffsetsAvailableSensor(PipelineSensor):
     """
-    Wait until a run of the pipeline would find work: at least ``min_rows`` rows, or any row after ``max_delay``.
+    Wait until a run of the pipeline would find work: at least ``min_rows`` unread rows, or any unread row after ``max_delay``.
 
-    The sensor plans the next batch with the planner and the limits of a run, and writes nothing. Offsets that another run has planned or is draining do not
-    count, until that run has made no progress in the log for ``max_delay``.
+    The sensor plans the next batch as a run does, with the same limits, and writes nothing. Offsets that another run has claimed, by its plan or by its
+    drain, do not count. They count again when that run has made no progress in the log for ``max_delay``.
 
-    If the pipeline has no log yet, the sensor is met immediately, because the first run creates the log. It is also met while a commit has pending publishes.
+    If the log does not exist, the sensor is met immediately, because the first run creates the log. It is also met while a commit has pending publishes.
 
-    XCom ``return_value``: ``pipeline``, ``log``, ``is_new``, ``version``, ``open_version``, ``ranges``, ``rows``, ``lag``, ``unit``.
+    XCom ``return_value``: ``pipeline``, ``log``, ``is_new``, ``version``, ``open_version``, ``ranges``, ``rows``, ``lag``, ``unit``. The fields are those of
+    :class:`airflow_provider_streamsem.readers.waiting.Waiting`.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
     :param min_rows: minimum number of rows for a run. The files source estimates rows from bytes; Kafka counts offsets. Default: ``limits.min_rows`` of the
         pipeline, otherwise one row
-    :param max_delay: how long fewer than ``min_rows`` rows wait after the newest outcome, in integer seconds or as a ``timedelta``. Default:
-        ``limits.max_delay_s`` of the pipeline. ``min_rows`` requires one of the two. The limits of the pipeline must not be higher than those of the sensor.
-        Otherwise the run leaves the rows that the sensor found for a later run
-    :raises InvalidError: ``min_rows`` is given without any delay
+    :param max_delay: time after the newest outcome at which fewer than ``min_rows`` rows are enough. Integer seconds or a ``timedelta``, 1 second or more.
+        Default: ``limits.max_delay_s`` of the pipeline. ``min_rows`` requires one of the two. The limits of the pipeline must not be higher than those of
+        the sensor. Otherwise a run that the sensor starts leaves the rows for a later run
+    :raises InvalidError: ``min_rows`` is given, but neither ``max_delay`` nor ``limits.max_delay_s``; or an argument is not valid
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The sensor that detects unread records that retention has removed or is about to remove."""
+"""The sensor that detects unread records that the source's retention has deleted or will delete soon."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from airflow_provider_streamsem.sensors.condition import PipelineSensor
 
 class RetentionSensor(PipelineSensor):
     """
-    Alarm that is met when retention has removed unread records or soon will. Downstream tasks alert an operator or start a larger drain.
+    Wait until the source's retention has deleted unread records or will delete some soon. Downstream tasks then alert an operator or start a larger drain.
 
-    To check once and continue, set ``timeout=0, soft_fail=True``. The task is then skipped while there is no danger.
+    To check once and continue, set ``timeout=0, soft_fail=True``. The task is then skipped if the condition is not met.
 
-    XCom ``return_value``: ``pipeline``, ``log``, ``version``, ``lost``, ``at_risk``, ``spare``, ``unit``.
+    XCom ``return_value``: ``pipeline``, ``log``, ``version`` (the newest closed version), ``lost``, ``at_risk``, ``spare`` and ``unit``. The last four are
+    as in :class:`airflow_provider_streamsem.connectors.contract.Expiry`.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). The records of its source must expire. Sources that keep their items, such
         as files, are refused: while Airflow parses the DAG if ``pipeline`` is a ``Pipeline`` object, otherwise when the task runs
-    :param within: met if the topic's ``retention.ms`` allows Kafka to remove an unread record within this time. Integer seconds or a ``timedelta``
-    :param records: met if a partition holds fewer than this number of records before its first unread offset. Only partitions from which Kafka has already
-        removed records count. For topics with size-based retention. At least one of ``within`` and ``records`` must be given. If both are given, either is
-        sufficient
-    :raises InvalidError: neither ``within`` nor ``records`` is given, or the source keeps its items
+    :param within: met if the topic's ``retention.ms`` allows Kafka to delete an unread record within this time. Integer seconds or a ``timedelta``, 1 second
+        or more
+    :param records: for topics with size-based retention: met if a partition holds fewer than this number of records before its first unread offset. Only
+        partitions from which Kafka has already deleted records count. At least one of ``within`` and ``records`` must be given. If both are given, the
+        sensor is met if either condition is met
+    :raises InvalidError: neither ``within`` nor ``records`` is given, an argument is not valid, or the items of the source do not expire
     """
 
     def __init__(

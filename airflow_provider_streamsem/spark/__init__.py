@@ -1,1 +1,1 @@
-"""The Spark engine. :mod:`airflow_provider_streamsem.engine` defines the engine interface."""
+"""The Spark engine. It implements the interface in :mod:`airflow_provider_streamsem.engine`."""

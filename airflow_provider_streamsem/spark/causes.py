@@ -1,4 +1,4 @@
-"""Shortens Spark exceptions: keeps the first line, drops the query plan."""
+"""Shortens the messages of Spark exceptions to their first line, without the query plan."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 class SparkError(Exception):
-    """The first line of a Spark exception's message. It has the traceback of the Spark exception, which shows the line of the transform."""
+    """A Spark exception with only the first line of its message. The traceback is that of the Spark exception, so it shows the line of the transform."""
 
 
 def short(error: Exception) -> SparkError:
     """
-    Copy a Spark exception without the query plan in its message. The copy is chained in place of the original.
+    Return a copy of a Spark exception without the query plan in its message. Callers chain the copy instead of the original.
 
-    :param error: an analysis error, whose message names columns and functions but contains no values of records
+    :param error: an analysis error. Its message names columns and functions, but contains no values of records
     """
     said = str(error).strip().split("\n")[0]
     return SparkError(f"{type(error).__name__}: {said}").with_traceback(error.__traceback__)
@@ -26,9 +26,9 @@ def short(error: Exception) -> SparkError:
 @contextmanager
 def quiet() -> Iterator[None]:
     """
-    Suppress PySpark's log records of analysis errors while the block runs.
+    Suppress PySpark's log records about analysis errors within the block.
 
-    PySpark logs an analysis error at level ERROR, with the whole query plan, before it raises the error. The raised error contains the same information.
+    Before PySpark raises an analysis error, it logs the error with the whole query plan at level ERROR. The raised error contains the same information.
     """
     from pyspark.logger import PySparkLogger
 

@@ -1,4 +1,9 @@
-"""Deduplication on Spark: selects the records that pass, and writes the layer of their ids. Imports pyspark."""
+"""
+Deduplication on Spark: drops duplicate records, and writes the ids of the others to the deduplication state.
+
+A record *passes* if it has no id, or if its id is new: not in the deduplication state, and not that of another record of the batch that passes. This module
+imports pyspark.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,9 @@ _KINDS = (StringType, IntegralType, DecimalType, DateType, BooleanType, BinaryTy
 _ID = "__streamsem_id"
 _SEEN = "__streamsem_seen_ms"
 _SENT_IDS = 500_000
-"""The largest number of records for which the batch's ids are broadcast to the tasks that read the deduplication state: about 50 MB."""
+"""
+The maximum number of records for which the batch's ids are broadcast to the tasks that read the deduplication state. The broadcast then has about 50 MB.
+"""
 
 
 @dataclass(slots=True)
@@ -28,11 +35,14 @@ class Deduplication:
     """
     Deduplicates the records of one attempt.
 
-    :param location: the log's URL, under which the layers are stored
-    :param now_ms: when the batch was planned, in milliseconds
+    :param session: the session of the attempt
+    :param dedup: the deduplication settings
+    :param location: URL of the log, below which the files of the deduplication state are stored
+    :param now_ms: when the batch was planned, in milliseconds since the epoch
     :param state: the deduplication state before the batch; for reprocessing, before the batch at the root of the chain
-    :param chain: for reprocessing: the states of the chain and of the log's head
     :param keep: persists a DataFrame until the attempt ends
+    :param chain: for reprocessing: the states of the chain and of the log's head
+    :attr counts: row counts by name, after :meth:`passing`
     """
 
     session: SparkSession
@@ -47,7 +57,11 @@ class Deduplication:
     _ids: int = 0
 
     def passing(self, records: DataFrame) -> DataFrame:
-        """Return the records that pass, with unchanged columns. Evaluates the input, and stores the counts in ``counts``."""
+        """
+        Return the records that pass, with unchanged columns. The method evaluates the input, and stores the counts in ``counts``.
+
+        :raises DataError: a key column is missing, or its type is not supported
+        """
         columns = records.columns
         marked = self.keep(records.withColumn(_ID, self._id(records)))
         given = marked.count()
@@ -57,7 +71,7 @@ class Deduplication:
         if seen is None:
             once = once.withColumn(_SEEN, F.lit(None).cast("long"))
         else:
-            # The state may be much larger than the batch. If the batch's ids are broadcast, the state is scanned without a shuffle.
+            # The state may be much larger than the batch. With a broadcast of the batch's ids, Spark scans the state without a shuffle.
             ids = named.select(F.col(_ID).alias(ID))
             asked = seen.join(F.broadcast(ids) if given <= _SENT_IDS else ids, ID, "left_semi")
             last = asked.groupBy(F.col(ID).alias(_ID)).agg(F.max(AT).alias(_SEEN))
@@ -82,7 +96,11 @@ class Deduplication:
         return passed.select(*[quoted(name) for name in columns])
 
     def write_state(self, version: int, attempt_id: str) -> Json:
-        """Write the layer of the ids that passed. Returns the deduplication state after the batch."""
+        """
+        Write the ids of the records that passed, and return the deduplication state after the batch.
+
+        :raises StageError: the number of stored ids differs from the number of ids that passed
+        """
         if not self.dedup.keeps_state or self._passed is None:
             return self.state
         ids = self._passed.where(F.col(_ID).isNotNull()).select(F.col(_ID).alias(ID), F.lit(self.now_ms).alias(AT))
@@ -94,7 +112,7 @@ class Deduplication:
         return self._add_layer(layers, ids, self._ids, version, attempt_id)
 
     def _write_change(self, ids: DataFrame, chain: ChainStates, version: int, attempt_id: str) -> Json:
-        """Apply to the current state what the reprocessing run changes: the ids that pass now and did not before, and the reverse."""
+        """Return the current state with the changes of the reprocessing run: ids that pass now are added, and ids that no longer pass are removed."""
         before = self._passed_by(chain)
         added = self.keep(ids.join(before, ID, "left_anti"))
         removed = self.keep(before.join(ids, ID, "left_anti"))
@@ -110,7 +128,7 @@ class Deduplication:
         return layers_.state_after([], layers, written, self.now_ms)
 
     def _add_layer(self, layers: Sequence[Layer], ids: DataFrame, count: int, version: int, attempt_id: str) -> Json:
-        """Write a layer of ``count`` ids, which absorbs layers that are not larger."""
+        """Write a layer with ``count`` ids and the ids of all layers that are not larger, and return the state with it."""
         kept, older = layers_.split(layers, count)
         rows = count
         if older:
@@ -136,24 +154,24 @@ class Deduplication:
         )
         written = location.collect(version, attempt_id, accepted)
         if not least <= written.rows <= most:
-            what = "the number of stored ids does not match the batch; nothing became visible"
+            what = "the number of stored ids differs from the number of ids that passed; nothing became visible"
             raise StageError(what, version=version, passed=least, expected=most, written=written.rows)
         return written
 
     def _without_later(self, once: DataFrame, chain: ChainStates) -> DataFrame:
-        """Drop records that a version after the reprocessed one let pass, unless the reprocessed version let them pass, too."""
+        """Drop records whose id passed in a version after the reprocessed one, unless it passed in the reprocessed version too."""
         layers = layers_.stored_layers(chain.current)
         if not layers:
             return once
         at = F.col(AT)
         later = self._read(_keys(layers)).where(at > self.now_ms)
-        if self.dedup.ttl_s is not None:  # if the record had passed then, its id would have expired by now
+        if self.dedup.ttl_s is not None:  # later, an id of the reprocessed version would have expired
             later = later.where(at <= self.now_ms + self.dedup.ttl_s * 1000)
         later = later.select(ID).distinct().join(self._passed_by(chain), ID, "left_anti")
         return once.join(later.withColumnRenamed(ID, _ID), _ID, "left_anti")
 
     def _passed_by(self, chain: ChainStates) -> DataFrame:
-        """Return the ids that the chain's newest commit let pass."""
+        """Return the ids that passed in the newest commit of the chain."""
         found = self.session.createDataFrame([], f"{ID} binary")
         for states in chain.commits:
             before, after = map(self._ids_at_plan, states)
@@ -167,7 +185,7 @@ class Deduplication:
         return rows.where(F.col(AT) == self.now_ms).select(ID)
 
     def _seen(self, records: DataFrame) -> DataFrame | None:
-        """Read the stored ids that may equal ids of the records; ``None`` if there are none."""
+        """Return the stored ids that may equal ids of the records; ``None`` if there are none."""
         layers = layers_.layers_of(self.state, self.dedup, self.now_ms) if self.dedup.keeps_state else []
         if not layers:
             return None
@@ -185,17 +203,19 @@ class Deduplication:
         kinds = {f.name: f.dataType for f in records.schema.fields}
         missing = [name for name in self.dedup.keys if name not in kinds]
         if missing:
-            raise DataError("the records lack key columns of dedup", missing=missing, columns=list(kinds))
+            raise DataError(
+                "the records lack key columns of dedup; nothing became visible", missing=missing, columns=list(kinds)
+            )
         odd = [name for name in self.dedup.keys if not isinstance(kinds[name], _KINDS)]
         if odd:
             raise DataError(
-                "dedup does not accept key columns of these types, because equal values may have different text forms",
+                "dedup does not accept key columns of these types, because equal values may have different text forms; nothing became visible",
                 columns=odd,
             )
         some_null = F.lit(False)
         for name in self.dedup.keys:
             some_null = some_null | quoted(name).isNull()
-        # Each value is preceded by its length, so that two different lists of values never give the same bytes.
+        # Each value is preceded by its length, so that different lists of values have different bytes.
         parts = [part for name in self.dedup.keys for part in _counted(quoted(name), kinds[name])]
         return F.when(~some_null, F.substring(F.unhex(F.sha2(F.concat(*parts), 256)), 1, 16))
 
@@ -211,9 +231,9 @@ def _counted(value: Column, kind: DataType) -> list[Column]:
 
 def _text(value: Column, kind: DataType) -> Column:
     """
-    The canonical text of a value, independent of the width of its type: 5, 5.0 and 5.00 are one id.
+    Return the canonical text of a value, which does not depend on the width of its type: 5, 5.0 and 5.00 have one id.
 
-    A cast of a decimal to string depends on the session's settings and on the scale.
+    A decimal is not cast to string, because the result would depend on the session's settings and on the scale.
     """
     if not isinstance(kind, DecimalType):
         return value.cast("string")
@@ -222,5 +242,5 @@ def _text(value: Column, kind: DataType) -> Column:
 
 
 def _bucket(id: Column) -> Column:
-    """The bucket of an id. It is computed from the id's bytes, so that it is the same in every release of Spark."""
+    """Return the bucket of an id. It is computed from the bytes of the id, because Spark's hash function may differ between releases."""
     return F.conv(F.hex(F.substring(id, 1, 1)), 16, 10).cast("int") % BUCKETS

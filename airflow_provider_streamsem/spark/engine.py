@@ -1,8 +1,8 @@
 """
-The Spark engine. One Spark session serves all batches of a process; the first batch that needs it starts it.
+The Spark engine. It stages attempts in a Spark session of this process, which the first attempt starts and all later ones use.
 
-Each batch runs in a clone of the session. The row counts depend on the settings of the clone, which must not leak into the user's session, nor the user's
-settings into the clone. This module imports pyspark only when a session is first requested.
+Each attempt runs in a clone of the session, in which :data:`SETTINGS` replace the user's values. So the settings do not change the user's session. This
+module imports pyspark only when a session is first requested.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ SETTINGS = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # In mode LEGACY, Spark writes dates before 1582 in the Julian calendar and marks the file. Only Spark reads that mark.
+    # In mode LEGACY, Spark writes dates before 1582 in the Julian calendar, and marks the file. Other engines ignore this mark.
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
-    # An empty string is not a number. If the setting is true, Spark reads it as null.
+    # With true, Spark reads an empty string in a numeric column as null instead of as a bad record.
     "spark.sql.legacy.json.allowEmptyString.enabled": "false",
-    # If the setting is true, a quoted name is a regular expression, which may match no column or several.
+    # With true, Spark treats a quoted name as a regular expression, which may match no column or several.
     "spark.sql.parser.quotedRegexColumnNames": "false",
-    # If the setting is true, Spark reads a column as null if the case of its name differs from the schema's.
+    # With true, Spark reads a column as null if the case of its name differs from that in the schema.
     "spark.sql.caseSensitive": "false",
     # With a lower limit, Hadoop skips longer lines without an error.
     "mapreduce.input.linerecordreader.line.maxlength": str(2**31 - 1),
-    # If the setting is true, Spark reads ORC columns by position.
+    # With true, Spark reads ORC columns by position.
     "orc.force.positional.evolution": "false",
-    # By default, Spark starts a job to list more than 32 paths. The planner has listed them already.
+    # By default, Spark starts a job to list files if there are more than 32 paths. This is unnecessary, because the plan names the files.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
-    # Spark 4.1: if a retried shuffle gives different rows, Spark reruns all stages that depend on it, instead of mixing two results.
+    # Since Spark 4.1: if a retry of a shuffle returns different rows, Spark reruns all stages that depend on it, instead of mixing two results.
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
 }
@@ -68,12 +68,12 @@ _REST = re.compile("[/;?]")
 _REFUSAL = re.compile(
     r"(AccessControlException|AccessDeniedException|ParentNotDirectoryException|UnknownStoreException|Mkdirs failed to create)[^\n]{0,200}"
 )
-"""The exceptions that Hadoop's file systems raise where a retry cannot succeed, with the location."""
+"""Matches exceptions of Hadoop's file systems after which a retry cannot succeed, with the location in their message."""
 _TRANSIENT = re.compile(
     r"\b(AWS(ClientIO|ServiceIO|Status500|ServiceThrottled|NoResponse|Bad)\w*Exception|SdkClientException|Socket\w*Exception|ConnectException|"
     r"UnknownHostException|NoRouteToHostException|InterruptedIOException|HttpHostConnectException|ConnectTimeoutException|SSLException)\b"
 )
-"""The exceptions of Hadoop's file systems and of the network after which a retry may succeed."""
+"""Matches exceptions of Hadoop's file systems and of the network after which a retry may succeed."""
 _OF_THE_DATA = ("CAST_INVALID_INPUT", "NUMERIC_VALUE_OUT_OF_RANGE", "DIVIDE_BY_ZERO", "CANNOT_MERGE_SCHEMAS")
 
 
@@ -81,13 +81,14 @@ class SparkEngine:
     """
     Stages batches in a Spark session of this process: classic PySpark in client mode, or Spark Connect.
 
-    :param master: the Spark master. Used only if the process has no Spark session yet; otherwise the engine uses the existing session with its settings
+    :param master: the Spark master, for a session that the engine starts. If the process already has a Spark session, the engine uses that session with its
+        settings
     :param remote: ``sc://host:port`` of a Spark Connect server, instead of a master. All Spark sessions of the process then use Spark Connect
-    :param conf: settings for a session that the engine starts
+    :param conf: Spark settings for a session that the engine starts
     :param packages: ``"auto"``: a session that the engine starts loads the packages that the pipeline needs, from Maven Central or
-        ``spark.jars.repositories``. ``None``: the packages are on Spark's class path, or ``conf`` names them
-    :param logs_to_stdout: let the JVM log to standard output. Airflow shows a task's standard error as errors
-    :raises InvalidError: an argument is not acceptable
+        ``spark.jars.repositories``. ``None``: the packages must be on Spark's class path, or ``conf`` must name them
+    :param logs_to_stdout: whether the JVM logs to standard output, because Airflow shows the standard error of a task as errors
+    :raises InvalidError: an argument is not valid
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class SparkEngine:
         self._adds_packages = packages is not None and arguments.choice("spark_packages", packages, ("auto",)) == "auto"
         if self._adds_packages and remote is not None:
             raise InvalidError(
-                'spark_packages="auto" cannot add packages to a Spark Connect server: start the server with them'
+                'spark_packages="auto" is not valid with Spark Connect, because a client cannot add packages to the server: start the server with them'
             )
         self._logs_to_stdout = logs_to_stdout
         self._cancelled = Event()
@@ -119,12 +120,12 @@ class SparkEngine:
 
     def session(self, needed: Sequence[Package] = ()) -> SparkSession:
         """
-        Return the session of this process. Starts one if there is none, or if its JVM has died.
+        Return the Spark session of this process. If there is none, or if its JVM has ended, start one.
 
-        :param needed: the packages that a new session loads, if this engine adds packages
-        :raises InvalidError: pyspark is not installed; pyspark and pyspark-client have different versions; or only the Spark Connect client is installed and
-            no server is given
-        :raises StageError: Spark did not start
+        :param needed: the packages that a new session loads, if ``packages`` is ``"auto"``
+        :raises InvalidError: pyspark or Java is not installed; pyspark and pyspark-client have different versions; only the Spark Connect client is installed
+            and no server is given; or ``conf`` contains secrets
+        :raises StageError: Spark did not start, or the task was cancelled
         """
         versions.check()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise executors use the first python3 on the PATH
@@ -150,7 +151,7 @@ class SparkEngine:
                 builder = builder.config(key, value)
             if late := [name for name in self._secret if not name.startswith(_HADOOP)]:
                 raise InvalidError(
-                    "Spark settings contain secrets, and process lists show the command line of Spark's JVM; nothing was staged",
+                    "Spark settings contain secrets, which the command line of Spark's JVM would show to all users of the machine; nothing was staged",
                     given=late,
                     accepted="spark-defaults.conf in SPARK_CONF_DIR",
                 )
@@ -187,16 +188,23 @@ class SparkEngine:
                 builder = builder.config(key, value)
             return builder.getOrCreate()
         except Exception as error:
-            # The URL may contain a token, and so may the client's error message.
+            # The URL and the client's error message may contain a token, so neither is shown and the error is not chained.
             server = _REST.split(remote.removeprefix("sc://"))[0]
             raise StageError(
-                "the Spark Connect server opened no session; nothing was staged",
+                "the client could not open a session on the Spark Connect server; nothing was staged",
                 server=server,
                 error=type(error).__name__,
             ) from None
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
-        """Stage one attempt in a clone of the session."""
+        """
+        Stage one attempt in a clone of the session; see :class:`airflow_provider_streamsem.engine.Engine`.
+
+        :raises InvalidError: Spark lacks packages that the pipeline needs, or no session can be started
+        :raises DataError: the files, the transform or the predicate are not valid for the data
+        :raises StoreRefusedError: a store refused a read or write of Spark
+        :raises StageError: Spark failed, or the task was cancelled
+        """
         if job.operators is not None:
             versions.check_state(remote=self._remote is not None)
         needed = packages.needed(job.source, job.sinks, job.dedup, log.store.url)
@@ -222,7 +230,7 @@ class SparkEngine:
             settings |= {n.removeprefix(_HADOOP): value for n, value in self._secret.items() if n.startswith(_HADOOP)}
             telemetry.emit(self._found, user_session)
         else:
-            # A Spark Connect server has its own credentials. It may log the settings of a session, and does not report the URL of its UI.
+            # A Spark Connect server has its own credentials, and may log the settings of a session. So this engine sends it no credentials.
             from airflow_provider_streamsem.spark import remote
 
             inspect = remote
@@ -251,7 +259,7 @@ class SparkEngine:
         """
         Cancel the Spark jobs of the current attempt, and refuse further attempts. The version stays open.
 
-        Call it from a thread other than the staging thread, whose connection to the JVM is blocked until the JVM responds.
+        Another thread than the one that stages must call this method, because the staging thread is blocked until the JVM responds.
         """
         self._cancelled.set()
         interrupt = self._interrupt
@@ -259,7 +267,7 @@ class SparkEngine:
             interrupt()
 
     def _found(self, session: SparkSession) -> telemetry.SparkStarted:
-        """Build the event that names the Spark application. The session is queried once, and only if a listener is registered."""
+        """Return the event that names the Spark application. The result is cached, so that only the first call queries the session."""
         if self._application is None:
             context = session.sparkContext
             self._application = telemetry.SparkStarted(application_id=context.applicationId, ui=context.uiWebUrl or "")
@@ -267,15 +275,15 @@ class SparkEngine:
 
 
 def _java() -> str | None:
-    """The path of the Java executable that Spark's launcher would start; ``None`` if there is none."""
+    """Return the path of the Java executable that Spark's launcher would start; ``None`` if there is none."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which(os.path.join(home, "bin", "java") if home else "java")
 
 
 @contextmanager
 def _stderr_as_stdout() -> Iterator[None]:
-    """Redirect standard error to standard output for processes that are started while the block runs."""
-    # The reader of the pipe may have exited, such as the supervisor of a task that Airflow has given up.
+    """Within the block, redirect the standard error of this process, and of processes that it starts, to standard output."""
+    # The process that reads the pipe may have ended, for example the supervisor of a task that Airflow considers lost.
     with suppress(OSError):
         sys.stderr.flush()
     kept = os.dup(2)
@@ -299,11 +307,13 @@ def engine_of(
 
     :param found: a connection of type ``spark`` (host and port form the master, as in Airflow's Spark provider) or ``spark_connect`` (login: user id,
         password: token)
-    :param conf: further settings, as in :class:`SparkEngine`
-    :raises InvalidError: the connection has no host, or requests cluster deploy mode
+    :param conf: additional Spark settings; see :class:`SparkEngine`
+    :param packages: see :class:`SparkEngine`
+    :param logs_to_stdout: see :class:`SparkEngine`
+    :raises InvalidError: the connection has no host, or requests deploy mode cluster
     """
     if not found.host:
-        raise InvalidError("a spark connection must have a host", conn_id=found.conn_id, conn_type=found.conn_type)
+        raise InvalidError("the Spark connection has no host", conn_id=found.conn_id, conn_type=found.conn_type)
     if found.conn_type == "spark_connect":
         host = found.host if "://" in found.host else f"sc://{found.host}"
         given = {
@@ -316,7 +326,7 @@ def engine_of(
         return SparkEngine(remote=f"{address}/;{';'.join(words)}" if words else address, conf=conf, packages=packages)
     if found.extra.get("deploy-mode") == "cluster":
         raise InvalidError(
-            "the task's process is the Spark driver, so deploy mode cluster is not supported",
+            "the connection requests deploy mode cluster, but the process of the task is the Spark driver",
             conn_id=found.conn_id,
             given="deploy-mode cluster",
             accepted="client",
@@ -335,9 +345,9 @@ def engine_of(
 
 def _s3a_settings() -> dict[str, str]:
     """
-    S3A settings from the environment variables that give boto3 its S3 endpoint and region.
+    Return S3A settings for the S3 endpoint and region that boto3 reads from environment variables.
 
-    They contain no credentials: S3A's own credential chain reads the same variables as boto3.
+    The settings contain no credentials, because S3A reads them from the same variables as boto3.
     """
     settings: dict[str, str] = {}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
@@ -350,7 +360,7 @@ def _s3a_settings() -> dict[str, str]:
 
 
 def _access_settings(given: s3.S3Access) -> dict[str, str]:
-    """S3A settings for the current S3 access. They are set in the attempt's session, so that no command line and no other session contains them."""
+    """Return S3A settings for an S3 access. They contain credentials, so they are set only in the clone in which an attempt runs."""
     settings = {
         "fs.s3a.endpoint": given.endpoint_url,
         "fs.s3a.path.style.access": "true" if given.endpoint_url else None,
@@ -364,20 +374,20 @@ def _access_settings(given: s3.S3Access) -> dict[str, str]:
 
 def _translated(error: Exception, job: Job) -> StreamsemError:
     """
-    Translate a failure inside Spark into an error for the user.
+    Return the error of this package for an exception of Spark.
 
-    The Spark exception is chained and its message is not quoted, because the message may contain values of records. Paths are quoted.
+    The error does not quote the message of the exception, because it may contain values of records. It quotes paths. The caller chains the exception.
     """
     version = job.plan.version
     conditions = list(_conditions(error))
     refusal = next((found[0] for text in _texts(error) if (found := _REFUSAL.search(text))), None)
     if refusal is not None:
-        what = "the store refuses a read or write of Spark; nothing became visible"
+        what = "the store refused a read or write of Spark; nothing became visible"
         return StoreRefusedError(what, version=version, refusal=refusal, **_files(job))
     is_transient = any(_TRANSIENT.search(text) for text in _texts(error))
     for condition, path in conditions:
         if condition.startswith("FAILED_READ_FILE") and is_transient:
-            what = "the store did not answer while Spark read a planned file; nothing became visible"
+            what = "the store did not respond while Spark read a planned file; nothing became visible"
             return StageError(what, version=version, file=_plain(path), condition=condition)
         if condition.startswith("FAILED_READ_FILE"):
             return DataError(
@@ -393,7 +403,7 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
                 what += ". If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
             return StageError(what, version=version, file=file)
         if condition.startswith(_OF_THE_DATA):
-            what = "the transform or the predicate `where` does not fit the data; nothing became visible"
+            what = "Spark could not evaluate the transform or the predicate `where` on the data; nothing became visible"
             return DataError(what, version=version, condition=condition, **_files(job))
     kind = type(error).__name__
     condition = conditions[0][0] if conditions else ""
@@ -406,7 +416,7 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
         "ArithmeticException: long overflow" in text for text in _texts(error)
     ):
         return DataError(
-            "a record in the planned ranges has a timestamp after the year 294246, which Spark cannot read (nanoseconds instead of milliseconds?); "
+            "a record in the planned ranges has a timestamp after the year 294246, which Spark cannot read, perhaps in nanoseconds instead of milliseconds; "
             "nothing became visible",
             version=version,
             ranges=dict(job.plan.ranges),
@@ -425,7 +435,7 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
 
 
 def _files(job: Job) -> dict[str, object]:
-    """The first planned file and the number of planned files, for errors in which Spark does not name a file."""
+    """Return the number of planned files and the first of them, for errors in which Spark does not name a file."""
     if not isinstance(job.source, FilesSource):
         return {}
     return {"files": len(job.pins), "first_file": job.pins[0].path}
@@ -438,7 +448,7 @@ def _plain(uri: str) -> str:
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """The messages of an error and of its causes in the JVM."""
+    """Yield the messages of an error and of its causes in the JVM."""
     yield str(error)
     cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while cause is not None:
@@ -451,7 +461,7 @@ def _texts(error: BaseException) -> Iterator[str]:
 
 
 def _conditions(error: BaseException) -> list[tuple[str, str]]:
-    """``(condition, path)`` of each Spark error in a chain of causes, of the Python error and of its causes in the JVM."""
+    """Return ``(condition, path)`` of an error and of its causes in the JVM, if they are Spark errors. ``path`` may be empty."""
     found: list[tuple[str, str]] = []
     with suppress(Exception):
         condition = error.getCondition()  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 """
-The JVM of a classic Spark session: discards a session whose JVM has died, clones sessions, and reads observations. Imports pyspark.
+Functions that access the JVM of a classic Spark session. They discard a session whose JVM has ended, clone sessions, and read observations.
 
-Only this module and :mod:`airflow_provider_streamsem.connectors.data_files.direct_commit` use non-public names of classic PySpark. They were written against
-Spark 4.0 and 4.1.
+This module imports pyspark. Only this module and :mod:`airflow_provider_streamsem.connectors.data_files.direct_commit` use non-public names of classic PySpark.
+:data:`airflow_provider_streamsem.spark.versions.TESTED` lists the versions of Spark that have them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _PATIENCE_MS = 5_000
 
 def forget_dead_jvm() -> None:
     """
-    Discard a session whose JVM was killed, so that the next session starts a new JVM.
+    Discard a session whose JVM has ended, so that the next session starts a new JVM.
 
-    pyspark never drops the gateway of a killed JVM: ``getOrCreate`` and ``stop`` then fail with a refused connection. This function handles only a JVM that
-    this process launched. It checks the exit status of the JVM's process, and does not infer its death from a slow response.
+    pyspark keeps the gateway of a JVM that has ended, so ``getOrCreate`` and ``stop`` fail with a refused connection. This function handles only a JVM that
+    this process has started. It checks the exit status of the JVM's process, because a JVM that does not respond may still be running.
     """
     jvm_gateway: Any = SparkContext._gateway
     process = getattr(jvm_gateway, "proc", None)
@@ -51,7 +51,7 @@ def forget_dead_jvm() -> None:
 
 
 def contains(session: SparkSession, class_name: str) -> bool:
-    """Whether the driver's JVM can load a class; ``True`` if the check itself fails."""
+    """Return whether the driver's JVM can load a class; ``True`` if the check itself fails."""
     inner: Any = session
     loader = inner._jsparkSession.sharedState().jarClassLoader()
     try:
@@ -65,7 +65,11 @@ def contains(session: SparkSession, class_name: str) -> bool:
 
 @contextmanager
 def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Clone a session, with the same context, tables, views and settings, and apply ``settings`` to the clone. The clone is active while the block runs."""
+    """
+    Yield a clone of a session with the same context, tables, views and settings, to which ``settings`` are added.
+
+    Within the block, the clone is the active session.
+    """
     inner: Any = session
     clone = SparkSession(inner._sc, inner._jsparkSession.cloneSession())
     for key, value in settings.items():
@@ -74,20 +78,20 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
     try:
         yield clone
     finally:
-        with suppress(Exception):  # the JVM may have died in the meantime; the next call starts another
+        with suppress(Exception):  # the JVM may have ended in the meantime; the next attempt starts a new one
             _activate(session)
 
 
 def _activate(session: SparkSession) -> None:
     inner: Any = session
-    # The fully qualified name: py4j searches a short name in every package that pyspark imports, and in every jar.
+    # The fully qualified name, because py4j searches for a short name in every package that pyspark imports, and in every jar.
     getattr(inner._jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(inner._jsparkSession)
     SparkSession._activeSession = session
 
 
 @contextmanager
 def tagged(session: SparkSession, tag: str) -> Iterator[None]:
-    """Tag the jobs that this thread starts while the block runs."""
+    """Add a tag to the Spark jobs that this thread starts within the block."""
     session.sparkContext.addJobTag(tag)
     try:
         yield
@@ -98,29 +102,29 @@ def tagged(session: SparkSession, tag: str) -> Iterator[None]:
 
 def interrupt(session: SparkSession, tag: str) -> None:
     """
-    Cancel the jobs that have a tag. Any thread may call it.
+    Cancel the Spark jobs with a tag. Any thread may call this function.
 
-    It uses the ``SparkContext``, because tags of a ``SparkSession`` are visible only to the thread that set them.
+    The function uses the ``SparkContext``, because tags of a ``SparkSession`` are visible only to the thread that set them.
     """
     session.sparkContext.cancelJobsWithTag(tag)
 
 
 def observe(frame: DataFrame, observation: Observation, *asked: Column) -> DataFrame:
-    """Attach an observation to a DataFrame. It counts the rows wherever they are evaluated; a transform may use them several times."""
+    """Attach an observation to a DataFrame; see :class:`airflow_provider_streamsem.spark.staging.Inspection`."""
     return frame.observe(observation, *asked)
 
 
 def observe_last(frame: DataFrame, observation: Observation, *asked: Column, watched: Observation) -> DataFrame:
-    """Attach an observation that counts the rows handed to a writer. The JVM reports the counts of ``watched`` without a request."""
+    """Attach an observation that counts the rows passed to a writer. Spark's listener bus delivers the counts of ``watched`` too."""
     return frame.observe(observation, *asked)
 
 
 def observed(observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
     """
-    The counts of an observation; ``None`` if the observation never ran.
+    Return the counts of an observation under ``names``; ``None`` if no action has completed the observation.
 
-    ``Observation.get`` blocks forever if the optimizer dropped the node. This function waits only until Spark's listener bus, which delivers the counts, is
-    empty.
+    ``Observation.get`` would block forever if the optimizer has removed the observation's node from the plan. This function waits at most 5 s for Spark's
+    listener bus, which delivers the counts, to become empty.
     """
     inner: Any = observation
     if inner._jo is None:
@@ -134,10 +138,10 @@ def observed(observation: Observation, session: SparkSession, names: Sequence[st
 
 def may_have_run(observation: Observation, session: SparkSession) -> bool:
     """
-    Whether an action may have completed the observation already.
+    Return whether an action may have completed the observation already.
 
-    Spark's listener bus delivers the completion, so this function first waits until the bus is empty. If the bus does not become empty in time, for example
-    because of a slow listener of the user, the completion may still be in it, and the result is ``True``.
+    Spark's listener bus delivers the completion, so this function first waits at most 5 s for the bus to become empty. If it does not, for example because of a
+    slow listener of the user, the completion may still be in the bus, and the result is ``True``.
     """
     inner: Any = observation
     return inner._jo is not None and (not _empty_bus(session) or bool(inner._jo.future().isCompleted()))
@@ -154,10 +158,10 @@ def _empty_bus(session: SparkSession) -> bool:
 
 def reads_input_once(frame: DataFrame) -> bool:
     """
-    Whether the plan is certain to read its whole input exactly once.
+    Return whether the plan is certain to read its whole input exactly once.
 
-    A plan with an exchange is not certain to: a sort samples its input in a separate job, a limit stops early, and a lost shuffle is recomputed. This function
-    inspects the analyzed plan, which exists already. The optimizer may remove nodes from that plan, and adds no exchange.
+    A plan with an exchange is not: a sort samples its input in a separate job, a limit stops early, and Spark recomputes a lost shuffle. This function inspects
+    the analyzed plan, because it exists already. The optimizer may remove nodes from it, but adds no exchange.
     """
     inner: Any = frame
     pending = [inner._jdf.queryExecution().withCachedData()]
@@ -167,6 +171,6 @@ def reads_input_once(frame: DataFrame) -> bool:
         if children.length() > 0 and node.nodeName() not in NARROW_NODES:
             return False
         if node.nodeName() == "InMemoryRelation" or node.subqueries().nonEmpty():
-            return False  # separate plans, which may contain any node
+            return False  # cached relations and subqueries have plans of their own, which may contain any node
         pending += [children.apply(i) for i in range(children.length())]
     return True

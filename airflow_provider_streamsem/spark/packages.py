@@ -1,7 +1,7 @@
 """
-The Spark packages (jars) that a pipeline needs in addition to Spark's own jars. Does not import pyspark.
+The Spark packages (jars) that a pipeline needs in addition to Spark's own jars. This module does not import pyspark.
 
-A package must have the version of the Spark that loads it. So the versions are derived from the installed pyspark.
+A package must match the version of Spark that loads it, so the versions are derived from the installed pyspark.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Package:
     An additional Spark package.
 
     :param coordinates: Maven coordinates for ``spark.jars.packages``, with the placeholders ``{spark}``, ``{scala}`` and ``{hadoop}`` for versions
-    :param contains: name of a class in the package, by which the engine checks whether Spark has the package
+    :param contains: name of a class in the package. The engine tries to load it to check whether Spark has the package
     """
 
     coordinates: str
@@ -42,9 +42,9 @@ _NAMED = {"kafka": KAFKA, "avro": AVRO}
 
 def needed(source: Source, sinks: Mapping[str, Sink], dedup: Dedup | None, log: str) -> list[Package]:
     """
-    The packages that Spark needs to read this source, write these sinks, and read and write the deduplication state.
+    Return the packages that Spark needs to read the source, to write the sinks, and to read and write the deduplication state.
 
-    :param log: URL of the commit log, under which the deduplication state is stored
+    :param log: URL of the commit log, below which the deduplication state is stored
     """
     found = [_NAMED[name] for name in source.spark_packages]
     locations = [
@@ -58,13 +58,13 @@ def needed(source: Source, sinks: Mapping[str, Sink], dedup: Dedup | None, log: 
 
 
 def coordinates(packages: Iterable[Package]) -> str | None:
-    """The value of ``spark.jars.packages`` for the installed pyspark; ``None`` if classic pyspark is not installed."""
+    """Return the value of ``spark.jars.packages`` for the installed pyspark; ``None`` if classic pyspark is not installed."""
     versions = _versions()
     return None if versions is None else ",".join(package.coordinates.format(**versions) for package in packages)
 
 
 def added(conf: Mapping[str, str], packages: Iterable[Package]) -> dict[str, str]:
-    """Add packages to those that ``spark.jars.packages`` in ``conf`` names already. Returns the new settings."""
+    """Return the settings with these packages appended to ``spark.jars.packages``."""
     found = coordinates(packages)
     return {**conf, SETTING: ",".join(part for part in (conf.get(SETTING), found) if part)} if found else dict(conf)
 

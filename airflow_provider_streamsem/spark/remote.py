@@ -1,4 +1,4 @@
-"""Spark Connect sessions: the same functions as :mod:`airflow_provider_streamsem.spark.gateway`, against a Spark Connect server. Imports pyspark."""
+"""The functions of :mod:`airflow_provider_streamsem.spark.gateway` for sessions of a Spark Connect server. This module imports pyspark."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from airflow_provider_streamsem.spark.staging import NARROW_NODES
 
 @contextmanager
 def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Clone a session on its server, with the same views and settings, and apply ``settings`` to the clone. The clone is released after the block."""
+    """
+    Yield a clone of a session with the same views and settings, to which ``settings`` are added.
+
+    The clone is created on the server, and released after the block.
+    """
     inner: Any = session
-    # The server creates a session at its first request, and can clone only an existing session.
+    # The server creates a session at the first request of the client, and can only clone a session that exists.
     session.conf.get("spark.sql.session.timeZone")
     clone: SparkSession = inner.cloneSession()
     for key, value in settings.items():
@@ -27,9 +31,9 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
     try:
         yield clone
     finally:
-        with suppress(Exception):  # the server may have died in the meantime
-            # The client reports completed plans to the server in the background. If the session is closed earlier, the server logs the plans' options,
-            # which may include secrets.
+        with suppress(Exception):  # the server may have ended in the meantime
+            # A background thread of the client tells the server which plans are completed. If the session ends before that, the server logs the options of the
+            # plans, which may contain secrets.
             ExecutePlanResponseReattachableIterator.shutdown()
             inner_clone: Any = clone
             inner_clone.client.release_session()
@@ -37,7 +41,7 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
 
 @contextmanager
 def tagged(session: SparkSession, tag: str) -> Iterator[None]:
-    """Tag the operations that this thread sends to the server while the block runs."""
+    """Add a tag to the operations that this thread sends to the server within the block."""
     session.addTag(tag)
     try:
         yield
@@ -46,16 +50,16 @@ def tagged(session: SparkSession, tag: str) -> Iterator[None]:
 
 
 def interrupt(session: SparkSession, tag: str) -> None:
-    """Interrupt all operations with a tag on the server. Any thread may call it."""
+    """Interrupt all operations with a tag on the server. Any thread may call this function."""
     session.interruptTag(tag)
 
 
 def observe(frame: DataFrame, observation: Observation, *asked: Column) -> DataFrame:
     """
-    Attach an observation to a DataFrame. It counts the rows wherever they are evaluated; a transform may use them several times.
+    Attach an observation to a DataFrame; see :class:`airflow_provider_streamsem.spark.staging.Inspection`.
 
-    pyspark's client fails with a TypeError if a plan contains the same :class:`Observation` twice. So this function attaches the observation by name only.
-    :func:`observe_last` reads its counts from the server's response to the write.
+    pyspark's client raises a TypeError if a plan contains the same :class:`Observation` twice, as the plan of a self-join does. So this function attaches the
+    observation by name only, and :func:`observe_last` reads its counts from the server's response to the write.
     """
     inner: Any = observation
     inner._name, inner._result = SYSTEM_CLOCK.new_id(), {}
@@ -63,13 +67,13 @@ def observe(frame: DataFrame, observation: Observation, *asked: Column) -> DataF
 
 
 def observe_last(frame: DataFrame, observation: Observation, *asked: Column, watched: Observation) -> DataFrame:
-    """Attach an observation that counts the rows handed to a writer. The same execution delivers the counts of ``watched``, which is below it in the plan."""
+    """Attach an observation that counts the rows passed to a writer. The same execution delivers the counts of ``watched``, which is below it in the plan."""
     inner: Any = frame.observe(observation, *asked)
     return type(inner)(_Collecting(inner._plan, watched), inner._session)
 
 
 class _Collecting(CollectMetrics):  # type: ignore[misc]
-    """The top node of a plan. It also receives the counts of an observation further down, which the plan contains by name only."""
+    """The top node of a plan. It also receives the counts of an observation below it, which the plan contains by name only."""
 
     def __init__(self, last: Any, watched: Any) -> None:
         super().__init__(last._child, last._observation, last._exprs)
@@ -81,32 +85,32 @@ class _Collecting(CollectMetrics):  # type: ignore[misc]
 
 
 def may_have_run(observation: Observation, session: SparkSession) -> bool:
-    """Whether an action has completed the observation already."""
+    """Return whether an action has completed the observation already."""
     inner: Any = observation
     return bool(inner._result)
 
 
 def observed(observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
-    """The counts of an observation; ``None`` if the observation never ran."""
+    """Return the counts of an observation under ``names``; ``None`` if no action has completed the observation."""
     inner: Any = observation
     return {name: int(inner._result[name]) for name in names if inner._result.get(name) is not None} or None
 
 
 def reads_input_once(frame: DataFrame) -> bool:
-    """Whether the plan is certain to read its whole input exactly once, according to the server's ``EXPLAIN`` output."""
+    """Return whether the plan is certain to read its whole input exactly once, according to the ``EXPLAIN`` output of the server."""
     inner: Any = frame
     try:
         return is_read_once(inner._explain_string(mode="extended"))
-    except Exception:  # the engine then counts the input in a separate pass
+    except Exception:  # the result is only an optimization: with False, the engine counts the input in a separate pass
         return False
 
 
 def is_read_once(explained: str) -> bool:
     """
-    Whether extended ``EXPLAIN`` output shows a single chain of nodes that read their whole input once, above a relation that is not cached.
+    Return whether extended ``EXPLAIN`` output shows a single chain of nodes that read their whole input once, above a relation that is not cached.
 
-    Each line of the analyzed plan must be the next node of the chain. Any other line, such as a branch, a subquery or a name with a line break, makes the
-    result ``False``.
+    Each line of the analyzed plan must be the next node of the chain. With any other line, such as a branch, a subquery or a name with a line break, the result
+    is ``False``.
     """
     _, _, rest = explained.partition("== Analyzed Logical Plan ==\n")
     analyzed, _, optimized = rest.partition("\n\n== Optimized Logical Plan ==\n")

@@ -1,4 +1,4 @@
-"""Evolves the recorded columns of each sink from batch to batch."""
+"""Merges the recorded columns of a sink with the columns of a new batch (schema evolution)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from airflow_provider_streamsem.protocol.entries import Json
 
 def fields(schema: str) -> list[Json]:
     """
-    Parse a recorded schema. Returns its columns in Spark's JSON form, without metadata.
+    Return the columns of a recorded schema in Spark's JSON form, without metadata.
 
-    :raises LogDamagedError: the schema is not a struct of plain types (R6). Spark would load the class that a user-defined type names or contains pickled
+    :param schema: Spark schema JSON
+    :raises LogDamagedError: the schema is not a struct of plain types (R6). For a user-defined type, Spark would load a class or unpickle an object that the
+        schema names
     """
     try:
         parsed = json.loads(schema)
@@ -23,16 +25,18 @@ def fields(schema: str) -> list[Json]:
     except (ValueError, RecursionError):
         is_plain = False
     if not is_plain:
-        raise LogDamagedError("a recorded schema is not a struct of plain types; it was not used", invariant="R6")
+        raise LogDamagedError(
+            "a recorded schema is not a struct of plain types; nothing was read with it", invariant="R6"
+        )
     found: list[Json] = parsed["fields"]
     return found
 
 
 def _without_metadata(kind: Json) -> Json:
     """
-    Remove the metadata of all fields, on which Spark would act.
+    Return a type without the metadata of its fields.
 
-    The metadata may contain an SQL expression, which Spark evaluates for files without the column, or a length, to which Spark pads strings.
+    Spark acts on metadata. It may contain an SQL expression, which Spark evaluates for files without the column, or a length, to which Spark pads strings.
     """
     if isinstance(kind, list):
         return [_without_metadata(part) for part in kind]
@@ -42,7 +46,7 @@ def _without_metadata(kind: Json) -> Json:
 
 
 def _is_plain(kind: Json) -> bool:
-    """Whether a type consists only of Spark's named types, structs, arrays and maps."""
+    """Return whether a type consists only of Spark's named types, structs, arrays and maps."""
     if not isinstance(kind, dict):
         return isinstance(kind, str)
     if kind.get("type") == "struct":
@@ -56,14 +60,16 @@ def _is_plain(kind: Json) -> bool:
 
 
 def names(schema: str | None) -> list[str]:
-    """Column names of a schema in Spark's JSON form; ``[]`` if no schema was recorded."""
+    """Return the column names of Spark schema JSON; ``[]`` if no schema is recorded."""
     return [] if schema is None else [field["name"] for field in fields(schema)]
 
 
 def evolve(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
     """
-    Merge the recorded schemas with those of a new batch: sink → schema JSON in Spark's form.
+    Merge the recorded schemas with those of a new batch. Return sink → Spark schema JSON.
 
+    :param before: sink → recorded schema
+    :param now: sink → schema of the batch
     :raises DataError: see :func:`folded`
     """
     return {**before, **{sink: folded(sink, before.get(sink), given) for sink, given in now.items()}}
@@ -71,19 +77,20 @@ def evolve(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
 
 def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda column, recorded, wider: True) -> str:
     """
-    Merge the recorded columns of a sink with those of a new batch.
+    Merge the recorded columns of a sink with those of a new batch. Return Spark schema JSON.
 
-    The result has the recorded columns, each with the type that :func:`airflow_provider_streamsem.connectors.columns.types.widened` gives, then the new
-    columns. In files of earlier batches, new columns read as null, and widened columns keep their values.
+    The result has the recorded columns first, with the types that :func:`airflow_provider_streamsem.connectors.columns.types.widened` returns, and then the new
+    columns. In files of earlier batches, new columns are null, and widened columns keep their values.
 
-    :param recorded: the recorded columns as schema JSON in Spark's form; ``None`` before the first batch
+    :param sink: name of the sink, for errors
+    :param recorded: the recorded columns as Spark schema JSON; ``None`` before the first batch
     :param given: the columns of the new batch, in the same form
-    :param grows: refuses the widening of a type that the sink's format does not support
-    :raises DataError: no type holds the recorded and the new values of a column, a recorded column is missing, or a column has a user-defined type
+    :param grows: returns whether the sink's format supports widening a column from one type to another
+    :raises DataError: no type can hold the recorded and the new values of a column, a recorded column is missing, or a column has a user-defined type
     """
     odd = [field["name"] for field in json.loads(given)["fields"] if not _is_plain(field["type"])]
     if odd:
-        what = "columns have user-defined types, which readers of the log do not load. Convert them to plain columns. Nothing became visible"
+        what = "columns have user-defined types, which readers of the log do not load: convert them to plain types in the transform; nothing became visible"
         raise DataError(what, sink=sink, columns=odd)
     now = _without_metadata(json.loads(given))
     if recorded is None:

@@ -1,4 +1,4 @@
-"""Ships a transform to the executors. Imports pyspark."""
+"""Pickles the functions of a transform, so that executors can run them. This module imports pyspark."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _INSTALLED = ("/site-packages/", "/dist-packages/", f"{sys.base_prefix}/lib/", f
 @contextmanager
 def by_value() -> Iterator[None]:
     """
-    Pickle functions of modules that are not installed by value instead of by reference, while the block runs.
+    Within the block, pickle functions of modules that are not installed packages by value instead of by reference.
 
-    An executor cannot import a DAG file, or a package that only the driver can import. Functions of installed modules are pickled by reference, because
-    executors import them.
+    An executor cannot import a DAG file, or a module that only the driver has. Functions of installed packages are pickled by reference, because executors
+    import these packages.
     """
     known = cloudpickle.list_registry_pickle_by_value()
     modules = [
@@ -34,7 +34,7 @@ def by_value() -> Iterator[None]:
 
 
 def _is_only_here(name: str, module: ModuleType) -> bool:
-    """Whether a top-level module was loaded from outside the locations of installed modules. ``__main__`` is always pickled by value."""
+    """Return whether a top-level module is not in a directory of installed packages. ``__main__`` is excluded, because it is always pickled by value."""
     if "." in name or name == "__main__" or name == __name__.split(".")[0] or module.__name__ != name:
         return False
     location = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")

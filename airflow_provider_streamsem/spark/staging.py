@@ -1,7 +1,7 @@
 """
-Stages one attempt on Spark: reads the plan, separates bad records, evaluates the transform once, stages every sink, and counts all rows.
+Stages one attempt on Spark: reads the planned records, separates bad ones, evaluates the transform, writes the files of every sink, and counts all rows.
 
-Imports pyspark.
+This module imports pyspark.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
-from airflow_provider_streamsem.protocol.entries import Json, Quarantine
+from airflow_provider_streamsem.protocol.entries import Committable, Json, Quarantine
 from airflow_provider_streamsem.spark import causes, schema
 from airflow_provider_streamsem.spark.dedup import Deduplication
 from airflow_provider_streamsem.state import LOCATION, State, operator_state, with_operator_state
@@ -40,7 +40,7 @@ logger = telemetry.log_of(__name__)
 
 
 def named(error: AnalysisException) -> dict[str, str]:
-    """The name of the column, table or function that Spark's analysis did not find, as a field of an error; empty if Spark names none."""
+    """Return the name of the column, table or function that Spark's analysis did not find, as a field ``name`` for an error; empty if Spark names none."""
     parameters = dict(error.getMessageParameters() or {})
     name = parameters.get("objectName") or parameters.get("routineName")
     return {} if name is None else {"name": name}
@@ -48,47 +48,55 @@ def named(error: AnalysisException) -> dict[str, str]:
 
 NARROW_NODES = {"Project", "Filter", "CollectMetrics", "Generate", "SubqueryAlias", "View"}
 """
-Nodes of Spark's plans that read their whole input once, in the same stage.
+The nodes of Spark's query plans that read their whole input once, in the same stage.
 
-If a plan has only such nodes above an observation, the observation counts each row once.
+If a query plan has only such nodes above an observation, the observation counts each row once.
 """
 
 
 class Inspection(Protocol):
-    """The functions that :mod:`gateway` (classic PySpark) and :mod:`remote` (Spark Connect) both provide."""
+    """Protocol of the modules :mod:`gateway` (classic PySpark) and :mod:`remote` (Spark Connect)."""
 
     def observe(self, frame: DataFrame, observation: Observation, *asked: Column) -> DataFrame:
-        """Attach an observation to a DataFrame. It counts the rows wherever they are evaluated; a transform may use them several times."""
+        """
+        Attach an observation to a DataFrame. It counts the rows each time that Spark evaluates them.
+
+        :param asked: the aggregates to compute, each with an alias
+        """
         ...
 
     def observe_last(
         self, frame: DataFrame, observation: Observation, *asked: Column, watched: Observation
     ) -> DataFrame:
-        """Attach an observation that counts the rows handed to a writer. The same execution delivers the counts of ``watched``, further down in the plan."""
+        """
+        Attach an observation that counts the rows passed to a writer.
+
+        The execution of the write also delivers the counts of ``watched``, an observation below this one in the plan.
+        """
         ...
 
     def may_have_run(self, observation: Observation, session: SparkSession) -> bool:
-        """Whether an action may have completed the observation already."""
+        """Return whether an action may have completed the observation already."""
         ...
 
     def observed(self, observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
-        """The counts of an observation under these names, as far as it has them; ``None`` if the observation never ran."""
+        """Return name → count for those of ``names`` that the observation has; ``None`` if no action has completed the observation."""
         ...
 
     def reads_input_once(self, frame: DataFrame) -> bool:
-        """Whether the plan is certain to read its whole input exactly once."""
+        """Return whether the plan is certain to read its whole input exactly once."""
         ...
 
 
 _RECORDS_PER_PART = 5_000
-_COLUMNS_A_COUNT = 100  # Spark nests the condition of a count as deep as the count has columns
+_COLUMNS_A_COUNT = 100  # for a count of n columns, Spark nests expressions n levels deep
 _COUNTS = ("read", "bad", "filtered")
 _KEPT = "__streamsem_kept"
 
 
 @dataclass(slots=True)
 class Staging:
-    """Stages one attempt. An instance is used once."""
+    """Stages one attempt. Create a new instance for each attempt."""
 
     session: SparkSession
     inspect: Inspection
@@ -102,16 +110,21 @@ class Staging:
     _micro_batch: MicroBatch | None = None
 
     def run(self) -> Produced:
-        """Stage every sink. The counts are those of the rows that were really read and written."""
+        """
+        Write the files of every sink and the quarantined records, and return what the attempt produced.
+
+        Each record is counted once, even if the transform reads it several times or not at all.
+
+        :raises DataError: the transform, the predicate or the columns are not valid, or there are too many bad records
+        """
         loaded = self.job.source.load(self.session, self.job.pins)
         watched = Observation()
         marked = self._marked(loaded)
         asked = self._asked(loaded, marked)
         if self.job.operators is not None:
             self._micro_batch = self._stateful(self.job.operators)
-            marked = self._keep(
-                marked
-            )  # an observation does not reach into a streaming plan, so the records are counted from the cache
+            # An observation does not count rows in a streaming plan, so the records are counted from the cache.
+            marked = self._keep(marked)
         records = self.inspect.observe(marked, watched, *asked)
         if self.job.dedup is not None:
             self._seen = Deduplication(
@@ -142,27 +155,27 @@ class Staging:
                 name: sink.collect(self.job.plan.version, self.job.attempt_id, self._accepted[name])
                 for name, sink in self.job.sinks.items()
             }
-        bad = counted.get("bad", 0)
-        counts = {
-            "read": counted["read"],
-            "parsed": counted["read"] - bad,
-            "quarantined": bad,
-            "filtered": counted.get("filtered", 0),
-        }
-        counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
-        counts |= {} if self._seen is None else self._seen.counts
-        counts |= {} if self._micro_batch is None else {"late": self._late}
         return Produced(
             sinks=sinks,
             schemas=self._schemas,
-            quarantine=self._quarantine(loaded, bad),
-            counts=counts,
+            quarantine=self._quarantine(loaded, counted.get("bad", 0)),
+            counts=self._counts(counted, sinks),
             handed=handed,
             state=state,
         )
 
+    def _counts(self, counted: Mapping[str, int], sinks: Mapping[str, Committable]) -> dict[str, int]:
+        """Return the counts of the attempt."""
+        bad = counted.get("bad", 0)
+        counts = {"read": counted["read"], "parsed": counted["read"] - bad, "quarantined": bad}
+        counts["filtered"] = counted.get("filtered", 0)
+        counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
+        counts |= {} if self._seen is None else self._seen.counts
+        counts |= {} if self._micro_batch is None else {"late": self._late}
+        return counts
+
     def _remember(self) -> Json:
-        """Write the ids that passed, and read the ids of the operators' state. Returns the state after the batch."""
+        """Write the new ids of the deduplication, read the state of the stateful operators, and return the state after the batch."""
         state = self.job.state
         if self._seen is not None:
             state = self._seen.write_state(self.job.plan.version, self.job.attempt_id)
@@ -190,9 +203,9 @@ class Staging:
 
     def _asked(self, loaded: Loaded, marked: DataFrame) -> list[Column]:
         """
-        The counts to observe on the records.
+        Return the aggregates to observe on the records.
 
-        If records can be bad, the observation counts every column. Spark does not parse a column that nothing uses, and then cannot find bad values in it.
+        If records can be bad, every column is counted, because Spark does not parse a column that the query does not use, and so finds no bad values in it.
         """
         asked = [F.expr("count(1) AS read")]
         if loaded.bad is not None:
@@ -208,18 +221,18 @@ class Staging:
         return asked
 
     def _marked(self, loaded: Loaded) -> DataFrame:
-        """Add the predicate's value as a column. It is evaluated once, so that counting and filtering use the same value."""
+        """Add the value of the predicate `where` as a column, so that counting and filtering use the same value."""
         if self.job.where is None:
             return loaded.frame
         try:
             kept = F.expr(self.job.where)
-            if loaded.bad is not None:  # the values of a bad record have no meaning, and a cast of them may fail
+            if loaded.bad is not None:  # the values of a bad record are undefined, and a cast of them may fail
                 kept = F.when(~loaded.bad, kept)
             marked = loaded.frame.withColumn(_KEPT, F.coalesce(kept, F.lit(False)))
-            marked.schema  # noqa: B018  behind Spark Connect a plan is analysed when its schema is asked for
+            marked.schema  # noqa: B018  with Spark Connect, reading the schema analyzes the plan, which raises AnalysisException
         except AnalysisException as error:
             raise DataError(
-                "the predicate `where` does not fit the source's columns; nothing became visible",
+                "Spark cannot resolve the predicate `where` with the columns of the source; nothing became visible",
                 where=self.job.where,
                 condition=error.getCondition(),
                 **named(error),
@@ -234,7 +247,11 @@ class Staging:
         return good if self._seen is None else self._seen.passing(good)
 
     def _outputs(self, good: DataFrame) -> dict[str, DataFrame]:
-        """Evaluate the transform, and return its DataFrame for each sink. A DataFrame that several sinks share is persisted, so that it is evaluated once."""
+        """
+        Call the transform, and return sink → DataFrame.
+
+        A DataFrame that several sinks use is persisted, so that it is evaluated once.
+        """
         names = list(self.job.sinks)
         if self._micro_batch is not None:
             result = self.job.transform(self._micro_batch.streaming(good))
@@ -255,7 +272,7 @@ class Staging:
             )
         if set(result) != set(names):
             raise DataError(
-                "the transform returned DataFrames for other sinks than the pipeline has; nothing became visible",
+                "the transform must return one DataFrame for each sink of the pipeline; nothing became visible",
                 returned=sorted(result),
                 sinks=sorted(names),
             )
@@ -266,10 +283,9 @@ class Staging:
 
     def _fitted(self, name: str, frame: DataFrame) -> DataFrame:
         """
-        Cast the rows to the columns, order and types that the log has recorded and that the sink's table has. New columns follow the recorded ones.
+        Select and cast the columns, so that their order and types are those that the log records and that the sink's table has. New columns follow.
 
-        The order matters because readers of formats without column names read by position. All files of one dataset have the same types. Columns without a type
-        are left out.
+        The order matters because readers of formats without column names read by position. Columns without a type are left out.
         """
         given = frame.schema.json()
         sink = self.job.sinks[name]
@@ -278,7 +294,7 @@ class Staging:
         self._schemas[name], untyped = column_types.typed(accepted)
         if untyped:
             logger.info(
-                "sink %s: these columns have only null values and no known type, so this batch leaves them out: %s",
+                "sink %s: this batch leaves out columns that contain only nulls and have no type: %s",
                 name,
                 ", ".join(untyped),
             )
@@ -292,7 +308,7 @@ class Staging:
         return self._kept[-1]
 
     def _write(self, name: str, frame: DataFrame, watched: Observation) -> int | None:
-        """Stage one sink. Returns the number of rows that Spark handed to its writer; ``None`` if Spark did not count them."""
+        """Write the files of one sink, and return the number of rows that Spark passed to its writer; ``None`` if Spark did not count them."""
         handed = Observation()
         rows = self.inspect.observe_last(frame, handed, F.expr("count(1) AS rows"), watched=watched)
         self._accepted[name] = self.job.sinks[name].stage(rows, self.job.plan.version, self.job.attempt_id)
@@ -300,16 +316,15 @@ class Staging:
         return None if counted is None else counted["rows"]
 
     def _count(self, marked: DataFrame, asked: list[Column]) -> dict[str, int]:
-        """Count the records in a separate pass. Used if the transform may not have read each record exactly once."""
+        """Count the records in a separate pass, because the transform may not have read each record exactly once."""
         row = marked.agg(*asked).first()
         return {} if row is None else row.asDict()
 
     def _quarantine(self, loaded: Loaded, bad: int) -> Quarantine:
         """
-        Store the bad records in the log's quarantine, in objects of at most 5,000 records.
+        Store the bad records in the log, in objects of at most 5,000 records. If there are any, this method reads the planned records a second time.
 
-        Reading them is a second pass over the same pins, made only if there are bad records.
-
+        :param bad: the number of bad records in the first pass
         :raises DataError: there are more than ``max_quarantined`` bad records, or the two passes found different numbers of them
         """
         most = self.job.max_quarantined
@@ -340,7 +355,7 @@ class Staging:
             stored.append(self._store_part(len(stored), part))
         if rows != bad:
             raise DataError(
-                "two passes over the same range found different numbers of records that cannot be parsed",
+                "two passes over the same records found different numbers of records that cannot be parsed; nothing became visible",
                 version=self.job.plan.version,
                 first=bad,
                 second=rows,

@@ -1,11 +1,11 @@
 """
-Runs the transform of one attempt as one micro-batch of Structured Streaming, over the records of the plan and on the state that an outcome names.
+Runs the transform of one attempt as one micro-batch of Structured Streaming. The input are the planned records and the state of the outcome before.
 
-Spark's ``IncrementalExecution`` plans a micro-batch. Here it gets the batch's records as a streaming relation. It gets the base state, the watermark and the
-number of the batch from the log instead of from a checkpoint directory. Spark's RocksDB store with state checkpoint format 2 writes each state under a unique
-id, and loads the state that the base's ids name. Each attempt has a new run id, so it never uses a store that another attempt has loaded.
+Spark's ``IncrementalExecution`` plans a micro-batch. This module passes it the records of the batch as a streaming relation. The base state, the watermark and
+the batch id come from the log instead of a checkpoint directory. Spark's RocksDB state store with checkpoint format 2 writes each state under a unique id, and
+loads the state with the ids of the base. Each attempt has a new run id, so it never uses a state store that another attempt has loaded.
 
-Imports pyspark, and uses non-public names of classic PySpark 4.1 and newer. ``streamsem doctor-spark`` checks them.
+This module imports pyspark, and uses non-public names of classic PySpark 4.1 and newer.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from airflow_provider_streamsem.state import Operator, OperatorState, State, che
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 SETTINGS = {
-    "spark.sql.adaptive.enabled": "false",  # as in Spark's own micro-batches: the number of state partitions must not change
+    "spark.sql.adaptive.enabled": "false",  # adaptive execution could change the number of state partitions
     "spark.sql.cbo.enabled": "false",
     "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
-    # A commit uploads a snapshot, which shares files with earlier ones. With change logs, a new process would replay all of them.
+    # Each batch uploads a snapshot, which shares files with earlier ones. With change logs, a new process would have to replay all of them.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false",
-    # Spark deletes state files by batch number, which is wrong where two attempts of one batch exist.
+    # Prevents Spark from deleting old state files. It selects them by batch id, and a batch may have several attempts.
     "spark.sql.streaming.minBatchesToRetain": "2000000000",
     "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
 }
@@ -39,13 +39,16 @@ SETTINGS = {
 @dataclass(slots=True)
 class MicroBatch:
     """
-    One micro-batch of one attempt. An instance is used once.
+    One micro-batch of one attempt.
 
-    :param session: the attempt's clone of the session
-    :param location: directory of the log's state files, in Spark's form
-    :param base: the state on which the batch builds; ``None`` for the first batch
-    :param attempt_id: names the root of a new state
-    :param now_ms: processing time of the batch in milliseconds: when it was planned
+    Create a new instance for each attempt, and call :meth:`streaming`, :meth:`result`, :meth:`after` and :meth:`close` in this order.
+
+    :param session: the clone of the session in which the attempt runs
+    :param state: the settings of the state
+    :param location: path of the directory of the state files, for Spark
+    :param base: the state before the batch; ``None`` for the first batch
+    :param attempt_id: id of the attempt; the name of the root directory of a new state
+    :param now_ms: processing time of the batch, which is when it was planned, in milliseconds since the epoch
     """
 
     session: SparkSession
@@ -58,7 +61,11 @@ class MicroBatch:
     _partitions: int = 0
 
     def streaming(self, records: DataFrame) -> DataFrame:
-        """Return the records as a streaming DataFrame."""
+        """
+        Return the records as a streaming DataFrame.
+
+        :raises InvalidError: the number of state partitions differs from that of the base
+        """
         self._configure()
         inner: Any = records
         rows = inner._jdf.queryExecution().toRdd()
@@ -68,8 +75,10 @@ class MicroBatch:
         """
         Plan the micro-batch.
 
-        :returns: the rows of its result, to be read exactly once: each read writes the state
-        :raises DataError: Structured Streaming does not support the transform in the output mode; contains Spark's reason
+        :param streaming: the streaming DataFrame that the transform returned
+        :returns: the rows of the result. The caller must read them exactly once, because each read writes the state
+        :raises InvalidError: the DataFrame is not a streaming one
+        :raises DataError: Structured Streaming does not support the transform in the output mode; the error contains Spark's reason
         """
         from pyspark.errors import AnalysisException
 
@@ -77,7 +86,7 @@ class MicroBatch:
         logical = inner._jdf.queryExecution().analyzed()
         if not logical.isStreaming():
             raise InvalidError(
-                "the transform of a pipeline with state must return a DataFrame that is derived from the streaming DataFrame it gets",
+                "the transform of a pipeline with state must return a streaming DataFrame, derived from the one that it receives; nothing became visible",
                 accepted="df.groupBy(...).count(), for example; no collect(), createDataFrame() or cache()",
             )
         self._mark_batch(logical)
@@ -93,9 +102,10 @@ class MicroBatch:
 
     def after(self) -> tuple[OperatorState, int]:
         """
-        Return the state after the batch, and the number of late rows that Spark dropped. Called after the result was written.
+        Return the state after the batch, and the number of late rows that Spark dropped. Call this method after the rows of the result were written.
 
-        :raises StageError: a task ran twice, so that it is unknown which state belongs to the rows; a new attempt may succeed
+        :raises InvalidError: the operators or watermarks differ from those of the base
+        :raises StageError: Spark repeated a task, so it is unknown which state belongs to the rows. A new attempt may succeed
         """
         (execution,) = self._executions
         operators: dict[int, Operator] = {}
@@ -126,7 +136,7 @@ class MicroBatch:
         return after, late
 
     def close(self) -> None:
-        """Unload the stores of this attempt from the executors. Best effort: correctness does not depend on it."""
+        """Unload the state stores of this attempt from the executors. Best effort: correctness does not depend on it."""
         with suppress(Exception):
             manager = self._jsession.sessionState().streamingQueryManager()
             for execution in self._executions:
@@ -154,12 +164,16 @@ class MicroBatch:
         return bool(loader.loadClass(name).isInstance(node))
 
     def _configure(self) -> None:
-        """Apply the settings of a micro-batch to the attempt's session."""
+        """
+        Apply the settings of a micro-batch to the session of the attempt.
+
+        :raises InvalidError: the number of state partitions differs from that of the base
+        """
         wanted = int(self.session.conf.get("spark.sql.shuffle.partitions") or 200)
         self._partitions = self.state.partitions or wanted if self.base is None else self.base.partitions
         if self.base is not None and self.state.partitions not in (None, self.base.partitions):
             raise InvalidError(
-                "the number of state partitions never changes",
+                "the number of state partitions cannot be changed; nothing became visible",
                 recorded=self.base.partitions,
                 given=self.state.partitions,
             )
@@ -173,7 +187,7 @@ class MicroBatch:
             self.session.conf.set(name, value)
 
     def _execution(self, logical: Any) -> Any:
-        """Build Spark's ``IncrementalExecution`` on the base state."""
+        """Create Spark's ``IncrementalExecution`` with the base state."""
         modes = self._jvm("org.apache.spark.sql.streaming.OutputMode")
         mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[self.state.output_mode]()
         checker = self._jvm("org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker")
@@ -195,7 +209,7 @@ class MicroBatch:
         return execution(*given)
 
     def _base_ids(self) -> Any:
-        """The ids of the base as Spark's map: operator id → ids of each partition."""
+        """Return the ids of the base as Scala's map: operator id → ids of each partition."""
         found = self._jvm("scala.collection.mutable.HashMap")()
         inner: Any = self.session
         text = self._jvm("java.lang.String")
@@ -208,8 +222,12 @@ class MicroBatch:
         return found
 
     def _ids(self, node: Any, number: int) -> tuple[tuple[str, ...], ...]:
-        """The unique ids that the batch's tasks reported for one operator, one for each partition. Each task must have built on the base's ids."""
-        # Spark's getStateStoreCheckpointInfo keeps one report for each partition, so it hides that a task ran twice.
+        """
+        Return the unique ids that the tasks of the batch reported for one operator, in the order of the partitions.
+
+        :raises StageError: a task ran more than once, did not report, or did not use the ids of the base
+        """
+        # Spark's getStateStoreCheckpointInfo keeps one report for each partition, so it does not show that a task ran twice.
         reports = node.checkpointInfoAccumulator().value()
         infos = [reports.get(index) for index in range(reports.size())]
         ids = {info.partitionId(): _texts(info.stateStoreCkptId()) for info in infos}
@@ -227,7 +245,7 @@ class MicroBatch:
         return tuple(ids[partition] for partition in range(self._partitions))
 
     def _mark_batch(self, logical: Any) -> None:
-        """Create an empty file with the name of the batch's offsets beside the state: the planning of ``transformWithState`` looks for it."""
+        """Create an empty file with the name that Spark's offset log would have for this batch, because planning ``transformWithState`` checks for it."""
         if not any("TransformWithState" in node.nodeName() for node in _nodes(logical)):
             return
         path = self._jvm("org.apache.hadoop.fs.Path")(f"{self.location}/{self._root}/offsets/{self._number}")
@@ -235,7 +253,7 @@ class MicroBatch:
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
-    """Yield the nodes of a plan, parents before children."""
+    """Yield the nodes of a query plan, parents before children."""
     pending = [plan]
     while pending:
         node = pending.pop()
@@ -245,7 +263,7 @@ def _nodes(plan: Any) -> Iterator[Any]:
 
 
 def _texts(option: Any) -> tuple[str, ...]:
-    """Return the texts of Spark's optional array; empty if there is none."""
+    """Return the elements of a Scala ``Option`` of an array; empty for ``None``."""
     if option.isEmpty():
         return ()
     array = option.get()

@@ -1,4 +1,4 @@
-"""Checks the installed Spark: pyspark and pyspark-client must have the same version. Imports neither."""
+"""Checks that pyspark and pyspark-client are installed in the same version. This module imports neither."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TESTED = ("4.0", "4.1", "4.2")
 
 
 def installed() -> dict[str, str]:
-    """The installed distributions among ``pyspark`` and ``pyspark-client``: distribution → version."""
+    """Return distribution → version of ``pyspark`` and ``pyspark-client``, if they are installed."""
     found = {}
     for name in ("pyspark", "pyspark-client"):
         try:
@@ -22,34 +22,37 @@ def installed() -> dict[str, str]:
 
 
 KEEPS_STATE = ("4.1", "4.2")
-"""The minor versions of Spark on which pipelines with state were tested. 4.0 lacks the state checkpoint format that names each state by unique ids."""
+"""The minor versions of Spark that support pipelines with state. Spark 4.0 lacks the state checkpoint format 2, which stores each state under a unique id."""
 
 
 def check_state(*, remote: bool) -> None:
     """
-    Refuse Spark Connect, and versions of Spark on which state was not tested.
+    Check that the installed Spark supports pipelines with state.
 
-    :raises InvalidError: names what is supported
+    :param remote: whether the engine uses Spark Connect
+    :raises InvalidError: the engine uses Spark Connect, or the version of Spark does not support state
     """
     version = installed().get("pyspark", "")
     if remote or not version.startswith(tuple(f"{minor}." for minor in KEEPS_STATE)):
         raise InvalidError(
-            "a pipeline with state does not run on this Spark; nothing was staged",
+            "the installed Spark does not support pipelines with state; nothing was staged",
             given="Spark Connect" if remote else f"Spark {version}",
-            accepted=f"classic Spark {' or '.join(KEEPS_STATE)}; Dedup works on every Spark",
+            accepted=f"classic Spark {' or '.join(KEEPS_STATE)}; Dedup requires neither",
         )
 
 
 def check() -> None:
     """
-    Refuse two versions of Spark in one environment. Both distributions install the package ``pyspark``, so each overwrites files of the other.
+    Check that pyspark and pyspark-client, if both are installed, have the same version.
 
-    :raises InvalidError: the versions differ; the error names both, and what to install
+    Both distributions install the package ``pyspark``. If their versions differ, the environment has a mixture of their files.
+
+    :raises InvalidError: the versions differ
     """
     found = installed()
     if len(set(found.values())) > 1:
         raise InvalidError(
-            "pyspark and pyspark-client are installed in different versions, and each overwrites files of the other; nothing was staged",
+            "pyspark and pyspark-client are installed in different versions, and both install files of the package pyspark; nothing was staged",
             **{name.replace("-", "_"): version for name, version in found.items()},
             accepted="one version of both: pip uninstall -y pyspark pyspark-client, then pip install 'airflow-provider-streamsem[spark]' "
             "(or the extra spark40 or spark42)",

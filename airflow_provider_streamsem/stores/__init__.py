@@ -1,1 +1,1 @@
-"""Stores: bytes under keys with atomic create-if-absent. Each module implements one store. :mod:`contract` defines the guarantees of a store."""
+"""Stores hold objects, each with bytes under a key, and create them atomically if absent. :mod:`contract` defines the interface of a store."""

@@ -1,4 +1,4 @@
-"""Reads AWS credentials and endpoints from an Airflow connection of type ``aws``, in the format of Airflow's Amazon provider."""
+"""Reads AWS credentials and endpoints from an Airflow connection of type ``aws``, whose format is that of Airflow's Amazon provider."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _NEEDS_A_PROVIDER = ("role_arn", "assume_role_method", "credential_source", "con
 
 def access_of(conn_id: str, *, service: str) -> S3Access:
     """
-    Read S3 or SQS access from an Airflow connection.
+    Return the access to an AWS service that an Airflow connection configures.
 
-    Uses login and password, and ``aws_access_key_id``, ``aws_secret_access_key``, ``aws_session_token``, ``profile_name``, ``region_name`` and ``endpoint_url``
-    of the extra. Values that the connection does not set are ``None``.
+    The function reads login, password, and ``aws_access_key_id``, ``aws_secret_access_key``, ``aws_session_token``, ``profile_name``, ``region_name`` and
+    ``endpoint_url`` of the extra. Values that the connection does not set are ``None``.
 
+    :param conn_id: id of the connection
     :param service: name of the service, such as ``s3`` or ``sqs``. Its ``endpoint_url`` in ``service_config`` takes precedence over the general one
     :raises InvalidError: the connection does not exist, is not of type ``aws``, or uses an unsupported kind of credentials
     """
@@ -27,7 +28,7 @@ def access_of(conn_id: str, *, service: str) -> S3Access:
     refused = [name for name in _NEEDS_A_PROVIDER if aws.extra.get(name)]
     if refused:
         raise InvalidError(
-            "the AWS connection has settings that this package does not support",
+            "the connection has settings of Airflow's Amazon provider that this package does not support",
             conn_id=conn_id,
             given=refused,
             accepted="login and password, or profile_name: a profile of the worker's AWS configuration may assume the role",

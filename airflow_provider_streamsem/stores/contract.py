@@ -1,4 +1,4 @@
-"""The interface of a store, and functions that open a store from a URL."""
+"""The interface of a store, and functions for the URLs of stores."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from airflow_provider_streamsem.protocol import keys
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStat:
     """
-    An object as returned by a listing.
+    The metadata of an object.
 
     :param key: key relative to the store's root, with ``/`` between path segments
     :param bytes: size in bytes
     :param etag: the store's identifier of the content; ``""`` if the store has none
-    :param mtime_ns: time of the last write in nanoseconds UTC; object stores have a resolution of one second
+    :param mtime_ns: time of the last write, in nanoseconds since the epoch (UTC). In S3, the resolution is one second. 0 if the store has none
     """
 
     key: str
@@ -32,24 +32,27 @@ class ObjectStat:
 
 class UnknownAnswerError(UnavailableError):
     """
-    The store did not report whether a request was applied.
+    The store did not report the result of a request, so whether the request was applied is unknown.
 
-    The commit log sends the same request again. For other callers this is a retryable error.
+    The commit log sends the same request again. For other callers, this is a retryable error.
     """
 
     def __init__(self, key: str, **facts: object) -> None:
-        super().__init__("the store gave no clear answer to a request", key=key, **facts)
+        super().__init__(
+            "the store did not report the result of a request; whether it was applied is unknown", key=key, **facts
+        )
 
 
 class Store(Protocol):
     """
-    Bytes under keys.
+    Protocol of a store. It holds objects, each with bytes under a key.
 
-    * Of concurrent :meth:`create` calls for one key, at most one returns ``True``. Every later :meth:`read` returns the complete bytes of that call.
-    * ``True`` and ``False`` are final. If the store cannot know (409, 5xx, timeout), it raises :class:`UnknownAnswerError` and does not retry.
+    * If several processes call :meth:`create` for one key, at most one call returns ``True``. Every later :meth:`read` returns the complete bytes of that call.
+    * The results ``True`` and ``False`` are final. If the result of a request is unknown (409, 5xx, timeout), the method raises :class:`UnknownAnswerError`
+      and does not retry.
     * :meth:`list` returns keys in the order of their UTF-8 bytes. A listing may lag behind writes. :meth:`read` must not.
 
-    :raises UnknownAnswerError: from any method. The commit log sends the same request again
+    :raises UnknownAnswerError: from any method: whether the request was applied is unknown. The commit log sends it again
     :raises StoreRefusedError: from any method: no permission, read-only, no space, no such bucket. The request was not applied
     """
 
@@ -57,7 +60,9 @@ class Store(Protocol):
 
     def create(self, key: str, data: bytes) -> bool:
         """
-        Write ``data`` under ``key`` if the key is absent. Returns ``False`` if an object already exists, possibly from an earlier send of the same request.
+        Write ``data`` under ``key`` if the key is absent, and return ``True``.
+
+        Return ``False`` if the key exists. The existing object may come from an earlier try of the same request.
         """
         ...
 
@@ -66,35 +71,42 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Return at most ``limit`` objects whose key starts with ``prefix`` and sorts after ``start_after`` (exclusive), in order of their keys."""
+        """
+        Yield the objects whose key starts with ``prefix``, in ascending order of the keys.
+
+        :param limit: maximum number of objects; default: all
+        :param start_after: only keys that sort after this one (exclusive)
+        """
         ...
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Return the size and identity of an object, or ``None`` if it does not exist."""
+        """Return the metadata of an object, or ``None`` if it does not exist."""
         ...
 
     def delete(self, key: str) -> None:
-        """Delete an object. Does nothing if it does not exist. Only vacuum calls this method, and the store probe for its own objects."""
+        """Delete an object if it exists. Only vacuum and the store probe call this method."""
         ...
 
 
 def checked_key(key: str) -> str:
     """
-    Return the key if it names an object below the store's root.
+    Return the key, after checking that it names an object below the store's root.
 
-    :raises InvalidError: the key is empty or absolute, or one of its path segments is empty, ``.`` or ``..``
+    :raises InvalidError: the key is empty or absolute, contains NUL, or one of its path segments is empty, ``.`` or ``..``
     """
     if not keys.is_relative(key):
-        raise InvalidError("a key must be relative, without empty parts, '.' and '..'", key=key)
+        raise InvalidError(
+            "a key must be a relative path without NUL and without the segments '', '.' and '..'", key=key
+        )
     return key
 
 
 def open_store(url: str) -> Store:
     """
-    Open the store of a URL. Sends no request.
+    Open the store of a URL. The function sends no request.
 
     :param url: ``s3://bucket/prefix``, ``memory://name``, ``file:///path`` or an absolute path
-    :raises InvalidError: the scheme is unknown, the path is relative, or the URL contains credentials
+    :raises InvalidError: the URL is not valid; see :func:`split_url`
     """
     if not isinstance(url, str) or not url.strip():
         raise InvalidError(
@@ -107,7 +119,7 @@ def open_store(url: str) -> Store:
 
 
 def normalised(url: str) -> str:
-    """Return the canonical form of a location: ``scheme://…`` without a trailing slash, or an absolute path for ``file``."""
+    """Return the canonical form of a location: ``scheme://…`` without a trailing slash; for a file system, the absolute path."""
     scheme, rest = split_url(url)
     return rest if scheme == "file" else f"{scheme}://{rest}"
 
@@ -122,7 +134,11 @@ def lineage_name(url: str) -> tuple[str, str]:
 
 
 def spark_path(location: str, key: str = "") -> str:
-    """Return a path for Spark's readers: glob characters escaped, and ``s3`` replaced with ``s3a``."""
+    """
+    Return the path of a location, or of a key below it, for Spark's readers.
+
+    Glob characters are escaped, and the scheme ``s3`` is replaced with ``s3a``.
+    """
     scheme, rest = split_url(location)
     whole = "/".join(filter(None, [f"s3a://{rest}" if scheme == "s3" else rest, key]))
     return "".join("\\" + c if c in "\\*?[]{}^" else c for c in whole)
@@ -130,9 +146,9 @@ def spark_path(location: str, key: str = "") -> str:
 
 def split_url(url: str) -> tuple[str, str]:
     """
-    Split a location into its scheme and the rest. An absolute path has the scheme ``file``.
+    Return the scheme of a location and the rest of it. The scheme of an absolute path is ``file``.
 
-    :raises InvalidError: the scheme is unknown, or the location contains credentials, a query or a fragment, or has no path or bucket
+    :raises InvalidError: the location is a relative path, its scheme is unknown, it contains credentials, a query or a fragment, or it has no path or bucket
     """
     if os.path.isabs(url):
         return "file", os.path.normpath(url)
@@ -142,22 +158,22 @@ def split_url(url: str) -> tuple[str, str]:
         raise InvalidError("a location must be an absolute path or a URL", given=url.split("?")[0]) from error
     if not registry.knows("stores", parts.scheme):
         raise InvalidError(
-            "a location must be an absolute path or a URL of a known scheme",
+            "a location must be an absolute path or a URL with a supported scheme",
             given=f"{parts.scheme}:…" if parts.scheme else url.split("?")[0],
             accepted=registry.names("stores"),
         )
     if "@" in parts.netloc:
         raise InvalidError(
-            "a location must not hold credentials; give them to the process instead",
+            "a location must not contain credentials: set them as environment variables or in a connection",
             given=f"{parts.scheme}://…@{parts.netloc.split('@')[-1]}",
         )
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-            raise InvalidError("a file URL must hold an absolute path", given=url, accepted="file:///path")
+            raise InvalidError("a file URL must contain an absolute path", given=url, accepted="file:///path")
         return "file", os.path.normpath(unquote(parts.path))
     if not parts.netloc or parts.query or parts.fragment:
         raise InvalidError(
-            "a location must have a bucket or name, and no query",
+            "a location must have a bucket or a name, and no query or fragment",
             given=f"{parts.scheme}://{parts.netloc}{parts.path}",
             accepted="s3://bucket/prefix",
         )

@@ -1,4 +1,4 @@
-"""Datasets: stores for data files. Spark writes to them by path, and readers can read an object in ranges."""
+"""Datasets: stores for data files. Spark writes to them by path, and readers can read byte ranges of an object."""
 
 from __future__ import annotations
 
@@ -21,36 +21,41 @@ _BLOCK_BYTES = 8 << 20
 
 
 class Dataset(Store, Protocol):
-    """A store with the additional operations that data files require."""
+    """Protocol of a store with the additional operations that data files require."""
 
     def engine_path(self, key: str) -> str:
         """Return the path of a key for Spark's writer."""
         ...
 
     def open(self, stat: ObjectStat) -> BinaryIO:
-        """Open an object for random access. The object must not change while it is open."""
+        """Open an object for reading with random access. The object must not change while it is open."""
         ...
 
     def directories(self, prefix: str) -> list[str]:
-        """Return the names directly below ``prefix`` (which ends with ``/``) that contain objects. Unfinished uploads count as objects."""
+        """
+        Return the names of the directories directly below a prefix. A directory with only unfinished uploads is included.
+
+        :param prefix: must end with ``/``
+        """
         ...
 
     def make_durable(self, keys: Iterable[str], prefix: str) -> None:
         """
-        Return when the objects under ``prefix`` survive a power failure.
+        Make objects durable. After the call they survive a power failure.
 
         :param keys: keys of the objects
-        :raises StoreRefusedError: an object may not survive
+        :param prefix: the directory that contains the objects
+        :raises StoreRefusedError: an object could not be made durable
         """
         ...
 
     def remove_tree(self, prefix: str) -> None:
-        """Delete everything below ``prefix``, including unfinished uploads. Only vacuum calls this method."""
+        """Delete all objects and unfinished uploads below ``prefix``. Only vacuum calls this method."""
         ...
 
 
 class LocalDataset(LocalStore):
-    """Data files in a directory. Unlike in the log, other users can read them if the umask allows it."""
+    """Data files in a directory. Other users can read them if the umask allows it, unlike the files of a log."""
 
     _other_users = 0o007
 
@@ -63,7 +68,7 @@ class LocalDataset(LocalStore):
         return open(self._path(stat.key), "rb", opener=self._opener)
 
     def directories(self, prefix: str) -> list[str]:
-        """Return the subdirectories of a directory, without symbolic links to directories."""
+        """Return the names of the subdirectories of a directory. Symbolic links are left out."""
         try:
             with os.scandir(self._directory(prefix)) as entries:
                 return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -71,7 +76,7 @@ class LocalDataset(LocalStore):
             return []
 
     def make_durable(self, keys: Iterable[str], prefix: str) -> None:
-        """Sync the files and their directories. The outcome is durable, but files that Spark wrote may still be in the page cache."""
+        """Sync the files and their directories. Files that Spark wrote may be only in the page cache, and the outcome must not be durable before them."""
         directories = {os.path.join(self.root, prefix.rstrip("/"))}
         for key in keys:
             _sync(os.path.join(self.root, key))
@@ -85,7 +90,7 @@ class LocalDataset(LocalStore):
             _sync(directory)
 
     def remove_tree(self, prefix: str) -> None:
-        """Delete a directory. A zombie may still write there. The next vacuum deletes those files."""
+        """Delete a directory. A zombie may write new files there afterwards. The next vacuum deletes these."""
         shutil.rmtree(self._directory(prefix), ignore_errors=True)
 
 
@@ -102,22 +107,22 @@ def _sync(path: str) -> None:
 
 
 class S3Dataset(S3Store):
-    """Data files in a bucket. Reads and deletes are idempotent, so this class enables boto3's own retries."""
+    """Data files in a bucket. boto3's retries are enabled, because this class only reads and deletes, and both are idempotent."""
 
     @cached_property
     def _client(self) -> Any:
         return self._given or client(self._access, attempts=_ATTEMPTS)
 
     def engine_path(self, key: str) -> str:
-        """Return a path for Hadoop's S3A file system."""
+        """Return the path of a key for Hadoop's S3A file system."""
         return f"s3a://{self.bucket}/{self.prefix}{key.rstrip('/')}"
 
     def open(self, stat: ObjectStat) -> BinaryIO:
-        """Open an object for ranged reads. The first read near the end caches the tail, which contains the footer."""
+        """Open an object for reads of byte ranges. The first read near the end caches the last 64 KiB, which usually contain the footer of a data file."""
         return cast(BinaryIO, io.BufferedReader(_S3File(self, stat), _BLOCK_BYTES))
 
     def directories(self, prefix: str) -> list[str]:
-        """Return common prefixes, including those of unfinished multipart uploads."""
+        """Return the common prefixes of objects and of unfinished multipart uploads."""
         location = self.prefix + prefix
         found: set[str] = set()
         for method in ("list_objects_v2", "list_multipart_uploads"):
@@ -126,15 +131,15 @@ class S3Dataset(S3Store):
         return sorted(found)
 
     def make_durable(self, keys: Iterable[str], prefix: str) -> None:
-        """Do nothing: S3 acknowledges a write only when it is durable."""
+        """Do nothing. S3 confirms a write only when it is durable."""
 
     def remove_tree(self, prefix: str) -> None:
-        """Delete objects, and abort unfinished multipart uploads. These cost money and do not appear in listings of objects."""
+        """Delete objects, and abort unfinished multipart uploads. Uploads use billed storage and do not appear in listings of objects."""
         for page in self._pages("list_multipart_uploads", Prefix=self._name(prefix)):
             for upload in page.get("Uploads", []):
                 self._end(upload["Key"], upload["UploadId"])
         for stat in list(self.list(prefix)):
-            if keys.is_relative(stat.key.removesuffix("/")):  # No writer created any other key.
+            if keys.is_relative(stat.key.removesuffix("/")):  # Writers of this package create no other keys.
                 self.delete(stat.key)
 
     def read_range(self, key: str, start: int, end: int) -> bytes:
@@ -150,7 +155,7 @@ class S3Dataset(S3Store):
         try:
             self._client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload_id)
         except Exception as error:
-            if not is_missing(error):  # Another process aborted it.
+            if not is_missing(error):  # If it is missing, another process has aborted it.
                 raise self._translated(error, key) from error
 
     def _pages(self, method: str, **request: Any) -> Iterable[Any]:
@@ -207,7 +212,7 @@ class _S3File(io.RawIOBase):
 
 def open_dataset(url: str) -> Dataset:
     """
-    Open the dataset at a location. Sends no request.
+    Open the dataset at a location. The function sends no request.
 
     :param url: ``s3://bucket/prefix``, ``file:///path`` or an absolute path
     :raises InvalidError: data files cannot be stored at this kind of location
@@ -219,7 +224,7 @@ def open_dataset(url: str) -> Dataset:
         bucket, _, prefix = rest.partition("/")
         return S3Dataset(bucket, prefix)
     raise InvalidError(
-        "data files cannot be stored at a location of this kind",
+        "a dataset must be in a directory or in S3",
         given=url,
         accepted=["/path", "file:///path", "s3://bucket/prefix"],
     )

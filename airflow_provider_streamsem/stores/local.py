@@ -1,14 +1,15 @@
 """
 A store in a directory of a local or mounted POSIX file system.
 
-The store writes an object to a temporary file, syncs it, and hard-links it to its key. The link either makes the complete object visible or fails because the
-key exists. A torn entry is therefore never visible, and at most one create succeeds. The store then syncs the directory.
+To create an object, the store writes a temporary file, syncs it, and hard-links it to the object's path. The link either makes the complete object visible,
+or fails because the path exists. So no reader sees a partial object, and at most one create succeeds. The store then syncs the directory.
 
-The store does not list, read or delete through symbolic links below the root. Otherwise, any user with write access below the root could reach every file of
-the machine. One race remains. A process that replaces a directory with a link between the check and the use can redirect one request out of the root.
+The store does not list, read or delete through symbolic links below the root. Otherwise, any user with write access below the root could make this process
+access every file of the machine. One race remains: a process that replaces a directory with a link between the check and the use can redirect one request out
+of the root.
 
-Known limitation: the file system must support hard links with an atomic ``link``. Most do. Some network mounts and FUSE mounts of object stores do not.
-``streamsem doctor`` detects them.
+Known limitation: the file system must support hard links with an atomic ``link``. Some network mounts, and FUSE mounts of object stores, do not.
+``streamsem doctor`` detects this.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ _REFUSED = {
 
 class LocalStore:
     """
-    Objects as files below ``root``.
+    A store whose objects are files below a directory.
 
-    Files and directories get the modes of the process's umask, but never grant access to other users than owner and group. A log contains quarantined records.
+    The permissions of new files and directories follow the process's umask, but other users than owner and group get none, because a log contains quarantined
+    records.
 
-    :param root: an absolute path, which may itself be a symbolic link. The first create makes the directory
-    :param follows_links: whether a symbolic link to a file counts as that file. Enable it for files that other programs create
+    :param root: an absolute path, which may be a symbolic link. The first create creates the directory
+    :param follows_links: whether a symbolic link to a file is treated as that file. Required for files that other programs create
     """
 
     _other_users = 0o000
@@ -60,7 +62,7 @@ class LocalStore:
         path = self._path(key)
         directory = os.path.dirname(path)
         if os.path.lexists(path):
-            self._sync_directory(directory)  # Its creator may have died before this sync.
+            self._sync_directory(directory)  # The creator may have ended before this sync.
             return False
         partial = os.path.join(directory, _PARTIAL + SYSTEM_CLOCK.new_id())
         try:
@@ -87,7 +89,7 @@ class LocalStore:
         return os.open(path, flags, 0o660 | (self._other_users & 0o006))
 
     def read(self, key: str) -> bytes | None:
-        """Return the bytes of the file, or ``None``."""
+        """Return the bytes of the file, or ``None`` if it does not exist."""
         try:
             with open(self._path(key), "rb", opener=self._opener) as file:
                 return file.read()
@@ -97,7 +99,7 @@ class LocalStore:
             raise self._translated(error, key) from error
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """List files in the order of their keys. The walk opens one directory at a time."""
+        """Yield the files in ascending order of their keys."""
         directory = prefix.rpartition("/")[0]
         found = self._walk(directory + "/" if directory else "", prefix, start_after)
         for count, stat in enumerate(found):
@@ -106,7 +108,7 @@ class LocalStore:
             yield stat
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Return size and mtime, or ``None``."""
+        """Return the size and the mtime of the file, or ``None`` if it does not exist."""
         try:
             status = os.stat(self._path(key), follow_symlinks=self.follows_links)
         except (FileNotFoundError, NotADirectoryError):
@@ -118,7 +120,7 @@ class LocalStore:
         return ObjectStat(key=key, bytes=status.st_size, etag="", mtime_ns=status.st_mtime_ns)
 
     def delete(self, key: str) -> None:
-        """Delete the file, and its parent directories that become empty."""
+        """Delete the file and the parent directories that become empty."""
         path = self._path(key)
         try:
             os.unlink(path)
@@ -133,7 +135,7 @@ class LocalStore:
     def _walk(self, directory: str, prefix: str, start_after: str) -> Iterator[ObjectStat]:
         try:
             with os.scandir(self._directory(directory)) as entries:
-                # A directory sorts by its name with a trailing "/", as in an object store: "a-b" before "a/b".
+                # Directories are sorted with a trailing "/", so that the keys are in the order of an object store: "a-b" before "a/b".
                 found = {
                     directory + name: entry
                     for entry in entries
@@ -162,13 +164,18 @@ class LocalStore:
         return ObjectStat(key=key, bytes=status.st_size, etag="", mtime_ns=status.st_mtime_ns)
 
     def _path(self, key: str) -> str:
-        """Return the path of a key whose directory is not reached through a symbolic link."""
+        """
+        Return the path of a key.
+
+        :raises InvalidError: the key is not valid
+        :raises StoreRefusedError: a directory of the path below the root is a symbolic link
+        """
         directory, _, name = checked_key(key).rpartition("/")
         return os.path.join(self._directory(directory), name)
 
     def _directory(self, prefix: str) -> str:
         """
-        Return the directory of a prefix.
+        Return the path of a directory below the root.
 
         :raises StoreRefusedError: a path segment below the root is a symbolic link
         """
@@ -181,7 +188,7 @@ class LocalStore:
         return path
 
     def _opener(self, path: str, flags: int) -> int:
-        # Without O_NONBLOCK, opening a named pipe at the path of an object would block until a writer opens it.
+        # Without O_NONBLOCK, opening a named pipe would block until another process opens it for writing.
         return os.open(path, flags | os.O_NONBLOCK | (0 if self.follows_links else os.O_NOFOLLOW))
 
     def _make_directories(self, directory: str) -> None:
@@ -198,7 +205,7 @@ class LocalStore:
             self._sync_directory(os.path.dirname(path))
 
     def _sync_directory(self, directory: str) -> None:
-        # If the sync fails, the link exists but may not survive a power failure. A retry finds the object and syncs the directory again.
+        # If the sync fails, the file exists but may not survive a power failure. A retry of the create finds the file and syncs the directory again.
         try:
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -226,7 +233,7 @@ class LocalStore:
     def _translated(self, error: OSError, key: str) -> Exception:
         if error.errno in _REFUSED:
             return StoreRefusedError(
-                "the file system refused a request; the object was not written",
+                "the file system refused a request; the request had no effect",
                 location=self.root,
                 key=key,
                 errno=errno.errorcode[error.errno],
@@ -236,10 +243,10 @@ class LocalStore:
 
 def _listed_name(entry: os.DirEntry[str], *, follows_links: bool) -> str:
     """
-    Return the name of a directory entry, with a trailing "/" for a directory. Returns "" for entries that are not objects: temporary files, sockets, pipes,
-    links.
+    Return the name of a directory entry, with a trailing "/" for a directory; "" for an entry that is not an object: a temporary file, socket, pipe or link.
 
-    The store never follows a link to a directory. A link to a sibling directory would list each file twice, and a link to a parent directory would never end.
+    The store never follows a link to a directory. With a link to a sibling directory, a listing would contain each file twice. With a link to a parent
+    directory, it would not end.
     """
     if entry.is_dir(follow_symlinks=False):
         return entry.name + "/"
@@ -248,7 +255,7 @@ def _listed_name(entry: os.DirEntry[str], *, follows_links: bool) -> str:
 
 
 def process_umask() -> int:
-    """Return the umask of this process. Linux reports it in ``/proc``. On other systems a process can read its umask only by setting it."""
+    """Return the umask of this process. Linux shows it in ``/proc``. On other systems, a process can read its umask only by setting another one."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
             return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
@@ -260,8 +267,9 @@ def process_umask() -> int:
 
 def open_local_store(path: str) -> LocalStore:
     """
-    Open the store below an absolute path.
+    Open the store in a directory.
 
+    :param path: an absolute path
     :raises InvalidError: the path is ``/``
     """
     if path == "/":

@@ -13,9 +13,10 @@ from airflow_provider_streamsem.stores.contract import ObjectStat
 
 class MemoryStore:
     """
-    Sorted keys in memory. Each call is atomic.
+    A store whose objects are in memory. Each call is atomic.
 
-    :param objects: initial objects
+    :param url: the URL that the store reports
+    :param objects: key → bytes of the initial objects
     """
 
     def __init__(self, url: str = "memory://", objects: Mapping[str, bytes] | None = None) -> None:
@@ -32,11 +33,11 @@ class MemoryStore:
             return True
 
     def read(self, key: str) -> bytes | None:
-        """Return the bytes, or ``None``."""
+        """Return the bytes of the object, or ``None`` if it does not exist."""
         return self._objects.get(key)
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """List objects in the order of their keys."""
+        """Yield objects in ascending order of their keys."""
         with self._lock:
             found: list[ObjectStat] = []
             for key in self._objects.irange(minimum=max(prefix, start_after)):
@@ -47,11 +48,11 @@ class MemoryStore:
         return iter(found)
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Return size and identity, or ``None``."""
+        """Return the metadata of the object, or ``None`` if it does not exist."""
         return self._stat(key) if key in self._objects else None
 
     def delete(self, key: str) -> None:
-        """Delete the object."""
+        """Delete the object if it exists."""
         with self._lock:
             self._objects.pop(key, None)
 
@@ -66,5 +67,5 @@ _OPENED: dict[str, MemoryStore] = {}
 
 
 def open_memory_store(name: str) -> MemoryStore:
-    """Return the store of this name in this process. Creates it if it does not exist."""
+    """Return the store with this name in this process. The first call creates it."""
     return _OPENED.setdefault(name, MemoryStore(f"memory://{name}"))

@@ -1,4 +1,4 @@
-"""A store for dry runs on top of another store: it keeps created objects in memory and reads them back as if they were stored."""
+"""A store for dry runs, on top of another store. It keeps created objects in memory, and reads return them as if they were stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_provider_streamsem.stores.memory import MemoryStore
 
 class OverlayStore:
     """
-    A store that never writes to the underlying store and deletes nothing there.
+    A store that reads from another store and writes to memory. It never changes the other store.
 
     :param store: the underlying store, which is only read
     """
@@ -27,20 +27,20 @@ class OverlayStore:
         return self._under.stat(key) is None and self._over.create(key, data)
 
     def read(self, key: str) -> bytes | None:
-        """Return the bytes from either store, or ``None``."""
+        """Return the bytes of an object of either store, or ``None`` if it does not exist."""
         over = self._over.read(key)
         return self._under.read(key) if over is None else over
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """List the objects of both stores in the order of their keys."""
+        """Yield the objects of both stores in ascending order of their keys."""
         stores = (self._over, self._under)
         found = merge(*(store.list(prefix, limit, start_after) for store in stores), key=lambda stat: stat.key.encode())
         return islice(found, limit)
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Return size and identity from either store, or ``None``."""
+        """Return the metadata of an object of either store, or ``None`` if it does not exist."""
         return self._over.stat(key) or self._under.stat(key)
 
     def delete(self, key: str) -> None:
-        """Delete an object that this store keeps in memory. Objects of the underlying store stay."""
+        """Delete an object in memory. Objects of the underlying store stay."""
         self._over.delete(key)

@@ -1,4 +1,4 @@
-"""A view of a store that contains all keys under one prefix."""
+"""A store that contains the objects of another store below one prefix."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from airflow_provider_streamsem.stores.contract import ObjectStat, Store
 
 class PrefixStore:
     """
-    Keys below ``prefix`` of another store, addressed without the prefix.
+    The objects of another store below a prefix. Keys are relative to the prefix.
 
+    :param store: the other store
     :param prefix: must end with ``/``
     """
 
@@ -25,17 +26,17 @@ class PrefixStore:
         return self._store.create(self._prefix + key, data)
 
     def read(self, key: str) -> bytes | None:
-        """Return the bytes of an object, or ``None``."""
+        """Return the bytes of an object, or ``None`` if it does not exist."""
         return self._store.read(self._prefix + key)
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """List the objects under a prefix in the order of their keys."""
+        """Yield the objects below a prefix in ascending order of their keys."""
         after = self._prefix + start_after if start_after else ""
         for stat in self._store.list(self._prefix + prefix, limit, after):
             yield replace(stat, key=stat.key.removeprefix(self._prefix))
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Return size and identity of an object, or ``None``."""
+        """Return the metadata of an object, or ``None`` if it does not exist."""
         found = self._store.stat(self._prefix + key)
         return None if found is None else replace(found, key=key)
 

@@ -1,12 +1,12 @@
 """
 A store in an S3 bucket that uses conditional writes (``If-None-Match: *``).
 
-boto3's own retries are disabled. A retried create would return 412 and hide that the first request was applied.
+boto3's own retries are disabled. Otherwise boto3 could retry a create that was applied, receive 412, and hide that the first request was applied.
 
 Credentials, region and endpoint come from the active :class:`S3Access`. Values that it does not set come from boto3's default chain (``AWS_*`` variables,
 profile, instance role).
 
-AWS S3 documentation, conditional writes: 412 means that the key exists. 409 means that a conflicting request was in progress, and the result is unknown.
+According to the documentation of S3, 412 means that the key exists. 409 means that a conflicting request was in progress, so the result is unknown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REFUSED_STATUS = {400, 401, 403, 404, 405, 411, 413, 501}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Access:
-    """Credentials, region and endpoint for S3. boto3's default chain supplies the values that are ``None``. The ``repr`` contains no secret."""
+    """Credentials, region and endpoint for AWS. boto3's default chain supplies the values that are ``None``. The ``repr`` contains no secret."""
 
     endpoint_url: str | None = None
     region_name: str | None = None
@@ -47,7 +47,7 @@ _ACCESS: ContextVar[S3Access] = ContextVar("streamsem_s3_access", default=_DEFAU
 
 @contextmanager
 def reached_by(access: S3Access) -> Iterator[None]:
-    """Make ``access`` the active access within the block, for logs, datasets, and the files that Spark reads and writes."""
+    """Use ``access`` within the block for logs, datasets, and the files that Spark reads and writes."""
     token = _ACCESS.set(access)
     try:
         yield
@@ -56,17 +56,17 @@ def reached_by(access: S3Access) -> Iterator[None]:
 
 
 def access() -> S3Access:
-    """Return the active access."""
+    """Return the active access, which :func:`reached_by` sets; by default an access without values."""
     return _ACCESS.get()
 
 
 class S3Store:
     """
-    Objects below a prefix of a bucket.
+    A store whose objects are below a prefix of a bucket.
 
     :param bucket: name of the bucket
     :param prefix: ``""`` or a path without a trailing slash
-    :param client: a boto3 S3 client, for tests. By default, the first request creates a client for the access that was active at construction
+    :param client: a boto3 S3 client, for tests. By default, the first request creates a client with the access that was active when the store was created
     """
 
     def __init__(self, bucket: str, prefix: str, client: Any = None) -> None:
@@ -74,14 +74,14 @@ class S3Store:
         self.prefix = prefix + "/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self._given = client
-        self._access = access()  # Requests may run in other threads, whose active access differs.
+        self._access = access()  # Requests may run in other threads, which may have another active access.
 
     @cached_property
     def _client(self) -> Any:
         return self._given or client(self._access, attempts=1)
 
     def create(self, key: str, data: bytes) -> bool:
-        """Send PUT with ``If-None-Match: *``. Returns ``False`` on 412."""
+        """Send PUT with ``If-None-Match: *``. Return ``False`` on 412."""
         name = self._name(key)
         try:
             self._client.put_object(
@@ -94,7 +94,7 @@ class S3Store:
         return True
 
     def read(self, key: str) -> bytes | None:
-        """Send GET. Returns ``None`` on 404."""
+        """Send GET. Return ``None`` on 404."""
         name = self._name(key)
         try:
             data: bytes = self._client.get_object(Bucket=self.bucket, Key=name)["Body"].read()
@@ -105,7 +105,7 @@ class S3Store:
         return data
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Send ListObjectsV2 for one page at a time."""
+        """Send ListObjectsV2 once for each page, when the caller has consumed the page before it."""
         request: dict[str, Any] = {"Bucket": self.bucket, "Prefix": self.prefix + prefix}
         if start_after:
             request["StartAfter"] = self.prefix + start_after
@@ -128,7 +128,7 @@ class S3Store:
             left = None if left is None else left - len(page.get("Contents", []))
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Send HEAD. Returns ``None`` on 404."""
+        """Send HEAD. Return ``None`` on 404."""
         name = self._name(key)
         try:
             item = self._client.head_object(Bucket=self.bucket, Key=name)
@@ -152,12 +152,12 @@ class S3Store:
             raise self._translated(error, key) from error
 
     def _name(self, key: str) -> str:
-        """Return the object's name in the bucket. Directory markers of S3A end with a slash."""
+        """Return the name of an object in the bucket. A trailing slash is valid, because S3A's directory markers have one."""
         checked_key(key.removesuffix("/"))
         return self.prefix + key
 
     def _translated(self, error: Exception, key: str) -> Exception:
-        """Return the exception to raise for a failed request. An error that is not a definite refusal becomes :class:`UnknownAnswerError`."""
+        """Return the exception to raise for a failed request. Unless S3 certainly refused the request, it is an :class:`UnknownAnswerError`."""
         from botocore.exceptions import (
             ClientError,
             ConnectionError,
@@ -170,7 +170,7 @@ class S3Store:
 
         if isinstance(error, (NoCredentialsError, NoRegionError, PartialCredentialsError)):
             return StoreRefusedError(
-                "the process has no complete credentials or region for S3; nothing was sent",
+                "the process has incomplete credentials, or no region, for S3; the request was not sent",
                 location=self.url,
                 problem=type(error).__name__,
             ).advising(
@@ -179,7 +179,7 @@ class S3Store:
             )
         if _code(error) == "NoSuchBucket":
             return StoreRefusedError(
-                "the S3 bucket does not exist; nothing was written",
+                "the S3 bucket does not exist; the request had no effect",
                 location=self.url,
                 endpoint=self._client.meta.endpoint_url,
                 code="NoSuchBucket",
@@ -187,7 +187,7 @@ class S3Store:
         if isinstance(error, ClientError):
             if _status(error) in _REFUSED_STATUS and _code(error) not in _PASSING:
                 return StoreRefusedError(
-                    "S3 refused a request; the object was not written",
+                    "S3 refused a request; the request had no effect",
                     location=self.url,
                     key=key,
                     status=_status(error),
@@ -202,15 +202,16 @@ class S3Store:
 
 def client(given: S3Access, *, attempts: int) -> Any:
     """
-    Return a cached boto3 S3 client. Creating a client takes longer than many requests.
+    Return a boto3 S3 client. Clients are cached, because creating one takes longer than most requests.
 
-    :param attempts: total attempts per request, including the first
+    :param given: the access
+    :param attempts: maximum number of attempts per request, including the first
     """
     return _client(attempts, os.getpid(), _surroundings(), given)
 
 
 def session(given: S3Access) -> Any:
-    """Return a boto3 session for an access. The session is cached per process and per set of ``AWS_*`` variables."""
+    """Return a boto3 session for an access. Sessions are cached per process and per set of ``AWS_*`` variables."""
     return _session(os.getpid(), _surroundings(), given)
 
 
@@ -247,9 +248,9 @@ def _session(process: int, surroundings: tuple[tuple[str, str], ...], given: S3A
 
 def resolved() -> S3Access:
     """
-    Return the active access, completed with the current values of boto3's default chain. For libraries that access S3 without boto3.
+    Return the active access, completed with the current values of boto3's default chain, for libraries that access S3 without boto3.
 
-    Temporary credentials are a copy and expire. Call this function again for each use.
+    Temporary credentials expire, so call this function again for each use. ``endpoint_url`` is ``None`` for the standard endpoints of AWS.
     """
     given = access()
     reached = client(given, attempts=1)
@@ -266,7 +267,7 @@ def resolved() -> S3Access:
 
 
 def is_missing(error: Exception) -> bool:
-    """Whether S3 reported that the object or upload does not exist."""
+    """Return whether an exception means that the object or upload does not exist."""
     return _code(error) in _MISSING
 
 
@@ -280,7 +281,7 @@ def _code(error: Exception) -> str:
 
 def open_s3_store(rest: str) -> S3Store:
     """
-    Open the store of ``bucket/prefix``.
+    Open the store of ``bucket/prefix``. The function sends no request.
 
     :raises InvalidError: the prefix contains an empty path segment
     """

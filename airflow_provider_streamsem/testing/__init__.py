@@ -1,8 +1,8 @@
 """
 Tools for tests.
 
-For tests of pipelines and DAGs: pytest fixtures (:mod:`plugin`), and harnesses with a crash matrix for user pipelines and DAGs (:mod:`harness`,
+Users test their pipelines and DAGs with pytest fixtures (:mod:`plugin`), and with harnesses that kill a run at every step (:mod:`harness`,
 :mod:`dag_harness`).
 
-For tests of lower layers: stores that fail on demand, a manual clock, an engine without Spark, an S3 server and conformance suites.
+Developers of stores and engines also have stores that inject faults, a manual clock, an engine without Spark, an S3 server and conformance suites.
 """

@@ -1,4 +1,4 @@
-"""Writes the rows of a test as files, and provides a source that replaces the pipeline's own source and reads them."""
+"""Writes the rows of a test as files, and provides a source that reads them in place of the pipeline's source."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = Iterable[Any]
 """
-One batch: rows, or a DataFrame (of Spark, pandas, Polars or pyarrow). A mapping is a row as the transform receives it. ``str`` and ``bytes`` are a raw record
-as stored in the source, before parsing.
+One batch: an iterable of rows, or a DataFrame or table of Spark, pandas, Polars or pyarrow. A row that is a mapping is a row as the transform receives it. A
+row that is ``str`` or ``bytes`` is a raw record of the source, before parsing.
 """
 _FIRST_MTIME_NS = 1_767_225_600_000_000_000
 
 
 class Arrivals:
     """
-    A directory with one file per batch of a test, and the source that reads it in place of the pipeline's own source.
+    A directory with one file for each batch of a test, and the source that reads the directory in place of the pipeline's source.
 
-    * For files of JSON lines, CSV or text, the pipeline's own source reads the directory. Only its location is replaced, so its options, schema and
-      quarantine apply.
+    * For files of JSON lines, CSV or text, the pipeline's source reads the directory. Only its path is replaced, so its options, schema and quarantine apply.
     * For Kafka, the pipeline's source decodes the messages (:class:`messages.GivenMessages`).
-    * Parquet, ORC and sources of other types have no raw records. Rows are typed columns.
+    * For Parquet, ORC and sources of other types, a row has typed columns. These sources have no raw records.
 
-    :param source: the pipeline's own source
+    :param source: the pipeline's source
     :param location: a directory that does not exist yet
-    :param spark: required for all formats except JSON lines
-    :attr source: the source that replaces the pipeline's own
+    :param spark: the session that writes the files; required for all formats except JSON lines
+    :attr source: the source of the pipeline in the test
     :attr loads: the source from which the engine loads the records, if it is not :attr:`source`; otherwise ``None``
     :raises InvalidError: the source requires Spark, and ``spark`` is ``None``
     """
@@ -63,15 +62,17 @@ class Arrivals:
             self.source = FilesSource(path=str(location), format="parquet")
         if spark is None and (self.loads is not None or self.source.format != "json"):
             raise InvalidError(
-                "without Spark only files of JSON lines can be read", source=type(source).__name__, accepted="spark="
+                "without Spark, a test can only read files of JSON lines",
+                source=type(source).__name__,
+                accepted="spark=",
             )
         location.mkdir(parents=True)
 
     def add(self, rows: Rows) -> None:
         """
-        Add one batch as a file with a later modification time than all earlier files.
+        Add one batch as a file, with a later modification time than all files before it.
 
-        :raises InvalidError: the source cannot contain such a row. No file was added
+        :raises InvalidError: a row is not one that the source could contain. No file was added
         """
         if isinstance(rows, (Mapping, str, bytes)):
             raise InvalidError("a batch must be a list of rows, or a DataFrame", given=type(rows).__name__)
@@ -120,7 +121,7 @@ class Arrivals:
                 if self.source.schema is not None:
                     arguments.known_keys("a row", row, self._columns)
             frame = self._spark.createDataFrame(given, self.source.schema)
-        elif self.source.schema is not None:  # the source refuses files that lack a column of the schema
+        elif self.source.schema is not None:  # add missing columns, because the source refuses files without them
             from pyspark.sql import functions as F
             from pyspark.sql.types import StructType
 
@@ -143,7 +144,7 @@ class Arrivals:
 
 
 def _rows(rows: Rows) -> Iterator[Any]:
-    """Iterate over rows. The rows of a DataFrame become mappings."""
+    """Return an iterator over the rows of a batch. The rows of a DataFrame become mappings."""
     table: Any = rows
     if hasattr(rows, "toArrow"):
         table = rows.toArrow()

@@ -1,4 +1,4 @@
-"""Runs a pipeline on a log and datasets of a test, and reads what it committed."""
+"""Runs a pipeline with a log and datasets at locations of a test, and reads the rows that it committed."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
     """
-    The rows and records that versions above ``since`` made visible, as readers of the log see them.
+    Reads the rows and records that the versions above ``since`` made visible.
 
     :param log: the log, for all other reads
-    :param since: exclusive lower bound of the versions
-    :param spark: the session for reading; with ``None``, files of JSON lines are read without Spark
+    :param since: exclusive lower bound of the versions; -1 for all versions
+    :param spark: the session for reading; ``None``: the files are JSON lines, and are read without Spark
     """
 
     log: CommittedLog
@@ -53,17 +53,18 @@ class Committed:
     @property
     def quarantined(self) -> list[dict[str, Any]]:
         """
-        The records that could not be parsed: ``raw``, ``error`` and the location of each in the source (files: ``path``; Kafka: ``topic``, ``partition``,
-        ``offset``).
+        The records that could not be parsed.
+
+        Each record has ``raw``, ``error``, ``version`` and its position in the source (files: ``path``; Kafka: ``topic``, ``partition``, ``offset``).
         """
         return [*self.log.quarantined(since=self.since)]
 
     def rows(self, sink: str | None = None) -> list[dict[str, Any]]:
         """
-        Return the rows of one sink, in no particular order. Times are in UTC.
+        Return the rows of one sink as dicts, in any order. Times are in UTC.
 
         :param sink: name of the sink; required if the pipeline has several
-        :raises InvalidError: there is no such sink, or the pipeline has several and none was named
+        :raises InvalidError: there is no such sink, or the pipeline has several and ``sink`` is ``None``
         """
         if self.spark is None:
             files = self.log.files(since=self.since, sink=sink)
@@ -76,21 +77,21 @@ class Committed:
         Return the rows of one sink as a Spark DataFrame.
 
         :param sink: name of the sink; required if the pipeline has several
-        :raises InvalidError: there is no Spark session, or nothing was committed yet, so the columns are unknown
+        :raises InvalidError: the harness has no Spark session, or no commit has recorded the columns of the sink yet
         """
         if self.spark is None:
-            raise InvalidError("frame() needs Spark, and this harness runs without it", accepted="rows()")
+            raise InvalidError("frame() requires Spark, and this harness has no Spark session", accepted="rows()")
         return read_committed(self.spark, self.log, since=self.since, sink=sink)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """
-    A pipeline with replaced locations and limits. See :func:`bench`.
+    Runs a pipeline whose locations and limits were replaced by :func:`bench`.
 
     :param pipeline: the pipeline as it runs in the test
     :param arrivals: the input of its source
-    :param spark: the session to run in; with ``None``, :class:`RowsEngine` runs the pipeline
+    :param spark: the session in which it runs; ``None``: :class:`RowsEngine` runs it without Spark
     """
 
     pipeline: Pipeline
@@ -98,13 +99,17 @@ class Bench:
     spark: SparkSession | None
 
     def engine(self, step: Callable[[str], object], spark_engine: Engine | None = None) -> Engine:
-        """Return an engine that reports its steps to ``step``. With Spark, ``spark_engine`` stages the attempts if it is given."""
+        """
+        Return an engine that calls ``step`` with the name of each step.
+
+        :param spark_engine: with Spark, the engine that stages the attempts; default: a new one
+        """
         if self.spark is None:
             return RowsEngine(step)
         return SteppedEngine(spark_engine or SparkEngine(), step, self.arrivals.loads)
 
     def run(self, run_key: str, step: Callable[[str], object]) -> RunResult:
-        """Run the pipeline on all batches that were added, one version per batch."""
+        """Run the pipeline on all batches that were added and not yet read, one version for each batch."""
         log = CommitLog(SteppedStore(open_store(self.pipeline.log), step))
         return run_batch(self.pipeline, run_key=run_key, drain=True, engine=self.engine(step), log=log)
 
@@ -113,11 +118,11 @@ class Bench:
         return -1 if open_commit_log(self.pipeline.log).read_pipeline() is None else open_log(self.pipeline.log).head
 
     def committed(self, since: int = -1) -> Committed:
-        """Return what the versions above ``since`` made visible."""
+        """Return a reader of the rows that the versions above ``since`` made visible."""
         return Committed(log=open_log(self.pipeline.log), since=since, spark=self.spark)
 
     def output(self, ignore: Collection[str] = ()) -> Output:
-        """Return all visible output for a comparison, without the row columns that ``ignore`` names."""
+        """Return everything that a crash matrix compares, without the columns of rows that ``ignore`` names."""
         committed = self.committed()
         rows = {
             f"rows of {name}": multiset(
@@ -137,11 +142,16 @@ class Bench:
 
 def bench(original: Pipeline, arrivals: Arrivals, *, location: Path, log: str, spark: SparkSession | None) -> Bench:
     """
-    Move a pipeline to locations of a test: the source of ``arrivals``, a log at ``log``, and a dataset below ``location`` for each sink.
+    Replace the locations of a pipeline with those of a test.
 
-    Each batch that was added becomes one batch of the run. Of the limits, only ``max_quarantined`` applies.
+    Each batch that was added becomes one batch of the run. Of the pipeline's limits, only ``max_quarantined`` applies.
 
-    :raises InvalidError: the location of a sink cannot be replaced
+    :param original: the production pipeline
+    :param arrivals: provides the source
+    :param location: a directory, below which each sink gets a dataset
+    :param log: URL of the log
+    :param spark: see :class:`Bench`
+    :raises InvalidError: a sink has no ``path`` that could be replaced
     """
     pipeline = original.replace(
         log=log,
@@ -157,7 +167,7 @@ def _moved(name: str, sink: Any, location: str) -> Sink:
     arguments = {f.name for f in dataclasses.fields(sink)} if dataclasses.is_dataclass(sink) else set()
     if "path" not in arguments:
         raise InvalidError(
-            "the harness cannot replace the location of a sink of this type",
+            "the harness cannot replace the location of the sink, because sinks of this type have no path",
             sink=name,
             given=type(sink).__name__,
             accepted="a copy of the pipeline with a files sink in its place: pipeline.replace(sinks=...)",

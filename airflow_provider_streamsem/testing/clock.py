@@ -1,4 +1,4 @@
-"""A manual clock."""
+"""A clock for tests that advances without waiting."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from itertools import count
 
 class ManualClock:
     """
-    A clock that advances only through :meth:`sleep`, which returns immediately. Ids are consecutive.
+    A clock that advances only through :meth:`sleep`, which returns immediately. Its ids are consecutive numbers.
 
-    :param now_ms: initial time in milliseconds
+    :param now_ms: the initial time in milliseconds since the epoch
     :param name: prefix of every id. Clocks with different names never return the same id
     """
 
@@ -19,7 +19,7 @@ class ManualClock:
         self._ids = count()
 
     def now_ms(self) -> int:
-        """Return the current time in milliseconds."""
+        """Return the current time in milliseconds since the epoch."""
         return self._now_ms
 
     def new_id(self) -> str:

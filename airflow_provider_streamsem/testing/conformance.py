@@ -1,5 +1,5 @@
 """
-Conformance suites. To test a store, subclass a suite in a test module and define its fixtures:
+A conformance suite for stores. To test a store, subclass the suite in a test module and define its fixtures:
 
 .. code-block:: python
 
@@ -109,7 +109,7 @@ class StoreContract:
         assert report.passed, report
         assert [stat.key for stat in store.list("doctor/")] == [report.key]
 
-    # Hypothesis rejects function-scoped fixtures, which it does not reset between examples. Here `fresh` returns a new store for each example.
+    # Hypothesis rejects function-scoped fixtures, because it does not reset them between examples. `fresh` returns a new store for each example instead.
     @settings(
         max_examples=25,
         deadline=None,

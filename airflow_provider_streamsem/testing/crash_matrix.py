@@ -1,7 +1,7 @@
 """
-Kills a run at every step and retries it. The output must equal that of an undisturbed run.
+Kills a run at every step, retries it, and compares the output with that of a run without a kill.
 
-The steps are enumerated, never sampled. The undisturbed run determines them, and a run that does not reach its step is a failure too.
+The run without a kill determines the steps. Every step is killed once. A run that does not reach the step at which it is to be killed is a failure too.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
 
 Output: TypeAlias = Mapping[str, object]
-"""Output of a run by name. :class:`Counter` values are multisets and compared element by element, all other values as a whole."""
+"""The output of a run: name → value. A value of type :class:`Counter` is a multiset, which is compared by elements. Other values are compared as a whole."""
 _SHOWN = 5
 
 
 class Trial(Protocol):
-    """One run at a new, empty location."""
+    """Protocol of a run at a new, empty location."""
 
     def run(self, steps: Steps) -> None:
-        """Run, or continue after a kill. Raises what ``steps`` raises."""
+        """Run, or continue after a kill. ``steps`` is called at each step, and what it raises is raised."""
         ...
 
     def output(self) -> Output:
-        """Return the output of the run. Called once, after the last :meth:`run`."""
+        """Return the output of the run. The crash matrix calls this method once, after the last :meth:`run`."""
         ...
 
 
 def crash_matrix(trial: Callable[[], Trial]) -> list[str]:
     """
-    Run twice undisturbed, then once per step with a kill at that step and a retry.
+    Run twice without a kill. Then, for each step, run with a kill at that step, retry, and compare the output.
 
-    :param trial: creates a trial that shares nothing with earlier trials
+    :param trial: creates a trial that shares no state with earlier trials
     :returns: the names of the steps, in order
-    :raises AssertionError: names each step after which the output differs, with lost and duplicated elements. Also raised if the two undisturbed runs differ,
-        because then no other difference is meaningful
+    :raises AssertionError: the output differs after a kill; the message names each such step, with lost and duplicated elements. Or the two runs without a kill
+        have different output, so that no comparison is meaningful
     """
     steps, expected = _left_alone(trial())
     _, repeated = _left_alone(trial())
     differences = compare(expected, repeated)
     if differences:
         raise AssertionError(
-            "two undisturbed runs had different output: the transform does not return the same rows each time. "
-            "Exclude columns that are meant to differ with ignore=[...]\n" + _indented(differences)
+            "two undisturbed runs had different output, because the transform does not return the same rows each time. "
+            "If columns are meant to differ, exclude them with ignore=[...]\n" + _indented(differences)
         )
     faults: list[str] = []
     cause: Exception | None = None
@@ -67,7 +67,7 @@ def _left_alone(trial: Trial) -> tuple[list[str], Output]:
 
 
 def _killed(trial: Trial, at: int, expected: Output) -> tuple[list[str], Exception | None]:
-    """Return the differences of the output after a kill and the retry, as text, and the error that stopped one of the two runs."""
+    """Return the differences of the output after a kill and a retry as text, and the error with which one of the two runs failed, or ``None``."""
     kill = Steps(at)
     try:
         trial.run(kill)
@@ -86,7 +86,7 @@ def _killed(trial: Trial, at: int, expected: Output) -> tuple[list[str], Excepti
 
 
 def compare(expected: Output, found: Output) -> list[str]:
-    """Return one text for each name whose value differs."""
+    """Return the differences of two outputs as text, one for each name whose value differs."""
     differences = []
     for name in sorted({*expected, *found}):
         wanted, got = expected.get(name), found.get(name)
@@ -105,7 +105,7 @@ def compare(expected: Output, found: Output) -> list[str]:
 
 
 def multiset(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Return a multiset of rows: a text that is equal for equal rows → the number of such rows."""
+    """Return a multiset of rows: text of a row → number of rows with this text. Equal rows have the same text."""
     return Counter(repr({name: row[name] for name in sorted(row)}) for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""Runs and kills a user's DAG in this process. Its tasks run unchanged; its pipelines use rows and locations of the test."""
+"""Runs and kills a user's DAG in this process. The tasks run unchanged, but their pipelines read rows of the test and write to its locations."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 class DagHarness:
     """
-    Runs a DAG in this process, as ``dag.test()`` does, with its pipelines over the rows of a test.
+    Runs a DAG in this process, as ``dag.test()`` does, with pipelines that read rows of a test.
 
-    Each task that runs a pipeline gets a copy of the pipeline with replaced locations, as in :class:`PipelineHarness`. It uses the test's Spark session
-    instead of its connection. All other tasks run unchanged, with their real side effects. During the run, only the logs of these pipelines can be opened.
+    Each task that runs a pipeline gets a copy of the pipeline with replaced locations, as in :class:`PipelineHarness`. It uses the test's Spark session instead
+    of its connection. All other tasks run unchanged, with their real side effects. During the run, tasks can open only the logs of these pipelines.
 
-    :param dag: a DAG in the DAGs folder, where Airflow requires it
+    :param dag: a DAG whose file is in the DAGs folder, because Airflow reads it from there
     :param location: a directory for the test
-    :param spark: the session to run in; with ``None``, :class:`RowsEngine` runs the pipelines without Spark
-    :raises InvalidError: no task runs a pipeline, two pipelines with the same name differ, or a task's pipeline is known only at run time, as in a mapped
-        task
+    :param spark: the session in which the pipelines run; ``None``: :class:`RowsEngine` runs them without Spark
+    :raises InvalidError: no task runs a pipeline, two pipelines with the same name differ, or the pipeline of a task is known only when the task runs, as in a
+        mapped task
     """
 
     def __init__(self, dag: Any, location: Path, *, spark: SparkSession | None = None) -> None:
@@ -61,12 +61,12 @@ class DagHarness:
 
     def run(self, batches: Mapping[str, Sequence[Rows]]) -> dict[str, Committed]:
         """
-        Run the DAG once, on new logs.
+        Run the DAG once, with new logs.
 
-        :param batches: pipeline name → its batches, each a list of rows or a DataFrame
-        :returns: pipeline name → what the run committed
+        :param batches: pipeline name → its batches, each an iterable of rows or a DataFrame
+        :returns: pipeline name → reader of the rows that the run committed
         :raises AssertionError: the DAG run did not succeed
-        :raises InvalidError: ``batches`` does not name exactly the pipelines of the DAG
+        :raises InvalidError: ``batches`` does not name exactly the pipelines of the DAG, or a row is not valid
         """
         trial = self._trial(self._given(batches), (), lambda: None)
         trial.run(Steps())
@@ -81,25 +81,25 @@ class DagHarness:
         observe: Callable[[], object] = lambda: None,
     ) -> list[str]:
         """
-        Kill the DAG run at every step and continue it, each time on new logs. The output must equal that of an undisturbed run.
+        Kill a DAG run at every step and continue it, each time with new logs. The output must equal that of a DAG run without a kill.
 
-        A killed DAG run continues as the scheduler would continue it. A killed task gets another try, whatever its ``retries``.
+        A killed DAG run continues as the scheduler would continue it. A killed task gets another try, even if it has no ``retries`` left.
 
-        The steps are each request to a log and each message of a task to Airflow, before and after it is applied. Each step of the engine is a step too.
+        There is a step before and after each request to a log, before and after each message of a task to Airflow, and for each step of the engine.
 
         The output is that of :meth:`PipelineHarness.crash_matrix` for each pipeline, and the return values of the tasks that run a pipeline.
 
         :param batches: pipeline name → its batches
-        :param ignore: columns whose values differ between runs
-        :param prepare: called before each new DAG run, to reset what ``observe`` reads
-        :param observe: returns additional output to compare, such as what the other tasks wrote
+        :param ignore: names of columns whose values may differ between runs
+        :param prepare: called before each new DAG run, to reset the data that ``observe`` reads
+        :param observe: returns additional output to compare, such as the data that the other tasks wrote
         :returns: the names of the steps, in order
         :raises AssertionError: see :meth:`PipelineHarness.crash_matrix`
-        :raises InvalidError: no pipeline has a batch, so no record could be lost
+        :raises InvalidError: no pipeline has a batch, so a crash matrix could not detect a lost record
         """
         if not any(batches.values()):
             raise InvalidError(
-                "a crash matrix needs at least one batch, because without records it cannot fail",
+                "a crash matrix requires at least one batch, because without records it cannot fail",
                 accepted="{name: [[row, …]]}",
             )
         arrivals = self._given(batches)
@@ -113,7 +113,7 @@ class DagHarness:
     def _given(self, batches: Mapping[str, Sequence[Rows]]) -> dict[str, Arrivals]:
         if set(batches) != set(self._originals):
             raise InvalidError(
-                "batches must be given for each pipeline of the DAG",
+                "the batches must name exactly the pipelines of the DAG",
                 given=sorted(batches),
                 accepted=sorted(self._originals),
             )
@@ -144,7 +144,7 @@ class DagHarness:
 
 
 class _Trial:
-    """One DAG run on separate benches."""
+    """One DAG run with separate logs and datasets."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class _Trial:
 
     @contextmanager
     def _laid(self, steps: Steps) -> Iterator[None]:
-        """Inside the block, tasks run the pipelines of the benches, and every Spark engine that they create stages through the engine of the bench."""
+        """Within the block, the tasks run the pipelines of the benches, and the Spark engines that they create stage through the engines of the benches."""
         by_location = {laid.arrivals.source.path: laid for laid in self.benches.values()}
         by_spark = SparkEngine.stage
 
@@ -205,7 +205,7 @@ class _Trial:
             yield
 
     def _opener(self, steps: Steps) -> Callable[[str], Store]:
-        """Return a function that opens the logs of the benches, also by the production locations of the pipelines."""
+        """Return a function that opens the log of a bench by its URL, or by the production URL of the pipeline."""
         known = {laid.pipeline.log: laid.pipeline.log for laid in self.benches.values()}
         known |= {pipeline.log: self.benches[pipeline.name].pipeline.log for pipeline in self._tasks.values()}
 
@@ -231,7 +231,10 @@ def _runs_a_pipeline(task: Any) -> bool:
         return hasattr(task, "pipeline") and hasattr(task, "pipeline_file")
     named = {*getattr(task, "partial_kwargs", {}), *(getattr(getattr(task, "expand_input", None), "value", None) or {})}
     if "pipeline" in named:
-        raise InvalidError("pipelines of a mapped task are known only when it runs", task=task.task_id)
+        raise InvalidError(
+            "a harness cannot run a mapped task with pipelines, because they are known only when the task runs",
+            task=task.task_id,
+        )
     return False
 
 
@@ -241,7 +244,7 @@ def _pipeline(task: Any) -> Pipeline:
         return found
     if "{{" in task.pipeline_file or "{%" in task.pipeline_file:
         raise InvalidError(
-            "the path of a pipeline's file is known only when the task runs",
+            "the path of the pipeline file is a template, so it is known only when the task runs",
             task=task.task_id,
             given=task.pipeline_file,
             accepted="a path without templates",

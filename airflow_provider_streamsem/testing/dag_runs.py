@@ -1,6 +1,6 @@
 """
-Runs a DAG like ``dag.test()`` under a given run id, so that a killed DAG run can be continued and tasks can be cleared. In this package's testing modules,
-only this one imports Airflow.
+Runs a DAG as ``dag.test()`` does, but with a given run id, so that a killed DAG run can be continued and tasks can be cleared. Of the modules in this package
+for tests, only this one imports Airflow.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def initialise_airflow() -> None:
 
 def require_sqlite() -> None:
     """
-    Refuse a metadata database other than SQLite, before a test writes DAG runs into it.
+    Check that Airflow's metadata database is SQLite, before a test writes DAG runs into it.
 
-    :raises InvalidError: the database is not SQLite and may belong to a deployment
+    :raises InvalidError: the database is not SQLite, so it may belong to a deployment
     """
     from airflow.configuration import conf
 
@@ -42,13 +42,14 @@ def require_sqlite() -> None:
 
 def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = (), conf: dict[str, Any] | None = None) -> Any:
     """
-    Run a DAG in this process under ``run_id`` and return the DagRun.
+    Run a DAG in this process with a run id, and return the DagRun.
 
-    A new run id creates a run. An existing one continues its run. Tasks that a killed process left unfinished get their next try, as the scheduler does after
-    a heartbeat timeout. Finished tasks do not run again, unless ``clear`` names them.
+    If there is no run with this id, the function creates one. Otherwise it continues the run. A task that a killed process left unfinished gets its next try,
+    as from the scheduler after a heartbeat timeout. A finished task does not run again, unless ``clear`` names it.
 
-    ``dag.test()`` always creates a new run. Therefore this function patches the function by which ``dag.test()`` creates it.
+    ``dag.test()`` always creates a new run, so this function patches the function with which ``dag.test()`` does so.
 
+    :param dag: the DAG
     :param clear: ids of the tasks to clear in an existing run
     :param conf: ``conf`` of a new run: values for the DAG's params
     """
@@ -93,14 +94,14 @@ def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = (), conf: dict[st
 
 @cache
 def _api_server() -> Any:
-    """Return one in-process API server for all runs. Before Airflow 3.3, ``dag.test()`` creates a server for each task try, which takes seconds."""
+    """Return an in-process API server, the same for all runs. Before Airflow 3.3, ``dag.test()`` creates one for each task try, which takes seconds."""
     from airflow.api_fastapi.execution_api.app import InProcessExecutionAPI
 
     return InProcessExecutionAPI()
 
 
 def returned(dag_run: Any, task_ids: Collection[str]) -> dict[str, Any]:
-    """Return task id → XCom ``return_value`` for tasks of a DAG run. A task that pushed none is absent."""
+    """Return task id → XCom ``return_value`` for tasks of a DAG run. A task that has pushed none is left out."""
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
 
@@ -114,10 +115,10 @@ def returned(dag_run: Any, task_ids: Collection[str]) -> dict[str, Any]:
 @contextmanager
 def stepped_messages(step: Callable[[str], object]) -> Iterator[None]:
     """
-    Inside the block, report each message of a task to Airflow as two steps, such as ``before Airflow gets SetXCom`` and ``after Airflow got SetXCom``.
+    Within the block, report each message of a task to Airflow as two steps, such as ``before Airflow gets SetXCom`` and ``after Airflow got SetXCom``.
 
-    Airflow treats every exception of a task as a failed try and sends a message about it. If ``step`` raises :class:`Crash` for that message and all later
-    ones, no more messages are sent. The task instance then stays in state running, as after a kill.
+    Airflow's task runner treats every exception as a failed try, and sends a message about it. If ``step`` raises :class:`Crash` at that message and at all
+    later ones, no more messages are sent. The task instance then stays in state running, as after a kill.
     """
     from airflow.sdk.execution_time.supervisor import InProcessSupervisorComms
 

@@ -1,4 +1,4 @@
-"""Runs a user's pipeline over the rows of a test. Its transform, predicate and sinks are unchanged; their locations are those of the test."""
+"""Runs a user's pipeline on rows of a test. Its transform, predicate and sinks are unchanged, but source, log and datasets are at locations of the test."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ if TYPE_CHECKING:
 
 class PipelineHarness:
     """
-    Runs a production pipeline over the rows of a test.
+    Runs a production pipeline on rows of a test.
 
-    The transform, the predicate, the declared ``rows``, the limit of quarantined records and the formats and partitions of the sinks are the pipeline's own.
-    The source, the log and the datasets are at other locations. :class:`Arrivals` replaces the source, the log is in memory, and the dataset of each sink is
-    below ``location``.
+    Unchanged are the transform, the predicate, the declared ``rows``, the limit of quarantined records, and the formats and partitions of the sinks. Replaced
+    are the locations: :class:`Arrivals` replaces the source, the log is in memory, and the dataset of each sink is below ``location``.
 
-    Each batch of a test is one batch of the run. Limits of the batch size do not apply.
+    Each batch of a test is one batch of the run. The other limits of the pipeline do not apply.
 
     :param pipeline: the production pipeline
     :param location: a directory for the test
-    :param spark: the session to run in; with ``None``, :class:`RowsEngine` runs the pipeline without Spark (JSON lines as input and output, a transform of
-        lists of dicts)
-    :param log: a URL such as ``s3://bucket/prefix``, below which logs are stored instead of in memory
-    :raises InvalidError: the test cannot replace a source or a sink of this type
+    :param spark: the session in which the pipeline runs; ``None``: :class:`RowsEngine` runs it without Spark. Input and output are then JSON lines, and the
+        transform receives a list of dicts
+    :param log: a URL such as ``s3://bucket/prefix``, below which the logs are stored; default: in memory
+    :raises InvalidError: the harness cannot replace a source or a sink of this type
     """
 
     def __init__(
@@ -56,11 +55,12 @@ class PipelineHarness:
 
     def run(self, *batches: Rows) -> Committed:
         """
-        Run the pipeline over batches, in order, as one run with ``drain``.
+        Run the pipeline on batches, in order, as one run with ``drain``.
 
-        :param batches: each a list of rows or a DataFrame: see :data:`airflow_provider_streamsem.testing.arrivals.Rows`
-        :returns: what this run committed
-        :raises StreamsemError: the error that the run of the pipeline raised
+        :param batches: each an iterable of rows or a DataFrame; see :data:`airflow_provider_streamsem.testing.arrivals.Rows`
+        :returns: a reader of the rows that this run committed
+        :raises InvalidError: a row is not valid for the source
+        :raises StreamsemError: the run of the pipeline failed
         """
         for rows in batches:
             self._bench.arrivals.add(rows)
@@ -76,23 +76,25 @@ class PipelineHarness:
         observe: Callable[[], object] = lambda: None,
     ) -> list[str]:
         """
-        Kill a run over these batches at every step and retry it, each time on a new log. The output must equal that of an undisturbed run.
+        Kill a run on these batches at every step and retry it, each time with a new log. The output must equal that of a run without a kill.
 
-        The steps are each request to the log, before and after it is applied, and each step of the engine. Every step is killed once.
+        There is a step before and after each request to the log, and for each step of the engine. Every step is killed once.
 
         The output consists of the rows of every sink and the quarantined records (as multisets), the counts, the next offsets and the findings of ``verify``.
         It also contains the return value of ``observe``, and whether a repeated run returns the same result.
 
-        :param ignore: columns whose values differ between runs, such as a load timestamp
-        :param prepare: called before each new run, to reset what ``observe`` reads
-        :param observe: returns additional output to compare, such as what the transform wrote elsewhere
+        :param batches: as in :meth:`run`
+        :param ignore: names of columns whose values may differ between runs, such as a load timestamp
+        :param prepare: called before each new run, to reset the data that ``observe`` reads
+        :param observe: returns additional output to compare, such as data that the transform wrote elsewhere
         :returns: the names of the steps, in order
-        :raises AssertionError: names each step after which the output differs, with lost and duplicated elements. Also raised if two undisturbed runs differ
-        :raises InvalidError: there is no batch, so no record could be lost
+        :raises AssertionError: the output differs after a kill; the message names each such step, with lost and duplicated elements. Or two runs without a kill
+            have different output
+        :raises InvalidError: there is no batch, so a crash matrix could not detect a lost record
         """
         if not batches:
             raise InvalidError(
-                "a crash matrix needs at least one batch, because without records it cannot fail",
+                "a crash matrix requires at least one batch, because without records it cannot fail",
                 accepted="crash_matrix([row, …])",
             )
         name = f"matrix-{next(self._matrices)}"
@@ -121,7 +123,7 @@ class PipelineHarness:
 
 
 class _Trial:
-    """One run key on a separate bench."""
+    """One run with a separate log and separate datasets."""
 
     def __init__(self, bench: Bench, ignore: Collection[str], observe: Callable[[], object]) -> None:
         self._bench, self._ignore, self._observe = bench, ignore, observe

@@ -1,4 +1,4 @@
-"""Writes rows as lines of text in the form that Spark's readers parse."""
+"""Formats rows as lines of JSON or CSV that Spark's readers parse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from airflow_provider_streamsem.errors import InvalidError
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    """Return a row as JSON: dates and times in ISO format, decimals as text, binary values in base64."""
+    """
+    Return a row as JSON: dates and times in ISO format, decimals as text, binary values in base64.
+
+    :raises InvalidError: a value cannot be written as text
+    """
     return json.dumps(dict(row), default=_plain)
 
 
@@ -21,8 +25,9 @@ def csv_line(row: Mapping[str, Any], columns: Sequence[str], options: Mapping[st
     """
     Return a row as CSV.
 
-    :param columns: columns in the order of the file
-    :param options: options of Spark's reader: ``sep``, ``quote``, ``escape``, ``nullValue``
+    :param columns: names of the columns in the order of the file
+    :param options: options of Spark's reader, of which ``sep``, ``quote``, ``escape`` and ``nullValue`` are used
+    :raises InvalidError: a value cannot be written as text
     """
     given = {name.lower(): value for name, value in options.items()}
     separator = given.get("sep", given.get("delimiter", ","))
@@ -50,4 +55,4 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, (int, float, str)):
         return value
-    raise InvalidError("a row holds a value that cannot be written as text", given=type(value).__name__)
+    raise InvalidError("a row contains a value that cannot be written as text", given=type(value).__name__)

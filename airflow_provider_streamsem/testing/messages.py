@@ -1,4 +1,4 @@
-"""Kafka messages of a test without a cluster: stored as lines of a file, and loaded as :class:`KafkaSource` loads the messages of a topic."""
+"""Kafka messages for tests without a cluster. They are stored as lines of files, and loaded as :class:`KafkaSource` loads the messages of topics."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ COLUMNS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaMessage:
     """
-    A message as stored in a topic, before decoding.
+    A message of a topic, before decoding.
 
-    :param value: text is encoded as UTF-8; ``None`` is a tombstone
-    :param key: text is encoded as UTF-8
-    :param topic: default: the first topic that the source names
-    :param partition: partition number
-    :param offset: default: the next offset of the partition
+    :param value: the value; text is encoded as UTF-8, and ``None`` is a tombstone
+    :param key: the key; text is encoded as UTF-8
+    :param topic: the topic; default: the first topic that the source names
+    :param partition: the partition
+    :param offset: the offset; default: the next offset of the partition
     :param timestamp: a datetime with a time zone, or its ISO text
     :param headers: ``(key, value)`` pairs, or ``{"key": …, "value": …}`` as in Spark
     """
@@ -58,7 +58,7 @@ _PARTS = tuple(f.name for f in fields(KafkaMessage))
 
 class Messages:
     """
-    Converts the rows of a test to messages of a source's topics. Offsets continue from batch to batch.
+    Converts rows of a test to messages of the topics of a source. Offsets continue from batch to batch.
 
     A row is one of:
 
@@ -74,7 +74,7 @@ class Messages:
 
     def line(self, row: object) -> str:
         """
-        Return a row as one line of JSON with :data:`COLUMNS`; binary columns are in base64.
+        Return the message of a row as one line of JSON with :data:`COLUMNS`. Binary columns are in base64.
 
         :raises InvalidError: the row cannot be converted to a message
         """
@@ -124,7 +124,7 @@ class Messages:
         known = named in self._source.topics if pattern is None else re.fullmatch(pattern, named or "") is not None
         if named is None or not known:
             raise InvalidError(
-                "the topic of a message must be one that the source reads",
+                "the source does not read the topic of this message",
                 given=named,
                 accepted=pattern or list(self._source.topics),
             )
@@ -133,7 +133,7 @@ class Messages:
 
 class GivenMessages:
     """
-    Loads messages from files as a :class:`KafkaSource` loads those of a topic: with the same columns, decoding and quarantine.
+    A source that loads messages from files. Columns, decoding and quarantine are those of a :class:`KafkaSource`.
 
     :param kafka: the source that defines columns and decoders
     :param location: the directory of the files
@@ -155,13 +155,16 @@ class GivenMessages:
 
 def _encoded(part: str, decoder: Decoder | None, given: Mapping[str, Any]) -> str:
     """
-    Encode a key or value from its fields.
+    Return a key or value as JSON text.
 
-    :raises InvalidError: the source does not decode it from JSON, or it has no such fields
+    :param part: ``key`` or ``value``
+    :param decoder: the decoder of the source for this part
+    :param given: name → value of the fields
+    :raises InvalidError: the source does not decode this part from JSON, or its schema has no such fields
     """
     if not isinstance(decoder, Json):
         raise InvalidError(
-            f"a test can give the fields of a {part} only if the source decodes it from JSON",
+            f"a row may only have the fields of a {part} if the source decodes the {part} from JSON",
             decoder=None if decoder is None else decoder.type,
             accepted=f"bytes of the {part}, or a copy of the source with {part}=Json(...) of the same columns",
         )

@@ -1,8 +1,7 @@
 """
-A pytest plugin with fixtures for tests of pipelines and DAGs. pytest loads it wherever this package is installed. It does nothing until a test uses a
-fixture.
+A pytest plugin with fixtures for tests of pipelines and DAGs.
 
-The module imports only pytest, because every pytest run in the environment loads it.
+Every pytest run in an environment with this package loads the plugin, so this module imports only pytest. The plugin does nothing until a test uses a fixture.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _LOCATIONS = count()
 
 @pytest.fixture(scope="session")
 def streamsem_s3_endpoint() -> Iterator[str]:
-    """Endpoint of a moto S3 server in this process, with the bucket ``streamsem``. Requires the extra ``testing``."""
+    """The endpoint of a moto S3 server in this process, with the bucket ``streamsem``. The fixture requires the extra ``testing``."""
     from airflow_provider_streamsem.testing.s3 import s3_server
 
     with ExitStack() as stack:
@@ -42,21 +41,21 @@ def streamsem_s3_endpoint() -> Iterator[str]:
 @pytest.fixture
 def streamsem_log(streamsem_s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """
-    URL of an empty location for logs on that server: ``s3://streamsem/test-<n>``, a different one for each test.
+    The URL of an empty location for logs on that server, ``s3://streamsem/test-<n>``. Each test gets another one.
 
-    During the test, boto3 finds only this server. The fixture replaces all ``AWS_*`` variables and configuration files.
+    The fixture replaces all ``AWS_*`` variables and configuration files, so that boto3 accesses only this server during the test.
     """
     from airflow_provider_streamsem.testing.s3 import environment, make_bucket
 
     _forget_aws(monkeypatch)
     for name, value in environment(streamsem_s3_endpoint).items():
         monkeypatch.setenv(name, value)
-    make_bucket(streamsem_s3_endpoint, _BUCKET)  # a test with mock_aws also empties moto's servers
+    make_bucket(streamsem_s3_endpoint, _BUCKET)  # a test with mock_aws also deletes the buckets of moto's servers
     return f"s3://{_BUCKET}/test-{next(_LOCATIONS)}"
 
 
 def _forget_aws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove variables and files that could lead boto3 to another server or to a missing profile."""
+    """Remove environment variables and configuration files that could make boto3 use another server or a missing profile."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -66,8 +65,9 @@ def _forget_aws(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def streamsem_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """
-    A Spark session for all tests: ``local[2]``, no UI, UTC. Requires the extra ``spark`` and Java. If a session is already active, the fixture returns it
-    unchanged.
+    A Spark session for all tests: ``local[2]``, without UI, with time zone UTC. If a session is already active, the fixture returns it unchanged.
+
+    The fixture requires the extra ``spark`` and Java.
     """
     from airflow_provider_streamsem.testing.spark import local_session
 
@@ -78,10 +78,10 @@ def streamsem_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkS
 @pytest.fixture
 def streamsem_harness(streamsem_spark: SparkSession, tmp_path: Path) -> Callable[..., PipelineHarness]:
     """
-    Factory: call it with a production pipeline to get a :class:`~airflow_provider_streamsem.testing.harness.PipelineHarness` on Spark, at locations of this
-    test.
+    A function that creates a :class:`~airflow_provider_streamsem.testing.harness.PipelineHarness` for a production pipeline, with Spark and at locations of
+    this test.
 
-    ``log=streamsem_log`` stores the harness's logs on S3 instead of in memory.
+    With ``log=streamsem_log``, the logs of the harness are on S3 instead of in memory.
     """
     from airflow_provider_streamsem.testing.harness import PipelineHarness
 
@@ -93,7 +93,11 @@ def streamsem_harness(streamsem_spark: SparkSession, tmp_path: Path) -> Callable
 
 @pytest.fixture(scope="session")
 def streamsem_airflow() -> None:
-    """Airflow's metadata database in the ``AIRFLOW_HOME`` of the process, created if it does not exist. Only SQLite, because tests write DAG runs into it."""
+    """
+    Creates Airflow's metadata database in the ``AIRFLOW_HOME`` of the process if it does not exist.
+
+    The database must be SQLite. Tests write DAG runs into it, and another database may belong to a deployment.
+    """
     from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, require_sqlite
 
     require_sqlite()
@@ -105,8 +109,8 @@ def streamsem_dag_harness(
     streamsem_airflow: None, streamsem_spark: SparkSession, tmp_path: Path
 ) -> Callable[[Any], DagHarness]:
     """
-    Factory: call it with a DAG of the DAGs folder to get a :class:`~airflow_provider_streamsem.testing.dag_harness.DagHarness` on Spark, at locations of this
-    test.
+    A function that creates a :class:`~airflow_provider_streamsem.testing.dag_harness.DagHarness` for a DAG of the DAGs folder, with Spark and at locations of
+    this test.
     """
     from airflow_provider_streamsem.testing.dag_harness import DagHarness
 

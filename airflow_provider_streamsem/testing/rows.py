@@ -1,4 +1,4 @@
-"""An in-process engine without Spark, for tests of all other components. It reads JSON lines, and writes JSON lines or staged Parquet."""
+"""An engine without Spark for tests. It reads JSON lines, and writes JSON lines or staged Parquet."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ _TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 
 class RowsEngine:
     """
-    Stages :class:`FilesSource` files of format ``json`` into :class:`FilesSink` datasets of format ``json`` on a local disk. For sinks that publish, it
-    stages Parquet. For landed messages, the rows are the message bodies.
+    An engine that stages in this process, with Python lists instead of DataFrames.
 
-    The transform receives a list of dicts and returns one list, or one per sink. A line that is not a JSON object is quarantined. The engine implements only
-    the engine contract. It refuses a pipeline with partitions, other formats or an SQL predicate.
+    It reads files of format ``json``, and writes datasets of format ``json`` on a local disk. For sinks outside the log it writes Parquet. For landed messages,
+    the rows are the message bodies. It refuses a pipeline with partitions, other formats or an SQL predicate.
 
-    The columns of a sink that publishes are those of the first row (integers, floats, strings and booleans). Without rows, they are those of earlier batches.
+    The transform receives a list of dicts, and returns one list, or a mapping of sink names to lists. A line that is not a JSON object is quarantined.
 
-    :param step: called with the name of each step before that step, so that a test can stop the engine there
+    The columns of a sink outside the log are those of the first row (integers, floats, strings and booleans). Without rows, they are those of earlier batches.
+
+    :param step: called with the name of each step before the step, so that a test can stop the engine there
+    :attr staged: number of attempts so far
     """
 
     def __init__(self, step: Callable[[str], object] | None = None) -> None:
@@ -42,7 +44,7 @@ class RowsEngine:
         self.staged = 0
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
-        """Read, transform, and write one file per sink."""
+        """Read the planned records, transform them, and write one file for each sink; see :class:`airflow_provider_streamsem.engine.Engine`."""
         self.staged += 1
         _refuse_what_needs_spark(job)
         self._step("read")
@@ -66,7 +68,7 @@ class RowsEngine:
                 sinks[name] = sink.collect(job.plan.version, job.attempt_id)
         if len(bad) > job.max_quarantined:
             raise DataError(
-                "the number of records that cannot be parsed exceeds limits.max_quarantined",
+                "the number of records that cannot be parsed exceeds limits.max_quarantined; nothing became visible",
                 found=len(bad),
                 allowed=job.max_quarantined,
             )
@@ -84,7 +86,7 @@ class RowsEngine:
         )
 
     def cancel(self) -> None:
-        """Do nothing: no work runs outside the thread that stages."""
+        """Do nothing, because no work runs outside the thread that stages."""
 
     def _read(self, job: Job) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
         assert job.source.location is not None
@@ -107,7 +109,7 @@ class RowsEngine:
         return rows, bad
 
     def _deduplicated(self, job: Job, log: CommitLog, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Json]:
-        """Return the rows with a new id, and the deduplication state after them, in the layers that Spark writes."""
+        """Return the rows that pass, and the deduplication state after the batch. The files of the state are those that Spark would write."""
         wanted = job.dedup
         if wanted is None:
             return rows, job.state
@@ -118,7 +120,7 @@ class RowsEngine:
             seen |= _later(log, job, wanted)
         lacking = sorted({key for row in rows for key in wanted.keys if key not in row})
         if lacking:
-            raise DataError("the records lack key columns of dedup", missing=lacking)
+            raise DataError("the records lack key columns of dedup; nothing became visible", missing=lacking)
         nameless = [row for row in rows if any(row[key] is None for key in wanted.keys)]
         passed: dict[bytes, dict[str, Any]] = {}
         for row in rows:
@@ -170,14 +172,14 @@ def _id(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
     odd = [name for name in names if isinstance(row[name], (float, list, dict))]
     if odd:
         raise DataError(
-            "dedup does not accept key columns of these types, because equal values may have different text forms",
+            "dedup does not accept key columns of these types, because equal values may have different text forms; nothing became visible",
             columns=odd,
         )
     return hashlib.sha256(canonical([row[name] for name in names])).digest()[:16]
 
 
 def _later(log: CommitLog, job: Job, wanted: dedup.Dedup) -> set[bytes]:
-    """Return the ids that a version after the reprocessed one let pass, and the reprocessed one did not."""
+    """Return the ids that passed in a version after the reprocessed one, but not in the reprocessed one."""
     assert job.chain is not None
     now_ms = job.dedup_at_ms
     current = _read_layers(log, dedup.stored_layers(job.chain.current), now_ms + 1)
@@ -186,7 +188,7 @@ def _later(log: CommitLog, job: Job, wanted: dedup.Dedup) -> set[bytes]:
 
 
 def _passed_by(log: CommitLog, chain: dedup.ChainStates, now_ms: int) -> set[bytes]:
-    """Return the ids that the chain's newest commit let pass."""
+    """Return the ids that passed in the newest commit of the chain."""
     found: set[bytes] = set()
     for states in chain.commits:
         before, after = (
@@ -198,7 +200,11 @@ def _passed_by(log: CommitLog, chain: dedup.ChainStates, now_ms: int) -> set[byt
 
 
 def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) -> set[tuple[bytes, int]]:
-    """Return each id of the layers with the time of the batch that added it, in milliseconds. Earlier ones than ``cutoff_ms`` are left out."""
+    """
+    Return the ids in the layers, each with the time of the batch that added it, in milliseconds since the epoch.
+
+    :param cutoff_ms: ids that were added before this time are left out
+    """
     import pyarrow.parquet
 
     found: set[tuple[bytes, int]] = set()
@@ -229,12 +235,16 @@ def _schema(rows: list[dict[str, Any]]) -> str:
 
 def _refuse_casts(name: str, given: str, accepted: str) -> None:
     if column_types.bare(json.loads(accepted)) != column_types.bare(json.loads(given)):
-        what = "the sink's table has wider types than the rows, and an engine without Spark does not cast"
+        what = "the sink's table has wider types than the rows, and an engine without Spark does not cast; nothing became visible"
         raise InvalidError(what, sink=name, given=given, accepted=accepted)
 
 
 def _refuse_what_needs_spark(job: Job) -> None:
-    """Refuse features that this engine would silently ignore."""
+    """
+    Refuse a pipeline with features that this engine does not implement, because it would ignore them.
+
+    :raises InvalidError: the pipeline has such a feature
+    """
     sinks = {
         f"format of sink {name}": sink.format
         for name, sink in job.sinks.items()

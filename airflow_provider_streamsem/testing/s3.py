@@ -1,8 +1,8 @@
 """
 A moto S3 server in this process, on the loopback interface, behind a lock.
 
-moto checks for a key and then writes it without a lock in between, so two concurrent creates can both succeed. Real S3 does not allow that. The lock makes
-each request atomic. This server proves nothing about the concurrency of a real server. ``streamsem doctor`` tests that on the real one.
+moto checks whether a key exists, and then writes it without a lock, so two concurrent creates can both succeed. In S3 they cannot. The lock makes each request
+atomic. So tests with this server prove nothing about the concurrency of a real server, which ``streamsem doctor`` tests.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from airflow_provider_streamsem.errors import InvalidError
 @contextmanager
 def s3_server(*, bucket: str, port: int = 0) -> Iterator[str]:
     """
-    Run an S3 server with one bucket during the block, and yield its endpoint.
+    Run an S3 server with one bucket within the block, and yield its endpoint.
 
+    :param bucket: name of the bucket
     :param port: TCP port; 0 selects a free one
     :raises InvalidError: moto is not installed
     """
@@ -51,7 +52,7 @@ def s3_server(*, bucket: str, port: int = 0) -> Iterator[str]:
 
 
 def make_bucket(endpoint: str, bucket: str) -> None:
-    """Create a bucket on this server. Does nothing if the bucket exists, because moto responds as S3 does in us-east-1."""
+    """Create a bucket on this server if it does not exist. For an existing bucket, moto returns success, as S3 does in us-east-1."""
     import boto3
 
     boto3.client("s3", endpoint_url=endpoint, **credentials()).create_bucket(Bucket=bucket)
@@ -63,7 +64,7 @@ def credentials() -> dict[str, str]:
 
 
 def environment(endpoint: str) -> dict[str, str]:
-    """Return the environment variables by which boto3 finds the server."""
+    """Return the environment variables with which boto3 accesses the server."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "testing",
@@ -75,7 +76,7 @@ def environment(endpoint: str) -> dict[str, str]:
 
 
 def one_at_a_time(application: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
-    """Wrap a WSGI application so that it serves one request at a time, including the response body."""
+    """Return a WSGI application that serves one request at a time, including the response body."""
     lock = Lock()
 
     def locked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -1,4 +1,4 @@
-"""A small Spark session for tests, in this process."""
+"""A Spark session for tests, with settings for small batches."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 @contextmanager
 def local_session(location: str) -> Iterator[SparkSession]:
     """
-    Yield a session with two threads during the block: no UI, UTC, two shuffle partitions. A session that is already active is yielded unchanged and not
-    stopped.
+    Yield a Spark session with two threads, two shuffle partitions and time zone UTC, and stop it after the block.
+
+    A session that is already active is yielded unchanged, and not stopped.
 
     :param location: a directory for Spark's warehouse
     :raises InvalidError: neither ``JAVA_HOME`` nor the ``PATH`` has a Java runtime, or pyspark is not installed
@@ -39,7 +40,7 @@ def local_session(location: str) -> Iterator[SparkSession]:
     )
     if not _has_java():
         raise InvalidError(
-            "Spark needs Java, and this machine has none",
+            "Java was not found, and Spark requires it",
             JAVA_HOME=os.environ.get("JAVA_HOME"),
             accepted="Java 17 or 21, as java on the PATH or by JAVA_HOME",
         )
@@ -48,7 +49,7 @@ def local_session(location: str) -> Iterator[SparkSession]:
     session = engine.session()
     if started:
         session.sparkContext.setLogLevel("OFF")
-        # py4j logs when the process ends, after pytest has closed its streams.
+        # py4j logs when the process ends. At that time pytest has closed the streams, so logging would print errors.
         logging.getLogger("py4j").setLevel(logging.ERROR)
     try:
         yield session

@@ -1,4 +1,8 @@
-"""The steps of a run, in order: each request to the log before and after it is applied, and each step of the engine. A test can kill the run at any step."""
+"""
+Reports the steps of a run, so that a test can kill the run at any of them.
+
+There is a step before and after each request to the log, and for each step of the engine.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,13 @@ T = TypeVar("T")
 
 class Steps:
     """
-    Called with the name of each step of a run. At one step it kills the process.
+    Records the steps of a run, and simulates a kill of the process at one of them. The run calls an instance with the name of each step.
 
-    A kill is a :class:`Crash`, which no code may catch. The stored state stays as it was at that step, and a killed process takes no further step. Unlike
-    with ``kill -9``, ``finally`` blocks run and the memory of the process remains.
+    To simulate a kill, the instance raises :class:`Crash`, which no code may catch, at this step and at all later ones. So the stored state remains that of
+    this step. Unlike with ``kill -9``, ``finally`` blocks run, and the memory of the process remains.
 
-    :param at: number of the step at which the process is killed, from 0; with ``None``, at no step
-    :attr taken: the names of the steps so far. In a killed process, the last one is the step at which it was killed
+    :param at: index of the step at which the process is killed, from 0; ``None``: at no step
+    :attr taken: the names of the steps so far. After a kill, the last one is the step of the kill
     :attr died: whether the process was killed
     """
 
@@ -33,7 +37,11 @@ class Steps:
         self.died = False
 
     def __call__(self, name: str) -> None:
-        """Record a step, or raise :class:`Crash` at it."""
+        """
+        Record a step.
+
+        :raises Crash: the process is killed at this step, or was killed at an earlier one
+        """
         if not self.died:
             self.taken.append(name)
             self.died = len(self.taken) - 1 == self._at
@@ -43,9 +51,11 @@ class Steps:
 
 class SteppedStore:
     """
-    Forwards every request. Each request is two steps, ``before create KEY`` and ``after create KEY``.
+    A store that forwards every request to another store, and reports two steps for each, such as ``before create KEY`` and ``after create KEY``.
 
-    :param unless: requests for keys with this prefix are not steps. Default: the doctor's requests, whose order varies
+    :param store: the other store
+    :param step: called with the name of each step
+    :param unless: requests for keys with this prefix are not reported. Default: those of the store probe, whose order varies
     """
 
     def __init__(self, store: Store, step: Callable[[str], object], unless: str = "doctor/") -> None:
@@ -85,11 +95,14 @@ class SteppedStore:
 
 class SteppedEngine:
     """
-    An engine that reports the steps of an attempt: ``read``, ``transform``, ``write NAME`` and ``collect NAME`` for each sink, and ``staged``.
+    An engine that stages with another engine, and reports the steps of an attempt: ``read``, ``transform``, ``write NAME`` and ``collect NAME`` for each sink,
+    and ``staged``.
 
-    Each step precedes the action that it names, except ``staged``, which follows all of them. There are no steps inside a Spark job.
+    Each step is reported before the action that it names, except ``staged``, which is reported after all of them. There are no steps within a Spark job.
 
-    :param source: if given, loads the records in place of the pipeline's source
+    :param engine: the other engine
+    :param step: called with the name of each step
+    :param source: the source from which the records are loaded; default: the pipeline's source
     """
 
     def __init__(self, engine: Engine, step: Callable[[str], object], source: Source | None = None) -> None:
@@ -98,7 +111,7 @@ class SteppedEngine:
         self._source = source
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
-        """Stage with the wrapped engine, and report its steps."""
+        """Stage with the other engine, and report the steps."""
 
         def transform(frame: Any) -> Any:
             self._step("transform")
@@ -112,12 +125,12 @@ class SteppedEngine:
         return produced
 
     def cancel(self) -> None:
-        """Cancel the wrapped engine."""
+        """Cancel the other engine."""
         self._engine.cancel()
 
 
 class _SteppedSink:
-    """A sink that reports a step before it writes and before it collects."""
+    """A sink that forwards to another sink, and reports a step before it stages and before it collects."""
 
     def __init__(self, name: str, sink: Sink, step: Callable[[str], object]) -> None:
         self._name, self._sink, self._step = name, sink, step

@@ -1,4 +1,4 @@
-"""Stores that wrap a store: one counts requests, one fails at a selected request."""
+"""Stores that forward to another store. One counts the requests, the other injects a fault at a selected request."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from airflow_provider_streamsem.stores.contract import ObjectStat, Store, Unknow
 
 class CountingStore:
     """
-    Forwards every request and counts it.
+    A store that forwards every request to another store, and counts it.
 
-    :attr requests: ``create``, ``read``, ``list`` … → number of requests
+    :param store: the other store
+    :attr requests: method → number of its requests
     :attr keys: each request as ``(method, key or prefix)``, in order
-    :attr sent_bytes: total bytes of creates
-    :attr read_bytes: total bytes of reads
+    :attr sent_bytes: number of bytes that creates sent
+    :attr read_bytes: number of bytes that reads returned
     """
 
     def __init__(self, store: Store) -> None:
@@ -62,30 +63,35 @@ class CountingStore:
 
 
 class Fault(Enum):
-    """The fault at the selected request."""
+    """A fault at one request of a process."""
 
-    CRASH_BEFORE = "the process dies; the request was not applied"
-    CRASH_AFTER = "the request was applied; the process dies before it sees the answer"
-    LOST_REPLY = "the request was applied; the answer is lost"
-    CONFLICT = "409: not applied"
-    ERROR_AFTER = "500, though the request was applied"
-    APPLIED_LATE = "no answer; the request is applied just before the process's next one"
-    PAUSE_BEFORE = "the process stops before the request while others go on, then sends it"
-    PAUSE_AFTER = "the process stops after the request was applied while others go on, then sees the answer"
+    CRASH_BEFORE = "the process ends before it sends the request"
+    CRASH_AFTER = "the request is applied, and the process ends before it receives the response"
+    LOST_REPLY = "the request is applied, and the response is lost"
+    CONFLICT = "the response is 409, and the request is not applied"
+    ERROR_AFTER = "the response is 500, although the request is applied"
+    APPLIED_LATE = "there is no response, and the request is applied just before the next request of the process"
+    PAUSE_BEFORE = "the process pauses before it sends the request, while other processes continue"
+    PAUSE_AFTER = (
+        "the request is applied, and the process pauses before it receives the response, while other processes continue"
+    )
 
 
 class Crash(BaseException):
-    """The process dies here. It is not an ``Exception``, so that ``except Exception`` does not catch it."""
+    """Simulates the end of the process. It is not an ``Exception``, so that ``except Exception`` does not catch it."""
 
 
 @dataclass
 class FaultyStore:
     """
-    Forwards requests, and injects a fault at request number ``at`` (from 0).
+    A store that forwards requests to another store, and injects a fault at one of them.
 
+    :param store: the other store
+    :param at: index of the request with the fault, from 0. ``stat`` and ``delete`` are not counted
     :param fault: the fault
-    :param meanwhile: called once: while the process is paused, or before a request fails with :class:`UnknownAnswerError`
-    :param unless: requests for keys with this prefix are forwarded and not numbered
+    :param meanwhile: called once, to simulate other processes: while the process is paused, or before a create fails with :class:`UnknownAnswerError`
+    :param unless: requests for keys with this prefix are forwarded and not counted
+    :attr seen: number of requests so far
     """
 
     store: Store
@@ -102,7 +108,7 @@ class FaultyStore:
 
     @property
     def reached(self) -> bool:
-        """Whether the selected request was sent."""
+        """Whether the process has reached the request with the fault."""
         return self.seen > self.at
 
     def create(self, key: str, data: bytes) -> bool:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def asked(question: Callable[[], T]) -> T:
-    """Call a function with Airflow's connections available, and return its result. Blocks."""
+    """Call a function while connection ids are resolved by Airflow, and return its result. Blocks until the function returns."""
     with looked_up_by(airflow_connection):
         return question()
 
@@ -30,7 +30,8 @@ async def in_thread(question: Callable[[], T]) -> T:
     """
     Call :func:`asked` in a thread, without blocking the event loop.
 
-    The thread is asgiref's, not asyncio's. Before Airflow 3.3, a connection can be looked up only from a thread that knows the triggerer's event loop.
+    The thread comes from asgiref, not from asyncio. Before Airflow 3.3, Airflow resolves a connection only in a thread that asgiref has connected to the
+    triggerer's event loop.
     """
     from asgiref.sync import sync_to_async
 
@@ -39,13 +40,13 @@ async def in_thread(question: Callable[[], T]) -> T:
 
 class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
     """
-    Fires once: when the condition is met, or with the error if a check fails.
+    Checks a condition repeatedly. Fires once: with the observed values when the condition is met, or with the error when a check fails.
 
     Airflow stores the path of this class and the names of its arguments with deferred tasks. They must never change.
 
     :param condition: JSON text from :mod:`airflow_provider_streamsem.readers.conditions`
     :param poll_interval_s: seconds between the end of one check and the start of the next
-    :param is_patient: whether the trigger logs a retryable error and continues, instead of ending with it
+    :param is_patient: whether the trigger logs a retryable error and checks again, instead of firing with the error
     """
 
     def __init__(self, condition: str, poll_interval_s: float = 60.0, is_patient: bool = False) -> None:
@@ -69,20 +70,20 @@ class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
                 if not (self.is_patient and error.retryable):
                     yield TriggerEvent(_error(error))
                     return
-                self.log.warning("checking the condition failed and will be repeated: %s", error)
+                self.log.warning("a check of the condition failed; the trigger checks again: %s", error)
             else:
                 if finding.met:
                     yield TriggerEvent({"seen": finding.seen})
                     return
-                self.log.info("not yet: %s", finding.seen)
+                self.log.info("the condition is not met: %s", finding.seen)
             await asyncio.sleep(self.poll_interval_s)
 
 
 def answer_of(event: dict[str, Any]) -> dict[str, Any]:
     """
-    Return the observed values of a trigger event.
+    Return the observed values of an event of :class:`ConditionTrigger`.
 
-    :raises StreamsemError: the trigger ended with this error
+    :raises StreamsemError: the event contains this error, because a check failed
     """
     if "error" in event:
         raise getattr(errors, event["error"])(event["truth"], **event["fields"])
@@ -98,7 +99,7 @@ def _check(condition: str) -> Finding:
 
 
 def _error(error: StreamsemError) -> dict[str, Any]:
-    """Return the JSON from which :func:`answer_of` recreates the error. The cause may contain secrets and is left out."""
+    """Return the JSON from which :func:`answer_of` recreates the error. It does not contain the cause, which may contain secrets."""
     known = next(cls for cls in type(error).__mro__ if cls.__module__ == StreamsemError.__module__)
     fields = {name: v if v is None or isinstance(v, (str, int)) else repr(v) for name, v in error.fields.items()}
     return {"error": known.__name__, "truth": error.summary, "fields": fields}

@@ -1,11 +1,11 @@
 """
-The trigger of asset watchers: emits one event for each bounded range of offsets that waits to be read.
+The trigger of asset watchers. It emits one event for each bounded range of unread offsets.
 
-The log is the trigger's cursor. In memory the trigger keeps only the offsets of its last event, so that it does not repeat the event at every poll. After a
-restart the trigger emits an event again for records that still wait. A run whose records another run has already claimed does nothing.
+The trigger derives the unread offsets from the log. In memory it keeps only the offsets of its last event, so that it does not repeat the event at every
+poll. After a restart it emits the events of pending offsets again. A run whose offsets another run has already claimed does nothing.
 
-The trigger repeats an event that no run acted on, because it was lost, its DAG was paused, or its run died. An event may therefore occur twice, and
-correctness depends on no single event.
+If no run claims the offsets of an event, the trigger repeats the event. Causes are a lost event, a paused DAG and a run that died. So an event may occur
+twice. Correctness does not depend on events.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.readers.waiting import Waiting
 
 UNSAID_WAIT_S = 300
-"""How long, in seconds, an event waits for a run before it is repeated, if neither the trigger nor the pipeline sets a delay."""
+"""Default of ``max_wait`` in seconds, if the pipeline has no ``limits.max_delay_s``."""
 
 
 class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
     """
     Fires when a run of the pipeline would find work. Use it in an ``AssetWatcher``.
 
-    Each event covers one bounded range: the next batch. The trigger emits the next event when a run has claimed that range, by its plan or by its drain, and
-    more records wait. If no run claims the range, the trigger repeats the event after ``max_wait``. Set ``max_active_runs=1`` on the DAG and ``drain=True``
-    on its task, so that one run reads all records that arrived in the meantime.
+    Each event covers one bounded range: the next batch. The trigger emits the next event after a run has claimed that range, by its plan or by its drain, if
+    more records are unread. If no run claims the range, the trigger repeats the event after ``max_wait``. Set ``max_active_runs=1`` on the DAG and
+    ``drain=True`` on its task, so that one run reads all records that arrived in the meantime.
 
-    Payload (``extra["payload"]`` of the asset event): ``pipeline``, ``log``, ``is_new``, ``version`` (newest closed), ``open_version``, ``ranges``, ``rows``,
-    ``lag``, ``unit``. The payload is informational. The run itself reads the log.
+    Payload (``extra["payload"]`` of the asset event): ``pipeline``, ``log``, ``is_new``, ``version``, ``open_version``, ``ranges``, ``rows``, ``lag``,
+    ``unit``, as in :class:`airflow_provider_streamsem.readers.waiting.Waiting`. The payload is informational. The run itself reads the log.
 
-    The trigger logs a failed poll and polls again. For an error that is not retryable, it emits one event with ``error`` in its payload. The run that this
-    event starts fails with the same error, so that a user sees it.
+    If a poll fails, the trigger logs the error and polls again. If the error is not retryable, the trigger also emits one event with ``error`` in its
+    payload. The run that this event starts fails with the same error, so that a user sees the error.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file, which is read while Airflow parses the DAG. A pipeline with templates is refused,
         because no run renders them here
     :param min_rows: minimum number of rows for an event. Default: the pipeline's ``limits.min_rows``, or 1
-    :param max_wait: how long fewer than ``min_rows`` rows wait after the newest outcome, and how long the trigger waits before it repeats an event. Integer
-        seconds or a ``timedelta``. Default: the pipeline's ``limits.max_delay_s``, or five minutes
-    :param poll_interval_s: seconds between the end of one poll and the start of the next
+    :param max_wait: time after the newest outcome at which fewer than ``min_rows`` rows are enough, and time before the trigger repeats an event. Integer
+        seconds or a ``timedelta``, 1 second or more. Default: the pipeline's ``limits.max_delay_s``, or five minutes
+    :param poll_interval_s: seconds between the end of one poll and the start of the next, greater than 0
     :raises InvalidError: the pipeline or a limit is not valid, or the pipeline contains templates
     """
 
@@ -62,7 +62,8 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
         poll_interval_s: float = 30.0,
     ) -> None:
         super().__init__()
-        # A value that Airflow stored was validated when the DAG was parsed. The triggerer constructs this object on its event loop, so it must not block.
+        # Airflow stores the spec as JSON text, which was validated when the DAG was parsed. The triggerer constructs this object on its event loop, so the
+        # constructor must not block.
         is_stored = isinstance(pipeline, str) and pipeline.startswith("{")
         self.pipeline = str(pipeline) if is_stored else _spec(pipeline, min_rows, max_wait)
         self.poll_interval_s = poll_interval_s
@@ -78,7 +79,7 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
         return path, {"pipeline": self.pipeline, "poll_interval_s": self.poll_interval_s}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Poll, and emit an event for each new range. Never returns, because Airflow would restart the trigger immediately."""
+        """Poll the source and the log, and emit an event for each new range. Never returns, because Airflow would restart the trigger immediately."""
         clock = asyncio.get_running_loop().time
         spec = json.loads(self.pipeline)
         name, again_after_s = spec["name"], spec["limits"]["max_delay_s"]
@@ -106,8 +107,9 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
 
 def _state(found: Waiting) -> str:
     """
-    Return the state that changes only when a run claims offsets. Before the log exists it is constant, because the source may start at other offsets at every
-    poll.
+    Return the claimed offsets as text, which changes only when a run claims offsets.
+
+    Before the log exists, the text is constant, because the initial offsets of the source may differ at every poll.
     """
     return "new" if found.is_new else repr(sorted(found.taken.items()))
 
@@ -121,7 +123,7 @@ def _look(pipeline: str) -> Waiting:
 
 
 def _spec(pipeline: object, min_rows: int | None, max_wait: timedelta | float | None) -> str:
-    """Return the spec for the triggerer as JSON text, with the limits that determine when an event is due."""
+    """Return the pipeline's spec as JSON text for the triggerer. Its limits are those of the trigger."""
     from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
     from airflow_provider_streamsem.pipeline.templates import holds_templates
     from airflow_provider_streamsem.readers.conditions import spec_text

@@ -560,10 +560,10 @@ def test_quarantine_shows_records_reasons_and_places(
     assert {record["version"] for record in told["records"]} <= {0, 1, 2}
     assert all({"raw", "error", "path"} <= set(record) for record in told["records"])
     _, out, _ = run(capsys, "quarantine", log, "--limit", "1")
-    assert ("only the first 1 are shown" in out) == (len(told["records"]) > 1)
+    assert ("Only the first 1 are shown" in out) == (len(told["records"]) > 1)
     assert told["records"][0]["raw"] in out
     _, out, _ = run(capsys, "quarantine", log, "--since", str(fixture.opened().head))
-    assert out == "no record is in quarantine\n"
+    assert out == "there are no quarantined records\n"
 
 
 def test_log_may_be_a_relative_path(

@@ -148,7 +148,7 @@ def test_reprocessing_a_version_whose_records_were_compacted_or_expired_changes_
     time.sleep(0.3)
     topics.put("a", ["last"], key=b"0")
     topics.until(lambda: sum(topics.read("a").values()) < 10, 60)
-    with pytest.raises(SourceChangedError, match="fewer records than the version read"):
+    with pytest.raises(SourceChangedError, match="fewer records than the replaced version read"):
         reprocess(spec, 0)
     topics.forget_below("b", 0, 1)
     with pytest.raises(SourceChangedError, match="no longer has the planned offsets"):

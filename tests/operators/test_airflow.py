@@ -390,9 +390,9 @@ def test_invalid_transform_functions_are_refused_when_the_dag_is_parsed(fixture:
 
     with pytest.raises(InvalidError, match="must take a DataFrame"):
         decorated(no_frame, fixture.pipeline())
-    with pytest.raises(InvalidError, match="supplies the DataFrame"):
+    with pytest.raises(InvalidError, match="receives its DataFrame"):
         decorated(clean, fixture.pipeline(), 1)
-    with pytest.raises(InvalidError, match="supplies the DataFrame"):
+    with pytest.raises(InvalidError, match="receives its DataFrame"):
         decorated(clean, fixture.pipeline(), df=1)
 
 

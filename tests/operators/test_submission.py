@@ -113,7 +113,7 @@ def test_driver_without_progress_is_declared_lost_and_the_retry_may_submit_anoth
     finding = condition.check(clock=ManualClock(now_ms=planned_ms + 61_000))
     assert (finding.met, finding.seen["stalled"]) == (True, True)
     made = operator(pipeline, conn_id, patience=60)
-    with pytest.raises(StageError, match="counts as lost"):
+    with pytest.raises(StageError, match="treats the driver as lost"):
         made.execute_complete(context(), {"seen": finding.seen})
     again = RunNeedsItsTask(pipeline=pipeline, run_key="r", patience_s=60, since_ms=planned_ms + 100_000)
     assert not again.check(clock=ManualClock(now_ms=planned_ms + 159_000)).met

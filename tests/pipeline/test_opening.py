@@ -28,7 +28,7 @@ def test_two_logs_over_one_dataset_are_refused(fixture: PipelineFixture, tmp_pat
     fixture.run("a")
     other = PipelineFixture(tmp_path)
     other.made = fixture.made
-    with pytest.raises(DatasetOwnedError, match="marked as the output of a log") as caught:
+    with pytest.raises(DatasetOwnedError, match="the dataset's mark names a log") as caught:
         other.run("b")
     assert (caught.value.fields["pipeline"], caught.value.fields["log"]) == ("world", other.store.url)
     assert caught.value.fields["marked_uuid"] == fixture.opened().record.pipeline_uuid
@@ -39,7 +39,7 @@ def test_dataset_with_unknown_output_is_refused(fixture: PipelineFixture) -> Non
     fixture.arrive(1)
     (fixture.root / "out" / "data" / "0").mkdir(parents=True)
     (fixture.root / "out" / "data" / "0" / "x.json").write_text("{}")
-    with pytest.raises(ConflictError, match="no mark that names their log"):
+    with pytest.raises(ConflictError, match="no mark that names the log"):
         fixture.run("a")
     assert fixture.log().read_pipeline() is None
 
@@ -108,7 +108,7 @@ def test_nothing_of_a_wrong_source_is_left_for_the_corrected_one_by_a_death_at_a
             fixture.run("a", pipeline=wrong, store=store)
         if any(stat.key.startswith("log/") for stat in fixture.store.list("")):
             assert at > 5
-            with pytest.raises(ConflictError, match="first version was planned"):
+            with pytest.raises(ConflictError, match="version 0 was planned"):
                 fixture.run("b")
             return
         fixture.arrive(2)

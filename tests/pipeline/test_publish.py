@@ -120,7 +120,7 @@ def test_publisher_that_wakes_after_a_skip_applies_nothing(fixture: PublishingFi
 @pytest.mark.parametrize("version", [0, 2])
 def test_only_the_commit_that_waits_can_be_skipped(fixture: PublishingFixture, version: int) -> None:
     fixture.run("first")
-    with pytest.raises(InvalidError, match="only a commit with pending publishes"):
+    with pytest.raises(InvalidError, match="only the newest commit can be skipped"):
         skip(fixture.pipeline(), version, sink="table", reason="no", log=fixture.log())
     with pytest.raises(InvalidError, match="no such sink outside the log"):
         skip(fixture.pipeline(), version, sink="out", reason="no", log=fixture.log())
@@ -203,7 +203,7 @@ def test_vacuum_deletes_staged_rows_after_the_receipts_and_not_before(fixture: P
 def test_rows_outside_the_log_are_not_read_by_the_log(fixture: PublishingFixture) -> None:
     fixture.run("first")
     assert {file.sink for file in fixture.opened().files()} == {"out"}
-    with pytest.raises(InvalidError, match="read them from the sink"):
+    with pytest.raises(InvalidError, match="publishes its rows outside the log"):
         fixture.opened().files(sink="table")
 
 

@@ -73,7 +73,7 @@ def test_rows_that_wait_for_more_are_told(fixture: PipelineFixture, said: pytest
     fixture.arrive(1)
     fixture.run("b", pipeline=fixture.pipeline(limits=Limits(min_rows=1_000_000, max_delay_s=3600)))
     assert any(
-        "wait for a later run: limits.min_rows is 1000000 and limits.max_delay_s 3600" in m for m in said.messages
+        "left for a later run: limits.min_rows is 1000000, limits.max_delay_s is 3600" in m for m in said.messages
     )
 
 

@@ -77,7 +77,7 @@ def test_output_directory_with_no_log(fixture: PipelineFixture) -> None:
     objects(fixture).clear()
     verdict = verify(fixture.pipeline())
     assert not verdict.clean
-    assert "no log" in verdict.findings[0].what
+    assert "own log does not exist" in verdict.findings[0].what
 
 
 def test_dataset_of_another_log(fixture: PipelineFixture) -> None:

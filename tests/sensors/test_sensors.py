@@ -358,7 +358,7 @@ BAD: list[tuple[Callable[[PipelineFixture], Any], str]] = [
     ),
     (lambda fixture: BatchCommittedSensor(task_id="s", log="/l"), "exactly one"),
     (lambda fixture: BatchCommittedSensor(task_id="s", log="/l", version=1, run="r"), "exactly one"),
-    (lambda fixture: BatchCommittedSensor(task_id="s", version=1), "either log or pipeline"),
+    (lambda fixture: BatchCommittedSensor(task_id="s", version=1), "exactly one of log and pipeline"),
     (lambda fixture: BatchCommittedSensor(task_id="s", pipeline=5, version=1), "pipeline must be"),
     (lambda fixture: FreshnessSensor(task_id="s", pipeline=fixture.pipeline()), "max_lag or max_age"),
     (lambda fixture: FreshnessSensor(task_id="s", pipeline=fixture.pipeline(), max_lag=-1), "max_lag"),

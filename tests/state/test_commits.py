@@ -299,7 +299,7 @@ def test_other_mode_or_number_of_partitions_is_refused(tmp_path: Path) -> None:
     arrive(tmp_path, 1, [(2, "a")])
     with pytest.raises(StreamsemError, match="output_mode"):
         run_batch(pipeline(tmp_path, windowed, "append"), run_key="second")
-    with pytest.raises(InvalidError, match="partitions never changes"):
+    with pytest.raises(InvalidError, match="partitions cannot be changed"):
         run_batch(
             pipeline(tmp_path, keyed, "update", state=State(output_mode="update", partitions=3)), run_key="second"
         )
@@ -334,7 +334,7 @@ def test_lost_state_file_stops_the_next_batch(tmp_path: Path, harm: str) -> None
     ("changes", "reason"),
     [
         ({"rows": "filter"}, "rows"),
-        ({"transform": None}, "needs a transform"),
+        ({"transform": None}, "requires a transform"),
         ({"state": State(output_mode="complete")}, "append it again"),
         ({"state": "update"}, "must be a State"),
     ],

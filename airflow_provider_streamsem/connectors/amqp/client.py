@@ -26,21 +26,23 @@ _HEARTBEAT_S = 60
 """
 Seconds between AMQP heartbeats.
 
-A connection without heartbeats counts as lost after about two intervals. The client sends no heartbeats while it writes a landing. If the write takes that
-long, the broker delivers the messages again.
+The broker closes a connection without heartbeats after about two intervals. The client sends no heartbeats while it writes a landing. If the write takes
+longer than that, the broker delivers the messages again.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmqpQueue:
     """
-    A queue of an AMQP 0-9-1 broker. When the connection ends, the broker delivers unacknowledged messages again.
+    A queue of an AMQP 0-9-1 broker, such as RabbitMQ. When a connection ends, the broker delivers its unacknowledged messages again.
 
     :param name: name of the queue, which must exist
-    :param conn_id: an Airflow connection of type ``amqp`` or ``amqps``: host, port, login, password, and the virtual host as schema; either this or ``host``
+    :param conn_id: an Airflow connection of type ``amqp`` or ``amqps``: host, port, login, password, and the virtual host as schema. Exactly one of ``conn_id``
+        and ``host`` must be given
     :param host: ``host`` or ``host:port`` of a broker that accepts the guest user
-    :param id_from: the message id. ``message_id``: the property that the producer sets; a message without it is quarantined. ``body``: the sha256 of the body;
-        of equal bodies within the window, only one is a record
+    :param id_from: what identifies a message. ``message_id``: the property that the producer sets; a message without it is quarantined. ``body``: the sha256 of
+        the body; of several messages with equal bodies within the dedup window, only one is read
+    :raises InvalidError: an argument is not valid
     """
 
     extra: ClassVar[str] = "amqp"
@@ -73,11 +75,11 @@ class AmqpQueue:
         return 600.0
 
     def identity(self) -> Mapping[str, str]:
-        """The immutable identity of the queue: its name, without the broker, because a queue may move to another broker."""
+        """Return the immutable identity of the queue: its name. The broker is not included, because a queue may move to another broker."""
         return {"type": self.type, "name": self.name}
 
     def lineage(self) -> tuple[str, str]:
-        """Return the lineage dataset ``("amqp://host:port", "virtual host/name")``."""
+        """Return the OpenLineage dataset ``("amqp://host:port", "virtual host/name")``."""
         at = self._address()
         return f"amqp://{at['host']}:{at['port']}", f"{at['virtual_host'].strip('/')}/{self.name}".lstrip("/")
 
@@ -156,7 +158,7 @@ class AmqpReceiver:
         self._channel = channel
 
     def receive(self, most: int) -> Sequence[Message]:
-        """Receive up to 100 messages, each with one ``basic.get``. The broker reports an empty queue."""
+        """Receive up to ``most`` messages, at most 100, each with one ``basic.get``. Returns no messages if the queue is empty."""
         taken: list[Message] = []
         with _translated(self._queue.name):
             while len(taken) < min(most, _AT_ONCE):
@@ -175,7 +177,7 @@ class AmqpReceiver:
         return Message(id=message_id, body=body, headers=headers, handle=method.delivery_tag)
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
-        """Acknowledge each delivery. The broker does not reply to acknowledgements, so a request with a reply follows, which detects a failure."""
+        """Acknowledge each delivery. The broker does not reply to acknowledgements, so a request with a reply follows, which fails if they failed."""
         with _translated(self._queue.name):
             for handle in handles:
                 self._channel.basic_ack(handle)
@@ -206,9 +208,9 @@ def _host_and_port(text: str) -> tuple[str, int]:
 @cache
 def _keep_numbers_of_headers() -> None:
     """
-    Patch pika so that it decodes floats and far timestamps in headers as the numbers that were sent.
+    Patch pika so that it decodes floats and timestamps after the year 9999 in headers as the numbers that were sent.
 
-    pika truncates floats to integers. It also raises an error for a timestamp beyond the year 9999, each time the message is delivered. It has no option for
+    Without the patch, pika truncates floats to integers, and raises an error for such a timestamp each time the message is delivered. pika has no option for
     this, so the patch replaces its decoder in the whole process.
     """
     from pika import data
@@ -232,7 +234,7 @@ def _keep_numbers_of_headers() -> None:
 
 @contextmanager
 def _translated(name: str) -> Iterator[None]:
-    """Translate pika's exceptions into the errors of this package. Errors never contain pika's text, because it may contain settings."""
+    """Within the block, map pika's exceptions to the errors of this package. Errors never contain pika's text, because it may contain settings."""
     from pika import exceptions
 
     refusals = (
@@ -254,8 +256,8 @@ def _translated(name: str) -> Iterator[None]:
             ).advising(
                 "give the user of the connection the right to read the queue, and check the queue's name and virtual host; then run again."
             ) from error
-        what = "the AMQP broker gave no clear answer; it redelivers messages that are not landed"
+        what = "the AMQP broker gave no clear answer; it delivers messages that are not landed again"
         raise UnavailableError(what, queue=name, error=type(error).__name__) from error
     except OSError as error:
-        what = "the AMQP broker cannot be reached; it redelivers messages that are not landed"
+        what = "the AMQP broker cannot be reached; it delivers messages that are not landed again"
         raise UnavailableError(what, queue=name, error=type(error).__name__) from error

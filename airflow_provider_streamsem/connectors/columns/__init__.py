@@ -1,1 +1,1 @@
-"""Names and types of columns, as sinks compare them."""
+"""Rules for names and types of columns, which sources and sinks share."""

@@ -1,4 +1,4 @@
-"""Compares column names as most readers do: without regard to case."""
+"""Compares column names without regard to case, as most readers do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inspects values inside nested columns. Imports pyspark, so only sources and sinks that an engine loads import this module."""
+"""Searches nested columns for types and values. Imports pyspark, so only engines import this module."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _MOST_DIGITS = 38
 _NULL_MARKS = ("nullable", "containsNull", "valueContainsNull")
 
 Grows = Callable[[str, str, str], bool]
-"""returns whether the primitive type of a column may become a wider one: ``(column, recorded, wider)``"""
+"""A function ``(column, recorded, wider)`` that returns whether the primitive type of a column may change to a wider type."""
 
 
 def widened(
@@ -43,7 +43,7 @@ def widened(
     :param column: path of the column for error messages, such as ``order.lines.element.price``; ``""`` for the whole row
     :param grows: returns whether the sink's format supports the change to a wider type
     :param lacks: whether a given struct may lack recorded fields; the result then contains them
-    :raises DataError: no such type exists; the error names the column and both types
+    :raises DataError: there is no such type, or ``grows`` refuses it; the error names the column and both types. Nothing became visible
     """
     if given == VOID or recorded == VOID:
         return recorded if given == VOID else given
@@ -130,12 +130,12 @@ def typed(schema: str) -> tuple[str, list[str]]:
     """
     Remove columns and struct fields of type ``void`` from a schema.
 
-    No value is lost, because readers return null for a column that a file lacks.
+    All their values are null. No value is lost, because readers return null for a column that a file lacks.
 
     :param schema: schema JSON in Spark's form
     :returns: the schema without them, and their names
-    :raises DataError: the row or a struct would have no fields left, or the elements of an array or map are ``void``. An empty array is not null, so its
-        column cannot be removed. Cast the column in the transform
+    :raises DataError: the row or a struct would have no fields left; or the elements of an array or map are ``void``, because an empty array is not null, so
+        its column cannot be removed. Nothing became visible
     """
     left_out: list[str] = []
     kind = json.loads(schema)

@@ -1,1 +1,1 @@
-"""Data files that Spark writes: writer, row counts and column statistics."""
+"""Writes data files with Spark, counts their rows, and computes their checksums and column statistics."""

@@ -1,4 +1,4 @@
-"""Computes column statistics of a Parquet file from its footer, in the form of Delta's log. Readers use them to skip files."""
+"""Computes Delta's per-file statistics from the footer of a Parquet file. Readers skip files by them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def delta_stats(parquet: Any, *, without: frozenset[str]) -> str:
     """
     Return ``{"numRecords", "minValues", "maxValues", "nullCount"}`` as JSON text (Delta protocol, per-file statistics).
 
-    A bound is omitted if the footer lacks it or if JSON has no exact form for it. Readers then read the file. Delta stores timestamps in milliseconds. The
-    lower bound is rounded down and the upper bound is rounded up.
+    A bound is omitted if the footer lacks it, or if JSON has no exact form for it. Readers do not skip such a file. Delta stores the bounds of timestamps in
+    milliseconds, so the lower bound is rounded down and the upper bound is rounded up.
 
     :param parquet: pyarrow's metadata of the file
     :param without: top-level columns without statistics: the partition columns
@@ -74,7 +74,11 @@ def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _text(value: Any, is_utc: bool, *, up: bool) -> Any:
-    """Return a bound as a JSON value, or ``None`` if it has no exact form."""
+    """
+    Return a bound as a JSON value; ``None`` if JSON has no exact form for it.
+
+    :param up: whether to round a timestamp up, as for an upper bound
+    """
     if isinstance(value, (bool, bytes)):
         return None
     if isinstance(value, int):

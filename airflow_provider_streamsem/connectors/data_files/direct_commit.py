@@ -1,8 +1,8 @@
 """
 Writes files directly under their final names, with the writer and the commit protocol of Spark's streaming file sink.
 
-Every task attempt writes under unique random names. Spark's driver lists the files of the task attempts that it accepted. A manifest built from that list
-needs no rename and no later step. It never names a file of a task attempt that failed, was too slow or resumed late.
+Every task attempt writes under unique random names. Spark's driver writes a list of the files of the task attempts that it has accepted. With this list, no
+file must be renamed. It never contains a file of a task attempt that failed, or of a speculative attempt that was not accepted.
 
 The JVM classes that this module uses are not public API. The module is written against Spark 4.0 and 4.1. If a class is missing, :func:`is_possible` returns
 ``False``.
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Hadoop's checksummed local file system writes a .crc file beside each file, and starts a shell to set file modes.
+# Options that select Hadoop's raw local file system. The default one writes a .crc file for each file, and starts a shell to set file modes.
 PLAIN_FILES = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
 _FORMATS = {"csv": "CSVFileFormat", "json": "JsonFileFormat", "orc": "OrcFileFormat", "parquet": "ParquetFileFormat"}
 
 
 def is_possible(session: SparkSession) -> bool:
-    """Return whether Python can call the JVM of this session, and whether the JVM has the required classes."""
+    """Return whether this module works in a session: Python can call the session's JVM, and the JVM has the required classes."""
     inner: Any = session
     try:
         _classes(inner._sc._gateway)
@@ -39,10 +39,12 @@ def write(
     frame: DataFrame, location: str, format: str, *, partition_by: Sequence[str], options: Mapping[str, str]
 ) -> frozenset[str]:
     """
-    Write a DataFrame below a location that has no other writer.
+    Write a DataFrame below a location to which nothing else writes.
 
-    :param partition_by: columns that become directories ``name=value`` and are not in the files; their values need no escaping
-    :returns: the names, relative to ``location``, of the files that Spark accepted; the location may contain other files
+    :param format: ``csv``, ``json``, ``orc`` or ``parquet``
+    :param partition_by: columns that become directories ``name=value`` and are not stored in the files. Their values must need no escaping
+    :param options: options of Spark's writer
+    :returns: the names, relative to ``location``, of the files that Spark has accepted. The location may contain other files
     """
     inner: Any = frame
     session: Any = frame.sparkSession
@@ -55,7 +57,7 @@ def write(
     with tempfile.TemporaryDirectory(prefix="streamsem-") as directory:
         job = spark.committer("streamsem", location)
         job.setupManifestOptions(spark.list_in(directory, java_session), 0)
-        # Spark's streaming sink also runs its writer inside a SQL execution. Listeners receive it and the UI shows it.
+        # The writer runs inside a SQL execution, as in Spark's streaming sink, so that the UI shows it and listeners receive its events.
         spark.execute(
             query, java_session, query.executedPlan(), spark.formats[format](), job, spark.output(location, spark.no_locations, output),
             java_session.sessionState().newHadoopConfWithOptions(given),
@@ -112,9 +114,9 @@ class _Classes:
 
     def list_in(self, directory: str, java_session: Any) -> Any:
         """
-        Return Spark's log of the sink's files, created in a local directory.
+        Create Spark's log of a file sink (``FileStreamSinkLog``) in a local directory.
 
-        A streaming query keeps this log beside its checkpoint. The log uses a cloned session, so that its settings do not affect the caller's session.
+        A streaming query stores this log with its output. The log gets a cloned session, so that its settings do not affect the caller's session.
         """
         session = java_session.cloneSession()
         conf = session.sessionState().conf()

@@ -1,8 +1,8 @@
 """
 Reads the row count, checksum and partition values of a written file. pyarrow is imported on first use.
 
-The checksum is the ETag if the store provides one. On disk, the checksum of a Parquet file is the sha256 of its footer. The footer holds the location, size
-and statistics of every column chunk. For other formats it is the sha256 of the whole content. Rows of formats without row counts are counted by reading the
+The checksum is the ETag if the store provides one. On disk, the checksum of a Parquet file is the sha256 of its footer, which contains the location, size and
+statistics of every column chunk. For other formats it is the sha256 of the whole content. If the format has no row counts, the rows are counted by reading the
 file.
 """
 
@@ -25,7 +25,7 @@ _PARQUET_TAIL = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """Row count and checksum of one file. ``parquet`` is pyarrow's metadata of a Parquet file, ``None`` for other formats."""
+    """Row count and checksum of one file. ``parquet`` is pyarrow's metadata of a Parquet file; ``None`` for other formats."""
 
     rows: int
     checksum: str
@@ -44,7 +44,9 @@ def describe(dataset: Dataset, stat: ObjectStat, format: str) -> Described:
             rows = _rows(file, stat.key, format) if parquet is None else int(parquet.num_rows)
         return Described(rows=rows, checksum=checksum(dataset, stat, format), parquet=parquet)
     except (OSError, ValueError) as error:  # pyarrow raises subclasses of ValueError and OSError
-        raise DataError("a written file cannot be read as its format", file=stat.key, format=format) from error
+        raise DataError(
+            "a file of the dataset is not a complete file of its format", file=stat.key, format=format
+        ) from error
 
 
 def checksum(dataset: Dataset, stat: ObjectStat, format: str) -> str:
@@ -135,13 +137,14 @@ def partition_values(
     relative: str, dataset: Dataset, stat: ObjectStat, format: str, columns: Sequence[str]
 ) -> dict[str, str | None]:
     """
-    Return column → value of the one partition that a file holds, as text. Timestamps are ISO 8601 in UTC; null is ``None``.
+    Return column → value of the partition to which a file belongs, as text. Timestamps are ISO 8601 in UTC; null is ``None``.
 
-    :func:`airflow_provider_streamsem.connectors.data_files.write.directory_value` created the directory names in the same attempt. A value that is too long
-    for a directory name is read from the file. After the manifest is written, no reader parses these names.
+    The values are parsed from the directory names that :func:`airflow_provider_streamsem.connectors.data_files.write.directory_value` has created. A value that
+    is too long for a directory name is read from the file. The log stores the values, so readers do not parse directory names.
 
-    :param relative: the file's path below the attempt's directory
-    :raises DataError: a timestamp is outside the years 1 to 9999
+    :param relative: path of the file, relative to the directory of the attempt
+    :param columns: the partition columns, in the order of the directories
+    :raises DataError: a timestamp is outside the years 1 to 9999. Nothing became visible
     """
     values: dict[str, str | None] = {}
     for column, part in zip(columns, relative.split("/"), strict=False):
@@ -162,9 +165,9 @@ def partition_values(
 
 def _timestamp(name: str, column: str) -> str:
     """
-    Convert ``2026-01-01~120000.5Z`` to ISO 8601 with microseconds.
+    Convert ``2026-01-01~120000.5Z`` to ISO 8601 with microseconds, such as ``2026-01-01T12:00:00.500000Z``.
 
-    A timestamp without a time zone becomes Spark's text, such as ``2026-01-01 12:00:00.5``.
+    A timestamp without a time zone is converted to Spark's text, such as ``2026-01-01 12:00:00.5``.
     """
     day, _, time = name.partition("~")
     of_day = f"{time[:2]}:{time[2:4]}:{time[4:]}"
@@ -173,7 +176,9 @@ def _timestamp(name: str, column: str) -> str:
     try:
         midnight = datetime.combine(date.fromisoformat(day), datetime.min.time())
     except ValueError as error:
-        raise DataError("a partition value is outside the years 1 to 9999", column=column) from error
+        raise DataError(
+            "a partition value is outside the years 1 to 9999; nothing became visible", column=column
+        ) from error
     seconds = Decimal(time[4:-1])
     micros = timedelta(hours=int(time[:2]), minutes=int(time[2:4]), microseconds=int(seconds * 1_000_000))
     return f"{(midnight + micros).isoformat(timespec='microseconds')}Z"

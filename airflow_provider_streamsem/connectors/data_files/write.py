@@ -90,30 +90,34 @@ class _Sink(Protocol):
 
 def write_files(frame: DataFrame, sink: _Sink, location: str) -> frozenset[str] | None:
     """
-    Write a DataFrame into an attempt's own directory.
+    Write a DataFrame into the directory of an attempt.
 
-    Each partition column is written twice: unchanged, and encoded under a reserved name. Spark partitions by the encoded copy and does not store it in the
-    files.
+    The frame gets an encoded copy of each partition column, under a reserved name. Spark partitions by the copy, and does not store it in the files. The files
+    contain the partition column itself.
 
-    :returns: the names, relative to ``location``, of the files that Spark accepted; ``None``: all files there, because Spark's committer moves only accepted
-        files to it
-    :raises DataError: a partition column is missing or has an unsupported type, or column names collide; or a value cannot be stored without loss
+    :returns: the names, relative to ``location``, of the files that Spark has accepted; ``None`` if all files below ``location`` are accepted
+    :raises DataError: a partition column is missing or has an unsupported type; column names collide; or a value cannot be stored without loss. Nothing became
+        visible
     """
     by_name = {field.name: field.dataType for field in frame.schema.fields}
     _refuse_twins(frame, sink)
     missing = [name for name in sink.partition_by if name not in by_name]
     if missing:
         raise DataError(
-            "the transform's result lacks partition columns", sink=sink.path, missing=missing, columns=list(by_name)
+            "the transform's result lacks partition columns; nothing became visible",
+            sink=sink.path,
+            missing=missing,
+            columns=list(by_name),
         )
     copies = partition_columns(sink.partition_by)
     taken = sorted(name for name in by_name if name.lower() in {copy.lower() for copy in copies})
     if taken:
-        what = "columns have names that are reserved for partition directories; rename them in the transform"
+        what = "columns have names that are reserved for partition directories: rename them in the transform; nothing became visible"
         raise DataError(what, sink=sink.path, columns=taken, partition_by=list(sink.partition_by))
     odd = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
     if odd:
-        raise DataError("columns of this type cannot partition a dataset", sink=sink.path, columns=odd)
+        what = "columns of this type cannot partition a dataset; nothing became visible"
+        raise DataError(what, sink=sink.path, columns=odd)
     if sink.format in TEXT_OPTIONS or sink.partition_by:
         frame = refusing_lossy_values(frame, None if sink.format in TEXT_OPTIONS else sink.partition_by)
     if sink.format == "csv":
@@ -128,13 +132,13 @@ def write_files(frame: DataFrame, sink: _Sink, location: str) -> frozenset[str] 
     codec = sink.codec or ("zstd" if sink.format in ("parquet", "orc") else "none")
     options = {**_OPTIONS, **TEXT_OPTIONS.get(sink.format, {}), "compression": codec}
     if not _is_on_s3(location):
-        options |= direct.PLAIN_FILES  # the manifest stores checksums
+        options |= direct.PLAIN_FILES  # Hadoop's checksum files are not needed, because the log stores checksums
         options |= _modes(frame.sparkSession)
     elif direct.is_possible(frame.sparkSession):
-        # Hadoop's committers rename files, which is a copy on S3, or send requests at many steps.
+        # On S3, Hadoop's committers copy each file when they rename it, or send many requests.
         with _refusals_named(sink):
             return direct.write(frame, location, sink.format, partition_by=copies, options=options)
-    # The location is empty, because its name contains the attempt's random id. All modes except append query the store for existing files.
+    # The location is empty, because its name contains the random id of the attempt. All modes except append first search the location for files.
     writer = frame.write.format(sink.format).mode("append").options(**options)
     with _refusals_named(sink):
         (writer.partitionBy(*copies) if copies else writer).save(location)
@@ -145,12 +149,12 @@ def refusing_lossy_values(
     frame: DataFrame, names: Sequence[str] | None = None, *, keeps_maps: bool = False
 ) -> DataFrame:
     """
-    Return the same rows, but fail the write where JSON, CSV or a Python client would change a value.
+    Return the same rows. The write fails if it evaluates a value that JSON, CSV or a Python client would change.
 
     Such values are strings that are not valid UTF-8, and maps with duplicate keys.
 
-    :param names: the columns to check; ``None``: all
-    :param keeps_maps: whether the output keeps duplicate keys of a map; they are then not checked
+    :param names: the columns to check; ``None``: all columns
+    :param keeps_maps: whether the output keeps duplicate keys of maps. If so, maps are not checked
     """
     fields = frame.schema.fields
     columns = [_refused(f, keeps_maps) if names is None or f.name in names else quoted(f.name) for f in fields]
@@ -158,7 +162,7 @@ def refusing_lossy_values(
 
 
 def _refused(field: StructField, keeps_maps: bool) -> Column:
-    """Return the value of a column. Its evaluation fails where a sink that writes JSON would lose part of the value."""
+    """Return the column unchanged. Its evaluation fails for a value of which JSON would lose a part."""
     value = quoted(field.name)
     if not keeps_maps:
         value = _checked(value, field, MapType, _has_key_twice, _KEY_TWICE_FOUND)
@@ -169,7 +173,7 @@ def _refused(field: StructField, keeps_maps: bool) -> Column:
 def _checked(
     value: Column, field: StructField, sought: type[DataType], is_bad: Callable[[Column], Column], found: str
 ) -> Column:
-    """Return the value. Its evaluation fails if the column, or a value inside it, has the sought type and is bad."""
+    """Return the value unchanged. Its evaluation fails if it is bad: if the value, or a value nested in it, has the sought type and ``is_bad`` is true."""
     if not holds(field.dataType, sought):
         return value
     return F.when(anywhere(quoted(field.name), field.dataType, sought, is_bad), _refusal(found, field)).otherwise(value)
@@ -185,13 +189,13 @@ def _has_key_twice(value: Column) -> Column:
 
 
 def _refusing(frame: DataFrame, sought: type[DataType], is_bad: Callable[[Column], Column], found: str) -> DataFrame:
-    """Return the same rows, but fail the write if a value of the sought type is bad."""
+    """Return the same rows. The write fails if ``is_bad`` is true for a value of the sought type."""
     fields = frame.schema.fields
     return frame.select(*[_checked(quoted(f.name), f, sought, is_bad, found).alias(f.name) for f in fields])
 
 
 def _is_lost_day(day: Column) -> Column:
-    """Return whether ORC lacks the day. Readers would get 1582-10-15 instead. Dates that come from Python would shift, too."""
+    """Return whether a date is one of those that ORC cannot store. Readers would get 1582-10-15 instead."""
     return (day >= F.expr("date'1582-10-05'")) & (day <= F.expr("date'1582-10-14'"))
 
 
@@ -214,7 +218,7 @@ def _refusals_named(sink: _Sink) -> Iterator[None]:
 
 
 def _modes(session: SparkSession) -> dict[str, str]:
-    """Return the process's umask as a Hadoop option if Spark's configuration sets none. Hadoop's default lets every user read the files."""
+    """Return the umask of this process as a Hadoop option, unless Spark's configuration sets one. With Hadoop's default, every user can read the files."""
     names = (UMASK, f"spark.hadoop.{UMASK}")
     is_given = any(session.conf.get(name, "") for name in names)
     return {} if is_given else {UMASK: f"{process_umask():03o}"}
@@ -226,9 +230,9 @@ def _is_on_s3(location: str) -> bool:
 
 def _refuse_twins(frame: DataFrame, sink: _Sink) -> None:
     """
-    Refuse names that differ only in case.
+    Refuse columns with equal names, and names that differ only in case.
 
-    Spark's readers treat them as one column, unless every later session sets ``spark.sql.caseSensitive``.
+    Spark's readers treat such columns as one, unless the session sets ``spark.sql.caseSensitive``.
     """
     twins = more_than_once(frame.columns)
     if twins:
@@ -238,10 +242,10 @@ def _refuse_twins(frame: DataFrame, sink: _Sink) -> None:
 
 def partition_columns(names: Sequence[str]) -> list[str]:
     """
-    Return the names of the encoded partition columns, such as ``__day`` for ``day`` in the directory ``__day=2026-01-01``.
+    Return the names of the encoded copies of partition columns, such as ``__day`` for ``day``. The directory is then ``__day=2026-01-01``.
 
-    A name that is longer than 100 characters, or has characters other than letters, digits and ``_``, becomes ``__p<n>``. The column's own name is never used.
-    Readers with Hive partition discovery would replace the column's value with the directory's text.
+    A name that is longer than 100 characters, or has characters other than ASCII letters, digits and ``_``, becomes ``__p<n>``. The name of the column itself
+    is never used, because readers with Hive partition discovery would replace the column's value with the text of the directory.
     """
     plain = [f"__{name}" for name in names if _PLAIN_NAME.fullmatch(name)]
     odd = (f"__p{n}" for n in range(2 * len(names)))
@@ -251,7 +255,8 @@ def partition_columns(names: Sequence[str]) -> list[str]:
 
 def directory_value(value: Column, kind: DataType) -> Column:
     """
-    Return the encoded form of a value for a directory name. Letters, digits, ``.`` and ``-`` stay unchanged. Different values have different names.
+    Return a column with the encoded form of a value, for a directory name. Letters, digits, ``.`` and ``-`` stay unchanged. Different values give different
+    names.
 
     * ``_XX``: a byte of UTF-8 in hexadecimal digits
     * ``_null``: null
@@ -278,15 +283,15 @@ def directory_value(value: Column, kind: DataType) -> Column:
 
 
 def _timestamp(value: Column) -> Column:
-    """Format a timestamp without a time zone as ``2026-01-01~120000.5``. Encoded strings never contain an unescaped ``~``."""
+    """Format a timestamp without a time zone as ``2026-01-01~120000.5``. Encoded strings do not contain ``~``, so the forms are distinct."""
     return F.translate(value.cast("string"), " :+", "~")
 
 
 def _in_utc(value: Column) -> Column:
     """
-    Convert a timestamp to UTC without a time zone, independent of the session's time zone.
+    Convert a timestamp to a UTC timestamp without a time zone, independent of the session's time zone.
 
-    When clocks are set back, two instants share one local time in the session's time zone.
+    The session's local time is not used, because two instants have the same local time when clocks are set back.
     """
     micros = F.unix_micros(value)
     of_day = F.pmod(micros, F.lit(_DAY_US))

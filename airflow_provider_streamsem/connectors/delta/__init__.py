@@ -1,1 +1,1 @@
-"""Delta tables as a sink."""
+"""The Delta sink: writes rows to Delta tables."""

@@ -1,7 +1,7 @@
 """
 Merges rows into a Delta table by key (extra ``delta``). delta-rs rewrites the files that contain the keys, in one entry of the table's log.
 
-The publisher reads a merged batch into memory and writes its rows a second time. It does neither for an appended batch.
+For a merge, the publisher reads the batch into memory and writes its rows a second time. To append a batch, it does neither.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_provider_streamsem.errors import DataError, PublishError
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
-"""texts that delta-rs writes for a null partition value"""
+"""Texts that a merge with delta-rs turns into null in a partition column."""
 
 
 _PARTITION_TYPES = ("boolean", "byte", "date", "integer", "long", "short", "string")
@@ -31,10 +31,10 @@ _READERS = 16
 
 def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
     """
-    Refuse columns that delta-rs would write incorrectly, or not at all, after the commit.
+    Refuse columns that delta-rs would write incorrectly or would refuse. Called before the commit.
 
     :param fields: columns in Delta's form
-    :raises DataError: names the columns
+    :raises DataError: names the columns. Nothing became visible
     """
     odd = [f["name"] for f in fields if f["name"] in partition_by and f["type"] not in _PARTITION_TYPES]
     if odd:
@@ -58,7 +58,7 @@ def unmergeable(table: Any) -> list[str]:
 
 
 def _may_be_null(kind: Any) -> bool:
-    """Whether a field or type is nullable in all its parts."""
+    """Return whether a field or type and all types nested in it are nullable."""
     if isinstance(kind, list):
         return all(_may_be_null(item) for item in kind)
     if not isinstance(kind, dict):
@@ -69,10 +69,13 @@ def _may_be_null(kind: Any) -> bool:
 
 def merge(table: Any, location: str, batch: Batch, keys: Sequence[str], properties: Any) -> bool:
     """
-    Commit one entry in which each row of a batch replaces the row with its keys, or is inserted. Returns whether the entry was committed.
+    Merge a batch into a table in one entry of the table's log: each row replaces the row with the same keys, or is inserted.
 
     :param table: a ``deltalake.DeltaTable``; the merge applies to its version
+    :param keys: the columns that identify a row
     :param properties: ``deltalake.CommitProperties`` with the marker and without retries
+    :returns: whether the entry was committed
+    :raises PublishError: the staged rows differ from the count at staging, or the merge would change dates or times of the table
     """
     rows = last_of_each(location, batch, keys)
     _refuse_old_times(table, location, batch, keys, rows)
@@ -91,10 +94,10 @@ def merge(table: Any, location: str, batch: Batch, keys: Sequence[str], properti
 
 def _refuse_old_times(table: Any, location: str, batch: Batch, keys: Sequence[str], rows: Any) -> None:
     """
-    Refuse files that the merge may rewrite if they contain dates or times that delta-rs reads as different values.
+    Refuse a merge that may rewrite a file with dates or times that delta-rs reads as different values.
 
     :param rows: the batch, as a pyarrow table
-    :raises PublishError: names such a file and its columns
+    :raises PublishError: names such a file and its columns. Nothing of the batch is in the table
     """
     import pyarrow
     import pyarrow.compute
@@ -124,7 +127,7 @@ def _refuse_old_times(table: Any, location: str, batch: Batch, keys: Sequence[st
 
 
 def _may_hold(file: dict[str, Any], bounds: dict[str, dict[str, Any]]) -> bool:
-    """Whether a file may contain one of the keys, according to its bounds in the table's log."""
+    """Return whether a file may contain a key of the batch, according to the file's bounds in the table's log."""
     for key, found in bounds.items():
         least, most = file.get(f"min.{key}"), file.get(f"max.{key}")
         if least is not None and most is not None and (most < found["min"] or least > found["max"]):
@@ -133,7 +136,7 @@ def _may_hold(file: dict[str, Any], bounds: dict[str, dict[str, Any]]) -> bool:
 
 
 def _is_near(file: dict[str, Any], types: dict[str, Any]) -> bool:
-    """Whether the table's log proves that every reader reads all dates and times of a file as the same values."""
+    """Return whether the bounds in the table's log prove that delta-rs reads all dates and times of a file correctly."""
     for name, kind in types.items():
         if not isinstance(kind, str):
             if any(time in json.dumps(kind) for time in _TIMES):

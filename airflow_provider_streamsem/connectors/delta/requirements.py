@@ -1,8 +1,8 @@
 """
-Checks what a Delta table requires of its writers (extra ``delta``).
+Checks the requirements of a Delta table for its writers: table features, table properties, constraints (extra ``delta``).
 
-Publishing adds files that Spark wrote as plain Parquet, so no Delta writer checks their rows. A table is accepted only if it requires nothing, or
-only what this module checks. The table features and table properties are allow-lists, so an unknown feature is refused.
+Publishing adds files that Spark wrote as plain Parquet, so no Delta writer checks their rows. A table is accepted only if this module checks all of
+its requirements. Table features and table properties are checked against allow-lists, so an unknown feature is refused.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from airflow_provider_streamsem.protocol.entries import Committable
 from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
 
 _NEWEST_PROTOCOL = (3, 7)
-_WITH_IDENTITY = 6  # implies identity columns in every table; delta-rs does not write such tables
-# An entry that adds and removes files satisfies these features. Constraints and generated columns are checked one by one.
+_WITH_IDENTITY = 6  # writer version with identity columns, which delta-rs cannot write
+# Table features that an entry with added and removed files satisfies. The constraints and generated columns of a table are checked separately.
 _FEATURES = frozenset(
     [
         "appendOnly",
@@ -31,7 +31,7 @@ _FEATURES = frozenset(
         "v2Checkpoint",
     ]
 )
-# Settings of checkpoints, statistics and clean-up, and of the file sizes and names of other writers.
+# Accepted table properties: settings of checkpoints, statistics and clean-up, and of the file sizes and names of other writers.
 _PROPERTIES = frozenset(
     f"delta.{name}"
     for name in [
@@ -63,7 +63,7 @@ _DEFAULTS = ("CURRENT_DEFAULT", "EXISTS_DEFAULT")
 
 
 def unwritable(table: Any) -> list[str]:
-    """Return the requirements of a table that adding files does not satisfy, by their Delta names; empty if the table is accepted."""
+    """Return the requirements of a table that this sink does not satisfy, by their Delta names; empty if the table is accepted."""
     protocol, metadata = table.protocol(), table.metadata()
     asked = set(protocol.writer_features or ()) | set(protocol.reader_features or ())
     asked -= _FEATURES
@@ -72,7 +72,7 @@ def unwritable(table: Any) -> list[str]:
         asked.add(f"protocol version {version}")
     if protocol.min_writer_version == _WITH_IDENTITY:
         asked.add("identityColumns")
-    # A retention of transaction identifiers is refused too: a late publisher would find none, and publish its batch again.
+    # A retention time of transaction identifiers is refused too. After it, a late publisher would find no marker and publish its batch twice.
     asked |= {name for name, value in metadata.configuration.items() if not _is_accepted(name, value)}
     for path, field in _fields(_schema(table)):
         name = ".".join(path)
@@ -85,7 +85,7 @@ def unwritable(table: Any) -> list[str]:
 
 
 def is_append_only(table: Any) -> bool:
-    """Whether the table forbids removing rows (``delta.appendOnly``)."""
+    """Return whether the table forbids the removal of rows (``delta.appendOnly``)."""
     return str(table.metadata().configuration.get("delta.appendOnly", "")).lower() == "true"
 
 
@@ -115,9 +115,9 @@ def _fields(fields: Sequence[Any], above: tuple[str, ...] = ()) -> Iterator[tupl
 
 def _has_required(kind: Any, *, inside: bool = False) -> bool:
     """
-    Whether an array or map has parts that must not be null, or fields with metadata that requires something of writers.
+    Return whether an array or map contains values that must not be null, or fields whose metadata has requirements for writers.
 
-    Delta's own writers do not check these either.
+    Such tables are refused, because Delta's own writers do not check these requirements either.
     """
     if not isinstance(kind, dict) or (kind["type"] == "struct" and not inside):
         return False
@@ -133,10 +133,10 @@ def _has_required(kind: Any, *, inside: bool = False) -> bool:
 @dataclass(frozen=True, slots=True)
 class Requirements:
     """
-    What a table requires of values.
+    The requirements of a table for values: columns that must not be null, and lengths of text.
 
     :param never_null: paths of the columns and struct fields that must not be null. A field counts as null if its struct is null, as in Delta's own writer
-    :param lengths: entries (text column, kind, n): ``varchar`` allows at most n characters, ``char`` requires exactly n
+    :param lengths: ``(text column, kind, n)``: ``varchar`` allows at most n characters, ``char`` requires exactly n
     """
 
     never_null: tuple[tuple[str, ...], ...]
@@ -155,10 +155,10 @@ class Requirements:
 
     def check_columns(self, names: Sequence[str]) -> None:
         """
-        Refuse rows that lack a column which must not be null.
+        Refuse rows that lack a column that must not be null.
 
         :param names: columns of the rows; empty for a batch without rows
-        :raises DataError: names the missing columns
+        :raises DataError: names the missing columns. Nothing became visible
         """
         lacking = sorted({path[0] for path in self.never_null if len(path) == 1} - {*names}) if names else []
         if lacking:
@@ -169,7 +169,8 @@ class Requirements:
         """
         Refuse staged files with values that the table does not accept. Nulls are counted by the footers, or by reading a file whose footer has no counts.
 
-        :raises DataError: names the columns
+        :param location: location of the staged files
+        :raises DataError: names the columns. Nothing became visible
         """
         if not staged.rows or not (self.never_null or self.lengths):
             return
@@ -218,7 +219,7 @@ def _with_nulls(dataset: Dataset, key: str, paths: Sequence[tuple[str, ...]]) ->
 
 
 def _counted(parquet: Any, path: tuple[str, ...]) -> int | None:
-    """Count the nulls of a column from the footer; ``None`` if the footer does not say, or if the column is nested further."""
+    """Count the nulls of a column by the footer; ``None`` if the footer has no counts for the column, or if the column is not a leaf."""
     if any("." in name for name in path):
         return None
     names = [parquet.schema.column(at).path for at in range(parquet.num_columns)]
@@ -257,5 +258,5 @@ def _of_other_length(dataset: Dataset, key: str, lengths: Sequence[tuple[str, st
 def _there(dataset: Dataset, key: str) -> Any:
     stat = dataset.stat(key)
     if stat is None:
-        raise DataError("a staged file was deleted before it was published", file=key)
+        raise DataError("a staged file was deleted before it was published; nothing became visible", file=key)
     return stat

@@ -1,12 +1,12 @@
 """
-A sink for Delta tables whose data files are the files that Spark staged (extra ``delta``).
+The Delta sink: writes rows to a Delta table (extra ``delta``). The files that Spark staged become the data files of the table.
 
-Publishing commits one entry of the table's log, and writes no data. Rows that are merged by key are the exception
+Publishing commits one entry of the table's log, and writes no data. Only for rows that are merged by key, it writes data
 (:mod:`airflow_provider_streamsem.connectors.delta.merge`).
 
-The table's own transaction identifier is the marker. One entry holds the files and ``(pipeline uuid/sink) → version`` (Delta protocol, *Transaction
-Identifiers*). Of two writers of the same entry, one wins. The sink does not rely on the error of a failed commit. It opens the table again and reads
-the transaction identifier.
+The marker is a transaction identifier of the table (Delta protocol, *Transaction Identifiers*). One entry contains the files and the identifier
+``<pipeline uuid>/<sink>`` with the version. If two writers commit the same entry, one of them fails. After a failed commit, the sink does not interpret
+the error. It opens the table again and reads the transaction identifier.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ _DIGITS = 15
 @dataclass(slots=True)
 class _Open:
     """
-    A table for one try.
+    The handle of one try.
 
-    :param held: ``None`` if there is no table
-    :param entry: the entry that this try committed
+    :param held: the opened table; ``None`` if there is no table
+    :param entry: number of the entry that this try has committed; ``None`` if it has committed none
     """
 
     held: HeldTable | None
@@ -76,17 +76,18 @@ class _Open:
 @dataclass(frozen=True, slots=True)
 class DeltaSink(TableSink[_Open]):
     """
-    Rows of a Delta table. Any Delta reader can read it. Other writers may append to it, compact it and delete from it.
+    Appends or merges rows into a Delta table. Any Delta reader can read the table. Other writers may append to it, compact it and delete from it.
 
-    The first batch with rows creates the table. An existing table is used if its columns and partition columns fit. Columns that the transform adds
-    are added to the table. Column types never change, and narrower rows are cast to them. A reprocessing run replaces the files of the version that
-    it reprocesses.
+    The first batch with rows creates the table. An existing table is used if its columns and partition columns fit. If the transform adds a column, the
+    sink adds it to the table. Column types of the table never change, and values of a narrower type are cast. A reprocessing run replaces the files of
+    the version that it reprocesses.
 
     :param path: location of the table: an absolute path, ``file:///path`` or ``s3://bucket/prefix``; files are staged below its ``data/``
     :param partition_by: the table's partition columns
-    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same keys (MERGE); the last row of a key in the order of the staged files
-        wins. For ``upsert`` the publisher reads the batch into memory, and reprocessing is refused
-    :param keys: for ``upsert``: the columns that identify a row; none may be null
+    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same keys (MERGE); of several rows of a batch with the same keys, the last in
+        the staged files is used. For ``upsert`` the publisher reads the batch into memory, and reprocessing is refused
+    :param keys: for ``upsert``: the columns that identify a row. Their values must not be null
+    :raises InvalidError: an argument is not valid
     """
 
     extra: ClassVar[str] = "delta"
@@ -106,12 +107,16 @@ class DeltaSink(TableSink[_Open]):
         arguments.text("sink delta: path", self.path, pattern=r"(?:[^%\\]|%(?![0-9A-Fa-f]{2}))*", accepted=accepted)
 
     def immutable_config(self) -> Json:
-        """The table, its partition columns and, for a merge, the mode and keys. An appending sink's staged files are files of the table."""
+        """Return the table, its partition columns and, for mode ``upsert``, the mode and the keys."""
         location = {"path": normalised(self.path), "partition_by": list(self.partition_by)}
         return {"type": "delta", **location, **self.immutable_mode}
 
     def resolve_schema(self, schema: str) -> str:
-        """Check that Delta has the column types and that the columns fit an existing table. The rows are then staged with the table's types."""
+        """
+        Check that Delta has the column types, and that the columns fit the table if it exists. Returns the columns with the table's types.
+
+        :raises DataError: a column does not fit, or the table has requirements that this sink does not satisfy. Nothing became visible
+        """
         fields = _fields(schema)
         lacking = sorted(set(self.partition_by) - {field["name"] for field in fields})
         if fields and lacking:
@@ -132,7 +137,7 @@ class DeltaSink(TableSink[_Open]):
         return _with_types(schema, fields)
 
     def attempts_in_use(self) -> set[tuple[int, str]]:
-        """The attempts whose files the table references."""
+        """Return ``(version, attempt_id)`` of the attempts whose files the table references."""
         held = take(self.path)
         return set() if held is None else attempts_named(held.table.get_add_actions()["path"].to_pylist())
 
@@ -153,9 +158,9 @@ class DeltaSink(TableSink[_Open]):
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """
-        Count each file of the attempt, and refuse values that the table does not accept.
+        Count the rows of each file of the attempt, and refuse values that the table does not accept.
 
-        Empty text is refused as a partition value. Delta has no representation for it, and some readers return null.
+        An empty string is refused as a partition value. Delta has no representation for it, and some readers return null.
         """
         found = TableSink.collect(self, version, attempt_id, accepted)
         empty = sorted({name for file in found.files for name, value in file.partition.items() if value == ""})
@@ -173,9 +178,9 @@ class DeltaSink(TableSink[_Open]):
 
     def stats(self, parquet: Any) -> str:
         """
-        Return Delta's statistics for the file; ``""`` for a merge, because delta-rs computes the statistics of the files that it writes.
+        Return Delta's statistics of the file; ``""`` for a merge, because delta-rs computes the statistics of the files that it writes.
 
-        Refuses times that delta-rs cannot read. delta-rs fails on a whole table if it cannot read one of its partition values.
+        :raises DataError: a value is a date or time that delta-rs cannot read. In a partition column, one such value makes the whole table unreadable for it
         """
         if self.merges:
             keyed_rows.check_times(parquet)
@@ -184,7 +189,11 @@ class DeltaSink(TableSink[_Open]):
         return delta_stats(parquet, without=frozenset(self.partition_by))
 
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
-        """Read the marker from the table's transaction identifiers. RESTORE keeps them but removes the rows, so a restored table is an error."""
+        """
+        Read the marker from the table's transaction identifiers.
+
+        :raises MarkerLostError: the table was restored. RESTORE keeps the transaction identifiers but removes the rows
+        """
         held = take(self.path)
         app = f"{pipeline_uuid}/{sink}"
         found = None if held is None else _marker(held, app)
@@ -206,10 +215,10 @@ class DeltaSink(TableSink[_Open]):
 
     def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
         """Check that the table has the pipeline's transaction identifier and was not restored."""
-        what = "has no transaction number of this pipeline: it was deleted and recreated, or replaced"
+        what = "has no transaction identifier of this pipeline: it was deleted and recreated, or replaced"
         what = "is missing: it was deleted or renamed" if handle.held is None else what
         if not batch.is_settled(found):
-            truth = f"according to the receipts, the Delta table has rows of this pipeline, but the table {what}"
+            truth = f"the log has receipts of rows in the Delta table, but the table {what}"
             batch.check_marker(found, truth, table=self.path)
         if handle.held is not None and found is not None:
             self._check_not_restored(batch, handle.held, found)
@@ -218,7 +227,7 @@ class DeltaSink(TableSink[_Open]):
         """Commit one entry with the files or merged rows, the marker, and the removal of the files that reprocessing replaces."""
         handle.held = held = handle.held or create(self.path, _fields(batch.schema), self.partition_by)
         app = _app(batch)
-        entry = held.table.version() + 1  # deltalake does not retry here, so it commits this entry or none
+        entry = held.table.version() + 1  # retries of deltalake are disabled, so it commits this entry or fails
         if not self._committed(held.table, batch, app, skipped=skips):
             return False
         held.committed(_marks(batch, app, skipped=skips), app, entry)
@@ -227,16 +236,20 @@ class DeltaSink(TableSink[_Open]):
         return True
 
     def detail(self, handle: _Open, batch: Batch) -> Json:
-        """The version of the table that has the marker."""
+        """Return the version of the table that contains the marker."""
         assert handle.held is not None
         return {"table_version": handle.held.table.version() if handle.entry is None else handle.entry}
 
     def basis(self, handle: _Open) -> object:
-        """The version of the table. Another writer's entry may have caused a failure. On the same version, the commit fails again."""
+        """
+        Return the version of the table.
+
+        If another writer's entry has caused the failure, the version differs at the next try. On the same version, the commit fails again.
+        """
         return -1 if handle.held is None else handle.held.table.version()
 
     def is_refusal(self, error: Exception) -> bool:
-        """Every error that does not come from the store."""
+        """Return ``True`` for every error that does not come from the store."""
         return not is_transient(error)
 
     def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
@@ -254,7 +267,11 @@ class DeltaSink(TableSink[_Open]):
         return error
 
     def _check_not_restored(self, batch: Batch, held: HeldTable, found: SinkMarker) -> None:
-        """Refuse a restored table. It keeps its transaction identifiers, but not the rows that they stand for."""
+        """
+        Refuse a restored table. RESTORE keeps the transaction identifiers but removes the rows.
+
+        :raises MarkerLostError: the table was restored
+        """
         restored = held.restored_since(_app(batch))
         if restored is not None:
             raise batch.lost(_restored(found.version, restored), table=self.path)
@@ -330,7 +347,9 @@ class DeltaSink(TableSink[_Open]):
 
     def _files_to_replace(self, table: Any, batch: Batch) -> Sequence[DataFile]:
         """
-        Return the files that a reprocessing run removes. The table must still reference all of them, or their rows would stay in the table in other files.
+        Return the files that a reprocessing run removes.
+
+        :raises PublishError: the table does not reference all of them. Another writer has copied their rows to other files, which would stay in the table
         """
         files = () if batch.replaced is None else batch.replaced.files
         if files and is_append_only(table):
@@ -338,7 +357,8 @@ class DeltaSink(TableSink[_Open]):
             raise PublishError(what, table=self.path, version=batch.version)
         if missing := _missing(table, files):
             raise PublishError(
-                "another writer rewrote or deleted files in the Delta table that the reprocessing run replaces; publishing could duplicate their rows",
+                "another writer rewrote or deleted files in the Delta table that the reprocessing run replaces, so publishing could duplicate their rows; "
+                "nothing of the batch is in the table",
                 table=self.path,
                 version=batch.version,
                 files=missing,
@@ -349,7 +369,7 @@ class DeltaSink(TableSink[_Open]):
         """
         Return the columns with the types of the table.
 
-        :raises DataError: a column of the table has a type that cannot hold the values, or spells the name differently
+        :raises DataError: a column of the table has a type that cannot hold the values, or a name that differs only in case. Nothing became visible
         """
         existing = {field["name"].lower(): field for field in _columns(table)}
         fitted = []
@@ -383,7 +403,7 @@ class DeltaSink(TableSink[_Open]):
         fields = _fields(batch.schema)
         there = {field["name"]: field for field in _columns(table)}
         for field, fitted in zip(fields, self._as_in(table, fields), strict=True):
-            # The types must be equal, so the reverse direction is checked too: the files are already written, and no reader casts them.
+            # The files are already written, and no reader casts them. So the types must be equal: the reverse direction is checked too.
             self._held(field, fitted["type"])
         return [new for field in fields if (new := _added(there.get(field["name"]), field)) is not None]
 
@@ -432,9 +452,9 @@ def _marker(held: HeldTable, app: str) -> SinkMarker | None:
 
 def _fields(schema: str) -> list[dict[str, Any]]:
     """
-    Return the columns in Delta's form. Spark's schema JSON is Delta's, except that every column here is nullable.
+    Return the columns in Delta's form: that of Spark's schema JSON, with every column nullable.
 
-    :raises DataError: a column has a type that Delta does not have
+    :raises DataError: a column has a type that Delta does not have, or two names differ only in case. Nothing became visible
     """
     fields: list[dict[str, Any]] = [_nullable(field) for field in json.loads(schema)["fields"]]
     odd = [field["name"] for field in fields if not _is_known(field["type"])]
@@ -447,7 +467,7 @@ def _fields(schema: str) -> list[dict[str, Any]]:
 
 
 def _is_known(kind: Any) -> bool:
-    """Whether the Delta protocol has a type (*Schema Serialization Format*)."""
+    """Return whether the Delta protocol has a type (*Schema Serialization Format*)."""
     if isinstance(kind, dict):
         parts = [field["type"] for field in kind.get("fields", [])]
         parts += [kind[name] for name in ("elementType", "keyType", "valueType") if name in kind]
@@ -456,7 +476,7 @@ def _is_known(kind: Any) -> bool:
 
 
 def _nullable(kind: Any) -> Any:
-    """Return a field or type with every part nullable. A table with fields that are not nullable requires a feature that some readers lack."""
+    """Return a field or type with every part nullable. Some Delta clients cannot use a table with fields that are not nullable."""
     if isinstance(kind, list):
         return [_nullable(item) for item in kind]
     if not isinstance(kind, dict):
@@ -473,12 +493,12 @@ def _columns(table: Any) -> list[dict[str, Any]]:
 
 
 def _never(column: str, recorded: str, wider: str) -> bool:
-    """Refuse every type change. Delta changes a column's type only with the feature typeWidening, which this sink does not write."""
+    """Refuse every type change. A column of a Delta table changes its type only with the table feature typeWidening, which this sink does not support."""
     return False
 
 
 def _with_types(schema: str, fields: Sequence[dict[str, Any]]) -> str:
-    """Return a schema with the types of these columns; the identical text if the types are unchanged."""
+    """Return the schema with the types of these columns; the same text if the types are unchanged."""
     given = json.loads(schema)
     types = [field["type"] for field in fields]
     if all(bare(field["type"]) == bare(kind) for field, kind in zip(given["fields"], types, strict=True)):
@@ -488,7 +508,7 @@ def _with_types(schema: str, fields: Sequence[dict[str, Any]]) -> str:
 
 
 def _added(there: dict[str, Any] | None, field: dict[str, Any]) -> dict[str, Any] | None:
-    """Reduce a column to the parts that the table lacks, for example a field of a struct; ``None`` if it lacks nothing."""
+    """Return the parts of a column that the table lacks, for example a field of a struct; ``None`` if the table has the whole column."""
     if there is None:
         return field
     kind = _added_type(there["type"], field["type"])

@@ -1,8 +1,8 @@
 """
 Opens Delta tables, and caches them between the batches of one process (extra ``delta``).
 
-Opening a table reads every entry of its log since the last checkpoint. So does the lookup of a transaction identifier. A table that this process has
-written is instead updated by the entries committed since.
+Opening a table reads every entry of its log since the last checkpoint, and so does reading a transaction identifier. A cached table is updated with
+only the entries that were committed since.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_provider_streamsem.stores.contract import ObjectStat, normalised, s
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 OWN_ENTRY = "streamsem"
-"""key in an entry's commit information; its value is the application whose transaction identifier the entry sets"""
+"""Key in the commit information of an entry. Its value is the application id of the transaction identifier that the entry sets."""
 _MOST_KEPT = 8
 _MOST_ENTRIES = 1000
 _NO_PERMISSION = re.compile(r"\b40[13]\b|AccessDenied|PermissionDenied|Forbidden|Unauthenticated|Unauthorized")
@@ -33,8 +33,10 @@ _lock = Lock()
 
 class HeldTable:
     """
-    A table at one version, used by one caller at a time.
+    An opened table at one version. One caller at a time uses it; the cache holds it in between.
 
+    :param path: location of the table
+    :param options: storage options with which the table was opened
     :param table: a ``deltalake.DeltaTable``
     """
 
@@ -46,7 +48,7 @@ class HeldTable:
         self._markers: dict[str, tuple[int, int | None]] = {}
 
     def transaction(self, app: str) -> int | None:
-        """Return the transaction number of an application at this version; ``None`` if there is none."""
+        """Return the version in the transaction identifier of an application, as of this version of the table; ``None`` if there is none."""
         at: int = self.table.version()
         known = self._markers.get(app)
         if known is None or known[0] != at:
@@ -55,10 +57,10 @@ class HeldTable:
 
     def restored_since(self, app: str) -> int | None:
         """
-        Return the entry that restored the table to a state from before the application's newest entry; ``None`` if there is none.
+        Return the number of the entry that restored the table to a state from before the application's newest entry; ``None`` if there is none.
 
-        Reads the entries since the application's newest one: a single read if there are no other writers. A RESTORE is not found if more than a
-        thousand entries follow it, or if the table's log was cleaned up since.
+        Reads the entries since the application's newest entry: a single read if there are no other writers. A RESTORE is not found if more than 1,000
+        entries follow it, or if its entry was removed from the table's log.
         """
         at: int = self.table.version()
         if self._own_entry >= at:
@@ -75,10 +77,12 @@ class HeldTable:
 
     def committed(self, marks: Mapping[str, int], app: str, entry: int) -> None:
         """
-        Cache the transaction numbers that this caller's own entry has set, as the numbers at that version of the table.
+        Cache the transaction identifiers that the caller's entry has set.
 
-        :param marks: application → number. Other numbers that were cached at the version right before the entry stay valid if their application name
-            starts with ``app``
+        :param marks: application id → version, as set by the entry. Other identifiers that were cached at the previous version of the table stay valid
+            if their application id starts with ``app``
+        :param app: application id of the pipeline and sink
+        :param entry: number of the entry
         """
         known = {name: number for name, (at, number) in self._markers.items() if at == entry - 1}
         kept = {name: (entry, number) for name, number in known.items() if name.startswith(app)}
@@ -87,7 +91,8 @@ class HeldTable:
 
     def keep(self) -> None:
         """
-        Return the table to the cache, for the next caller in this process. Do not call this after a failure, because the state of the table is then unknown.
+        Return the table to the cache, for the next caller in this process. Must not be called after a failure, because the state of the table is then
+        unknown.
         """
         self._newest = self._newest_known()
         with _lock:
@@ -99,9 +104,9 @@ class HeldTable:
 
     def is_current(self, options: Mapping[str, str]) -> bool:
         """
-        Update the table to its newest version, and return whether that succeeded.
+        Update the table to its newest version. Returns whether that succeeded.
 
-        The update is refused if the newest entry known to the cache has changed in the store, for example because the table was recreated.
+        Returns ``False`` if the newest entry that the cache knows has changed in the store, for example because the table was recreated.
         """
         if options != self._options or self._newest_known() != self._newest:
             return False
@@ -118,9 +123,9 @@ class HeldTable:
 
 def _lost_by(restored: Mapping[int, int], at: int, *, own: int) -> int | None:
     """
-    Return the entry that removed the rows of the entry ``own`` from the state at ``at``.
+    Return the RESTORE entry because of which version ``at`` of the table lacks the rows of the entry ``own``; ``None`` if it has these rows.
 
-    :param restored: RESTORE entries after ``own`` → the version that each one restored. That version may itself be an earlier RESTORE
+    :param restored: number of each RESTORE entry after ``own`` → the version of the table that it restored. That version may be a RESTORE entry too
     """
     while by := max((entry for entry in restored if entry <= at), default=None):
         at = restored[by]
@@ -131,10 +136,10 @@ def _lost_by(restored: Mapping[int, int], at: int, *, own: int) -> int | None:
 
 def is_transient(error: BaseException) -> bool:
     """
-    Whether a deltalake error comes from the store, so that the same request may succeed later: I/O, timeouts, throttling. A denied permission is not
-    transient.
+    Return whether a deltalake error comes from the store and the same request may succeed later: I/O errors, timeouts, throttling.
 
-    deltalake reports a store failure during a commit as a failed commit. Only the message distinguishes the two.
+    A denied permission is not transient. deltalake reports a failure of the store during a commit as a failed commit. Only the message distinguishes
+    the two.
     """
     text = str(error)
     if isinstance(error, PermissionError) or _NO_PERMISSION.search(text):
@@ -148,10 +153,11 @@ def _kind(error: BaseException, refusal: type[StreamsemError]) -> type[Streamsem
 
 def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> HeldTable | None:
     """
-    Return the current table, from the cache if possible; ``None`` if there is no table.
+    Open the table at its newest version, from the cache if possible. Returns ``None`` if there is no table.
 
-    :param refusal: the error to raise if deltalake permanently cannot read the table
+    :param refusal: class of the error to raise if deltalake cannot read the table and a retry cannot help
     :raises UnavailableError: the table cannot be opened now
+    :raises InvalidError: the deltalake library is not installed
     """
     options = _store_options(path)
     with _lock:
@@ -181,7 +187,7 @@ def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequenc
 
     :param fields: its columns, in Delta's form
     :raises UnavailableError: the table cannot be created now
-    :raises PublishError: the table cannot be created
+    :raises PublishError: the table cannot be created, and a retry cannot help. Nothing of the batch is in the table
     """
     from deltalake import CommitProperties, DeltaTable, Schema
 

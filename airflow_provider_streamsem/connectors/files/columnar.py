@@ -1,4 +1,4 @@
-"""Reads footers of Parquet and ORC files: the number of rows and the columns. pyarrow is imported on first use."""
+"""Reads the number of rows and the columns from the footers of Parquet and ORC files, and compares the columns. pyarrow is imported on first use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 @dataclass(frozen=True, slots=True)
 class Footer:
     """
-    Row count and columns that a file's footer declares.
+    The row count and the columns of a file, as its footer states them.
 
     :param rows: number of rows
     :param columns: the file's columns, a ``pyarrow.Schema``
@@ -35,9 +35,9 @@ class Footer:
 
 def footers(location: str, format: str, pins: Sequence[FilePin]) -> dict[str, Footer]:
     """
-    Return path → footer of each pinned file. Up to 16 threads read the footers, on S3 with one request a file.
+    Return path → footer of each pinned file. Up to 16 threads read the footers, on S3 with one request for each file.
 
-    :raises DataError: a file is not a complete file of its format; the error names the first such file
+    :raises DataError: a file is not a complete file of its format; the error names the first such file. Nothing became visible
     """
     dataset = open_dataset(location)
     schemas: dict[Any, Any] = {}
@@ -57,7 +57,7 @@ def check_columns(found: Mapping[str, Footer], wanted: Mapping[str, StructType],
 
     :param found: path → footer
     :param wanted: path → columns to read from that file
-    :param missing: for a column or nested field that no file holds: ``"refuse"`` raises an error, ``"null"`` reads null
+    :param missing: what to do about a column or nested field that no file has: ``"refuse"`` raises an error, ``"null"`` accepts it, and Spark reads null
     :raises DataError: the schema's type cannot hold all values of a file's column, or no file holds a column and ``missing`` is ``"refuse"``
     """
     _refuse_mixed_units(found, wanted)
@@ -79,7 +79,7 @@ def check_columns(found: Mapping[str, Footer], wanted: Mapping[str, StructType],
 
 
 def local_times(found: Mapping[str, Footer]) -> tuple[str, list[str]] | None:
-    """Return the first file with timestamp columns without a time zone, and those columns; ``None`` if no file has any."""
+    """Return the first file that has timestamp columns without a time zone, and these columns; ``None`` if there is no such file."""
     for path, footer in found.items():
         local = [column.name for column in footer.columns if _holds_local_times(column.type)]
         if local:
@@ -97,9 +97,9 @@ def _holds_local_times(held: Any) -> bool:
 
 def _refuse_mixed_units(found: Mapping[str, Footer], wanted: Mapping[str, StructType]) -> None:
     """
-    Refuse files that store one time column in different units if the schema reads it as ``long``.
+    Refuse files that store one time column in different units, if the schema reads the column as ``long``.
 
-    One column would otherwise mix, for example, seconds and microseconds.
+    The values of the column would otherwise be, for example, seconds in some rows and microseconds in others.
     """
     first: dict[str, tuple[str, str]] = {}
     for path, footer in found.items():
@@ -115,7 +115,7 @@ def _refuse_mixed_units(found: Mapping[str, Footer], wanted: Mapping[str, Struct
 
 
 def contradicting(found: Mapping[str, Footer]) -> tuple[str, str] | None:
-    """Return the first file whose column differs in type from an earlier file, and that earlier file; ``None`` if there is none."""
+    """Return the first file with a column that has another type in an earlier file, and that earlier file; ``None`` if there is no such file."""
     first: dict[str, tuple[Any, str]] = {}
     for path, footer in found.items():
         for column in footer.columns:
@@ -239,7 +239,7 @@ def _fits(held: Any, wanted: DataType, name: str, absent: set[str], format: str)
     if types.is_floating(held):
         return kind == "double" or (kind == "float" and bool(held.bit_width <= 32))
     if types.is_timestamp(held):
-        # Spark has no type for some units, such as nanoseconds. Only Parquet's integer preserves these values.
+        # Spark has no type for some units, such as nanoseconds. As ``long``, Spark reads the integer of a Parquet file unchanged.
         return kind in ("timestamp", "timestamp_ntz") or (kind == "long" and format == "parquet")
     if types.is_date(held):
         return kind in ("date", "timestamp_ntz")

@@ -1,8 +1,8 @@
 """
 Parses CSV lines into columns on Spark, according to RFC 4180. Imports pyspark, so only engines import this module.
 
-Each line is parsed exactly or marked as bad. After a broken quote, Spark's reader silently keeps the remaining text as a value. This module therefore splits
-lines itself.
+Each line is parsed exactly or marked as bad. After an unbalanced quote, Spark's own reader returns the remaining text as a value without an error. So this
+module splits the lines into fields.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ _BLANK = "".join(map(chr, range(0x21)))
 
 class Csv:
     """
-    The CSV dialect of a source.
+    The CSV dialect of a source: builds the SQL that parses lines.
 
+    :param columns: the columns of the files
     :param options: options of Spark's CSV reader, as ``FilesSource`` accepts them
     :raises InvalidError: a column has a type that CSV cannot represent exactly, or the separator, quote or escape is invalid
     """
@@ -85,11 +86,11 @@ class Csv:
 
     def header(self, found: str) -> str:
         """
-        Return the header that every file must have.
+        Return the header line that every file must have.
 
-        It is ``found`` if that names the columns of the schema, else the names joined by the separator. Case is ignored.
+        It is ``found`` if that line names the columns of the schema, ignoring case. Otherwise it is the column names joined by the separator.
 
-        :param found: first line of the first file that has one
+        :param found: the first line of a file
         """
         dialect = {
             "delimiter": self._separator,
@@ -105,7 +106,7 @@ class Csv:
 
     def with_columns(self, frame: DataFrame, raw: str, into: str) -> Parsed:
         """
-        Add the columns of CSV lines to a frame, and a column that marks bad lines.
+        Parse CSV lines: add their columns to a frame, and a column that marks bad lines.
 
         A line is bad unless it has one field for each column, and each field's text is exactly a value of the column's type. Columns of the same type are
         converted as one array (:mod:`airflow_provider_streamsem.connectors.parsing.wide`).
@@ -170,7 +171,7 @@ class Csv:
         return "".join(character for character in _SPACE if character not in self._separator)
 
     def _split(self, raw: str) -> str:
-        """Split a line into fields that keep their quotes. The result is null if the quotes violate RFC 4180."""
+        """Return SQL that splits a line into fields, which keep their quotes. The result is null if the quotes violate RFC 4180."""
         separator = re.escape(self._separator)
         plain = f"split({raw}, {literal(separator)}, -1)"
         if not self._quote:
@@ -192,7 +193,7 @@ class Csv:
         return for_each("transform", at, lambda n: self._text(f"get({fields}, {n})", kind))
 
     def _text(self, field: str, kind: DataType) -> str:
-        """Return the text of a field; null if the line has no value for it."""
+        """Return SQL of the text of a field without quotes; null if the field is empty or has the text that represents null."""
         if self._trims("leading"):
             field = f"ltrim({literal(self._space)}, {field})"
         if self._trims("trailing"):

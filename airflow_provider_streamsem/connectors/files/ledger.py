@@ -11,13 +11,14 @@ from airflow_provider_streamsem.protocol.codec import decode
 from airflow_provider_streamsem.protocol.entries import Discovery, FoundFile
 
 BLOCK_FILES = 1_000
-"""ordinals that one read covers"""
+"""Maximum number of ordinals in one read of the pages."""
 
 
 class Ledger:
     """
-    The discovered files of one log. Caches the newest discovery that this process has read.
+    The discovered files of one source in its log. Caches the newest discovery that this process has read.
 
+    :param log: the section of the log that belongs to the source
     :param newest_hint: number of the newest discovery that is known to exist; -1: find it by listing the log
     """
 
@@ -31,7 +32,7 @@ class Ledger:
         """
         Return the newest known discovery; ``None`` before the first one.
 
-        Another process may have created a later discovery. :meth:`add` and :meth:`files` find it.
+        Another process may have created a newer discovery. :meth:`add` and :meth:`files` detect that.
         """
         if self._newest is None:
             if self._newest_hint < 0:
@@ -48,8 +49,8 @@ class Ledger:
         """
         Assign ordinals to the new files of a listing.
 
-        :returns: the next unassigned ordinal. ``None``: another discoverer created the discovery first, and this ledger now holds that discovery. Do: list
-            again, because this listing may be older than that discovery (D2)
+        :returns: the next unassigned ordinal. ``None`` if another process created the discovery first. The caller must then list again and repeat the call,
+            because this listing may be older than that discovery (D2)
         """
         newest = self.newest()
         compared = self._log.perform(discovery.compare(newest, listed))
@@ -60,7 +61,8 @@ class Ledger:
 
     def files(self, start: int, end: int) -> Iterator[FoundFile]:
         """
-        Yield the files with ordinals ``[start, end)``, in order. Reads blocks of at most :data:`BLOCK_FILES` ordinals, as the caller consumes them.
+        Yield the files with ordinals ``[start, end)``, in order. Reads the next block of :data:`BLOCK_FILES` ordinals only when the caller requests a file
+        of it.
 
         :raises LogDamagedError: no discovery assigned one of these ordinals
         """
@@ -76,9 +78,9 @@ class Ledger:
 
     def _block(self, newest: Discovery, start: int) -> tuple[int, list[FoundFile]]:
         """
-        Return the ordinal of the first file of a block, and the block's files. The block has consecutive ordinals and contains ``start``.
+        Return a block of files with consecutive ordinals that contains ``start``: the ordinal of its first file, and the files.
 
-        The ledger caches the last block for the next batch of a drain.
+        The ledger caches the last block, because the next batch of a drain usually starts in it.
         """
         first, kept = self._kept
         if not first <= start < first + len(kept):
@@ -89,7 +91,11 @@ class Ledger:
         return self._kept
 
     def _reaching(self, end: int) -> Discovery:
-        """Return a discovery that covers all ordinals below ``end``: the newest listed one, or a later one that the listing does not show yet."""
+        """
+        Return a discovery with all ordinals below ``end``: the newest that a listing shows, or a later one that the listing lacks.
+
+        :raises LogDamagedError: there is no such discovery
+        """
         i = max(self._listed(), self._newest_hint, 0)
         self._newest = self._entry(i)
         while self._newest.end < end:

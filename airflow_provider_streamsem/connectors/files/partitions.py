@@ -1,8 +1,8 @@
 """
 Partition columns of files in directories named ``column=value``, as Hive and Spark write them: ``day=2026-01-01/part-0.parquet``.
 
-A file's partition columns come from the consecutive directories of this form that are nearest to the file. The value is text with ``%XX`` escapes. Types are
-inferred as in Spark's partition discovery, with one exception: text that only Java parses as a number (``1d``, ``0x1p3``, `` 1``) stays a string.
+The partition columns of a file are the consecutive directories of this form that are nearest to the file. A value is text with ``%XX`` escapes. Types are
+inferred as in Spark's partition discovery, with one exception: text that is a number only in Java (``1d``, ``0x1p3``, `` 1``) stays a string.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def layout(path: str) -> Layout:
     Parse the partition directories of one file.
 
     :param path: relative to the source's path
-    :raises DataError: a directory has an empty column name or value, or two directories name the same column, or a column name is reserved. Rename the
-        directory, or set ``hive_partitions=False``
+    :raises DataError: a directory has an empty column name or value, two directories name the same column, or a column name is reserved. Nothing became
+        visible
     """
     directories = path.split("/")[:-1]
     end = len(directories)
@@ -84,7 +84,7 @@ def types_of(paths: Iterable[str], recorded: Mapping[str, str]) -> dict[str, str
     """
     Return partition column → Spark type of its values.
 
-    A column in ``recorded`` keeps its recorded type. The reader of the files checks that every value fits.
+    A column in ``recorded`` keeps its recorded type. The caller must check with :func:`fits` that its values fit.
 
     :param recorded: the types with which earlier batches were read
     :raises DataError: see :func:`layout`
@@ -110,7 +110,7 @@ def pinned_types(pins: Iterable[FilePin]) -> dict[str, str]:
 
 
 def recorded_types(hint: Json) -> dict[str, str]:
-    """Return partition column → type, from a hint; empty if it has none. Values of another form have no effect: a hint is never trusted."""
+    """Return partition column → type from a hint; ``{}`` if it has none. A hint of another form is ignored, because the log is not trusted."""
     types = hint.get("partition_columns") if isinstance(hint, Mapping) else None
     if not isinstance(types, Mapping) or not all(isinstance(type, str) for type in types.values()):
         return {}
@@ -172,7 +172,7 @@ def _inferred(value: str) -> str:
 
 
 def _wider(one: str, other: str) -> str:
-    """Return the type that holds the values of both types, by Spark's rule for partition columns."""
+    """Return the narrowest type for the values of two inferred types, by Spark's rule for partition columns."""
     kinds = {one, other}
     if one == other or "void" in kinds:
         return other if one == "void" else one

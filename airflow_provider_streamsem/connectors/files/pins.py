@@ -1,4 +1,8 @@
-"""The pin of a file: what identifies it in a plan (D5). A plan comes from the log, so its pins are checked against what the source reads (R6)."""
+"""
+The pin of a file: its path, size and identity in a plan (D5).
+
+Pins come from the log, which is not trusted, so their paths are checked against the files that the source may read (R6).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ class FilePin:
     A planned file.
 
     :param path: relative to the location of the source
-    :param bytes: its size
+    :param bytes: size in bytes
     :param identity: ``etag:<etag>`` or ``mtime:<nanoseconds>``
     :param partition_types: partition column → Spark type, for all partition columns of the plan
     """

@@ -1,4 +1,8 @@
-"""Options of Spark's readers that the files source accepts. They may change values, but never the number of records or which of them are bad."""
+"""
+Options of Spark's readers that the files source accepts.
+
+An accepted option may change how a value is parsed. Other options are refused, because they would change the number of records, or hide bad ones.
+"""
 
 from __future__ import annotations
 
@@ -26,4 +30,4 @@ OPTIONS: dict[str, frozenset[str]] = {
     "orc": frozenset(),
     "text": frozenset({ENCODING}),
 }
-"""format → names of its accepted options"""
+"""file format → names of its accepted options"""

@@ -1,4 +1,4 @@
-"""Loads files as records on Spark. Every physical record is either parsed or marked as bad. Imports pyspark, so only engines import this module."""
+"""Loads files as records with Spark. Every record in the files is either parsed or marked as bad. Imports pyspark, so only engines import this module."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 _RECORD, _BAD = "__streamsem_record", "__streamsem_record_bad"
 _UTC = ("UTC", "Etc/UTC", "GMT", "Z")
 _WIDE = 100
-"""number of columns above which Spark's constraint propagation is disabled"""
+"""Spark's constraint propagation is disabled for more columns than this."""
 _MANY = 100
-"""number of files above which small files share tasks"""
+"""With more files than this, several small files share a Spark task."""
 _OPEN_COST = "spark.sql.files.openCostInBytes"
 _OPEN_COST_BYTES = 1 << 18
-"""the cost that Spark adds to the size of each file when it assigns files to tasks. With Spark's default of 4 MiB, 10,000 small files become 312 tasks"""
+"""The cost that Spark adds to the size of each file when it assigns files to tasks. With Spark's default of 4 MiB, 10,000 small files become 312 tasks."""
 # Hadoop stores checksums beside local files, under names that it cannot build from a name with a colon. S3A buffers blocks in local files
 # and needs the checksummed file system for them. These options therefore apply only to local paths with a colon.
 _RAW_LOCAL = {
@@ -59,7 +59,7 @@ class _Group:
 
     :param partitions: the partition columns and their types
     :param options: options of Spark's reader
-    :param located: the paths in the form that Spark's reader accepts
+    :param located: the paths of the files, in the form that Spark's reader accepts
     """
 
     partitions: StructType
@@ -88,11 +88,12 @@ class _Source(Protocol):
 
 class FileRecords:
     """
-    The records of the pinned files (:class:`airflow_provider_streamsem.connectors.contract.Loaded`).
+    The records of the pinned files. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
 
-    This package reads JSON and CSV as lines of text and parses them itself. Spark's own readers change values and drop text after a record.
+    JSON and CSV files are read as lines of text and parsed by this package, because Spark's own readers change values and drop text after a record.
 
-    :param pins: the pinned files
+    :param pins: the files to read; at least one
+    :raises DataError: the footers, columns or partition directories of the files contradict each other or the schema. Nothing became visible
     """
 
     bad: Column | None
@@ -102,7 +103,7 @@ class FileRecords:
     def __init__(self, spark: SparkSession, source: _Source, pins: Sequence[FilePin]) -> None:
         self._spark, self._source = spark, source
         if len(pins) > _MANY and spark.conf.get(_OPEN_COST, None) is None:
-            spark.conf.set(_OPEN_COST, _OPEN_COST_BYTES)  # only this attempt uses the session
+            spark.conf.set(_OPEN_COST, _OPEN_COST_BYTES)  # the session is a clone that only this attempt uses
         self._schema = None if source.schema is None else parsing.struct(source.schema, "source files")
         self._partitions = self._typed_partitions(pins)
         self._footers = self._checked_footers(pins)
@@ -166,9 +167,9 @@ class FileRecords:
 
     def _typed_partitions(self, pins: Sequence[FilePin]) -> dict[str, StructField]:
         """
-        Return lower-case name → partition column. Its type comes from the schema, else from the recorded types.
+        Return lower-case name → partition column. The type of a column is that in the schema, else that in the pins.
 
-        :raises DataError: a value does not fit the type, or the name collides with the column of text lines
+        :raises DataError: a value does not fit the type, or a column has the name of the column of text lines. Nothing became visible
         """
         if not self._source.hive_partitions:
             return {}
@@ -217,10 +218,10 @@ class FileRecords:
 
     def _check_zone(self, path: str, columns: list[str]) -> None:
         """
-        Require UTC as Java's time zone.
+        Check that the default time zone of the Java process is UTC.
 
-        Spark reads ORC timestamps without a time zone in Java's default time zone, whatever the session's time zone is. A retry on another worker could return
-        other rows.
+        Spark reads ORC timestamps without a time zone in Java's default time zone, and ignores the session's time zone. So a retry on another worker could
+        return other values.
 
         :raises DataError: Java's time zone is not UTC
         """
@@ -235,11 +236,15 @@ class FileRecords:
             )
 
     def _grouped(self, paths: list[str]) -> list[_Group]:
-        """Group files by layout, one reader each. A single reader would silently drop files beside partition directories."""
+        """
+        Group the files by their partition directories. Each group gets a reader.
+
+        A single reader for files with different partition directories would silently drop files.
+        """
         members: dict[Any, list[str]] = {}
         for path, names in self._names(paths).items():
             where = spark_path(self._source.path, path)
-            # Hadoop cannot glob a path with a colon. If such a path also needs escaping, a separate reader takes it literally.
+            # Hadoop cannot glob a path with a colon. If such a path also needs escaping, it gets its own reader, which does not glob.
             alone = path if ":" in where.removeprefix("s3a:") and "\\" in where else None
             key = (partitions.layout(path).base if names else "", names, ":" in where.removeprefix("s3a:"), alone)
             members.setdefault(key, []).append(path)
@@ -283,20 +288,20 @@ class FileRecords:
             reader = self._reader(spark, self._columns(), self._source.options)
             return reader.format(self._source.format).load(self._group.located)
         reader = spark.read.options(**{**self._source.options, **self._group.options}).format(self._source.format)
-        # Files of one batch may have different columns. Without a schema, the result has all of them, and a contradiction is an error.
+        # Without a schema, the result has the columns of all files. A column with different types in two files is an error.
         frame = self._merged(reader.option("mergeSchema", "true"))
         typed = {field.name.lower(): field for field in self._group.partitions.fields}
         fields = [typed.get(field.name.lower(), field) for field in frame.schema.fields]
         if [f.dataType for f in fields] != [f.dataType for f in frame.schema.fields]:
-            # From this batch, Spark inferred types of partition columns that differ from those in the schema or the plan.
+            # Spark has inferred the types of the partition columns from the files of this batch. They differ from the types in the schema or the plan.
             return reader.schema(StructType(fields)).load(self._group.located)
         return frame
 
     def _merged(self, reader: DataFrameReader) -> DataFrame:
         """
-        Load the group's files with the union of their columns.
+        Load the files of the group with the columns of all of them.
 
-        :raises DataError: Spark cannot read the columns of a file, or they contradict those of another file; the error names the file
+        :raises DataError: Spark cannot read the columns of a file, or two files have different types for a column; the error names the file
         """
         assert self._footers is not None
         try:
@@ -323,13 +328,13 @@ class FileRecords:
         return self._contradiction()
 
     def _contradiction(self) -> dict[str, str]:
-        """Return two files whose columns contradict each other; the first file if the footers show no contradiction."""
+        """Return two files in which a column has different types, as fields of an error; the first file if the footers show no such files."""
         pair = columnar.contradicting(self._footers or {})
         return {"first_file": self._first} if pair is None else {"file": pair[0], "other_file": pair[1]}
 
     def _ordered(self, frame: DataFrame) -> DataFrame:
-        """Order the columns as Spark does: schema columns, then partition columns. A partition column that a file lacks is null."""
-        # With Spark Connect, reading the columns of a frame sends a request. With a schema, the columns are known without it.
+        """Order the columns as Spark does: the columns of the schema, then the partition columns. Add missing partition columns as null."""
+        # In Spark Connect, the columns of a frame cost a request. With a schema, they are known without the request.
         names = (
             frame.columns
             if self._schema is None
@@ -380,7 +385,7 @@ class FileRecords:
 
     def _set(self, parsed: Parsed) -> None:
         if len(self._columns().fields) > _WIDE:
-            # Constraint propagation takes minutes for a plan with thousands of columns. Only this attempt uses the session.
+            # Constraint propagation takes minutes for a plan with thousands of columns. The session is a clone that only this attempt uses.
             self._spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
         partitions = [quoted(field.name) for field in self._group.partitions.fields]
         self.frame = parsed.frame.selectExpr(*parsed.columns, *partitions, _BAD, RAW, PATH)
@@ -388,9 +393,9 @@ class FileRecords:
 
     def bad_records(self) -> Iterator[BadRecord]:
         """
-        Read the same files a second time, for the bad records only.
+        Yield the bad records. Reads the same files a second time.
 
-        :raises DataError: in a CSV file, a line inside a record with quoted line breaks looks like a complete record
+        :raises DataError: a CSV file has a record with quoted line breaks, of which a line looks like a complete record. Nothing became visible
         """
         if self.bad is None:
             return
@@ -399,7 +404,7 @@ class FileRecords:
         asked = [F.expr(f"count({quoted(name)}) AS c{i}") for i, name in enumerate(self.frame.columns)]
         from pyspark.sql import Observation
 
-        # Observing every column prevents column pruning, which would change which records are bad.
+        # Spark prunes columns that no operator uses, and does not parse their values. Observing every column prevents that, so the same records are bad.
         rows = self.frame.observe(Observation(), *asked).where(self.bad).select(PATH, F.col(RAW).cast("binary"))
         for path, line in rows.toLocalIterator():
             raw, encoding = text_of(bytes(line))

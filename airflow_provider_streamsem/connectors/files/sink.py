@@ -1,8 +1,8 @@
 """
-Sink for files in a dataset of this package: Parquet, ORC, JSON lines or CSV, in an attempt's own directory.
+The files sink: writes rows as files in Parquet, ORC, JSON lines or CSV. Each attempt writes to its own directory of the dataset.
 
-A file becomes visible only when an outcome names it. Readers query the log (``read_committed``, ``streamsem files``), never a listing. A dataset is stored on
-local or mounted disk, or in an S3 bucket, to which Spark writes through Hadoop's S3A.
+A file becomes visible only when an outcome names it. Readers find the visible files through the log (``read_committed``, ``streamsem files``), and never list
+the dataset. A dataset is stored on a local or mounted disk, or in an S3 bucket, to which Spark writes through Hadoop's S3A.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ CODECS = {
 @dataclass(frozen=True, slots=True)
 class FilesSink:
     """
-    Files below ``path``. The marker ``path/_streamsem.json`` names the pipeline and the log that own the dataset.
+    Writes rows as files below ``path``. The log names the visible files. The mark ``path/_streamsem.json`` names the pipeline and the log that own the dataset.
 
-    Partition columns stay in the files, with their types. Each file holds one combination of partition values, so that null, an empty string and unusual
-    strings stay distinct. Timestamps are stored in microseconds (Parquet ``TIMESTAMP_MICROS``, not ``INT96``).
+    Partition columns stay in the files, with their types. Each file contains one combination of partition values, so null, an empty string and strings with
+    special characters stay distinct. Timestamps are stored in microseconds (Parquet ``TIMESTAMP_MICROS``, not ``INT96``).
 
     :param path: the root of the dataset: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
-    :param format: ``parquet``, ``orc``, ``json`` (one object a line) or ``csv`` (with header). CSV represents null as a backslash and N, and refuses strings
-        equal to it, and binary columns
+    :param format: ``parquet``, ``orc``, ``json`` (one object per line) or ``csv`` (with header). In CSV, null is written as a backslash and N. A batch with a
+        string of this text, or with a binary column, is refused
     :param partition_by: partition columns
-    :param codec: ``zstd`` (default of Parquet and ORC), ``snappy``, ``gzip``, ``lz4``, ``zlib`` or ``none``, as far as the format supports it
-    :param target_file_bytes: target size of a file in bytes, at the cost of a shuffle; ``None``: one file for each Spark task and partition value
+    :param codec: ``zstd`` (default of Parquet and ORC), ``snappy``, ``gzip``, ``lz4``, ``zlib`` or ``none``, if the format supports it
+    :param target_file_bytes: target size of a file in bytes, 65,536 or more. Requires a shuffle. ``None``: one file for each Spark task and partition value
+    :raises InvalidError: an argument is not valid
     """
 
     extra: ClassVar[str] = ""
@@ -90,18 +91,18 @@ class FilesSink:
         """
         Return the root of the dataset and the format.
 
-        Partitioning, codec and file size may change, because the manifest stores what readers need for each file.
+        Partition columns, codec and file size may change, because the log stores the partition values of each file.
         """
         return {"type": "files", "path": normalised(self.path), "format": self.format}
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
         """
-        Check the dataset's marker, or create it if the log is new.
+        Verify the mark of the dataset. If the log is new and the dataset has no mark, create it.
 
         :param new: whether the log has no version yet
-        :raises LogDamagedError: the marker is missing although the log has versions
-        :raises ConflictError: the dataset belongs to another pipeline or log, or contains output without a marker
-        :raises UnavailableError: the store gave no clear response
+        :raises LogDamagedError: the mark is missing although the log has versions
+        :raises ConflictError: the dataset belongs to another pipeline or log, or has files without a mark
+        :raises UnavailableError: the store gave no clear answer
         """
         mark = canonical({"format": 1, "entry": "dataset", "pipeline_uuid": pipeline_uuid, "log": normalised(log)})
         store = self._dataset()
@@ -109,13 +110,13 @@ class FilesSink:
             stored = store.read(keys.DATASET_MARKER)
             if stored is None and not new:
                 raise LogDamagedError(
-                    "the dataset's mark is missing: the path leads to another directory, or the dataset was emptied",
+                    "the dataset's mark is missing although the log has versions: the path leads to another directory, or the dataset was emptied",
                     location=self.path,
                     key=keys.DATASET_MARKER,
                 )
             if stored is None:
                 occupied = self._holds_files(store)
-                # Re-read the marker, because another writer creates its marker before its first file.
+                # Read the mark again: another writer creates its mark before its first file, so the files found may be those of a writer with a mark.
                 stored = store.read(keys.DATASET_MARKER)
                 if stored is None and occupied:
                     raise _unknown_output(self.path)
@@ -128,7 +129,7 @@ class FilesSink:
             ) from error
         if stored != mark:
             raise DatasetOwnedError(
-                "the dataset belongs to another pipeline or log",
+                "the dataset belongs to another pipeline or log, which its mark names",
                 location=self.path,
                 pipeline_uuid=pipeline_uuid,
                 log=normalised(log),
@@ -137,14 +138,14 @@ class FilesSink:
 
     def refuse_orphan(self, log: str) -> None:
         """
-        Refuse a dataset that has a marker or output but no log. A pipeline never starts over in such a dataset.
+        Refuse a dataset with a mark or files. Called if the log does not exist, because a new log must not reuse the dataset of an earlier log.
 
-        :raises ConflictError: the dataset has a marker or output
+        :raises ConflictError: the dataset has a mark or files
         """
         store = self._dataset()
         if store.stat(keys.DATASET_MARKER) is not None:
             raise DatasetOwnedError(
-                "the dataset is marked as the output of a log, but there is no log at the given location",
+                "the dataset's mark names a log, but the pipeline's own log does not exist",
                 location=self.path,
                 log=normalised(log),
                 **_marked(store.read(keys.DATASET_MARKER)),
@@ -165,10 +166,10 @@ class FilesSink:
 
         * CSV cannot represent binary values.
         * JSON cannot represent map keys that are not strings. Spark writes such keys as text that it cannot read back.
-        * In ORC, Spark cannot find columns whose names contain a backtick or are empty.
-        * Spark returns ORC timestamps with a time zone in the time zone of the Java process that reads them.
+        * From ORC, Spark cannot read columns whose names contain a backtick or are empty.
+        * From ORC, Spark returns timestamps with a time zone in the time zone of the Java process that reads them.
 
-        :raises DataError: the format cannot store a column; cast or rename it in the transform
+        :raises DataError: the format cannot store a column. Nothing became visible
         """
         fields = json.loads(schema)["fields"]
         binary = [field["name"] for field in fields if field["type"] == "binary"]
@@ -199,9 +200,12 @@ class FilesSink:
 
     def grows(self, column: str, recorded: str, wider: str) -> bool:
         """
-        Return whether readers get the same values from files of earlier batches in a wider type.
+        Return whether a column may change to a wider type, so that readers get the same values from files of earlier batches.
 
-        In text formats, ``float`` cannot become ``double``: the text 0.1 is one number as ``float`` and another as ``double``.
+        In text formats, ``float`` cannot become ``double``, because the text 0.1 is a different number in each type.
+
+        :param recorded: the recorded type of the column
+        :param wider: the wider type
         """
         return self.format not in ("csv", "json") or recorded != "float"
 
@@ -223,16 +227,16 @@ class FilesSink:
         stats: Callable[[Any], str] = lambda parquet: "",
     ) -> Committable:
         """
-        Collect the files as :meth:`collect` does, with statistics for each Parquet file.
+        Collect the files as :meth:`collect` does, and record statistics for each Parquet file.
 
-        :param stats: returns the statistics to record, from pyarrow's metadata of a file
+        :param stats: returns the statistics of a file as text, from pyarrow's metadata of the file
         """
         prefix = keys.data_prefix(version, attempt_id)
         dataset = self._dataset()
         found = {stat.key[len(prefix) :]: stat for stat in dataset.list(prefix) if _is_data(stat.key[len(prefix) :])}
         missing = (accepted or frozenset()) - found.keys()
         if missing:
-            what = "files that Spark wrote are not at the attempt's location; nothing became visible"
+            what = "files that Spark wrote are missing from the attempt's location; nothing became visible"
             raise StageError(what, location=self.path, version=version, missing=sorted(missing)[:3])
         staged = [stat for name, stat in found.items() if accepted is None or name in accepted]
         dataset.make_durable([stat.key for stat in staged], prefix)
@@ -293,7 +297,7 @@ class FilesSink:
 
 
 def _marked(mark: bytes | None) -> dict[str, str]:
-    """Return the pipeline and the log that a marker names, as fields of an error; empty values if the marker is unreadable."""
+    """Return the pipeline and the log that a mark names, as fields of an error; empty values if the mark is unreadable."""
     try:
         found = read_json(mark or b"{}", keys.DATASET_MARKER)
     except LogDamagedError:
@@ -333,12 +337,14 @@ def _parts(kind: Any) -> list[Any]:
 
 
 def _is_data(relative: str) -> bool:
-    """Return whether a name is that of a data file, not a committer's file and not S3A's directory marker."""
+    """Return whether a path is that of a data file, and not of a Hadoop committer's file or of an S3A directory marker."""
     parts = relative.split("/")
     return bool(parts[-1]) and not any(part.startswith(("_", ".")) and "=" not in part for part in parts)
 
 
 def _unknown_output(location: str) -> ConflictError:
     return ConflictError(
-        "the dataset's location contains files, but no mark that names their log", location=location, directory="data/"
+        "the dataset's location contains files, but no mark that names the log of these files",
+        location=location,
+        directory="data/",
     )

@@ -1,9 +1,10 @@
 """
-Source of files that arrive below a path: JSON lines, CSV, Parquet, ORC or text, on local disk or under an S3 prefix.
+The files source: reads the files that arrive below a path, in JSON lines, CSV, Parquet, ORC or text, on local disk or under an S3 prefix.
 
-Discovery lists the path. Its cost is linear in the number of listed files; ``start_after`` and a narrower path reduce it. The reads and writes in the *log*
-depend only on the files that changed since the previous listing, not on all files ever discovered. As in Hadoop and Spark, some names mark unfinished files:
-those with a path component that starts with ``_`` or ``.``, and those that end in ``._COPYING_``. The source skips them until they are renamed.
+The planner lists the path to discover new files. The cost of a listing is linear in the number of listed files; ``start_after`` and a narrower path reduce
+it. The reads and writes of the *log* depend only on the files that changed since the previous listing, not on all files ever discovered. As in Hadoop and
+Spark, a path component that starts with ``_`` or ``.``, or a name that ends in ``._COPYING_``, marks an unfinished file. The source skips such files until
+they are renamed.
 """
 
 from __future__ import annotations
@@ -64,24 +65,25 @@ _THREADS = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesSource:
     """
-    Files below a path. Each file is read once, as a whole.
+    Reads the files below a path. Each file is read once, as a whole.
 
-    Offsets are ordinals: the order in which the log discovered the files. Files discovered in one listing are ordered by modification time, then path. A file
-    is identified by path, size and ETag (S3), or by path, size and modification time (disk). An overwritten file is a new file. A file that changes after it
-    was planned fails the batch.
+    The offset of a file is its ordinal. Ordinals are assigned in the order of discovery. Files that are discovered in one listing are ordered by modification
+    time, then by path. A file is identified by path, size and ETag (S3), or by path, size and modification time (disk). So an overwritten file is a new file.
+    If a file changes after it was planned, the batch fails.
 
     :param path: the root of the files: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
-    :param format: ``json`` (one object a line), ``csv``, ``parquet``, ``orc`` or ``text`` (one column ``value``)
+    :param format: ``json`` (one object per line), ``csv``, ``parquet``, ``orc`` or ``text`` (one column ``value string``)
     :param schema: columns as Spark DDL, such as ``"id long, at timestamp"``; required for ``json`` and ``csv``, refused for ``text``, optional otherwise
-    :param options: options of Spark's reader, such as ``{"header": "true"}``. Only those of :data:`OPTIONS` are accepted, because they lose no record
-    :param glob: pattern of the file names to discover, such as ``*.csv``; matches the name only, not its directories
-    :param start_after: listings exclude paths up to and including this one (relative to ``path``). May contain ``strftime`` fields, which are filled with the
-        UTC time ``lookback_days`` before the listing. A file that arrives at or before this path is never read
-    :param lookback_days: days to subtract from the time of the listing; only for ``start_after`` with fields
+    :param options: options of Spark's reader, such as ``{"header": "true"}``. Only the options in :data:`OPTIONS` are accepted, because they lose no record
+    :param glob: pattern of the file names to discover, such as ``*.csv``. It is compared with the name only, not with the directories
+    :param start_after: listings exclude paths up to and including this one (relative to ``path``). May contain ``strftime`` fields, which are replaced with
+        the UTC time ``lookback_days`` before the listing. A file that arrives under an excluded path is never read
+    :param lookback_days: days to subtract from the time of the listing, 0 or more; only for a ``start_after`` with fields
     :param hive_partitions: whether directories named ``column=value`` add columns to the records, as in Spark. A column has the type in ``schema``, else the
         type inferred from the first batch that had the column. ``False``: such directories are ordinary directories
-    :param missing_columns: for Parquet and ORC with a schema, if no file of a batch holds a column of the schema: ``"refuse"`` the batch, or read the column
-        as ``"null"``
+    :param missing_columns: for Parquet and ORC with a schema: what happens if no file of a batch has a column of the schema. ``"refuse"``: the batch fails.
+        ``"null"``: the column is null
+    :raises InvalidError: an argument is not valid
     """
 
     delivery: ClassVar[str] = "exactly_once"
@@ -112,7 +114,7 @@ class FilesSource:
             arguments.text(f"{where} schema", self.schema, accepted='Spark DDL, such as "id long, at timestamp"')
         if self.schema is None and self.format in NEEDS_SCHEMA:
             raise InvalidError(
-                f"{where} schema is required for this format: an inferred schema would change from batch to batch",
+                f"{where} schema is required for this format, because an inferred schema could change from batch to batch",
                 format=self.format,
             )
         if self.schema is not None and self.format == "text":
@@ -181,8 +183,8 @@ class FilesSource:
         List all files that the source discovers, in their current state.
 
         :param now_ms: current time in milliseconds UTC, for ``start_after``
-        :raises UnavailableError: the directory is missing, or the store gave no clear response
-        :raises DataError: a file name is not UTF-8; rename the file
+        :raises UnavailableError: the directory is missing, or the store gave no clear answer. Nothing was written
+        :raises DataError: a file name is not UTF-8. Nothing was written
         """
         stats = [stat for stat in self._listed(now_ms) if self._counts(stat.key)]
         for stat in stats:
@@ -207,16 +209,16 @@ class FilesSource:
 
     def refuse_tables(self, now_ms: int) -> None:
         """
-        Refuse a path inside a table or dataset, and files inside one below the path.
+        Refuse a path that is inside a table or dataset, and a path below which a file to read is inside a table or dataset.
 
-        :raises InvalidError: the path or a file is inside one
+        :raises InvalidError: names the table or dataset. Nothing was written
         """
         tables.refuse_table(self.path)
         keys = [stat.key for stat in self._listed(now_ms)]
         tables.refuse_tables_below(self.path, keys, [key for key in keys if self._counts(key)])
 
     def _store(self) -> Store:
-        """Open the store of the path. On local disk, symbolic links to files count as files."""
+        """Open the store of the path. On local disk, a symbolic link to a file is read as that file."""
         store = open_store(self.path)
         if isinstance(store, LocalStore):
             store.follows_links = True
@@ -224,9 +226,10 @@ class FilesSource:
 
     def stat(self, path: str) -> ObjectStat | None:
         """
-        Return one file below the path; ``None`` if it is missing.
+        Return the current state of one file; ``None`` if it is missing.
 
-        :raises UnavailableError: the store gave no clear response
+        :param path: relative to the source's path
+        :raises UnavailableError: the store gave no clear answer
         """
         try:
             return self._store().stat(path)
@@ -265,7 +268,7 @@ class FilesSource:
         """
         Return whether the source discovers a listed file.
 
-        A discovered file is read even if ``glob`` changes later, because its ordinal is part of the offsets.
+        A file that has an ordinal is read even if ``glob`` changes later, because its ordinal is part of the offsets.
         """
         return _is_data(key) and fnmatchcase(key.rpartition("/")[2], self.glob)
 
@@ -273,9 +276,9 @@ class FilesSource:
         """
         Check that each pinned file exists with the pinned size and identity (D5).
 
-        :raises RecordsMissingError: a file is missing, or was changed after it was planned
-        :raises DataError: Spark would silently lose records of a file (:mod:`truncation`)
-        :raises UnavailableError: the path is empty or missing, or the store gave no clear response
+        :raises RecordsMissingError: a file is missing, or was changed after it was planned. Nothing became visible
+        :raises DataError: Spark would silently lose records of a file (:mod:`truncation`). Nothing became visible
+        :raises UnavailableError: the path is empty or missing, or the store gave no clear answer
         """
         for pin, stat in zip(pins, self._stats([pin.path for pin in pins]), strict=True):
             where = {"location": self.path, "file": pin.path}
@@ -290,7 +293,7 @@ class FilesSource:
                 raise DataError(f"{flaw}; nothing became visible", **where, format=self.format)
 
     def _stats(self, paths: Sequence[str]) -> Iterable[ObjectStat | None]:
-        """Return :meth:`stat` of each file. Many files are requested concurrently, because a store needs some milliseconds for each response."""
+        """Return :meth:`stat` of each file, in order. Sends the requests for many files concurrently, because each takes some milliseconds."""
         if len(paths) <= _ONE_BY_ONE:
             return map(self.stat, paths)
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -321,16 +324,16 @@ def _found(stat: ObjectStat) -> FoundFile:
 @dataclass(frozen=True, slots=True)
 class ListedEnd(SourceEnd):
     """
-    The end after a listing.
+    The end of the source after a listing.
 
-    :param listed: path → size and identity. The slice asks the store only for files that the listing lacks
+    :param listed: path → size and identity of the listed files. ``slice`` requests only files that this listing lacks
     """
 
     listed: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
 
 class FilesPlanner:
-    """A :class:`FilesSource` bound to a log for one process. It caches the discoveries that it read."""
+    """A :class:`FilesSource` that is bound to a log, for one process. It caches the discoveries that it has read."""
 
     def __init__(self, source: FilesSource, log: CommitLog, hint: Json) -> None:
         self._source = source
@@ -359,13 +362,13 @@ class FilesPlanner:
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
         """
-        Select files in the order of their ordinals, as many as the limits allow, but at least one; ``None`` if there are no files.
+        Select files in the order of their ordinals: as many as the limits allow, and at least one. Returns ``None`` if there are no files.
 
-        Files that are missing, changed or refused by :mod:`truncation` become gaps with ``on_data_loss="record_gap"``.
+        With ``on_data_loss="record_gap"``, files that are missing, changed or refused by :mod:`truncation` become gaps.
 
-        :raises DataError: with ``"fail"``: :mod:`truncation` refuses a file
-        :raises SourceChangedError: with ``"fail"``: a file is missing or was changed
-        :raises UnavailableError: the path is empty or missing, or the store gave no clear response
+        :raises DataError: with ``"fail"``: :mod:`truncation` refuses a file. Nothing was written
+        :raises SourceChangedError: with ``"fail"``: a file is missing or was changed. Nothing was written
+        :raises UnavailableError: the path is empty or missing, or the store gave no clear answer
         """
         first, last = position(start, PARTITION), position(end.offsets, PARTITION)
         if limits.max_files is not None:
@@ -393,7 +396,7 @@ class FilesPlanner:
     def _unreadable(
         self, files: Sequence[FoundFile], first: int, listed: Mapping[str, tuple[int, str]], on_data_loss: str
     ) -> list[int]:
-        """The ordinals of the files that cannot be read, ascending."""
+        """Return the ordinals of the files that cannot be read, in ascending order."""
         location = self._source.path
         flaws = truncation.flaws(self._source.format, first, files)
         for at, flaw in flaws.items():
@@ -416,7 +419,7 @@ class FilesPlanner:
         """
         Return whether a file is unchanged since its discovery.
 
-        The latest listing answers this for most files without a request. A file that it lacks may only be outside the listed range, so the store is asked.
+        For most files, the latest listing shows this. A file that it lacks may be outside the listed paths, so a request for the file is sent.
         """
         if listed.get(file.path) == (file.bytes, file.identity):
             return True
@@ -430,14 +433,14 @@ class FilesPlanner:
         return discovered - position(start, PARTITION) + len(self._unseen())
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Return how many of these files have a modification time before ``at_ms`` (milliseconds UTC, exclusive)."""
+        """Return how many of the files that :meth:`lag` counts have a modification time before ``at_ms`` (milliseconds UTC, exclusive)."""
         newest = self._ledger.newest()
         first = position(start, PARTITION)
         discovered: Iterable[FoundFile] = () if newest is None else self._ledger.files(first, newest.end)
         return sum(file.mtime_ns < at_ms * 1_000_000 for file in (*discovered, *self._unseen()))
 
     def discovered(self) -> bool:
-        """Return whether the log knows any file."""
+        """Return whether any file was discovered."""
         return self._ledger.newest() is not None
 
     def _unseen(self) -> Sequence[FoundFile]:
@@ -454,7 +457,7 @@ def _bytes_per_row(hint: Json) -> int:
 
 
 def _hint(types: Mapping[str, str], *, newest: int, bytes_per_row: int) -> Json:
-    """The hint of a plan or outcome: the number of the newest discovery, bytes per row, and the types of partition columns."""
+    """Return the hint of a plan or outcome: the number of the newest discovery, the bytes per row, and the types of the partition columns."""
     return {**partitions.hint(types), "newest": newest, "bytes_per_row": bytes_per_row}
 
 

@@ -1,4 +1,8 @@
-"""Detects tables and datasets below or above a path. Only the log of a table or dataset defines which of its files are visible."""
+"""
+Detects whether a path is inside a table or dataset, or contains one: Delta, Hudi or Iceberg tables, and datasets of this package.
+
+A files source must not read their files, because only the log of a table or dataset defines which of its files are visible.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,14 @@ _INSIDE = re.compile(
     rf"(?P<root>(?:.*/)?)(?:(?:_delta_log|\.hoodie)/.*|{re.escape(DATASET_MARKER)}|{_ICEBERG_FILE})", re.DOTALL
 )
 _ABOVE = 3
-"""number of directories above the path that are inspected, such as ``data/`` and partition directories"""
+"""Number of parent directories of the path that are inspected. A path inside a table is usually at most this deep, in ``data/`` and partition directories."""
 
 
 def refuse_table(path: str) -> None:
     """
-    Refuse a path inside a table or dataset. A files source reads all files below its path.
+    Refuse a path that is inside a table or dataset.
 
-    :raises InvalidError: the path is inside a table or dataset
+    :raises InvalidError: names the table or dataset. Nothing was written
     """
     scheme, location = split_url(path)
     location = os.path.realpath(location) if scheme == "file" else location
@@ -42,11 +46,11 @@ def refuse_table(path: str) -> None:
 
 def refuse_tables_below(path: str, listed: Iterable[str], counted: Sequence[str]) -> None:
     """
-    Refuse files inside a table or dataset below the path.
+    Refuse a path below which a file to read is inside a table or dataset.
 
     :param listed: keys of all objects below the path
     :param counted: keys of the files that the source would read
-    :raises InvalidError: one of these files is inside a table or dataset
+    :raises InvalidError: names such a file and its table or dataset. Nothing was written
     """
     roots = sorted({found["root"] for key in listed if (found := _INSIDE.fullmatch(key)) is not None and found["root"]})
     inside = next(((root, key) for root in roots for key in counted if key.startswith(root)), None)
@@ -81,9 +85,9 @@ def _kind(location: str) -> str | None:
 
 def _kind_if_allowed(location: str) -> str | None:
     """
-    Return :func:`_kind`; ``None`` if access is denied.
+    Return the result of :func:`_kind`; ``None`` if access to the location is denied.
 
-    The pipeline may lack permission to inspect a directory above the path. The listing of the path itself reports errors of the path.
+    The pipeline may lack permission for a directory above the path. If it lacks permission for the path, the listing of the path raises an error.
     """
     with suppress(StoreRefusedError):
         return _kind(location)

@@ -38,8 +38,8 @@ def decoded(raw: str, encoding: str) -> str:
     """
     Return SQL that decodes stored bytes to text.
 
-    Java's ``decode`` supports windows-1252 only with a session setting. Decoding therefore uses ISO 8859-1, and replaces the 27 characters that differ. The
-    five bytes that windows-1252 leaves undefined become control characters, as in browsers.
+    Spark's ``decode`` supports windows-1252 only with a session setting. So this function decodes ISO 8859-1 and replaces the 27 characters that differ. The
+    five bytes that windows-1252 does not define become control characters, as in browsers.
 
     :param raw: name of a ``string`` column with the bytes, as Spark's text reader returns them
     :param encoding: one of :data:`airflow_provider_streamsem.connectors.files.reader_options.ENCODINGS`
@@ -54,10 +54,10 @@ def lines_below_headers(
     reader: DataFrameReader, located: list[str], partitions: StructType, *, csv: Csv, encoding: str
 ) -> DataFrame:
     """
-    Read the lines of CSV files without the header line of each file. Spark compares each header with the expected one.
+    Read the lines of CSV files without the header line of each file. Spark fails if the header of a file differs from the expected header.
 
-    Spark's CSV reader reads each line as one column. In ISO 8859-1 each byte is a character, so lines stay unchanged. No line contains the characters of the
-    CSV options, because they are outside ISO 8859-1.
+    Spark's CSV reader reads each line as one column. The encoding is ISO 8859-1, in which each byte is a character, so lines stay unchanged. Separator, quote
+    and the other special characters are outside ISO 8859-1, so no line contains them.
 
     :returns: the columns of :func:`lines`
     """

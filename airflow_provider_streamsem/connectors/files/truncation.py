@@ -1,4 +1,4 @@
-"""Detects files, by name and size, of which Spark would silently lose records."""
+"""Detects files of which Spark would silently lose records if they were truncated. Inspects only name and size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAST_BYTES = {"gz": 1, "bz2": 14, "zst": 1, "deflate": 1}
 
 def flaw(format: str, path: str, size: int) -> str:
     """
-    Return why a file must not be read; ``""`` if Spark itself detects a truncated file.
+    Return the reason why a file must not be read; ``""`` if the file may be read, because Spark fails on a truncated file of this kind.
 
     :param format: the source's format
     :param path: the file's path, whose extension names the compression codec

@@ -1,1 +1,1 @@
-"""Sink that calls an HTTP endpoint for each row or group of rows."""
+"""The HTTP sink: calls an HTTP endpoint for each row or group of rows."""

@@ -1,4 +1,4 @@
-"""Publishes a batch by HTTP calls, in chunks and rounds, and records the results in the ledger of the commit log (PROTOCOL.md, P4 and P5)."""
+"""Publishes a batch by HTTP calls, in chunks and rounds, and records the results in the commit log (PROTOCOL.md, P4 and P5)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COUNTS = ("done", "refused", "unknown", "skipped")
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of a chunk. ``index`` is the position of its first row in the chunk, ``position`` that in the version."""
+    """One call of a chunk. ``index`` is the position of its first row in the chunk, and ``position`` its position in the version; both start at 0."""
 
     index: int
     position: int
@@ -37,7 +37,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """One round of a chunk: its last ``rows`` records, which the previous rounds left."""
+    """One round of a chunk. It performs the last ``rows`` records of the chunk, which the previous rounds have not performed."""
 
     chunk: int
     number: int
@@ -73,10 +73,10 @@ class _Sink(Protocol):
 
 class Publication:
     """
-    One publisher of one batch.
+    One publisher of one batch: performs or skips its calls.
 
-    A round ends early in three cases: the endpoint refuses a call, the endpoint defers a call for too long, or the next wait is long. It then records its
-    progress. A publisher that dies during a long wait therefore repeats no call and holds no claim.
+    A round ends early in three cases: the endpoint refuses a call, the endpoint defers a call for too long, or the next wait is long. The publisher then
+    records the progress of the round. So if it dies during a long wait, no call is repeated and no claim is open.
     """
 
     def __init__(self, sink: _Sink, batch: Batch, effects: EffectLedger) -> None:
@@ -94,13 +94,18 @@ class Publication:
         self._ended: list[str] = []
 
     def publish(self) -> Receipt:
-        """Make the calls whose result no publisher has recorded."""
+        """
+        Make the calls whose result no publisher has recorded, and return the receipt.
+
+        :raises UnavailableError: the endpoint gave no clear answer or limits the rate of calls, or another publisher has claimed a round
+        :raises PublishError: the endpoint refuses a call
+        """
         sink = self._sink
         with Endpoint(sink.address(), sink.method, sink.timeout_s, self._clock) as endpoint:
             return self._over_all(lambda at: self._performed(endpoint, at))
 
     def skip(self) -> Receipt:
-        """Give up the records whose result no publisher has recorded: record them as skipped or unknown."""
+        """Record the records whose result no publisher has recorded as skipped, or as unknown if they may have been sent. Makes no call."""
         return self._over_all(self._given_up)
 
     def _over_all(self, close: Callable[[_Round], Effects]) -> Receipt:
@@ -110,7 +115,7 @@ class Publication:
             while at is not None:
                 if (
                     self._fault is None
-                ):  # Wait before reading the ledger, because another publisher may finish the chunk during the wait.
+                ):  # Wait before reading the recorded result, because another publisher may finish the chunk during the wait.
                     self._pace.wait()
                 found = self._effects.known(at.chunk, at.number)
                 if found is None:
@@ -123,7 +128,7 @@ class Publication:
         detail = {"chunks": len(chunks), **{name: self._total[name] for name in _COUNTS[1:]}}
         if self._total["unknown"]:
             return Receipt(result="unknown", rows=self._total["done"], detail=detail)
-        # ``skipped`` means that the sink has no row of the version.
+        # The result ``skipped`` means that the sink has no row of the version, so it is not used if some rows were sent.
         is_skipped = self._total["skipped"] and not self._total["done"]
         return Receipt(result="skipped" if is_skipped else "applied", rows=self._total["done"], detail=detail)
 
@@ -146,7 +151,7 @@ class Publication:
         """
         Make the calls of a round, and record the results.
 
-        A call is repeated until its answer is clear. With ``at_most_once``, it is repeated only until the endpoint may have performed it.
+        A call without a clear answer is repeated. With ``at_most_once``, it is repeated only if the endpoint has certainly not performed it.
         """
         calls = self._calls_of(at.chunk)
         if self._claims:
@@ -183,7 +188,7 @@ class Publication:
         return found
 
     def _counts(self, first: int) -> Counter[str]:
-        """Return the number of records of the chunk by result, from the call ``first`` on."""
+        """Return result → number of records, for the calls of the chunk from index ``first`` on."""
         counts: Counter[str] = Counter()
         for call, kind in zip(self._calls[first:], self._ended[first:], strict=False):
             counts[kind] += call.rows
@@ -203,7 +208,7 @@ class Publication:
         return {self._sink.key_header: call.key, **location}
 
     def _deferral(self, at: _Round, answer: Answer) -> StreamsemError | None:
-        """Slow down after a deferred call. Return an error if the endpoint asks for a longer wait than ``max_wait_s`` allows."""
+        """Reduce the rate after a deferred call. Returns an error if the total wait for the call would exceed ``max_wait_s``."""
         wait_s = self._pace.backoff_s(answer.retry_after_s)
         if self._pace.waited_s + wait_s <= self._sink.max_wait_s:
             self._pace.deferred(wait_s)
@@ -211,8 +216,8 @@ class Publication:
         again = datetime.fromtimestamp(self._clock.now_ms() // 1000 + int(wait_s) + 1, timezone.utc)
         first = (self._rows_of(at.chunk) - at.rows) // self._sink.records_per_call
         return UnavailableError(
-            "the endpoint limits the rate of calls, and the wait would exceed max_wait_s; it did not perform the last call, no record is lost, "
-            "and the next try begins with that call",
+            "the endpoint limits the rate of calls, and the wait for a call would exceed max_wait_s; the endpoint did not perform the call, no record is lost, "
+            "and the next try begins with this call",
             **self._where(at),
             status=answer.status,
             done=self._total["done"] + self._counts(first)["done"],
@@ -222,12 +227,12 @@ class Publication:
         )
 
     def _refusal(self, at: _Round, call: _Call, answer: Answer) -> StreamsemError | None:
-        """Return the error with which the round ends before this call, or ``None``. The next round begins with the call."""
+        """Return the error that ends the round before this call, so that the next round begins with this call; ``None`` if the round continues."""
         where = {**self._where(at), "record": call.index, "status": answer.status}
         if answer.kind == "turned_away":
             return PublishError(
                 "the endpoint rejects the caller: credentials, address or method are wrong. It did not perform the call, no record is lost, and the "
-                "next try begins with that call",
+                "next try begins with this call",
                 **where,
             )
         if answer.kind == "unsent" and self._claims:
@@ -247,35 +252,34 @@ class Publication:
         if self._sink.on_refusal == "record" and answer.kind == "refused":
             return None
         return PublishError(
-            "the endpoint refuses or redirects a call; the next try begins with that call, and does not repeat earlier calls",
+            "the endpoint refuses or redirects a call; the next try begins with this call, and does not repeat earlier calls",
             **where,
         )
 
     def _fault_of(self, at: _Round, counts: Counter[str], redirect: int) -> StreamsemError | None:
-        """Return an error if no other round should be claimed, because its records would be lost like those of this round."""
+        """Return an error if the publisher must not claim other rounds, because their records would be lost as those of this round."""
         where = {**self._where(at), **{name: counts[name] for name in _COUNTS[:3]}}
         if redirect:
-            what = "the endpoint redirects a call to another address, which is never called; the chunk's results are recorded, and later chunks are not claimed"
+            what = "the endpoint redirects a call, and the sink follows no redirects; the results of the chunk are recorded, and later chunks are not claimed"
             return PublishError(what, status=redirect, **where)
         if counts["unknown"] == self._rows_of(at.chunk):
-            what = "the endpoint gave no clear answer for a whole chunk; its records are counted as unknown, and later chunks are not claimed"
+            what = "the endpoint gave no clear answer to any call of a chunk; its records are counted as unknown, and later chunks are not claimed"
             return UnavailableError(what, **where)
         return None
 
     def _of_another(self, at: _Round) -> Effects:
         """
-        Return the recorded effects of a round that another publisher has claimed. If there are none, record them as unknown.
+        Return the recorded result of a round that another publisher has claimed. If there is none, record the round as unknown.
 
-        :raises UnavailableError: the claim is open, and this publisher may not close it (P5). Retry the run that committed the version, or run
-            ``streamsem skip``
+        :raises UnavailableError: there is no result, and this publisher must not close the claim (P5)
         """
         found = self._effects.known(at.chunk, at.number)
-        # If another publisher claimed the round after this publisher released it, that publisher is alive. Its claim must not be closed (P5).
+        # This publisher has ended its previous round early, and another publisher has claimed this round since. So that publisher runs now (P5).
         may_close = self._effects.may_close and self._released != (at.chunk, at.number)
         if found is None and not may_close:
             raise UnavailableError(
-                "another publisher has claimed a chunk of the effects and has not recorded its result; a retry of the run that committed the version, or "
-                "`streamsem skip`, closes it as unknown",
+                "another publisher has claimed a chunk of the batch and has not recorded its result. If that publisher has died, a retry of the run that "
+                "committed the version, or `streamsem skip`, records the chunk as unknown",
                 **self._where(at),
             )
         return found or self._effects.record(at.chunk, at.number, done=0, unknown=at.rows)
@@ -292,7 +296,7 @@ class Publication:
         return min(self._sink.chunk_rows, self._rows - chunk * self._sink.chunk_rows)
 
     def _calls_of(self, chunk: int) -> list[_Call]:
-        """Return the calls of a chunk. Callers request chunks in order. Chunks that they do not request are skipped."""
+        """Return the calls of a chunk. Must be called with ascending chunk numbers. Rows of chunks in between are skipped."""
         if chunk == self._chunk:
             return self._calls
         if self._pieces is None:
@@ -311,7 +315,7 @@ class Publication:
 
 
 def _pieces(batches: Iterator[Any], rows: int) -> Iterator[list[Any]]:
-    """Split and group record batches into lists of ``rows`` rows each. The last list has the remaining rows."""
+    """Regroup record batches. Yields lists of record batches with ``rows`` rows in total. The last list has the remaining rows."""
     held: list[Any] = []
     lacking = rows
     for batch in batches:

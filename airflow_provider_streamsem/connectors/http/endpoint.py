@@ -18,15 +18,15 @@ from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 
 _AT_ONCE_BYTES = 65_536
 _TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
-# The keys of a connection's extra that Airflow's HTTP provider does not send as headers. It sends all other keys as headers.
+# The keys of a connection's extra that are settings, as in Airflow's HTTP provider. Of these, only those in _OWN have an effect. All other keys are headers.
 _OWN = ("verify", "cert", "proxies")
 _LEFT = ("timeout", "allow_redirects", "stream", "max_redirects", "check_response", "trust_env")
 NOT_PERFORMED = (425, 429)
-"""Statuses that mean: the server did not perform the call, and the client may send it again (RFC 8470, RFC 6585)"""
+"""Statuses with which a server reports that it did not perform the call, and that the client may send it again (RFC 8470, RFC 6585)."""
 NOT_PERFORMED_IF_DATED = (503,)
-"""Statuses that mean the same, but only with a ``Retry-After`` header (RFC 9110). Without it, the server may have performed the call in part"""
+"""Statuses that mean the same, but only with a ``Retry-After`` header (RFC 9110). Without it, the server may have performed a part of the call."""
 TURNED_AWAY = (401, 403, 404, 405, 407)
-"""Statuses that reject the caller independently of the record: credentials, address or method are wrong"""
+"""Statuses that reject the caller for every record: credentials, address or method are wrong."""
 _UNCLEAR = (408,)
 _NO_SECRETS = ("accept", "accept-language", "content-type", "user-agent")
 NOT_PERFORMED_TEXT = f"{', '.join(map(str, (*TURNED_AWAY, *NOT_PERFORMED)))}, {', '.join(map(str, NOT_PERFORMED_IF_DATED))} with Retry-After"
@@ -36,18 +36,18 @@ _LONGEST_WAIT_S = 1e9
 @dataclass(frozen=True, slots=True)
 class Answer:
     """
-    The result of a call, by what the response proves.
+    The result of a call: its kind, and details of the response.
 
     * ``done``: the endpoint performed the call.
-    * ``refused``: it did not perform the call, and never will.
-    * ``turned_away``: it did not perform the call, because it rejects the caller.
-    * ``deferred``: it did not perform the call. The call may be sent again later.
-    * ``unsent``: no connection was made.
-    * ``redirect``: the endpoint names another address, which is never called.
+    * ``refused``: the endpoint did not perform the call, and would refuse it again.
+    * ``turned_away``: the endpoint did not perform the call, because it rejects the caller.
+    * ``deferred``: the endpoint did not perform the call. The call may be sent again later.
+    * ``unsent``: the call was not sent.
+    * ``redirect``: the endpoint redirects to another address. The sink does not follow redirects.
     * ``unclear``: a timeout, a lost connection or a server error. The endpoint may have performed the call.
 
     :attr status: HTTP status; 0 if there was no response
-    :attr problem: class name of the exception if there was no response
+    :attr problem: class name of the exception; ``""`` if there was a response
     :attr retry_after_s: seconds after which a deferred call may be sent again, if the endpoint sent them
     """
 
@@ -71,7 +71,7 @@ class Address:
 
     @property
     def sends_secrets_in_clear(self) -> bool:
-        """Whether the login, the password or a header that may be a credential is sent without encryption."""
+        """Whether the login, the password, or a header that may be a credential would be sent without encryption."""
         is_secret = bool(self.login or self.password) or any(name.lower() not in _NO_SECRETS for name in self.headers)
         return is_secret and urlsplit(self.url).scheme == "http"
 
@@ -83,10 +83,10 @@ class Address:
 
 def address(found: Connection, endpoint: str) -> Address:
     """
-    Return the address of an Airflow connection of type ``http``, interpreted as Airflow's HTTP provider does.
+    Return the address of an Airflow connection of type ``http``, as Airflow's HTTP provider interprets it.
 
     :param found: the connection
-    :param endpoint: path below the connection's host; ``""``: the host itself
+    :param endpoint: path below the host of the connection; ``""``: the host itself
     :raises InvalidError: the connection has no valid host, or a header that cannot be sent
     """
     if not found.host:
@@ -123,7 +123,7 @@ class Endpoint:
     :param at: the address
     :param method: ``POST``, ``PUT`` or ``PATCH``
     :param timeout_s: timeout of the connection, and then of the response, in seconds
-    :param clock: the current time for a ``Retry-After`` date, if the response has no ``Date`` header
+    :param clock: returns the current time, with which a ``Retry-After`` date is compared if the response has no ``Date`` header
     """
 
     def __init__(self, at: Address, method: str, timeout_s: int, clock: Clock) -> None:
@@ -150,7 +150,7 @@ class Endpoint:
 
     def reach(self) -> None:
         """
-        Check that the endpoint accepts connections, without a call. Skips the check if a proxy is used.
+        Check that the endpoint accepts TCP connections. Sends no call. With a proxy, checks nothing.
 
         :raises UnavailableError: the endpoint accepts no connection. No call was made
         """
@@ -184,12 +184,12 @@ class Endpoint:
                 **{**self._settings, "stream": True},
             )
         except Exception as error:
-            # Keep only the class name. The text of the error may contain a header or a query string.
+            # Only the class name is kept, because the text of the error may contain a header or a query string.
             return Answer("unsent" if _is_unsent(error) else "unclear", problem=type(error).__name__)
         status = response.status_code
         after_s = retry_after_s(response.headers, self._clock.now_ms())
         with suppress(Exception):
-            # Read a short body, so that the connection can be reused. Only the status matters.
+            # A connection can be reused only after its body was read. The content is not used.
             response.raw.read(_AT_ONCE_BYTES)
         response.close()
         if 200 <= status < 300:
@@ -209,7 +209,7 @@ def retry_after_s(headers: Mapping[str, str], now_ms: int) -> float | None:
     """
     Parse ``Retry-After``, which is a number of seconds or an HTTP date.
 
-    A date is compared with the ``Date`` header of the response, so that the two clocks need not agree.
+    A date is compared with the ``Date`` header of the response, so that the clocks of client and server need not agree.
 
     :param headers: the headers of the response
     :param now_ms: the current time in milliseconds UTC, used if the response has no ``Date``
@@ -235,14 +235,14 @@ def _date_ms(text: str) -> int | None:
 
 
 def _is_unsent(error: Exception) -> bool:
-    """Return whether the call certainly failed before its first byte was sent: no connection, an invalid certificate, or an invalid URL or header."""
+    """Return whether the call certainly failed before it was sent: no connection, an invalid certificate, or an invalid URL or header."""
     from requests import exceptions as failures
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
     if not isinstance(error, failures.RequestException):
         return isinstance(
             error, OSError
-        )  # A certificate file is missing. requests wraps every error of a connection in its own exceptions.
+        )  # requests wraps every error of a connection in its own exceptions, so an OSError means that a certificate file is missing.
     if isinstance(
         error, (failures.ConnectTimeout, failures.InvalidHeader, failures.InvalidSchema, failures.InvalidURL)
     ):

@@ -1,8 +1,8 @@
 """
-Table of endpoint operations and whether they are idempotent. It determines the delivery guarantee of a sink that cannot take part in a transaction.
+Operations of endpoints, and whether they are idempotent. The delivery guarantee of the HTTP sink depends on it.
 
-An at-least-once call may be repeated at once. A zombie may also repeat it *late*, after a newer value of the same key was sent. An operation
-counts as idempotent only if neither repetition changes the result.
+With at-least-once delivery, a call may be repeated immediately. A zombie may also repeat it *late*, after a newer value of the same key was sent. An
+operation counts as idempotent only if neither repetition changes the result.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """
-    One row of the table.
+    One operation of an endpoint.
 
-    :param idempotent: whether repeating a record, at once or late, changes nothing
+    :param idempotent: whether a repeated call, immediate or late, changes nothing
     :param why: the reason, as one sentence
-    :param instead: the alternative with a stronger guarantee; ``""`` if the operation is idempotent
+    :param instead: an alternative with a stronger guarantee; ``""`` if the operation is idempotent
     """
 
     idempotent: bool
@@ -54,7 +54,7 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def table() -> list[str]:
-    """Return the table as Markdown lines."""
+    """Return :data:`OPERATIONS` as the lines of a Markdown table."""
     lines = ["| operation | idempotent | why | instead |", "|---|---|---|---|"]
     for name, operation in OPERATIONS.items():
         lines.append(

@@ -11,10 +11,10 @@ _CALLS_TO_RECOVER = 50
 
 class Pace:
     """
-    Controls when the next call may be made.
+    Limits the rate of calls: determines when the next call may be made.
 
-    The first deferral of a call (status 429, for example) sets the rate to half of the measured rate. The measured rate is the calls per second that ended
-    since the previous such deferral. Each call that ends raises the rate by a fixed amount, so that it doubles after 50 calls.
+    The first deferral of a call (status 429, for example) sets the rate to half of the measured rate. The measured rate is the number of calls per second that
+    were answered since the previous such deferral. Each call that is answered raises the rate by a constant, so that the rate doubles after 50 calls.
 
     :param clock: the clock. It may jump; a jump never makes a wait longer than requested
     :param max_per_s: maximum calls per second; ``None``: only the endpoint limits the rate
@@ -44,7 +44,7 @@ class Pace:
         self._hold(0.0)
 
     def ended(self) -> None:
-        """Report that a call ended without a deferral. The endpoint accepts this rate, so increase it."""
+        """Record that the endpoint has answered a call and did not defer it. Increases the rate."""
         self._ended += 1
         self._deferrals, self.waited_s = 0, 0.0
         self._rate = min(self._rate + self._step, self._fastest)
@@ -61,7 +61,7 @@ class Pace:
         return max(asked_s or 0.0, min(FIRST_BACKOFF_S * 2.0 ** min(self._deferrals, 6), LONGEST_BACKOFF_S))
 
     def deferred(self, wait_s: float) -> None:
-        """Report that the endpoint deferred a call. Wait ``wait_s`` seconds before the next call, and continue at a lower rate."""
+        """Record that the endpoint has deferred a call. The next call may be made after ``wait_s`` seconds, and at a lower rate."""
         now_ms = self._clock.now_ms()
         if not self._deferrals and self._ended:
             measured = self._ended * 1000 / max(1, now_ms - self._since_ms)

@@ -1,9 +1,9 @@
 """
-HTTP sink: calls an endpoint for the rows of a batch, in chunks. The commit log has a ledger of the chunks (PROTOCOL.md, P4 and P5).
+The HTTP sink: calls an endpoint for the rows of a batch, in chunks. The commit log records the result of each chunk (PROTOCOL.md, P4 and P5).
 
-A caller alone cannot make an HTTP call exactly once, because it may die between the call and the record of it. It can repeat such a call (at least once,
-perhaps a duplicate) or not repeat it (at most once, perhaps a loss). A repeated call is harmless only if the endpoint deduplicates calls by key, or if its
-operation is idempotent.
+The caller alone cannot make an HTTP call exactly once, because it may die after the call and before it records the result. Another process can then repeat the
+call (at least once, perhaps a duplicate) or not repeat it (at most once, perhaps a loss). A repeated call has no effect only if the endpoint deduplicates calls
+by key, or if its operation is idempotent.
 """
 
 from __future__ import annotations
@@ -59,31 +59,34 @@ _REASONS: dict[str, tuple[str, ...]] = {
 @dataclass(frozen=True, slots=True)
 class HttpSink(StagedSink):
     """
-    Sends rows as the JSON bodies of HTTP calls.
+    Sends each row, or group of rows, as the JSON body of an HTTP call.
 
-    Each call carries an idempotency key, which is the same at every try. The sink refuses reprocessing, because a call cannot be undone.
+    Each call has an idempotency key, which is the same at every try. The sink refuses reprocessing, because a call cannot be undone.
 
     Calls are sequential. If the endpoint limits the rate, the sink waits as long as ``Retry-After`` requests, and then calls at a lower rate.
 
-    :param staging: where rows are staged as Parquet before their calls: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
-    :param url: URL of the endpoint, without secrets; either this or ``conn_id``
+    :param staging: location in which rows are staged as Parquet before their calls: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
+    :param url: URL of the endpoint, without secrets. Exactly one of ``url`` and ``conn_id`` must be given
     :param conn_id: an Airflow connection of type ``http``: host, login and password, headers in its extra
-    :param endpoint: path below the connection's host
+    :param endpoint: path below the host of the connection; only with ``conn_id``
     :param method: ``POST``, ``PUT`` or ``PATCH``
-    :param delivery: ``at_least_once``: a call with an unknown result is repeated. ``at_most_once``: it is not repeated, and counts as *unknown*
-    :param operation: what the endpoint does with a record, a key of :data:`airflow_provider_streamsem.connectors.http.operations.OPERATIONS`. With an
+    :param delivery: ``at_least_once``: a call with an unknown result is repeated. ``at_most_once``: such a call is not repeated, and its records count as
+        *unknown*
+    :param operation: what the endpoint does with a record: a key of :data:`airflow_provider_streamsem.connectors.http.operations.OPERATIONS`. With an
         idempotent operation, ``at_least_once`` becomes ``effectively_once``
-    :param idempotent: the endpoint guarantees to perform calls with the same key once. ``at_least_once`` then becomes ``effectively_once``
-    :param key_header: name of the header that carries the key
-    :param record_id: columns that identify a record; absent: its position in the version identifies it
-    :param records_per_call: records in one call. With 1 the body is an object, otherwise an array of at most this many objects
-    :param chunk_rows: rows whose effects are recorded together. After a crash up to this many rows are repeated or become *unknown*. Immutable under one log
-    :param on_refusal: ``fail`` (at least once only): a record that the endpoint refuses fails the run and blocks the pipeline. ``record``: it is counted in the
-        receipts and left out
-    :param timeout_s: timeout of the connection, and then of the response, in seconds
-    :param max_per_s: maximum calls per second; absent: as fast as the endpoint responds
-    :param max_wait_s: the longest total wait for one deferred call, in seconds. If the endpoint asks for more, the run records its progress and fails.
-        The run may be retried
+    :param idempotent: whether the endpoint guarantees to perform calls with the same key once. If so, ``at_least_once`` becomes ``effectively_once``
+    :param key_header: name of the header with the idempotency key
+    :param record_id: columns that identify a record. Default: the position of a record in the version identifies it
+    :param records_per_call: maximum number of records in one call, 1 or more. With 1 the body is a JSON object, otherwise an array of objects
+    :param chunk_rows: number of rows whose results are recorded together, 1 or more. After a crash up to this many rows are repeated or become *unknown*. Must
+        not change while the log is in use
+    :param on_refusal: what happens to a record that the endpoint refuses. ``fail`` (default; not with ``at_most_once``): the run fails, and the pipeline
+        stops until the endpoint accepts the record. ``record`` (default with ``at_most_once``): the record is counted in the receipts and not sent again
+    :param timeout_s: timeout of the connection, and then of the response, in seconds, 1 or more
+    :param max_per_s: maximum number of calls per second, 1 or more. Default: as many as the endpoint answers
+    :param max_wait_s: maximum total wait for one deferred call, in seconds, 0 or more. If the endpoint requests a longer wait, the run records its progress and
+        fails. A retry continues it
+    :raises InvalidError: an argument is not valid, or two arguments cannot be combined
     """
 
     can_reprocess: ClassVar[bool] = False
@@ -153,7 +156,7 @@ class HttpSink(StagedSink):
             object.__setattr__(self, "delivery", "effectively_once")
         if self.on_refusal is None:
             object.__setattr__(self, "on_refusal", "record" if claims else "fail")
-        # Under a claim a refusal is final: a fixed record cannot be sent again.
+        # With claims, a refused record cannot be sent again, so the run must not stop until it is accepted.
         arguments.choice(f"{where} on_refusal", self.on_refusal, ("record",) if claims else ("fail", "record"))
 
     @property
@@ -163,7 +166,7 @@ class HttpSink(StagedSink):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons for the delivery guarantee: what happens to a record if the process dies between its call and the record in the ledger."""
+        """The reasons for the delivery guarantee: what happens to a record if the process dies after its call and before the result is recorded."""
         found = tuple(reason.format(header=self.key_header) for reason in _REASONS[self.delivery])
         operation = OPERATIONS[self.operation]
         if operation.idempotent and not self.idempotent and self.delivery == "effectively_once":
@@ -183,7 +186,7 @@ class HttpSink(StagedSink):
         return found
 
     def immutable_config(self) -> Json:
-        """The settings that determine chunks, calls and keys. They must not change while a version is being published."""
+        """Return the settings that determine chunks, calls and keys. They must not change, because another process may continue a publication."""
         return {
             "type": "http",
             "staging": normalised(self.staging),
@@ -218,19 +221,19 @@ class HttpSink(StagedSink):
         return clear_text_warning("sink http", self.conn_id or "", host, 'set "https" as the schema of the connection')
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
-        """Perform the calls whose result no publisher has recorded, chunk by chunk."""
+        """Make the calls whose result no publisher has recorded, chunk by chunk. See :meth:`Publication.publish`."""
         return Publication(self, batch, effects).publish()
 
     def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
         """
-        Give up the records whose result no publisher has recorded.
+        Skip the records whose result no publisher has recorded. Makes no call.
 
-        Without claims (at least once) they become *unknown*, because a publisher may have called the endpoint and died before it recorded the calls.
+        With ``at_least_once`` they become *unknown*, because a publisher may have called the endpoint and died before it recorded the result.
         """
         return Publication(self, batch, effects).skip()
 
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
-        """Return ``None``. An endpoint keeps no marker. The ledger records the progress."""
+        """Return ``None``. An endpoint stores no marker. The log records the progress."""
         return None
 
     def stats(self, parquet: Any) -> str:
@@ -281,7 +284,7 @@ def _decimals(schema: str) -> frozenset[str]:
 
 
 def _shortest(decimal: str) -> str | int:
-    """Return a decimal without trailing zeros. A widened column may return 5 as 5.0 or 5.00, which must identify the same record."""
+    """Return a decimal without trailing zeros. After a column was widened, 5 may be 5.0 or 5.00, and all of them must identify the same record."""
     return (
         decimal.rstrip("0").rstrip(".")
         if "." in decimal and decimal.rpartition(".")[2].strip("0")

@@ -1,1 +1,1 @@
-"""Iceberg tables as a sink."""
+"""The Iceberg sink: writes rows to Iceberg tables."""

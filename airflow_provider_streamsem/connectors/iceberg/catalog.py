@@ -1,8 +1,8 @@
 """
 Opens a pyiceberg catalog by its name, properties and connection. Property values never appear in errors, logs or specs.
 
-pyiceberg imports and calls code that some properties name, including properties of a catalog server and of a table. So the user's properties are
-checked against an allow-list. Properties of servers and tables are searched for names that load code.
+pyiceberg imports and calls code that some properties name, also if a catalog server or a table has set the property. So the user's properties are
+checked against an allow-list, and properties of servers and tables are refused if their names are those of code.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_SERVICES = {
     "google.RetryError",
     "google.TooManyRequests",
 }
-"""base classes of transient errors of the catalogs' client libraries, which may not be installed"""
+"""Base classes of transient errors of the catalogs' client libraries, by name, because the libraries may not be installed."""
 _ACCEPTED = re.compile(rf"{'|'.join(map(re.escape, _WORDS))}|{_FAMILIES}")
 _CODE = re.compile(r"impl$|^auth($|\.)|^gcs\.session-kwargs$", re.IGNORECASE)
 _CODE_OF_OTHERS = re.compile(r"(^|\.)py-[a-z.-]*impl$|^s3\.retry-strategy-impl$", re.IGNORECASE)
@@ -55,7 +55,8 @@ def check_properties(where: str, properties: Mapping[str, str], *, accepts_secre
     """
     Refuse properties that name code, and properties that are not in the allow-list.
 
-    :param accepts_secrets: ``True`` for properties of a connection. A spec is stored in the log, so it must not contain secrets
+    :param where: prefix of the error message
+    :param accepts_secrets: whether the properties may contain secrets. ``True`` only for a connection, because the log stores the spec
     :raises InvalidError: names the properties, without their values
     """
     refused = sorted(name for name in properties if _CODE.search(name) or not _ACCEPTED.fullmatch(name))
@@ -78,7 +79,7 @@ def check_properties(where: str, properties: Mapping[str, str], *, accepts_secre
 
 
 def _query(uri: str) -> str:
-    """The query string of a database URL; empty for the URL of a server, whose query is not checked."""
+    """Return the query string of a database URL; ``""`` for the URL of a catalog server, whose query is not checked."""
     parts = urlsplit(uri)
     return "" if parts.scheme in _PLAIN_SCHEMES else parts.query
 
@@ -92,7 +93,7 @@ def _refuse_code(what: str, properties: Mapping[str, Any]) -> None:
 
 
 def _without_code_of_others(catalog: Catalog, configured: Mapping[str, Any]) -> None:
-    """Make the catalog refuse code that its server or a table names. pyiceberg's own configuration on this machine may name code."""
+    """Make the catalog refuse properties of its server or of a table that name code. pyiceberg's configuration on this machine may name code."""
     _refuse_code(
         "the Iceberg catalog's server",
         {name: value for name, value in catalog.properties.items() if configured.get(name) != value},
@@ -109,10 +110,10 @@ def _without_code_of_others(catalog: Catalog, configured: Mapping[str, Any]) -> 
 @contextmanager
 def opened(name: str, properties: Mapping[str, str], conn_id: str | None, location: str) -> Iterator[Catalog]:
     """
-    Open the catalog for the duration of the block.
+    Open the catalog, and close it at the end of the block.
 
-    The sink's properties take precedence over this process's S3 access, and the connection takes precedence over both. pyiceberg adds the settings
-    for this catalog name from its configuration file and from ``PYICEBERG_CATALOG__<NAME>__*``.
+    Properties of the connection override those of the sink, and both override this process's S3 access. pyiceberg adds the properties that its
+    configuration file and ``PYICEBERG_CATALOG__<NAME>__*`` set for this catalog name.
 
     :param location: location of the staged files. On S3, the table's files are accessed with this process's S3 access
     :raises InvalidError: pyiceberg or a library that the catalog needs is not installed, or the properties are not those of a catalog
@@ -150,10 +151,10 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, locati
 
 def is_transient(error: BaseException) -> bool:
     """
-    Whether an error comes from the catalog service, the store or another writer, so that the same request may succeed later.
+    Return whether an error comes from the catalog service, the store or another writer, and the same request may succeed later.
 
     Transient errors are I/O errors, timeouts, throttling, refused commits, and tables that other writers created or dropped concurrently. All other
-    errors repeat, including denied permissions.
+    errors would occur again, including denied permissions.
     """
     from pyiceberg import exceptions as told
 

@@ -1,4 +1,4 @@
-"""Matches columns of staged rows, in Spark's form, with the columns of an Iceberg table."""
+"""Converts columns of staged rows to Iceberg's types, and checks whether they fit the columns of an Iceberg table."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _NEWEST_FORMAT = 2
 
 def iceberg_schema(schema: str, partition_by: Sequence[str]) -> Schema:
     """
-    Convert the columns of the staged rows to an Iceberg schema. Every column is optional. The field ids are provisional, because the table assigns its own.
+    Convert the columns of the staged rows to an Iceberg schema. Every column is optional. The field ids are temporary, because the table assigns other ids.
 
     :param schema: schema JSON in Spark's form; ``""`` means no columns
     :raises DataError: a column has a type that Iceberg lacks, or a partition column is missing or has a type that cannot partition
@@ -64,7 +64,8 @@ def iceberg_schema(schema: str, partition_by: Sequence[str]) -> Schema:
     types = {field.name: field.field_type for field in fields}
     missing = [name for name in partition_by if fields and name not in types]
     if missing:
-        raise DataError("the transform's result lacks partition columns", missing=missing, columns=list(types))
+        what = "the transform's result lacks partition columns; nothing became visible"
+        raise DataError(what, missing=missing, columns=list(types))
     odd = [name for name in partition_by if name in types and not _partitions(types[name])]
     if odd:
         raise DataError("columns of this type cannot partition an Iceberg table; nothing became visible", columns=odd)
@@ -116,8 +117,8 @@ def unwritable(table: TableMetadata, *, expires: bool) -> list[str]:
     """
     Return the requirements of a table that this sink does not satisfy, by their Iceberg names; empty if the table is accepted.
 
-    Other properties (``write.*``) are preferences of writers and do not change the meaning of rows. A sort order is a preference too, because the
-    manifest does not mark the staged files as sorted.
+    Other properties (``write.*``) do not change the values of rows, so they are accepted. A sort order is accepted too, because the manifest does not
+    mark the staged files as sorted.
 
     :param expires: whether the sink expires snapshots
     """
@@ -135,18 +136,18 @@ def unwritable(table: TableMetadata, *, expires: bool) -> list[str]:
 
 def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, lacks: bool) -> str:
     """
-    Return the columns with the types of the table, or with wider types to which Iceberg promotes the table's types.
+    Return the columns with the types of the table. If a column is wider, and Iceberg promotes the table's type to it, the column keeps its type.
 
     :param schema: schema JSON in Spark's form
     :param lacks: whether structs may lack fields that the table has
-    :returns: the same columns; the identical text if they have the table's types
+    :returns: the columns as schema JSON; the same text if they have the table's types already
     :raises DataError: a column has another type or spelling in the table, or was renamed or dropped there
     """
     if not schema:
         return schema
     current, mapping = table.schema(), table.name_mapping()
     there = {field.name.lower(): field for field in current.fields}
-    # The files have column names and no field ids, so the name mapping assigns the ids.
+    # The staged files have column names and no field ids. Readers find the ids by the table's name mapping.
     mapped = {} if mapping is None else {name: field.field_id for field in mapping for name in field.names}
 
     def grows(column: str, recorded: str, wider: str) -> bool:
@@ -186,23 +187,23 @@ def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, la
 
 
 COLUMNS = "streamsem.columns"
-"""the table property that records the columns with which this package appended files, as JSON: name → id"""
+"""The table property in which this package records the columns of the files that it has appended, as JSON: name → field id."""
 
 
 def check_names(table: TableMetadata) -> None:
     """
-    Check that the column names of appended files still belong to the same columns.
+    Check that the column names in appended files still belong to the same columns of the table.
 
-    Readers find the columns of files without ids by name. If a column takes the name of another column, every reader returns the other column's
-    values from these files.
+    Readers find the columns of files without field ids by name. If column B was renamed to the former name of column A, readers return the values of A
+    for B from these files.
 
-    :raises DataError: names the column
+    :raises DataError: names the column. Nothing became visible
     """
     current = table.schema()
     for name, at in json.loads(table.properties.get(COLUMNS, "{}")).items():
         if name in current.column_names and current.find_field(name).field_id != at:
             raise DataError(
-                "a column of the Iceberg table has the name that another column had when files were appended: readers return the other column's values; "
+                "a column of the Iceberg table has the name that another column had when files were appended, so readers return wrong values from these files; "
                 "nothing became visible",
                 column=name,
                 ids=[at, current.find_field(name).field_id],
@@ -230,7 +231,7 @@ def noted_names(table: TableMetadata, schema: str) -> str:
 
 def check_staged_types(table: TableMetadata, schema: str) -> None:
     """
-    Check that staged files have the types of the table, or narrower types that Iceberg promotes to them. Readers apply the same promotion.
+    Check that the columns of staged files have the types of the table, or narrower types that Iceberg promotes to them. Readers do the promotion.
 
     :raises DataError: names the column
     """
@@ -247,7 +248,7 @@ def _check_spelling(name: str, known: NestedField) -> None:
 
 
 def _promotes(narrow: str, wide: str) -> bool:
-    """Whether Iceberg promotes one type to another (*Schema Evolution*)."""
+    """Return whether Iceberg promotes one type to another (Iceberg specification, *Schema Evolution*)."""
     both = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
     if both[0] and both[1]:
         return both[0][2] == both[1][2]
@@ -302,7 +303,7 @@ def _spark_type(kind: IcebergType) -> Any:
 
 
 def _required(schema: Schema) -> list[tuple[str, bool]]:
-    """Return every field of a schema by its full name, and whether it is required. Map keys, which are never null, count as not required."""
+    """Return the full name of every field of a schema, and whether it is required. Map keys, which are never null, count as not required."""
     from pyiceberg.types import MapType
 
     fields = {schema.find_column_name(field.field_id): field for field in _every(schema)}

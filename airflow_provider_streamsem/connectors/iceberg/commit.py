@@ -14,7 +14,9 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate, UpdatesAndRequirements
 
 
 class OneCommit(Transaction):
-    """A transaction on a loaded table. The caller must find out whether a failed commit was applied."""
+    """
+    A transaction on a loaded table whose commit is sent once. If the commit fails, the caller must load the table to find out whether it was applied.
+    """
 
     def __init__(self, table: Table) -> None:
         table.catalog = _Once(table.catalog)  # type: ignore[assignment]
@@ -65,15 +67,15 @@ class _Expiry(UpdateTableMetadata["_Expiry"]):
 
 
 class RefusedError(Exception):
-    """A refused commit. The sink catches it, and loads the table again to find out whether the commit was applied."""
+    """The catalog refused a commit. The sink catches this error, and loads the table again to find out whether the commit was applied."""
 
 
 class _Once:
     """
-    A catalog that hides a refused commit from pyiceberg's own error handling.
+    Wraps a catalog, and raises :class:`RefusedError` for a refused commit, so that pyiceberg does not handle the refusal.
 
-    pyiceberg treats a refusal as proof that nothing was committed. It sends the commit again on top of other writers' commits, which would publish a
-    batch twice. It also deletes the manifests of the refused commit. If the refused request repeated one that was applied, these manifests belong to
+    pyiceberg treats a refusal as proof that nothing was committed. It sends the commit again on top of other writers' commits, which could publish a
+    batch twice. It also deletes the manifests of the refused commit. If an earlier request with the same commit was applied, these manifests belong to
     the table.
     """
 

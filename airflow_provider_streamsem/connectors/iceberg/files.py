@@ -1,4 +1,4 @@
-"""Describes a staged Parquet file for an Iceberg manifest: its metrics, recorded at staging, and its partition."""
+"""Computes the metrics of staged Parquet files, and builds their entries in an Iceberg manifest."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ def metrics(parquet: Any, *, partition_by: Sequence[str]) -> str:
     Return ``{"splits": [offset], "columns": {path: [bytes, values, nulls, lower, upper]}}`` as JSON text. Readers plan splits and skip files by these
     metrics.
 
-    Columns are identified by path, because the table assigns the ids and may not exist yet. A count or bound is null if the footer lacks it, or if it
-    cannot be recorded exactly. A reader then reads the file. Dates are days and timestamps are microseconds since 1970. Decimals are text. For long
-    text the lower bound is truncated, and the upper bound is truncated and incremented.
+    Columns are identified by path, because the table assigns the field ids and may not exist yet. A count or bound is null if the footer lacks it, or
+    if it cannot be recorded exactly. Readers do not skip such a file. Dates are days since 1970-01-01, and timestamps are microseconds since then.
+    Decimals are text. For text of more than 16 characters, the lower bound is truncated, and the upper bound is truncated and incremented.
 
     :param parquet: pyarrow's metadata of the file
-    :raises DataError: pyiceberg cannot hold a partition value
+    :param partition_by: the table's partition columns
+    :raises DataError: a partition value is outside the years 1 to 9999, which pyiceberg cannot represent
     """
     groups = [parquet.row_group(number) for number in range(parquet.num_row_groups)]
     columns = {}
@@ -42,7 +43,9 @@ def metrics(parquet: Any, *, partition_by: Sequence[str]) -> str:
             lower, upper = _bounds([chunk.statistics for chunk in chunks])
         except (OverflowError, ValueError) as error:  # a year that Python cannot represent
             if path in partition_by:
-                raise DataError("a partition value is outside the years 1 to 9999", column=path) from error
+                raise DataError(
+                    "a partition value is outside the years 1 to 9999; nothing became visible", column=path
+                ) from error
             lower = upper = None
         columns[path] = [
             sum(chunk.total_compressed_size for chunk in chunks),
@@ -174,7 +177,11 @@ def iceberg_file(table: TableMetadata, file: DataFile, uri: str) -> IcebergFile:
     """
     Build the manifest entry of one staged file.
 
-    The partition comes from the log's manifest. It is not derived from bounds, which do not represent long text exactly, nor a null beside a value.
+    The partition values come from the log. They are not derived from the bounds of the columns, which are not exact for long text.
+
+    :param table: metadata of the table
+    :param file: the staged file, as the log records it
+    :param uri: URI of the file
     """
     from pyiceberg.conversions import to_bytes
     from pyiceberg.manifest import DataFile as IcebergFile
@@ -217,7 +224,7 @@ def _typed(kind: str, noted: Any) -> Any:
 
 
 def _partition(kind: str, text: str | None) -> Any:
-    """Parse a partition value from the log's text."""
+    """Convert a partition value from the text in the log to the value in a manifest."""
     if text is None:
         return None
     if kind == "boolean":

@@ -1,8 +1,8 @@
 """
 Merges rows into an Iceberg table by key (extra ``iceberg``). pyiceberg rewrites the files that contain the keys, in one commit of the table.
 
-The publisher reads a merged batch into memory and writes its rows a second time. It also reads the files that it changes into memory, one after the
-other. It does neither for an appended batch.
+For a merge, the publisher reads the batch into memory and writes its rows a second time. It also reads the files that it changes into memory, one after
+the other. To append a batch, it does neither.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 _DAYS = (FIRST_DAY - date(1970, 1, 1)).days
 _FIRST = {"date": _DAYS, "timestamp": _DAYS * 86_400_000_000, "timestamptz": _DAYS * 86_400_000_000}
-"""type → the first value that every writer encodes in the same way"""
+"""Type → the smallest value that Arrow reads correctly from files of every writer."""
 
 
 def check_writable(table: Table) -> None:
     """
-    Refuse a table that requires files which pyiceberg cannot write. Called before the commit, because afterwards the batch could only be skipped.
+    Refuse a table that requires files that pyiceberg cannot write. Called before the commit, because after it the batch could only be skipped.
 
-    :raises DataError: contains pyiceberg's message
+    :raises DataError: contains pyiceberg's message. Nothing became visible
     """
     import pyarrow
     import pyarrow.parquet
@@ -52,13 +52,17 @@ def check_writable(table: Table) -> None:
 
 def merge(commit: Transaction, location: str, batch: Batch, key: str, mark: dict[str, str]) -> None:
     """
-    Stage snapshots in which each row of a batch replaces the row with its key, or is inserted.
+    Stage snapshots that merge a batch into the table: each row replaces the row with the same key, or is inserted.
 
+    :param commit: the transaction
+    :param location: location of the staged files
+    :param key: the column that identifies a row
     :param mark: properties of each snapshot
+    :raises PublishError: the staged rows differ from the count at staging, or the merge would change dates or times of the table
     """
     rows = last_of_each(location, batch, [key])
     is_first = commit.table_metadata.current_snapshot() is None
-    if is_first:  # the first batch may be large, and a search for its keys in an empty table takes long
+    if is_first:  # a merge into an empty table would take long, because the first batch may have many keys
         commit.append(rows, snapshot_properties=mark)
         return
     among = _among(key, rows[key])
@@ -70,11 +74,11 @@ def merge(commit: Transaction, location: str, batch: Batch, key: str, mark: dict
 
 def _refuse_old_times(table: Table, among: BooleanExpression, batch: Batch) -> None:
     """
-    Refuse files that the merge may rewrite if they contain dates or times that Arrow reads as different values.
+    Refuse a merge that may rewrite a file with dates or times that Arrow reads as different values.
 
-    Such files come from other writers that registered them unchanged. Iceberg's own writers record bounds for each column, and INT96 has no bounds.
+    Such a file was written by another engine and added to the table unchanged. Files whose bounds show that all values are recent are not read.
 
-    :raises PublishError: names such a file and its columns
+    :raises PublishError: names such a file and its columns. Nothing of the batch is in the table
     """
     from pyiceberg.schema import index_by_id
 

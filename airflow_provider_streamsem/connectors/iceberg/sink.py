@@ -1,12 +1,12 @@
 """
-A sink for Iceberg tables whose data files are the files that Spark staged (extra ``iceberg``).
+The Iceberg sink: writes rows to an Iceberg table (extra ``iceberg``). The files that Spark staged become the data files of the table.
 
-Publishing commits one snapshot of the table, and writes no data. Rows that are merged by key are the exception
+Publishing commits one snapshot of the table, and writes no data. Only for rows that are merged by key, it writes data
 (:mod:`airflow_provider_streamsem.connectors.iceberg.merge`).
 
-The marker is a property of the table, which remains when snapshots expire, and a property of the snapshot that holds the files. One commit sets both.
-The catalog accepts the commit only if the table's branch ``main`` has not moved since it was read, so of two publishers one wins. The sink does not
-rely on the error of a failed commit. It loads the table again and reads the marker.
+The marker is stored as a property of the table, which remains when snapshots expire, and as a property of the snapshot with the files. One commit sets
+both. The catalog accepts the commit only if the table's branch ``main`` has not moved since it was read. So if two publishers commit, one of them fails.
+After a failed commit, the sink does not interpret the error. It loads the table again and reads the marker.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _NEW_TABLE = {
 
 @dataclass(slots=True)
 class _Open:
-    """A catalog, and the table for one try; ``None`` if there is no table."""
+    """The handle of one try: the catalog and the loaded table; ``None`` if there is no table."""
 
     catalog: Catalog
     table: Table | None
@@ -67,26 +67,28 @@ class _Open:
 @dataclass(frozen=True, slots=True)
 class IcebergSink(TableSink[_Open]):
     """
-    Rows of an Iceberg table, in any catalog that pyiceberg supports. Any Iceberg reader can read it. Other writers may append to it, compact it and
-    delete from it.
+    Appends or merges rows into an Iceberg table, in any catalog that pyiceberg supports. Any Iceberg reader can read the table. Other writers may append
+    to it, compact it and delete from it.
 
-    The first batch with rows creates the table. An existing table is used if its columns and partitions fit. Columns that the transform adds are
-    added to the table, and types widen as Iceberg promotes them. A reprocessing run replaces the files of the version that it reprocesses.
+    The first batch with rows creates the table. An existing table is used if its columns and partitions fit. If the transform adds a column, the sink
+    adds it to the table. If a column gets a wider type to which Iceberg promotes the old type, the table's type changes. A reprocessing run replaces the
+    files of the version that it reprocesses.
 
-    :param path: location whose ``data/`` holds the staged files: an absolute path, ``file:///path`` or ``s3://bucket/prefix``. In mode ``append`` these
-        files become files of the table. A new table gets this location
+    :param path: location of the staged files, which are below its ``data/``: an absolute path, ``file:///path`` or ``s3://bucket/prefix``. In mode
+        ``append`` these files become files of the table. A new table gets this location
     :param table: ``namespace.table``; a namespace may have several levels
     :param catalog: the catalog's name in pyiceberg
     :param properties: properties of the catalog in pyiceberg's form (``type``, ``uri``, ``warehouse`` …), without secrets
     :param conn_id: an Airflow connection with more properties in its extra, including secrets. Its host is the ``uri``; login and password are the
         ``credential`` of a REST catalog
     :param partition_by: the table's partition columns, each with the identity transform
-    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same key; the last row of a key in the order of the staged files wins. For
-        ``upsert`` the publisher reads the batch, and each file of the table that it changes, into memory. The rows must have every column of the
-        table, and reprocessing is refused
-    :param keys: for ``upsert``: the one column that identifies a row; it must not be null
-    :param expire_after_s: age in seconds after which the publishing commit expires snapshots of this sink; absent: they are kept. Publishing takes
-        longer with each retained snapshot of the table
+    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same key; of several rows of a batch with the same key, the last in the staged
+        files is used. For ``upsert`` the publisher reads the batch, and each file of the table that it changes, into memory. The rows must have every
+        column of the table, and reprocessing is refused
+    :param keys: for ``upsert``: the one column that identifies a row. Its value must not be null
+    :param expire_after_s: age in seconds, 1 or more, at which the publishing commit expires snapshots of this sink. Default: the sink expires none.
+        Publishing takes longer with each snapshot that the table keeps
+    :raises InvalidError: an argument is not valid
     """
 
     extra: ClassVar[str] = "iceberg"
@@ -121,9 +123,9 @@ class IcebergSink(TableSink[_Open]):
 
     def immutable_config(self) -> Json:
         """
-        The table, the location of its files, its partition columns and, for a merge, the mode and key.
+        Return the catalog's name, the table, the location of its files, its partition columns and, for mode ``upsert``, the mode and the key.
 
-        The catalog is identified by its name, so its properties may change.
+        The properties of the catalog are not included and may change.
         """
         return {
             "type": "iceberg",
@@ -135,7 +137,11 @@ class IcebergSink(TableSink[_Open]):
         }
 
     def resolve_schema(self, schema: str) -> str:
-        """Check that Iceberg has the column types and that the columns fit an existing table. The rows are then staged with the table's types."""
+        """
+        Check that Iceberg has the column types, and that the columns fit the table if it exists. Returns the columns with the table's types.
+
+        :raises DataError: a column does not fit, or the table has requirements that this sink does not satisfy. Nothing became visible
+        """
         with self._opened() as catalog:
             table = self._read(catalog, refusal=DataError)
             if table is not None:
@@ -148,7 +154,7 @@ class IcebergSink(TableSink[_Open]):
             return schema
 
     def attempts_in_use(self) -> set[tuple[int, str]]:
-        """The attempts whose data files the current snapshot, a branch or a tag references."""
+        """Return ``(version, attempt_id)`` of the attempts whose data files the current snapshot, a branch or a tag references."""
         with self._opened() as catalog:
             table = self._read(catalog, refusal=UnavailableError)
             return set() if table is None else attempts_named(iceberg_files.data_files(table))
@@ -176,7 +182,11 @@ class IcebergSink(TableSink[_Open]):
         return iceberg_files.metrics(parquet, partition_by=self.partition_by)
 
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
-        """Read the marker from the table's property. A rollback keeps the property but removes the rows, so a rolled-back table is an error."""
+        """
+        Read the marker from the table's property.
+
+        :raises MarkerLostError: the table was rolled back. A rollback keeps the property but removes the rows
+        """
         with self._opened() as catalog:
             table = self._read(catalog, refusal=UnavailableError)
             key = _key(pipeline_uuid, sink)
@@ -199,7 +209,7 @@ class IcebergSink(TableSink[_Open]):
         """Check that the table has the pipeline's marker and was not rolled back."""
         what = "has no marker of this pipeline: it was deleted and recreated, or replaced"
         what = "is missing: it was deleted or renamed" if handle.table is None else what
-        truth = f"according to the receipts, the Iceberg table has rows of this pipeline, but the table {what}"
+        truth = f"the log has receipts of rows in the Iceberg table, but the table {what}"
         if not batch.is_settled(found):
             batch.check_marker(found, truth, table=self.table, catalog=self.catalog)
         key = _key(batch.pipeline_uuid, batch.sink)
@@ -214,7 +224,7 @@ class IcebergSink(TableSink[_Open]):
         return batch.is_settled(_marker(table, key))
 
     def detail(self, handle: _Open, batch: Batch) -> Json:
-        """The snapshot of the marker, unless it has expired."""
+        """Return the id of the snapshot with the marker; ``None`` if the snapshot has expired."""
         assert handle.table is not None
         key = _key(batch.pipeline_uuid, batch.sink)
         mark = handle.table.properties[key]
@@ -226,11 +236,15 @@ class IcebergSink(TableSink[_Open]):
         return {"snapshot": str(made[-1])} if made else None
 
     def basis(self, handle: _Open) -> object:
-        """The metadata location of the table. Another writer's commit may have caused a failure. On the same metadata, the commit fails again."""
+        """
+        Return the metadata location of the table.
+
+        If another writer's commit has caused the failure, the metadata differs at the next try. On the same metadata, the commit fails again.
+        """
         return "" if handle.table is None else handle.table.metadata_location
 
     def is_refusal(self, error: Exception) -> bool:
-        """Every error that does not come from the catalog or the store."""
+        """Return ``True`` for every error that does not come from the catalog or the store."""
         return not is_transient(error)
 
     def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
@@ -248,7 +262,13 @@ class IcebergSink(TableSink[_Open]):
         return error
 
     def _commit_once(self, table: Table, batch: Batch, key: str, word: str) -> None:
-        """Try one commit once. It always contains a snapshot, because the snapshot carries the requirement that ``main`` has not moved."""
+        """
+        Send one commit, once.
+
+        The commit always contains a snapshot. Only with a snapshot does the catalog check that the branch ``main`` has not moved.
+
+        :param word: state in the marker: ``applied`` or ``skipped``
+        """
         from airflow_provider_streamsem.connectors.iceberg.commit import OneCommit
 
         mark = {key: f"{batch.version} {word} {batch.outcome}"}
@@ -274,7 +294,13 @@ class IcebergSink(TableSink[_Open]):
         commit.commit_transaction()
 
     def _fit(self, commit: Transaction, table: Table, batch: Batch) -> None:
-        """Check the table again, and stage the columns and the name mapping that it lacks. The files have no field ids, so readers need the mapping."""
+        """
+        Check the table again, and stage the columns and the name mapping that it lacks.
+
+        Readers need the name mapping, because the files have no field ids.
+
+        :raises PublishError: the table no longer accepts the rows. Nothing of the batch is in the table
+        """
         try:
             wanted = self._fitted(table, batch.schema)
             iceberg_columns.check_staged_types(table.metadata, batch.schema)
@@ -299,7 +325,11 @@ class IcebergSink(TableSink[_Open]):
                 commit.set_properties({iceberg_columns.COLUMNS: noted})
 
     def _files_to_replace(self, table: Table, batch: Batch) -> list[IcebergFile]:
-        """Return the files that a reprocessing run removes. The table must still have all of them unchanged, or their rows would stay in the table."""
+        """
+        Return the files that a reprocessing run removes.
+
+        :raises PublishError: the table does not have all of them unchanged. Another writer has copied their rows to other files, which would stay
+        """
         replaced = Committable(format="parquet", rows=0, files=()) if batch.replaced is None else batch.replaced
         if not replaced.files:
             return []
@@ -309,7 +339,8 @@ class IcebergSink(TableSink[_Open]):
         changed, current_output = self._changed(table, replaced)
         if changed:
             raise PublishError(
-                "another writer rewrote or deleted files in the Iceberg table that the reprocessing run replaces; publishing could duplicate their rows",
+                "another writer rewrote or deleted files in the Iceberg table that the reprocessing run replaces, so publishing could duplicate their rows; "
+                "nothing of the batch is in the table",
                 table=self.table,
                 version=batch.version,
                 files=changed,
@@ -324,7 +355,7 @@ class IcebergSink(TableSink[_Open]):
         return changed, [there[uri].file for uri in uris if uri not in changed]
 
     def _created(self, catalog: Catalog, batch: Batch) -> Table:
-        """Create an empty table. If another process created one concurrently, the error is handled as any other."""
+        """Create an empty table. If another process creates it concurrently, pyiceberg raises an error, and the publish loop tries again."""
         from pyiceberg.partitioning import PartitionField, PartitionSpec
         from pyiceberg.transforms import IdentityTransform
 
@@ -415,7 +446,7 @@ class IcebergSink(TableSink[_Open]):
         return iceberg_catalog.opened(self.catalog, self.properties, self.conn_id, self.path)
 
     def _uri(self, key: str) -> str:
-        """Return the URI of a key, always in the same spelling, because tables compare URIs as text."""
+        """Return the URI of a key. The spelling is always the same, because Iceberg compares URIs as text."""
         scheme, rest = split_url(self.path)
         return f"{scheme}://{rest}/{key}".rstrip("/")
 
@@ -443,7 +474,7 @@ def _marker(table: Table, key: str) -> SinkMarker | None:
 
 
 def _is_rolled_back(table: Table, key: str) -> bool:
-    """Whether the marker's snapshot still exists but is not an ancestor of the head of ``main``, because a writer rolled the table back."""
+    """Return whether the table was rolled back: the marker's snapshot exists, but is not an ancestor of the head of the branch ``main``."""
     mark = table.properties[key]
     snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots()}
     marked = [
@@ -459,7 +490,7 @@ def _is_rolled_back(table: Table, key: str) -> bool:
             return False
         parent = at.parent_snapshot_id
         if parent is not None and parent not in snapshots:
-            # An expired snapshot interrupts the ancestry. Sequence numbers increase along it.
+            # The parent has expired, so the ancestry is not known further. Sequence numbers increase from parent to child.
             return (at.sequence_number or 0) < (newest.sequence_number or 0)
         at = None if parent is None else snapshots[parent]
     return True

@@ -1,4 +1,4 @@
-"""Converts staged rows to JSON, in the manner of Spark's ``to_json``. Every publisher produces the same text for the same row."""
+"""Converts staged rows to values for JSON, as Spark's ``to_json`` does. Every publisher converts a row to the same values."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SIZED = ("decimal(", "char(", "varchar(")
 
 def check_types(schema: str) -> list[str]:
     """
-    Return the column names of a schema, if JSON can represent all of its types.
+    Check that JSON can represent all types of a schema, and return the names of its columns.
 
-    :param schema: schema JSON in Spark's form
-    :raises DataError: JSON cannot represent a type: intervals, variants, or maps whose keys are not strings
+    :param schema: the columns as Spark schema JSON
+    :raises DataError: JSON cannot represent a type: an interval, a variant, or a map whose keys are not strings
     """
     fields = json.loads(schema)["fields"]
     for field in fields:
@@ -45,7 +45,7 @@ def _is_known(kind: Any) -> bool:
 
 def json_rows(batch: Any) -> list[dict[str, Any]]:
     """
-    Convert a pyarrow record batch to rows of values that :mod:`json` can write.
+    Convert a pyarrow record batch to rows, whose values :mod:`json` can write.
 
     Dates and timestamps become ISO 8601 strings; timestamps with a time zone are in UTC. Decimals become strings, so that no digit is lost. Binary values
     become base64. Non-finite floats become ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.

@@ -30,9 +30,9 @@ _PROMOTED = {
 
 def inexact_field(writer: str, reader: str) -> str | None:
     """
-    Return the first field whose values would change if the reader schema read them.
+    Return the first field whose values change if records of the writer schema are read with the reader schema.
 
-    A writer type without a logical type has no unit, so the reader's logical type applies.
+    If the writer type has no logical type, its values have no unit, so the unit of the reader's logical type is accepted.
 
     :param writer: the schema that wrote the records, as JSON text
     :param reader: the schema that reads the records, as JSON text
@@ -44,7 +44,7 @@ def inexact_field(writer: str, reader: str) -> str | None:
 
 
 class _Walk:
-    """Compares two schemas recursively. It visits each pair of records, arrays or maps once, because a record may contain itself."""
+    """Compares two schemas recursively. Visits each pair of records, arrays or maps once, because a record may contain a field of its own type."""
 
     def __init__(self, written: Mapping[str, Schema], read: Mapping[str, Schema]) -> None:
         self._written, self._read = written, read
@@ -101,7 +101,7 @@ class _Walk:
 
 class _Named:
     """
-    A schema in which every type name is a fullname. The namespace comes from the definition, or from the enclosing definition.
+    A schema in which every type name is a fullname (Avro specification, *Names*).
 
     :attr types: fullname → definition
     """
@@ -159,7 +159,7 @@ def _is_exact(writer: Schema, reader: Schema) -> bool:
         return False
     unit = _unit(writer)
     if _unit(reader) is not None and "string" in (_type(writer), _type(reader)) and _type(writer) != _type(reader):
-        return False  # A string's bytes do not encode a number.
+        return False  # Avro promotes between string and bytes, but the bytes of a string are not an encoded number.
     if unit is not None and unit != _unit(reader):
         return False
     return unit is None or unit[0] != "decimal" or _precision(writer) <= _precision(reader)

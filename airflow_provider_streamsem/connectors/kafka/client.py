@@ -1,4 +1,4 @@
-"""Kafka client settings and error handling, shared by the source and the sink. Settings come from an Airflow connection."""
+"""Settings and error handling of Kafka clients, shared by the source and the sink. The settings come from an Airflow connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, U
 
 TIMEOUT_S = 30.0
 QUIET = logging.getLogger("airflow_provider_streamsem.librdkafka")
-"""Logger that receives librdkafka's log messages, which would otherwise go to the task's standard error"""
+"""Logger that receives librdkafka's log messages. Without it, librdkafka writes them to the task's standard error."""
 REFUSALS = (
     "TOPIC_AUTHORIZATION_FAILED",
     "CLUSTER_AUTHORIZATION_FAILED",
@@ -81,7 +81,7 @@ ONLY_LIBRDKAFKA = (
     "topic.metadata.refresh.sparse",
 )
 """Tuning properties that are passed to librdkafka but not to Spark's Java client"""
-# The source and the sink set these properties themselves. A connection that is shared with other tasks may contain them, so they are ignored.
+# Ignored properties: the source and the sink set them, and a connection that other tasks use too may contain them.
 _IGNORED = (
     "acks",
     "auto.offset.reset",
@@ -99,16 +99,16 @@ _IGNORED = (
 
 def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str, str]:
     """
-    Return librdkafka's settings.
+    Return the settings of librdkafka clients.
 
-    Every client gets its settings from this function. It passes on only the properties in :data:`BOTH_CLIENTS` and :data:`ONLY_LIBRDKAFKA`.
+    The settings of every client come from this function. It returns only the properties in :data:`BOTH_CLIENTS` and :data:`ONLY_LIBRDKAFKA`.
     Other properties may load native code or Java classes (``plugin.library.paths``, ``interceptor.classes``), run commands
-    (``sasl.kerberos.kinit.cmd``) or call back (``error_cb``).
+    (``sasl.kerberos.kinit.cmd``) or call Python functions (``error_cb``).
 
     :param conn_id: an Airflow connection of type ``kafka``, which has the settings in its extra; ``None``: use ``bootstrap_servers`` only
     :param bootstrap_servers: ``host:port,…``; used only without ``conn_id``
-    :raises InvalidError: the connection has no ``bootstrap.servers``, has a property or SASL mechanism that is not accepted, or uses SASL without
-        a mechanism. Correct the connection's extra
+    :raises InvalidError: the extra of the connection has no ``bootstrap.servers``, has a property or SASL mechanism that is not accepted, or uses SASL
+        without a mechanism
     """
     if conn_id is None:
         return {"bootstrap.servers": bootstrap_servers or ""}
@@ -147,8 +147,8 @@ def admin_client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
     """
     Return a cached ``AdminClient``.
 
-    :param process: the process id, which is part of the cache key because a client does not survive a fork
-    :param settings: librdkafka's settings as sorted ``(name, value)`` pairs, which can be a cache key
+    :param process: the process id. It is part of the cache key, because a client cannot be used in a forked process
+    :param settings: librdkafka's settings as sorted ``(name, value)`` pairs, because a cache key must be hashable
     :raises InvalidError: confluent-kafka is not installed
     """
     try:
@@ -162,16 +162,16 @@ def admin_client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
 
 def answer(ask: Any, *, missing: str = "", settings: Mapping[str, str] | None = None) -> Any:
     """
-    Call ``ask``, and translate Kafka's exceptions into the errors of this package.
+    Call a function of a Kafka client, and map Kafka's exceptions to the errors of this package.
 
     Errors contain the name of Kafka's error, never its text, because the text may contain settings.
 
     :param ask: a callable without arguments, or the ``result`` method of a future
     :param missing: name of the Kafka error for which ``None`` is returned
-    :param settings: librdkafka's settings of the client, from which errors name the brokers
+    :param settings: librdkafka's settings of the client; errors contain its ``bootstrap.servers``
     :returns: the result of ``ask``; ``None`` if it failed with the error ``missing``
-    :raises StoreRefusedError: authentication or authorization failed. Check the connection and the ACLs
-    :raises UnavailableError: no broker answered, or the call failed otherwise. Check the brokers and run again
+    :raises StoreRefusedError: authentication or authorization failed
+    :raises UnavailableError: no broker answered, or the call failed for another reason
     """
     from concurrent.futures import TimeoutError as FutureTimeoutError
 
@@ -200,5 +200,5 @@ def answer(ask: Any, *, missing: str = "", settings: Mapping[str, str] | None = 
 
 
 def error_name(error: Any) -> str:
-    """Return Kafka's name of the error in a ``KafkaException``, or ``unknown`` if it has none."""
+    """Return the name of the Kafka error in a ``KafkaException``, such as ``_TIMED_OUT``; ``unknown`` if it has none."""
     return error.args[0].name() if error.args and hasattr(error.args[0], "name") else "unknown"

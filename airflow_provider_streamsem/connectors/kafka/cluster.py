@@ -23,9 +23,9 @@ from airflow_provider_streamsem.protocol.offsets import Ranges
 _ELECTING = ("LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION")
 _ELECTION_WAITS_S = (0.2, 0.5, 1.0)
 """
-Seconds between retries while a partition has no leader.
+Seconds between retries of a request for a partition without a leader.
 
-A partition that was just created, or has lost its leader, returns these errors for a short time. The client does not retry them.
+Kafka returns the errors in ``_ELECTING`` for a short time after a partition was created or has lost its leader. The client does not retry them.
 """
 
 _LOOK_AGAIN_S = (0.2, 0.5)
@@ -35,9 +35,11 @@ _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 @dataclass(frozen=True, slots=True, order=True)
 class Partition:
     """
-    A partition of one incarnation of a topic.
+    A partition of a topic, identified by topic name, partition number and topic id.
 
-    A topic that was deleted and recreated has a new topic id. The id distinguishes the offsets of the two incarnations (KIP-516).
+    A topic that was deleted and recreated has a new topic id. So the offsets of the old and of the new topic are distinct (KIP-516).
+
+    :param topic_id: ``""`` if the cluster has no topic ids
     """
 
     topic: str
@@ -46,7 +48,7 @@ class Partition:
 
     @property
     def name(self) -> str:
-        """The key of the partition in offsets and ranges: ``orders-0@<topic id>``, or ``orders-0`` if the cluster has no topic ids."""
+        """Return the key of the partition in offsets and ranges: ``orders-0@<topic id>``, or ``orders-0`` if the cluster has no topic ids."""
         return f"{self.topic}-{self.number}" + (f"@{self.topic_id}" if self.topic_id else "")
 
 
@@ -65,7 +67,7 @@ def parse_partition(name: str) -> Partition:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a partition: ``offset`` (exclusive) and the leader epoch."""
+    """The end of a partition: the end offset, exclusive, and the leader epoch at that time; -1 if it is unknown."""
 
     offset: int
     epoch: int
@@ -73,9 +75,9 @@ class End:
 
 def lineage_names(settings: Mapping[str, str], topics: set[str], ranges: Ranges) -> list[tuple[str, str]]:
     """
-    Return the lineage datasets ``(namespace, name)`` of the topics, and of the topics that the ranges name.
+    Return the OpenLineage datasets ``(namespace, name)`` of the topics in ``topics`` and in ``ranges``.
 
-    The namespace is the first bootstrap server, as in Spark's lineage.
+    The namespace contains the first bootstrap server, as in the lineage of Spark.
     """
     server = settings["bootstrap.servers"].split(",")[0].split("://")[-1].strip()
     namespace = f"kafka://{server}" if ":" in server else f"kafka://{server}:9092"
@@ -110,7 +112,7 @@ class KafkaCluster:
         """
         Return the partitions of the existing topics. Missing topics are left out.
 
-        Brokers learn of a new topic at different times. The method therefore requests a missing topic again before it leaves it out.
+        A new topic becomes known to the brokers at different times. So the method requests a missing topic again before it leaves the topic out.
         """
         names = sorted(set(topics))
         found: list[Partition] = []
@@ -160,7 +162,7 @@ class KafkaCluster:
         return {p: ends[p].offset if found[p].offset < 0 else min(found[p].offset, ends[p].offset) for p in asked}
 
     def kept_ms(self, topics: Iterable[str]) -> dict[str, int | None]:
-        """Return topic → ``retention.ms``, after which Kafka may delete a record. The value is ``None`` if the topic deletes no record by age."""
+        """Return topic → ``retention.ms``: the age in milliseconds at which Kafka may delete a record; ``None`` if the topic deletes no record by age."""
         from confluent_kafka.admin import ConfigResource, ResourceType
 
         asked = {ConfigResource(ResourceType.TOPIC, name): name for name in sorted(set(topics))}
@@ -198,13 +200,13 @@ class KafkaCluster:
 
     def was_truncated(self, partition: Partition, offset: int, epoch: int) -> bool:
         """
-        Return whether a leader change after ``epoch`` lost records below ``offset`` (KIP-320).
+        Return whether a leader change after ``epoch`` has lost records below ``offset`` (KIP-320).
 
-        The client asks the leader for the end offset of that epoch. This costs one fetch, so callers check only if the leader epoch has changed.
+        The client requests the end offset of that epoch from the leader. This costs one fetch, so callers call this method only if the epoch has changed.
 
-        :param offset: exclusive
+        :param offset: an end offset, exclusive
         :param epoch: the leader epoch that was recorded with ``offset``
-        :raises UnavailableError: Kafka gave no clear answer. Run again
+        :raises UnavailableError: Kafka gave no clear answer
         """
         from confluent_kafka import Consumer, KafkaError, TopicPartition
 
@@ -222,7 +224,7 @@ class KafkaCluster:
                     continue
                 code = None if message.error() is None else message.error().code()
                 if code in (KafkaError._LOG_TRUNCATION, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-                    return self.lows([partition])[partition] <= offset  # otherwise retention deleted it in the meantime
+                    return self.lows([partition])[partition] <= offset  # otherwise retention has deleted the records
                 if code in (None, KafkaError._PARTITION_EOF):
                     return False
                 if code is not None and message.error().fatal():
@@ -254,9 +256,9 @@ _PLACES_IN_JAVA = {
 
 def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """
-    Translate librdkafka's settings into options of Spark's Kafka source: ``kafka.<property of the Java client>`` → value.
+    Translate librdkafka's settings to options of Spark's Kafka source: ``kafka.<property of the Java client>`` → value.
 
-    Only the properties that this module translates reach the Java client.
+    Settings without a translation in this module are not passed to the Java client.
 
     :param settings: from :func:`airflow_provider_streamsem.connectors.kafka.client.settings_of`
     :raises InvalidError: a file that a setting names cannot be read as PEM

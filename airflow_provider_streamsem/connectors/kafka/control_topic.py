@@ -1,4 +1,4 @@
-"""The control topic stores, for each pipeline and sink, the newest version that is in Kafka. Compaction keeps these markers forever."""
+"""The control topic: stores the marker of each pipeline and sink, the newest version that is in Kafka. Compaction keeps the newest marker of each key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_provider_streamsem.connectors.kafka.starting import TOPIC
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.protocol.codec import read_json
 
-_LOOK_AGAIN_S = (0.5, 1.0, 2.0)  # Brokers learn of a new topic at different times.
+_LOOK_AGAIN_S = (0.5, 1.0, 2.0)  # A new topic becomes known to the brokers at different times.
 _CONFIG = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.1"}
 
 
@@ -60,9 +60,9 @@ class Control:
 
     def ensure(self) -> None:
         """
-        Create the control topic if it is missing, then check it.
+        Create the control topic if it is missing. Then check its configuration.
 
-        :raises InvalidError: as in :meth:`check`
+        :raises InvalidError: as :meth:`check`
         """
         from confluent_kafka.admin import NewTopic
 
@@ -76,7 +76,7 @@ class Control:
         self.check()
 
     def is_missing(self) -> bool:
-        """Return whether the control topic is missing, after several requests. The requests do not create it."""
+        """Return whether the control topic is missing. Sends several requests before it returns ``True``. The requests do not create the topic."""
         for wait_s in (*_LOOK_AGAIN_S, 0.0):
             if self.partitions([self.topic]):
                 return False
@@ -85,15 +85,15 @@ class Control:
 
     def check(self) -> None:
         """
-        Check that the control topic keeps its markers. The topic must exist.
+        Check that the configuration of the control topic keeps its markers. The topic must exist.
 
-        :raises InvalidError: it does not have exactly one partition, or its ``cleanup.policy`` is not ``compact``, so that markers could be lost
+        :raises InvalidError: it does not have exactly one partition, or its ``cleanup.policy`` is not ``compact``, so that Kafka could delete markers
         """
         found = self.partitions([self.topic]).get(self.topic)
         policy = self.config([self.topic], "cleanup.policy")[self.topic]
         if found != 1 or policy != "compact":
             raise InvalidError(
-                "the control topic must have one partition and cleanup.policy=compact. Otherwise markers can be lost, and batches would be sent again",
+                "the control topic must have one partition and cleanup.policy=compact; otherwise Kafka can delete markers, and batches would be sent twice",
                 control_topic=self.topic,
                 partitions=found,
                 cleanup_policy=policy,
@@ -101,15 +101,15 @@ class Control:
 
     def marker(self, key: str, *, within_s: float) -> SinkMarker | None:
         """
-        Return the newest committed marker of a key among all records that were sent to the topic before this call.
+        Return the newest committed marker of a key, among all records that were sent to the topic before this call.
 
-        An open transaction of another pipeline hides the records behind it, so this method waits until that transaction ends. It requests the
-        ``read_uncommitted`` end offset, and reads until a ``read_committed`` consumer reaches that offset.
+        A ``read_committed`` consumer stops at the first open transaction, which may be that of another pipeline. So this method requests the
+        ``read_uncommitted`` end offset, and waits until a ``read_committed`` consumer reaches that offset.
 
         :param key: ``<pipeline uuid>/<sink>``
         :param within_s: timeout in seconds
         :returns: ``None`` if the key has no marker, or if the topic is missing
-        :raises UnavailableError: the consumer did not reach the end within the timeout. Run again
+        :raises UnavailableError: the consumer did not reach the end within the timeout
         """
         from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
@@ -124,7 +124,7 @@ class Control:
             }
         )  # fmt: skip
         try:
-            # Request the metadata first. Otherwise the consumer needs half a second longer to find the leader.
+            # Without this request for metadata, the consumer takes half a second longer to find the leader.
             self._answer(lambda: consumer.list_topics(self.topic, timeout=TIMEOUT_S))
             consumer.assign([TopicPartition(self.topic, 0, OFFSET_BEGINNING)])
             while time.monotonic() < deadline:
@@ -139,13 +139,13 @@ class Control:
         finally:
             consumer.close()
         raise UnavailableError(
-            "the control topic could not be read to its end: another publisher has an open transaction in it, or Kafka does not answer",
+            "the control topic could not be read to its end: another publisher has an open transaction in it, or Kafka does not answer; nothing was sent",
             control_topic=self.topic,
             seconds=within_s,
         )
 
     def _end(self) -> int:
-        """Return the end offset: one past the last record, committed or not."""
+        """Return the ``read_uncommitted`` end offset: one past the last record, committed or not."""
         from confluent_kafka import IsolationLevel, TopicPartition
         from confluent_kafka.admin import OffsetSpec
 

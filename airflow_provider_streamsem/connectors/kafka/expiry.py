@@ -1,8 +1,9 @@
 """
 Estimates how soon Kafka's retention deletes unread records.
 
-Kafka deletes whole segments, and some time after they expire. The estimate is therefore a lower bound: a record may be retained longer, never shorter.
-What ``retention.bytes`` deletes depends on future writes. It shows only in the distance between the first retained offset and the first unread one.
+Kafka deletes whole segments, and some time after they expire. So the estimate is a lower bound: a record may be retained longer, never shorter.
+Size-based retention (``retention.bytes``) depends on future writes and cannot be estimated. Instead, ``spare`` reports the distance between the first
+retained offset and the first unread offset.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ def expiry(
     cluster: KafkaCluster, partitions: Iterable[Partition], start: Offsets, *, within_ms: int | None, now_ms: int
 ) -> Expiry:
     """
-    Return the lost, the at-risk and the spare offsets of the partitions. Implements :class:`airflow_provider_streamsem.connectors.contract.Expiring`.
+    Count the lost, at-risk and spare offsets of the partitions. Implements :class:`airflow_provider_streamsem.connectors.contract.Expiring`.
 
     :param start: the next offset to read of each partition
-    :param within_ms: offsets that may expire within this many milliseconds are at risk; ``None``: none are
+    :param within_ms: offsets that retention may delete within this many milliseconds are at risk; ``None``: no offset is at risk
     :param now_ms: the current time, in milliseconds UTC
     """
     asked = list(partitions)
@@ -36,7 +37,7 @@ def expiry(
 
 
 def _due_before(cluster: KafkaCluster, first: Mapping[Partition, int], at_ms: int) -> int:
-    """Return the number of offsets, from ``first`` on, that retention may delete before ``at_ms`` (milliseconds UTC)."""
+    """Return the number of offsets at or above ``first`` that retention by age may delete before ``at_ms`` (milliseconds UTC)."""
     kept_ms = cluster.kept_ms({p.topic for p in first})
     due = 0
     for kept in {ms for ms in kept_ms.values() if ms is not None and ms < at_ms}:

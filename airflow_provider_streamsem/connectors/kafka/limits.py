@@ -1,4 +1,4 @@
-"""Distributes a batch's limit over partitions and merges adjacent offset ranges. The functions have no side effects."""
+"""Arithmetic on offset ranges: distributes the row limit of a batch over partitions, and merges adjacent ranges."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ def joined(pieces: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """
     Merge adjacent offset ranges.
 
-    :param pieces: ``[start, end)`` ranges in ascending order
-    :returns: the same offsets, with ranges merged where one ends at the start of the next
+    :param pieces: ranges ``[start, end)`` in ascending order, without overlap
+    :returns: ranges with the same offsets, of which no range ends at the start of the next
     """
     joined: list[tuple[int, int]] = []
     for first, last in pieces:
@@ -25,11 +25,11 @@ def shared(lags: Mapping[str, int], most: int | None) -> dict[str, int]:
     """
     Distribute a batch of ``most`` offsets over partitions in proportion to their lag.
 
-    Each partition with lag gets at least one offset, so that none starves. The batch can therefore exceed ``most`` by at most the number of partitions with
-    lag.
+    Each partition with lag gets at least one offset, so that every partition makes progress. So the batch may exceed ``most`` by up to the number of
+    partitions with lag.
 
     :param lags: partition → number of unread offsets
-    :param most: the most offsets that the batch reads; ``None``: no limit
+    :param most: maximum number of offsets of the batch; ``None``: no limit
     :returns: partition → number of offsets to read
     """
     total = sum(lags.values())

@@ -1,4 +1,4 @@
-"""The pin of a range of a partition (D5). A plan comes from the log, so its pins are checked against the topics that the pipeline reads (R6)."""
+"""The pin of an offset range of a partition (D5). Pins come from the log, which is not trusted, so their topics are checked against the pipeline (R6)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class RangePin:
     A planned range of offsets.
 
     :param topic_id: id of the topic; ``""`` if the cluster gives no ids
+    :param partition: partition number
     :param start: first offset, inclusive
-    :param end: exclusive
-    :param epoch: leader epoch at the end of the range; -1 if unknown
+    :param end: end offset, exclusive
+    :param epoch: leader epoch of the partition when the plan was created; -1 if unknown
     """
 
     topic: str
@@ -47,9 +48,10 @@ def read_pins(pins: Json, *, is_read: Callable[[str], bool]) -> tuple[RangePin, 
 
 def refuse_other_topics(topics: Iterable[str], *, is_read: Callable[[str], bool]) -> None:
     """
-    Refuse topics that the pipeline does not read, before a request to the cluster.
+    Refuse topics that the pipeline does not read. Called before any request to the cluster.
 
-    :raises LogDamagedError: the log names such a topic
+    :param topics: topics that the log names
+    :raises LogDamagedError: the pipeline does not read one of them
     """
     others = sorted({topic for topic in topics if not is_read(topic)})
     if others:

@@ -1,4 +1,4 @@
-"""Reads planned Kafka ranges on Spark, decodes the records and marks bad ones. The module imports pyspark, so only engines import it."""
+"""Reads planned Kafka ranges with Spark, decodes the records and marks bad records. Imports pyspark, so only engines import this module."""
 
 from __future__ import annotations
 
@@ -139,10 +139,10 @@ def read_ranges(
 @contextmanager
 def _newer_source(spark: SparkSession) -> Iterator[None]:
     """
-    Make Spark use its newer Kafka source (Data Source V2), which streaming queries also use (ADR 0014).
+    Within the block, make Spark use its Data Source V2 for Kafka, which streaming queries also use (ADR 0014).
 
-    The older source (V1) converts each row to Java objects and back. A classic session chooses the source when it creates the DataFrame. Spark Connect chooses
-    it when the plan runs, so there the older source stays in use.
+    The V1 source converts each row to Java objects and back. A classic session chooses the source when it creates the DataFrame. A Spark Connect server chooses
+    it when the plan runs, which is after this block, so it uses the V1 source.
     """
     if is_remote():
         yield
@@ -157,13 +157,14 @@ def _newer_source(spark: SparkSession) -> Iterator[None]:
 
 def _group(options: Mapping[str, str], pins: Sequence[RangePin]) -> dict[str, str]:
     """
-    Return the option of a consumer group that consecutive batches share.
+    Return the option ``kafka.group.id``, with a group name that consecutive batches share.
 
-    An executor then reuses the cached consumer of the previous batch, with the records that it has prefetched. Prefetched records belong to one history of the
-    partition. A partition is truncated only under a new leader epoch, and a recreated topic has a new topic id. The group name therefore depends on both.
-    Consumers use manual assignment and never commit offsets, so the group is only a name. Each process generates its own names.
+    An executor caches consumers by group name. With the same name, it reuses the consumer of the previous batch and the records that the consumer has
+    prefetched. After a truncation of the partition, prefetched records would be wrong. A partition is truncated only under a new leader epoch, and a recreated
+    topic has a new topic id, so the name depends on both. Consumers use manual assignment and commit no offsets, so the group has no other effect. Each
+    process generates its own names.
 
-    :returns: no option if the broker reports no leader epoch or no topic id
+    :returns: ``{}`` if the broker reports no leader epoch or no topic id
     """
     histories = sorted([pin.topic, pin.topic_id, pin.partition, pin.epoch] for pin in pins)
     if any(pin.epoch < 0 or not pin.topic_id for pin in pins):  # the broker does not report them
@@ -185,7 +186,7 @@ class _Decoded:
     :param record: a struct of the fields; null if the message has a null key or value
     :param fields: name → column
     :param bad: a boolean column: whether the key or value cannot be decoded
-    :param unreadable: reasons why all records of a subject version are bad, one for each such version
+    :param unreadable: for each schema version whose records are all marked as bad: the reason
     """
 
     def __init__(
@@ -344,7 +345,7 @@ def _refuse_taken(names: Iterable[str]) -> None:
 
 
 def _text(value: bytes | None) -> tuple[str, str]:
-    """Return a value as text and its encoding: ``utf-8``, ``base64`` if it is not text, ``null`` if there is no value."""
+    """Return a value as text, and the encoding of the text: ``utf-8``, ``base64`` if the bytes are not UTF-8, ``null`` if the value is null."""
     if value is None:
         return "", "null"
     return text_of(bytes(value))

@@ -1,4 +1,4 @@
-"""Converts rows with the columns ``key, value, headers, topic, partition`` to Kafka records. Invalid rows are refused before the batch is committed."""
+"""Checks rows with the columns ``key, value, headers, topic, partition`` before the batch is committed, and converts them to Kafka records."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from airflow_provider_streamsem.errors import DataError
 COLUMNS = ("key", "value", "headers", "topic", "partition")
 _TEXT = ("string", "binary")
 _HEADERS = {"key": "string", "value": "binary"}
-# The most bytes that a record takes besides key, value and headers: lengths, offsets, the header of its record batch.
+# Maximum size in bytes of a record in addition to key, value and headers: lengths, offsets, and the header of its record batch.
 OVERHEAD_BYTES = 128
-_COST_BYTES = 32  # producer and batch overhead of a record, as bytes that take equally long
+_COST_BYTES = 32  # sending a record costs as much time in the producer as this many bytes
 
 
 def check_columns(schema: str, topic: str | None) -> None:
@@ -23,7 +23,8 @@ def check_columns(schema: str, topic: str | None) -> None:
 
     :param schema: the columns, as Spark's schema JSON
     :param topic: the topic of rows that name none; ``None``: each row must name its topic
-    :raises DataError: a column has an unknown name or another type, ``value`` is missing, or nothing names a topic. Nothing became visible
+    :raises DataError: a column has an unknown name or another type, ``value`` is missing, or there is neither a column ``topic`` nor a topic of the sink.
+        Nothing became visible
     """
     types = {column["name"]: column["type"] for column in json.loads(schema)["fields"]}
     if not types:  # A batch without rows may have no columns.
@@ -65,7 +66,8 @@ class Measured:
     """
     Measurements of a batch that are compared with the limits of the cluster.
 
-    :attr bytes: uncompressed bytes of all records (key, value and headers), plus a fixed cost for each record
+    :attr rows: number of rows
+    :attr bytes: uncompressed bytes of all records (key, value and headers), plus a constant for each record
     :attr largest: uncompressed bytes of the largest record (key, value and headers)
     :attr locations: ``(topic, partition)`` of the rows. The topic is ``None`` if the row names none, the partition is ``None`` if the partitioner chooses it
     :attr keyless: topics of the records without a key; ``None`` stands for rows that name no topic
@@ -79,9 +81,9 @@ class Measured:
 
     def add(self, batch: Any) -> None:
         """
-        Add a pyarrow record batch with the columns of a Kafka record.
+        Add the rows of a pyarrow record batch with the columns of a Kafka record.
 
-        :raises DataError: a topic is an empty string, or the client would drop or truncate a header
+        :raises DataError: a topic is an empty string, or the client would drop or truncate a header. Nothing became visible
         """
         import pyarrow
         from pyarrow import compute

@@ -55,7 +55,11 @@ _PERMANENT = (
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """An open sink: the producer, which has fenced older ones, and the marker. The producer is ``None`` if another publisher has published the batch."""
+    """
+    The handle of one try: a producer that has fenced all older producers, and the marker that was read after that.
+
+    The producer is ``None`` if another publisher has published the batch.
+    """
 
     producer: Any
     found: SinkMarker | None
@@ -67,19 +71,21 @@ class KafkaSink(TransactionalSink[_Open]):
     Writes each row as a Kafka record.
 
     The column ``value`` is required. The columns ``key``, ``headers array<struct<key string, value binary>>``, ``topic`` and ``partition`` are optional.
+    ``key`` and ``value`` are strings or binary, ``topic`` is a string, ``partition`` is an integer.
 
     Consumers with ``isolation.level=read_committed`` see all records of a version exactly once, or none. The sink refuses reprocessing, because Kafka cannot
     remove the records of a version.
 
-    :param staging: where rows are staged as Parquet before their transaction: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
-    :param topic: the topic of rows that name none
-    :param conn_id: an Airflow connection of type ``kafka``; either this or ``bootstrap_servers``
+    :param staging: location in which rows are staged as Parquet before their transaction: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
+    :param topic: the topic of rows without a value in the column ``topic``
+    :param conn_id: an Airflow connection of type ``kafka``. Exactly one of ``conn_id`` and ``bootstrap_servers`` must be given
     :param bootstrap_servers: ``host:port,…`` of a cluster without security
     :param control_topic: the topic that stores the markers. The first run of a pipeline creates it if it is missing
-    :param transaction_timeout_s: seconds after which Kafka aborts a transaction that was not committed. Consumers wait at most this long for a publisher
-        that died
-    :param bytes_per_s: bytes per second that Kafka reliably accepts. The largest accepted batch is ``bytes_per_s`` × ``transaction_timeout_s``
+    :param transaction_timeout_s: seconds after which Kafka aborts a transaction that was not committed, 1 or more. Consumers wait at most this long for a
+        publisher that died
+    :param bytes_per_s: bytes per second that the sink can reliably send, 1 or more. The largest accepted batch is ``bytes_per_s`` × ``transaction_timeout_s``
     :param options: options of librdkafka's producer: ``compression.type``, ``linger.ms``, ``batch.size``, ``message.max.bytes``, ``partitioner``
+    :raises InvalidError: an argument is not valid
     """
 
     extra: ClassVar[str] = "kafka"
@@ -133,9 +139,9 @@ class KafkaSink(TransactionalSink[_Open]):
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
         """
-        Claim the staging location, as every staged sink does. If the log is new, also create the control topic.
+        Write or verify the mark of the staging location. If the log is new, also create the control topic.
 
-        Later runs never create it, because an empty control topic means that no version was sent. Only :meth:`skip` does.
+        Later runs do not create the control topic, because an empty one would mean that no version was sent. Only :meth:`skip` creates it then.
         """
         StagedSink.claim(self, pipeline_uuid, log, new=new)
         if new:
@@ -153,7 +159,7 @@ class KafkaSink(TransactionalSink[_Open]):
         if control.is_missing():
             what = (
                 "the control topic was deleted; nothing became visible. Recreate it (one partition, cleanup.policy=compact) and run again. If the sink has "
-                "published before, the run then stops before it sends a record, and its error names the marker that the topic needs"
+                "published before, that run fails before it sends a record, and its error names the marker to write into the topic"
             )
             raise DataError(what, control_topic=self.control_topic)
         control.check()
@@ -163,8 +169,8 @@ class KafkaSink(TransactionalSink[_Open]):
         """
         Count the rows of the staged files, and check that Kafka accepts them in one transaction.
 
-        :raises DataError: the batch is too large for one transaction, a record is too large, a row names a missing topic or partition or none, or a row for
-            a compacted topic has no key. Nothing became visible
+        :raises DataError: the batch is too large for one transaction; a record is too large; a row has no topic, or names a topic or partition that does not
+            exist; or a row for a compacted topic has no key. Nothing became visible
         """
         committable = StagedSink.collect(self, version, attempt_id, accepted)
         if committable.files:
@@ -231,7 +237,11 @@ class KafkaSink(TransactionalSink[_Open]):
 
     @contextmanager
     def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
-        """Create a producer that fences all older producers of this sink, then read the marker."""
+        """
+        Create a producer that fences all older producers of this sink, then read the marker.
+
+        If the previous try was fenced, first wait until the other publisher has published the batch, so that two publishers do not fence each other forever.
+        """
         control = self._control()
         self._check_control(control, batch, skips=skips)
         if failure is not None and _name(failure.error) in _FENCED:
@@ -263,7 +273,7 @@ class KafkaSink(TransactionalSink[_Open]):
         if control.is_missing():
             what = (
                 "the control topic was deleted, and with it the marker that records whether the batch is in Kafka. Check whether the batch is in its topics. "
-                "To send it, recreate the control topic (one partition, cleanup.policy=compact) and the marker"
+                "If not, recreate the control topic (one partition, cleanup.policy=compact) and write the marker into it"
             )
             raise batch.lost(what, control_topic=self.control_topic, key=_key(batch))
         control.check()
@@ -274,7 +284,7 @@ class KafkaSink(TransactionalSink[_Open]):
 
     def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
         """Check that the control topic has the marker that the newest receipts name."""
-        what = "the control topic has no marker of this pipeline, but the receipts say that it has sent records: the topic was deleted and recreated"
+        what = "the control topic has no marker of this pipeline, but the log has receipts of sent records: the topic was deleted and recreated"
         if not batch.is_settled(found):
             batch.check_marker(found, what, control_topic=self.control_topic, key=_key(batch))
 
@@ -318,7 +328,7 @@ class KafkaSink(TransactionalSink[_Open]):
         return error
 
     def _fencing(self, batch: Batch) -> Any:
-        """Create a producer. Every older producer of this sink is then fenced."""
+        """Create a producer and fence every older producer of this sink."""
         from confluent_kafka import Producer
 
         timeout_ms = self.transaction_timeout_s * 1000
@@ -334,7 +344,7 @@ class KafkaSink(TransactionalSink[_Open]):
         return producer
 
     def _commit(self, producer: Any, batch: Batch, state: str) -> None:
-        """Send all records and the marker in one transaction. An exception does not tell whether the transaction was committed."""
+        """Send all records and the marker in one transaction. If this method raises an exception, the transaction may still have been committed."""
         from confluent_kafka import KafkaException
 
         refused: list[str] = []
@@ -360,7 +370,7 @@ class KafkaSink(TransactionalSink[_Open]):
                     if refused:
                         break
             else:
-                # The marker is sent last, so that the transaction blocks readers of the control topic as briefly as possible.
+                # An open transaction with a record in the control topic blocks its readers, so the marker is sent last.
                 send(topic=self.control_topic, partition=0, key=_key(batch), value=_value(batch, state))
                 producer.commit_transaction(self.transaction_timeout_s + 10)
                 return
@@ -372,7 +382,9 @@ class KafkaSink(TransactionalSink[_Open]):
         return records(record_batches(self.staging, batch), self.topic) if state == "applied" else iter(())
 
     def _awaited(self, control: Control, batch: Batch) -> SinkMarker | None:
-        """Wait until the publisher that fenced this one publishes the batch, at most ``transaction_timeout_s``. This prevents endless mutual fencing."""
+        """
+        Wait until the publisher that fenced this one has published the batch, at most ``transaction_timeout_s``. Returns the marker that was read last.
+        """
         found, deadline = None, time.monotonic() + self.transaction_timeout_s
         while not _is_published(found, batch) and time.monotonic() < deadline:
             SYSTEM_CLOCK.sleep(_POLL_S)
@@ -391,7 +403,7 @@ def _name(error: Exception) -> str:
 
 
 def _abort_quietly(producer: Any) -> None:
-    """Abort an open transaction, so that consumers need not wait for its timeout. Best effort: the next publisher aborts it, too."""
+    """Abort an open transaction, so that consumers need not wait for its timeout. Best effort: otherwise the next publisher aborts it."""
     if producer is not None:
         with suppress(Exception):
             producer.abort_transaction(1)

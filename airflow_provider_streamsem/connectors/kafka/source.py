@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BEFORE_A_GAP_S = (1.0, 2.0, 4.0)  # waits for missing partitions, before their unread records become gaps
+_BEFORE_A_GAP_S = (1.0, 2.0, 4.0)  # delays between requests for a missing partition, before it becomes a gap
 OPTIONS = (
     "fetchoffset.numretries",
     "fetchoffset.retryintervalms",
@@ -64,16 +64,19 @@ class KafkaSource:
     ``kafka_topic``, ``kafka_partition``, ``kafka_offset``, ``kafka_timestamp``, ``kafka_headers``, ``kafka_key``. A null value (a tombstone) has null fields. A
     record that cannot be decoded is quarantined with topic, partition and offset.
 
-    :param topics: topic names; either these or ``topic_pattern``
-    :param topic_pattern: a regular expression that matches whole topic names. Topics that appear later are read from their beginning
-    :param conn_id: an Airflow connection of type ``kafka``; either this or ``bootstrap_servers``
+    :param topics: topic names. Exactly one of ``topics`` and ``topic_pattern`` must be given
+    :param topic_pattern: a regular expression that matches whole topic names. Topics that are created later are read from their beginning
+    :param conn_id: an Airflow connection of type ``kafka``. Exactly one of ``conn_id`` and ``bootstrap_servers`` must be given
     :param bootstrap_servers: ``host:port,…`` of a cluster without security
-    :param starting: where a new pipeline starts: ``earliest``, ``latest``, a timestamp such as ``2026-01-31T00:00:00Z``, or ``{"orders-0": 42, …}``. Partitions
-        that the mapping does not name start at the earliest offset. Partitions that appear later are read from their beginning
+    :param starting: offsets at which a new pipeline starts: ``earliest``, ``latest``, a timestamp with a time zone such as ``2026-01-31T00:00:00Z``, or
+        ``{"orders-0": 42, …}`` (inclusive). Partitions that the mapping does not name start at the earliest offset. Partitions that are created later are read
+        from their beginning
     :param isolation: ``read_committed`` or ``read_uncommitted``: the isolation level of the read and of the end offsets
-    :param key: decoder of the key, :class:`Json` or :class:`Avro`; absent: the key stays binary
+    :param key: decoder of the key, :class:`Json` or :class:`Avro`. Default: the key stays binary
     :param value: decoder of the value, as for ``key``
-    :param options: options of Spark's Kafka source that do not change which records are read: ``minPartitions``, ``kafkaConsumer.pollTimeoutMs``, …
+    :param options: options of Spark's Kafka source that do not change which records are read: ``minPartitions``, ``maxRecordsPerPartition``,
+        ``fetchOffset.numRetries``, ``fetchOffset.retryIntervalMs``, ``kafkaConsumer.pollTimeoutMs``
+    :raises InvalidError: an argument is not valid
     """
 
     delivery: ClassVar[str] = "exactly_once"
@@ -127,7 +130,7 @@ class KafkaSource:
 
     @property
     def spark_packages(self) -> tuple[str, ...]:
-        """Names of the Spark packages: Kafka, and Avro if a decoder needs it."""
+        """Return the names of the Spark packages: ``kafka``, and ``avro`` if a decoder is an :class:`Avro`."""
         return (
             ("kafka", "avro") if any(isinstance(part, decoding.Avro) for part in (self.key, self.value)) else ("kafka",)
         )
@@ -141,7 +144,7 @@ class KafkaSource:
         }  # fmt: skip
 
     def immutable_config(self) -> Json:
-        """The topic names or the pattern. The topic ids are part of the offsets instead."""
+        """Return the topic names and the pattern. Topic ids are not included, because the offsets contain them."""
         return {"type": "kafka", "topics": sorted(self.topics), "topic_pattern": self.topic_pattern}
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
@@ -149,7 +152,11 @@ class KafkaSource:
         return lineage_names(settings_of(self.conn_id, self.bootstrap_servers), {*self.topics}, ranges)
 
     def cluster(self) -> KafkaCluster:
-        """Return the cluster at this source's isolation level. Sends no request."""
+        """
+        Return a :class:`KafkaCluster` with this source's settings and isolation level. Sends no request.
+
+        :raises InvalidError: the connection is not valid
+        """
         return KafkaCluster(settings_of(self.conn_id, self.bootstrap_servers), self.isolation)
 
     def partitions(self, cluster: KafkaCluster) -> list[Partition]:
@@ -172,9 +179,10 @@ class KafkaSource:
 
     def initial_offsets(self) -> Offsets:
         """
-        Return the initial offset of each partition that exists now.
+        Return the initial offset of each partition that exists now, as ``starting`` defines it.
 
-        :raises InvalidError: ``starting`` names a partition that does not exist, or an offset beyond the end
+        :raises InvalidError: ``starting`` names a partition that does not exist, or an offset above the end offset
+        :raises SourceChangedError: a configured topic does not exist. Nothing was written
         """
         cluster = self.cluster()
         partitions = self.partitions(cluster)
@@ -190,7 +198,7 @@ class KafkaSource:
                 lows[p] = given.pop(f"{p.topic}-{p.number}", lows[p])
                 if lows[p] > ends[p].offset:
                     raise InvalidError(
-                        "source kafka: starting names an offset beyond the end",
+                        "source kafka: starting names an offset above the end offset of the partition",
                         partition=p.name,
                         given=lows[p],
                         end=ends[p].offset,
@@ -218,18 +226,18 @@ class KafkaSource:
         return read_pins(pins, is_read=self.reads)
 
     def next_hint(self, hint: Json, pins: Sequence[RangePin], counts: Mapping[str, int]) -> Json:
-        """Return the hint of the plan: it already has the end offset and leader epoch of each partition."""
+        """Return the hint of the plan unchanged. It contains the end offset and leader epoch of each partition already."""
         return hint
 
     def check_pins(self, pins: Sequence[RangePin], *, was_read: bool) -> None:
         """
-        Check that each pinned range still exists, in the planned topic incarnation and in the planned history of the partition (D5).
+        Check that Kafka still has each pinned range, in a topic with the pinned id, and that the partition was not truncated since the plan (D5).
 
-        After the read, retention may have deleted the range. Spark would have failed if an offset had been missing during the read.
+        After the read, retention may delete the ranges. If an offset had been missing during the read, Spark would have failed.
 
-        :param was_read: whether Spark has read the ranges; then the earliest offsets are not checked
-        :raises SourceChangedError: a partition was truncated below the end of its range
-        :raises RecordsMissingError: a topic was deleted or recreated, or retention deleted offsets of a range
+        :param was_read: whether Spark has read the ranges. If so, the earliest offsets are not checked
+        :raises SourceChangedError: a partition was truncated below the end of its range. Nothing became visible
+        :raises RecordsMissingError: a topic was deleted or recreated, or retention has deleted offsets of a range. Nothing became visible
         """
         cluster = self.cluster()
         pinned = {Partition(pin.topic, pin.partition, pin.topic_id): pin for pin in pins}
@@ -250,7 +258,7 @@ class KafkaSource:
                 raise RecordsMissingError(what, partition=p.name, range=(pin.start, pin.end), first=low)
 
     def load(self, spark: SparkSession, pins: Sequence[RangePin]) -> KafkaRecords:
-        """Return the records of the pinned ranges. Reads nothing yet."""
+        """Return the records of the pinned ranges as a DataFrame. This call reads no record."""
         from airflow_provider_streamsem.connectors.kafka.records import KafkaRecords, read_ranges
 
         settings = {**self.options, **java_settings(settings_of(self.conn_id, self.bootstrap_servers))}
@@ -273,21 +281,22 @@ def _is_end(pair: Json) -> bool:
 
 
 def _known_ends(hint: Json) -> dict[str, End]:
-    """The ends that a hint records, by partition. A hint of another form is ignored: it only saves requests."""
+    """Return partition → end from a hint. A hint of another form is ignored, because hints only save requests."""
     ends = hint.get("ends") if isinstance(hint, dict) else None
     return {name: End(*pair) for name, pair in ends.items() if _is_end(pair)} if isinstance(ends, dict) else {}
 
 
 def _hint(ends: Mapping[str, End], targets: Offsets) -> Json:
     """
-    The hint of a plan.
+    Return the hint of a plan.
 
-    :param targets: the end that the plan reads towards. A partition's recorded end is never below it
+    :param ends: partition → its newest known end
+    :param targets: the end offsets of the run. The recorded end of a partition is never below its target
     """
     known = dict(ends)
     for name, target in targets.items():
         at = known.get(name, End(0, -1))
-        # A partition that is missing now has an end of an older epoch. Its epoch says nothing of later offsets.
+        # The known end of a partition that is missing now may be below the target. Its epoch does not apply to later offsets.
         known[name] = at if at.offset >= target else End(target, -1)
     return {"ends": {name: [end.offset, end.epoch] for name, end in sorted(known.items())}}
 
@@ -296,13 +305,13 @@ def _present(
     p: Partition, unread: tuple[int, int], ends: Mapping[Partition, End], lows: Mapping[Partition, int]
 ) -> tuple[int, int]:
     """
-    The part of an unread range that Kafka still has. It is empty for a missing partition.
+    Return the part of an unread range ``[start, end)`` that Kafka still has. It is empty if the partition is missing.
 
-    :raises SourceChangedError: the partition ends inside the range
+    :raises SourceChangedError: the end offset of the partition is inside the range
     """
     first, last = unread
     if p in ends and ends[p].offset < last:
-        # This is not a gap. Future records of the partition would get these offsets and would count as read.
+        # These offsets must not become a gap: future records of the partition will have them, and would be skipped.
         what = "a partition ends before the end offset of the run: it was truncated, or the isolation level was changed. Nothing was written"
         raise SourceChangedError(what, partition=p.name, range=unread, end=ends[p].offset)
     low = min(max(lows.get(p, first), first), last)
@@ -328,12 +337,12 @@ class KafkaPlanner:
 
     @cached_property
     def _cluster(self) -> KafkaCluster:
-        # Validate the settings for Spark's client here, before anything is written.
+        # Raises an error for settings that Spark's client cannot use, before anything is written.
         java_settings(settings_of(self._source.conn_id, self._source.bootstrap_servers))
         return self._source.cluster()
 
     def poll(self, hint: Json) -> SourceEnd:
-        """Find the end offset of each partition. A missing partition has its last known end, so that its unread records are not skipped silently."""
+        """Return the end offset of each partition. For a missing partition it is the last known end, so that its unread records are not skipped silently."""
         partitions = self._source.partitions(self._cluster)
         ends = _named({p: end.offset for p, end in self._cluster.ends(partitions).items()})
         return SourceEnd({**{name: end.offset for name, end in _known_ends(hint).items() if name not in ends}, **ends})
@@ -342,11 +351,11 @@ class KafkaPlanner:
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
         """
-        Select ranges from ``start`` (inclusive) to ``end`` (exclusive). Partitions share ``limits.max_rows`` in proportion to their lag.
+        Select ranges from ``start`` (inclusive) towards ``end`` (exclusive). ``limits.max_rows`` is distributed in proportion to the partitions' lag.
 
         :param on_data_loss: ``"fail"``: missing offsets fail the run. ``"record_gap"``: they become gaps, which do not count towards the limit
         :returns: ``None`` if there is nothing to read
-        :raises SourceChangedError: a partition was truncated; with ``"fail"`` also if offsets are missing or a topic was recreated. Nothing was written
+        :raises SourceChangedError: a partition was truncated; or, with ``"fail"``, offsets are missing or a topic was recreated. Nothing was written
         """
         unread, known = between(start, end.offsets), _known_ends(hint)
         topics = {parse_partition(name).topic for name in {*start, *end.offsets}}
@@ -363,7 +372,7 @@ class KafkaPlanner:
             (first, last), (low, stop) = unread[p.name], present[p.name]
             end_of_pin = low + taken[p.name]
             missing = [(first, low)] if low > first else []
-            is_missing = end_of_pin == stop < last  # the partition is missing
+            is_missing = end_of_pin == stop < last  # the partition is missing, and so are [stop, last)
             missing += [(stop, last)] if is_missing else []
             end_of_range = last if is_missing else end_of_pin
             if end_of_range > first:
@@ -383,7 +392,12 @@ class KafkaPlanner:
         return SourceSlice(ranges=ranges, gaps=gaps, pins=pins, hint=next_hint, rows=length(ranges))
 
     def _partitions(self, topics: set[str], unread: set[str], *, waits: bool) -> list[Partition]:
-        """The partitions of the topics. Asks again before unread partitions are given up: brokers may not know a partition for a moment."""
+        """
+        Return the partitions of the topics.
+
+        :param unread: names of partitions with unread offsets
+        :param waits: whether to repeat the request if one of these is missing, because brokers may not know a partition for a short time
+        """
         there = self._cluster.partitions(topics)
         for wait_s in _BEFORE_A_GAP_S if waits else ():
             if unread <= {p.name for p in there}:
@@ -393,14 +407,18 @@ class KafkaPlanner:
         return there
 
     def _check_incarnations(self, start: Offsets, there: Sequence[Partition], on_data_loss: str) -> None:
-        """Refuse a topic that was deleted and recreated, because its unread records are lost. With ``"record_gap"`` log a warning instead."""
+        """
+        Refuse a topic that was deleted and recreated, because its unread records are lost. With ``"record_gap"``, log a warning instead.
+
+        :raises SourceChangedError: names the topic. Nothing was written
+        """
         known = {p.topic: p.topic_id for p in there}
         read = {(p.topic, p.topic_id) for p in map(parse_partition, start)}
         for topic, topic_id in sorted(read):
             now = known.get(topic)
             if now is None or (topic, now) in read:
                 continue
-            # Without an id it may be the same topic, in a cluster that started or stopped assigning topic ids. Its records would be read again.
+            # Without an id, it may be the same topic in a cluster that started or stopped assigning topic ids. Then its records would be read twice.
             if on_data_loss == "fail" or not topic_id or not now:
                 what = (
                     "a topic has another id than in the committed offsets. It was deleted and recreated, and its unread records are lost; or the cluster "
@@ -412,7 +430,11 @@ class KafkaPlanner:
     def _check_history(
         self, start: Offsets, ends: Mapping[Partition, End], lows: Mapping[Partition, int], known: Mapping[str, End]
     ) -> None:
-        """Check that no partition was truncated below its committed offsets. :meth:`slice` handles offsets that retention deleted."""
+        """
+        Check that no partition was truncated below its committed offset. :meth:`slice` handles offsets that retention has deleted.
+
+        :raises SourceChangedError: names the partition. Nothing was written
+        """
         for p, end in sorted(ends.items()):
             committed, seen = position(start, p.name), known.get(p.name)
             went_back = p.name in start and end.offset < committed
@@ -427,9 +449,9 @@ class KafkaPlanner:
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
         """
-        Return the number of unread offsets before the first record with a timestamp at or after ``at_ms`` (milliseconds UTC), over all partitions.
+        Return the number of unread offsets before the first record with a timestamp at or after ``at_ms`` (milliseconds UTC), summed over all partitions.
 
-        A record that is older than an earlier record of its partition counts as being as recent as that record.
+        Records after that record do not count, even if their timestamp is older.
         """
         partitions = self._source.partitions(self._cluster)
         return length(between(start, _named(self._cluster.offsets_for_time(partitions, at_ms))))

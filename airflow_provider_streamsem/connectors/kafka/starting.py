@@ -1,4 +1,4 @@
-"""Validates where a new pipeline starts in Kafka topics: at the earliest or latest offsets, at a timestamp, or at offsets by partition."""
+"""Validates the argument ``starting`` of the Kafka source: ``earliest``, ``latest``, a timestamp, or an offset for each partition."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def starting(where: str, given: object) -> str | Mapping[str, int]:
             time_ms(arguments.text(where, given))
         except ValueError as error:
             raise InvalidError(
-                f"{where} is not acceptable",
+                f"{where} is not valid",
                 given=given,
                 accepted=["earliest", "latest", "2026-01-31T00:00:00Z", '{"orders-0": 42}'],
             ) from error

@@ -1,1 +1,1 @@
-"""Lands queue messages: writes them to files before it acknowledges them."""
+"""Lands messages of a queue: writes them to files, and acknowledges them after that."""

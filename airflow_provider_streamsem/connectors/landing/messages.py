@@ -1,12 +1,11 @@
 """
-Lands queue messages: writes them to immutable files before it acknowledges them, and drops redelivered messages.
+Lands messages of a queue: writes them to immutable files, acknowledges them after that, and drops messages that were delivered twice.
 
-A queue cannot be read twice. Landing i is one immutable file that is created with create-if-absent. Its messages are acknowledged only after that.
-The files are their own index.
+A queue cannot be read twice. Landing i is one immutable file that is created with create-if-absent. Its messages are acknowledged after the create.
 
-A process writes landing i + 1 only after it has read the message ids of the earlier landings in the window. Within the window each message id therefore
-gets one record, even if several processes land concurrently. A process that loses a create reads the winner's landing, drops the messages that it contains, and
-tries the next number. Whether a message is a duplicate depends on the landings only, not on a clock.
+A process writes landing i + 1 only after it has read the message ids of the earlier landings in the dedup window. So within the window each message id gets
+one record, even if several processes land messages concurrently. If another process has created landing i + 1 first, the process reads that landing, drops
+the messages that it contains, and tries the next number. Whether a message is a duplicate depends only on the landings, and not on a clock.
 
 | key below the landing | content |
 |---|---|
@@ -34,7 +33,7 @@ from airflow_provider_streamsem.stores.contract import UnknownAnswerError
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 64 << 20
-"""Bytes of bodies after which a landing receives no more messages, because it holds them in memory"""
+"""When the bodies of the received messages exceed this many bytes, no more messages are received for the landing, which is built in memory."""
 IDS_PER_OBJECT = 65_536
 _DIGEST_BYTES = 16
 _IDS = "_ids/"
@@ -48,10 +47,10 @@ class Message:
     """
     One delivery of a queue message.
 
-    :param id: the message id, which is the same in every delivery. ``None`` if the message has none; its duplicates cannot be detected
+    :param id: the message id, which is the same in every delivery of the message. ``None`` if the message has none; duplicates of it cannot be detected
     :param body: the body as bytes
-    :param headers: the message's headers or attributes, as text
-    :param handle: acknowledges this delivery
+    :param headers: the headers or attributes of the message, as text
+    :param handle: identifies this delivery for :meth:`Receiver.acknowledge`
     """
 
     id: str | None
@@ -69,28 +68,28 @@ class Receiver(Protocol):
     """
 
     def receive(self, most: int) -> Sequence[Message]:
-        """Receive up to ``most`` messages, which the queue hides from other consumers for some time. No messages: the queue is empty."""
+        """Receive up to ``most`` messages. The queue hides them from other consumers for some time. Returns no messages if the queue is empty."""
         ...
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
         """
         Acknowledge deliveries, so that the queue deletes their messages.
 
-        A delivery that has expired cannot be acknowledged and is skipped. The queue delivers its message again, and the next landing drops it as a duplicate.
+        A delivery that has expired is skipped. The queue delivers its message again, and the next landing drops the message as a duplicate.
         """
         ...
 
     def waiting(self) -> int:
-        """Return about how many messages the queue could deliver now. Receives no message."""
+        """Return the approximate number of messages that the queue could deliver now. Receives no message."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """
-    The dedup window of message ids. It is counted back from the newest landing, so a pause between runs does not shorten it.
+    The dedup window: the newest landings, whose message ids are compared with those of new messages.
 
-    A landing must be within both limits.
+    It ends at the newest landing, so a pause between runs does not shorten it. A landing is in the window if it is within both limits.
 
     :param hours: a landing is outside the window if it is more than this many hours older than the newest one; ``None``: no limit by age
     :param messages: a landing is outside the window if this many or more messages with an id were landed after it; ``None``: no limit by number
@@ -126,11 +125,11 @@ class _Landed:
 
 class Landing:
     """
-    Writes landings to one location, and caches those that this process has read. Several instances may use one location concurrently.
+    Writes landings to one location. Caches the message ids of the landings that this process has read. Several instances may use one location concurrently.
 
-    :param log: the location, opened as a commit log, which repeats a create without a clear answer with the same bytes
+    :param log: the location, opened as a commit log. If a create has no clear answer, the commit log repeats it with the same bytes
     :param window: the dedup window
-    :param queue: returns the server and the name of the queue
+    :param queue: returns the server and the name of the queue, which the mark of the location contains
     """
 
     def __init__(self, log: CommitLog, window: Window, queue: Callable[[], tuple[str, str]]) -> None:
@@ -140,7 +139,7 @@ class Landing:
         self._known: dict[int, tuple[_Landed, ...]] = {}
 
     def newest(self) -> int:
-        """Return the number of the newest listed landing, or -1. A create of the next number fails if the listing missed a landing."""
+        """Return the number of the newest listed landing, or -1. The listing may lag. The create of the next number then fails."""
         return self._listed("", _key)
 
     def _listed(self, prefix: str, key_of: Callable[[int], str]) -> int:
@@ -156,25 +155,25 @@ class Landing:
 
     def land(self, receiver: Receiver, *, most: int, seconds: float) -> int:
         """
-        Receive messages until the queue is empty or a limit is reached, and write the new ones as one landing. Then acknowledge all.
+        Receive messages until the queue is empty or a limit is reached, and write the new messages as one landing. Then acknowledge all messages.
 
         The process may die at any line. The queue delivers unacknowledged messages again, and a later landing drops those that were landed.
 
-        :param most: the most messages to receive, 1 or more
-        :param seconds: how long to receive messages
-        :returns: the number of new messages
+        :param most: maximum number of messages to receive, 1 or more
+        :param seconds: maximum time in seconds for which messages are received
+        :returns: the number of messages in the landing; 0 if no landing was written
         :raises UnavailableError: the queue or the location gave no clear answer. Every acknowledged message is landed
         :raises InvalidError: the location is the landing of another queue. No message was landed or acknowledged
         """
         is_marked = self._check_mark()
-        i = self.newest()  # Before a message is received, so that an unreachable location causes no delivery.
+        i = self.newest()  # before a message is received, so that no message is hidden from other consumers if the location cannot be reached
         taken = self._received(receiver, most, seconds)
         if not taken:
             return 0
-        if not is_marked:  # Not before a message arrived: a misspelt queue name must not mark the location.
+        if not is_marked:  # after a message has arrived, so that a wrong queue name does not mark the location
             self._log.create(_MARK, canonical({"queue": list(self._queue())}))
             self._check_mark()
-        # If a user deleted landings but not their ids, do not reuse their numbers. The old ids would count as those of the new landings.
+        # A user may have deleted landings but not the objects with their ids. New landings must not get these numbers, or the old ids would count as theirs.
         i = max(i, self._listed(_IDS, _ids_key))
         landed = 0
         while fresh := self._fresh(i, taken):
@@ -201,13 +200,15 @@ class Landing:
         stored, queue = read_json(found, _MARK), list(self._queue())
         if stored != {"queue": queue}:
             raise InvalidError(
-                "the landing belongs to another queue: messages of both queues would be mixed, and equal message ids would count as duplicates",
+                "the location of the landings belongs to another queue: messages of both queues would be mixed, and equal ids would count as duplicates; no "
+                "message was received",
                 landing=self._log.store.url,
                 mark=_MARK,
                 marked=stored,
                 queue=queue,
             ).advising(
-                "set a separate landing for each queue. If the same queue has moved to another server, delete the mark. No message was acknowledged."
+                "set a separate `landing` for each queue. If the same queue has moved to another server, delete the object `_queue.json` of the location. No "
+                "message was acknowledged."
             )
         return True
 
@@ -224,7 +225,7 @@ class Landing:
         return taken
 
     def _fresh(self, i: int, taken: Sequence[Message]) -> list[Message]:
-        """Return the first message of each id that no landing up to ``i`` in the window contains. Messages without an id are never duplicates."""
+        """Return the messages whose ids are in no landing of the window up to ``i``, one for each id. Messages without an id never count as duplicates."""
         seen = {digest for landed in self._in_window(i) for digest in landed.digests}
         fresh = []
         for message in taken:
@@ -237,7 +238,7 @@ class Landing:
         return fresh
 
     def _file(self, i: int, fresh: Sequence[Message]) -> tuple[bytes, _Landed]:
-        """Return the bytes and the summary of landing ``i + 1``. Its time is never before that of landing ``i``, even if this machine's clock is behind."""
+        """Return the bytes and the summary of landing ``i + 1``. Its time is at least that of landing ``i``, even if this machine's clock is behind."""
         before = next(self._back_from(i), None)
         at_ms = max(self._log.clock.now_ms(), 0 if before is None else before.at_ms)
         digests = tuple(_digest(message.id) for message in fresh if message.id is not None)
@@ -249,8 +250,10 @@ class Landing:
         except UnavailableError as error:
             # The messages are landed, so the run continues.
             logger.warning(
-                "%d messages are landed, but some may not be acknowledged. The queue redelivers those, and a later landing drops them: %s", len(taken), error
-            )  # fmt: skip
+                "%d messages are landed, but some may not be acknowledged. The queue delivers these again, and a later landing drops them: %s",
+                len(taken),
+                error,
+            )
 
     # --- deduplication state
 
@@ -277,16 +280,17 @@ class Landing:
             ids = None if data is None else _decoded(i, data)
             if ids is not None:
                 self._known[i] = ids
-            else:  # The process died between the landing and its ids, or the ids are damaged.
+            else:  # The process that wrote the landing died before it wrote the ids, or the object with the ids is damaged.
                 lines = self._log.read(_key(i))
                 self._known[i] = () if lines is None else (_landed(i, lines),)
         return self._known[i]
 
     def _write_ids(self, i: int) -> None:
         """
-        Write the ids of landing ``i``, merged with those of preceding runs of landings that are not much larger.
+        Write an object with the ids of landing ``i``, merged with the ids in preceding objects that are not much larger.
 
-        The runs therefore double in size towards older landings. A reader needs few objects for many landings, and each id is written only a few times.
+        So objects of older landings contain more ids, and their sizes about double. A reader needs few objects for many landings, and each id is written only
+        a few times.
         """
         run = self._known[i]
         while run[0].i > 0 and (before := self._run(run[0].i - 1)):
@@ -299,7 +303,7 @@ class Landing:
 
 
 def body_of(line: str) -> str:
-    """Return the body of a landed message as text, or ``""`` if it is not UTF-8 or the message has no id. For readers without Spark."""
+    """Return the body of a landed message as text; ``""`` if it is not UTF-8 or the message has no id. For readers without Spark."""
     landed = read_json(line, "a landed message")
     return "" if landed.get("encoding") or landed["id"] is None else str(landed["body"])
 
@@ -321,7 +325,7 @@ def _digest(message_id: str) -> bytes:
 
 
 def _line(message: Message, at_ms: int) -> bytes:
-    """Encode a message as one line of a landing, in ASCII. No character of a body can then count as the end of a line."""
+    """Encode a message as one line of a landing. The line is ASCII, so that no character of the body is read as the end of a line."""
     record = {"id": message.id, "received_ms": at_ms, "headers": dict(message.headers)}
     try:
         record["body"] = message.body.decode()

@@ -1,7 +1,7 @@
 """
-Specifications of how keys and values of a message become columns. Does not import Spark.
+Decoders: the settings with which the keys and values of messages are parsed into columns. Does not import Spark.
 
-A message that a decoder cannot parse is quarantined with its location.
+A message that cannot be parsed is quarantined.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ _JSON_OPTIONS = (
 @dataclass(frozen=True, slots=True)
 class Json:
     """
-    One JSON object in UTF-8.
+    Decodes one JSON object in UTF-8.
 
     A record is bad if text follows the object, or if a column cannot hold a value exactly (``docs/connectors/files-source.md``).
 
-    :param schema: Spark DDL, such as ``"id long, at timestamp"``; fields that it does not name are ignored, missing fields are null
-    :param options: options of Spark's JSON reader that affect values but not the set of valid records, such as ``timestampFormat`` and ``timeZone``
+    :param schema: columns as Spark DDL, such as ``"id long, at timestamp"``. Fields without a column are ignored, and missing fields are null
+    :param options: options of Spark's JSON reader: ``allowNumericLeadingZeros``, ``dateFormat``, ``locale``, ``timestampFormat``, ``timestampNTZFormat``,
+        ``timeZone``
+    :raises InvalidError: an argument is not valid
     """
 
     type: ClassVar[str] = "json"
@@ -49,11 +51,12 @@ class Json:
 @dataclass(frozen=True, slots=True)
 class Avro:
     """
-    One Avro record in binary encoding, with no bytes after it. Requires Spark's Avro module.
+    Decodes one Avro record in binary encoding. Bytes after the record make it bad. Requires Spark's Avro package.
 
     :param schema: the Avro schema of the record as JSON text. It defines the columns. Without a registry it is also the writer's schema
-    :param registry: URL of a schema registry. Each message then starts with a zero byte and the id of the writer's schema. Every version of the subject
-        ``<topic>-value`` (``<topic>-key`` for keys) is read as ``schema``
+    :param registry: URL of a schema registry, without credentials. Each message must then start with a zero byte and the id of the writer's schema in four
+        bytes. Records of every version of the subject ``<topic>-value`` (``<topic>-key`` for keys) are read with ``schema``
+    :raises InvalidError: an argument is not valid
     """
 
     type: ClassVar[str] = "avro"
@@ -88,12 +91,14 @@ def decoder(where: str, given: object) -> Decoder | None:
     if given is None or isinstance(given, (Json, Avro)):
         return given
     if not isinstance(given, Mapping):
-        raise InvalidError(f"{where} must be a Json or an Avro", given=type(given).__name__, accepted=sorted(_DECODERS))
+        raise InvalidError(
+            f"{where} must be a Json or Avro object", given=type(given).__name__, accepted=sorted(_DECODERS)
+        )
     chosen = _DECODERS[arguments.choice(f"{where}: type", given.get("type"), _DECODERS)]
     rest = {name: value for name, value in given.items() if name != "type"}
     arguments.known_keys(where, rest, list(chosen.__dataclass_fields__))
     if "schema" not in rest:
-        raise InvalidError(f"{where} lacks arguments", missing=["schema"])
+        raise InvalidError(f"{where} lacks required arguments", missing=["schema"])
     return chosen(**rest)
 
 

@@ -1,9 +1,10 @@
 """
 Parses JSON text into columns on Spark. Each record is parsed exactly or marked as bad. Imports pyspark, so only engines import this module.
 
-Spark's reader rounds decimals, rewrites numbers in string columns, and replaces values that a type cannot hold. Records are therefore parsed in two ways. The
-*fast* parse requests types from Spark that are wide enough to reveal a change. A record with a revealed or possibly hidden change is *suspicious*. The *exact*
-parse determines the result of a suspicious record. It first puts numbers into quotes, so that every value arrives as its original text.
+Spark's JSON reader rounds decimals, rewrites numbers in string columns, and replaces values that a type cannot hold. So each record is parsed in up to two
+passes. The *fast* pass requests types from Spark in which most changes of a value can be detected. If Spark has changed a value, or may have changed it, the
+record is *suspicious*, and the *exact* pass determines its values. The exact pass first puts numbers into quotes, so that Spark returns the original text of
+every value.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def struct(ddl: str, where: str) -> StructType:
 
 def with_json(frame: DataFrame, raw: str, columns: StructType, options: Mapping[str, str], into: str) -> Parsed:
     """
-    Add the columns of JSON records to a frame, and a column that marks bad records.
+    Parse JSON records: add their columns to a frame, and a column that marks bad records.
 
     A record is bad unless it is one JSON object in UTF-8 whose values the columns hold exactly.
 
@@ -155,7 +156,7 @@ def with_json(frame: DataFrame, raw: str, columns: StructType, options: Mapping[
 
 
 class _Fast:
-    """Parses records with Spark's types, widened where a change would otherwise be invisible."""
+    """The fast pass: parses records with Spark's types. A type is replaced if a changed value could not be detected in it."""
 
     def __init__(self, columns: StructType, grouped: StructType, given: Mapping[str, str]) -> None:
         self._given, self._columns, self._grouped = given, columns, grouped
@@ -218,9 +219,9 @@ class _Fast:
 
 class _Exact:
     """
-    Parses records with string and boolean types only.
+    The exact pass: parses records with string and boolean types only.
 
-    A number arrives as its digits behind a random mark, which no text can contain in advance.
+    Each number is replaced by a string of a random mark and the digits. The mark is new for each attempt, so no record can contain it.
     """
 
     def __init__(self, columns: StructType, grouped: StructType, given: Mapping[str, str]) -> None:
@@ -236,7 +237,7 @@ class _Exact:
     def decided(self, parsed: str) -> str:
         """Return SQL of a struct: ``value``, a struct of the columns, and ``bad``."""
 
-        # A lambda over an array of one element binds the parsed record to a variable, so that Spark parses it once.
+        # Spark evaluates the argument of a lambda once. The lambda over an array of one element prevents that Spark parses the record for each column.
         def of(record: str) -> str:
             return struct_of({"value": _build_fields(record, self._grouped, self._value), "bad": self._is_bad(record)})
 
@@ -300,7 +301,7 @@ def _from_json(raw: str, columns: StructType, leaf: Callable[[DataType], DataTyp
 
 
 def _may_be_rewritten(text: str) -> str:
-    """Return a condition that is true if a string may contain a number that Spark has rewritten. The byte comparison comes first because it is cheap."""
+    """Return a condition that is true if a string may contain a number that Spark has rewritten. Compares the first byte first, because that is cheap."""
     begins = " OR ".join([f"({text} >= '-' AND {text} < ':')", *(f"startswith({text}, '{sign}')" for sign in '"[{')])
     return f"({begins}) AND {rlike(text, _REWRITTEN)}"
 
@@ -441,7 +442,7 @@ def _missing_inside(value: str, kind: DataType) -> str | None:
 
 
 def _half_a_pair(raw: str) -> str:
-    """Return a condition that is true if an escape is an unpaired surrogate. It is not a character, and Spark replaces it with ``?``."""
+    """Return a condition that is true if a text contains the escape of an unpaired surrogate, which is not a character. Spark would replace it with ``?``."""
     return f"contains({raw}, {literal(_ESCAPE)}) AND NOT {rlike(raw, _PAIRED)}"
 
 
@@ -449,8 +450,8 @@ def _one_value(raw: str, given: Mapping[str, str]) -> str:
     """
     Return a condition that is true if a text is one JSON value with nothing after it. Spark's reader silently drops what follows the first value.
 
-    A text whose only ``}`` is its last character satisfies this. Any other text is parsed as the first element of an array whose second element is a random
-    word. The array must have exactly two elements. No text can contain the random word in advance.
+    A text whose only ``}`` is its last character is one value. Any other text is parsed as the first element of an array whose second element is a random word.
+    It is one value if the array has exactly two elements and the second is the word. The word is new for each attempt, so no text can contain it.
     """
     word = secrets.token_hex(16)
     elements = f"""from_json(concat('[', {raw}, ',"{word}"]'), 'array<string>', {map_of(given)})"""

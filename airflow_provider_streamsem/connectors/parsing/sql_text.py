@@ -1,7 +1,7 @@
 """
-Builds Spark SQL expressions as text. Imports pyspark, so only engines import this module.
+Functions that build Spark SQL expressions as text. Imports pyspark, so only engines import this module.
 
-An expression built with the DataFrame API needs one JVM call for each node. Thousands of calls take a second. SQL text needs one call.
+The DataFrame API needs one JVM call for each node of an expression, and thousands of calls take a second. SQL text needs one call.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _PLAIN = re.compile(r"[ -&(-\[\]-~]*")  # printable ASCII except the single quot
 @dataclass(frozen=True, slots=True)
 class Parsed:
     """
-    Parsed records as columns of a frame.
+    The result of a parse: a frame with the columns of the records.
 
-    The values are separate columns, because Spark needs seconds to take apart a struct of thousands of columns.
+    The values are separate columns, because Spark needs seconds to extract thousands of fields from a struct.
 
     :param values: name of each declared column → SQL of its value in the frame
     :param bad: name of the boolean column that marks bad records
@@ -84,7 +84,7 @@ def when(*branches: tuple[str, str], otherwise: str = "NULL") -> str:
 
 
 def surely(condition: str) -> str:
-    """Replace a null condition with false."""
+    """Return a condition that is false if ``condition`` is null."""
     return f"coalesce({condition}, false)"
 
 
@@ -135,7 +135,7 @@ def for_each_value(values: str, of: Callable[[str], str]) -> str:
 
 
 def _free(letter: str, text: str) -> str:
-    """Return a variable name that does not occur in a text."""
+    """Return a name for a lambda variable that does not occur in a text."""
     number = 0
     while f"{letter}{number}" in text:
         number += 1

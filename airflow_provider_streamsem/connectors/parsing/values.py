@@ -1,4 +1,4 @@
-"""Converts text to values on Spark, as SQL. The result is exactly the value of the text, or null. Imports pyspark, so only engines import this module."""
+"""Builds SQL that converts text to a value: exactly the value of the text, or null. Imports pyspark, so only engines import this module."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*+(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEI
 
 def value(text: str, kind: DataType, given: Mapping[str, str]) -> str:
     """
-    Return the value of a text; null if the text is not exactly a value of the type. ``docs/connectors/files-source.md`` lists the accepted forms.
+    Return SQL that converts a text to a value. The result is null if the type has no value that is exactly that of the text.
+
+    ``docs/connectors/files-source.md`` lists the accepted forms.
 
     :param text: SQL of the text
     :param given: options with lower-case names; ``dateFormat``, ``timestampFormat``, ``timestampNTZFormat``, ``timeZone`` and ``locale`` have an effect
-    :return: SQL of the value
+    :returns: SQL of the value
     """
     if isinstance(kind, INTEGERS):
         return when((rlike(text, _INTEGER), try_cast(text, kind)))
@@ -74,7 +76,7 @@ def value(text: str, kind: DataType, given: Mapping[str, str]) -> str:
 
 
 def own_format(kind: DataType, given: Mapping[str, str]) -> str | None:
-    """Return the name of the option with the user's format for this type; ``None`` if the format is ISO 8601."""
+    """Return the name of the option with the user's format for this type; ``None`` if the user has set none, so that ISO 8601 is used."""
     name = _FORMATS.get(type(kind))
     return name if name in given else None
 
@@ -94,7 +96,7 @@ def _decimal(text: str, kind: DecimalType) -> str:
 
 
 def _float(text: str, kind: DataType) -> str:
-    """Convert to the nearest float. The result is null if the float is infinite, or is zero although the text is not."""
+    """Convert to the nearest float. The result is null if the float is infinite, or if it is zero although the number in the text is not."""
     nearest = when((rlike(text, _NUMBER), try_cast(text, kind)))
     vanished = f"{nearest} = 0 AND {rlike(text, r'^[^eE]*[1-9]')}"
     return when((f"abs({nearest}) < {INFINITY} AND NOT ({vanished})", nearest))
@@ -126,7 +128,7 @@ def _local(text: str, zone: str | None) -> str:
 
 
 def _in_format(text: str, kind: DataType, given: Mapping[str, str]) -> str:
-    """Convert with a user-defined format. Spark's CSV parser reads the text as a line with one column."""
+    """Convert with a user-defined format. The text is parsed as a CSV line with one column, because ``from_csv`` accepts formats."""
     own = {name: text for name, text in given.items() if name in {*_FORMATS.values(), "timezone", "locale"}}
     line = {"sep": "\uffff", "quote": "", "enableDateTimeParsingFallback": "false", "columnNameOfCorruptRecord": "rest"}
     parsed = f"from_csv({text}, 'value {type_name(kind)}, rest string', {map_of({**line, **own})})"

@@ -1,7 +1,7 @@
 """
-Handles records with many columns on Spark. Imports pyspark, so only engines import this module.
+Groups the columns of records with many columns. Imports pyspark, so only engines import this module.
 
-Spark needs minutes to plan one expression for each of thousands of columns. Columns of the same type are therefore processed as one array.
+Spark needs minutes to plan thousands of expressions, one for each column. So columns of the same type are processed as one array.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 from airflow_provider_streamsem.connectors.parsing.sql_text import quoted, struct_of, when
 
 _FEW = 2
-"""the most columns of one type that are processed separately"""
+"""Maximum number of columns of one type that are not grouped into an array."""
 
 
 class Grouped:
     """
-    Declared columns, grouped into one array for each type that many columns have.
+    The declared columns of records, with one array in place of the columns of each type that more than two columns have.
 
-    :attr columns: the declared columns. If a type has many columns: the columns of the other types, then one array for each such type
+    :attr columns: the columns of the other types, then the arrays; the declared columns if there are no arrays
     """
 
     def __init__(self, declared: StructType) -> None:
@@ -58,7 +58,7 @@ class Grouped:
         """
         Return name → SQL of the value for each declared column, in order.
 
-        :param held: name in :attr:`columns` → name of the column that holds it
+        :param held: name in :attr:`columns` → SQL of the column
         """
         found = {name: held[name] for name in self._single}
         for group, names in self._arrays.items():

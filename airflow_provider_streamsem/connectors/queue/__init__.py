@@ -1,1 +1,1 @@
-"""Source that reads message queues such as Amazon SQS and RabbitMQ."""
+"""The queue source: reads message queues such as Amazon SQS and RabbitMQ."""

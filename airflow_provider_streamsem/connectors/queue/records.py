@@ -1,4 +1,4 @@
-"""Reads landed messages on Spark, parses their bodies and marks bad ones. The module imports pyspark, so only engines import it."""
+"""Reads landed messages with Spark, parses their bodies and marks bad messages. Imports pyspark, so only engines import this module."""
 
 from __future__ import annotations
 

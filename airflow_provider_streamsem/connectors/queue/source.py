@@ -1,8 +1,8 @@
 """
-Queue source: lands the messages of a queue in files, then reads the files (:mod:`airflow_provider_streamsem.connectors.landing.messages`).
+The queue source: writes the messages of a queue to files, and reads the files (:mod:`airflow_provider_streamsem.connectors.landing.messages`).
 
-A queue cannot be read twice. A run that plans receives the waiting messages, lands them and acknowledges them. It then plans the landed files, as
-:class:`FilesSource` plans files. Every attempt, replay and reprocessing run reads files, never the queue.
+A queue cannot be read twice. So the planner of a run receives the waiting messages, writes them to an immutable file, the *landing*, and acknowledges them. It
+then plans the landings as :class:`FilesSource` plans files. Every attempt and every reprocessing run reads landings, never the queue.
 """
 
 from __future__ import annotations
@@ -38,22 +38,23 @@ _QUEUES: dict[str, type[SqsQueue] | type[AmqpQueue]] = {"amqp": AmqpQueue, "sqs"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSource:
     """
-    Reads the messages of a queue. Each message is landed once, and can then be read any number of times.
+    Reads the messages of a queue. A run writes the waiting messages to a file, the *landing*, and acknowledges them. Batches read the landings.
 
     An offset is the number of a landing. The columns are those of the body, ``queue_message_id string``, ``queue_received_at timestamp`` and
-    ``queue_headers map<string, string>``. A message that has no id, or whose body cannot be parsed, is landed and acknowledged. It goes to the
+    ``queue_headers map<string, string>``. A message that has no id, or whose body cannot be parsed, is landed and acknowledged too. It goes to the
     quarantine of its commit.
 
     :param queue: an :class:`SqsQueue` or an :class:`AmqpQueue`
-    :param landing: where messages are landed: the absolute path of an existing directory, or ``s3://bucket/prefix``. Several pipelines may share it if
-        all of them land from the same queue. Each of them reads every message
+    :param landing: location of the landings: the absolute path of an existing directory, or ``s3://bucket/prefix``. Several pipelines may share it if they
+        read the same queue. Each of them reads every message
     :param format: format of a body: ``json`` (one object) or ``text`` (one column ``body``)
-    :param schema: columns as Spark DDL, ``"id long, at timestamp"``; required for ``json``, refused for ``text``
+    :param schema: columns as Spark DDL, such as ``"id long, at timestamp"``; required for ``json``, refused for ``text``
     :param options: options of Spark's JSON reader, as in :class:`FilesSource`
-    :param dedup_hours: dedup window in hours, counted back from the newest landing; ``None``: no limit by age
-    :param dedup_messages: dedup window in messages: how many later messages may be landed before an id is forgotten; ``None``: no limit by number. At least one
-        of the two is required. If both are given, the shorter window applies
-    :param max_messages: the most messages that one run lands, 1 to 100,000
+    :param dedup_hours: length of the dedup window in hours before the newest landing, 1 or more; ``None``: no limit by age
+    :param dedup_messages: length of the dedup window in messages, 1 or more: an id is removed from the window after this many later messages; ``None``: no
+        limit by number. At least one of the two must be given. If both are given, the shorter window applies
+    :param max_messages: maximum number of messages that one run receives, 1 to 100,000, inclusive
+    :raises InvalidError: an argument is not valid
     """
 
     delivery: ClassVar[str] = "effectively_once"
@@ -88,7 +89,7 @@ class QueueSource:
                 arguments.integer(f"{where} {name}", getattr(self, name), least=1)
         if self.dedup_hours is None and self.dedup_messages is None:
             raise InvalidError(
-                f"{where} dedup_hours or dedup_messages must be given; otherwise ids would be kept forever"
+                f"{where} dedup_hours or dedup_messages must be given, because otherwise message ids would be stored forever"
             )
         arguments.integer(f"{where} max_messages", self.max_messages, least=1, most=100_000)
 
@@ -116,21 +117,21 @@ class QueueSource:
 
     @property
     def terms(self) -> str:
-        """The dedup window, as the label of the delivery guarantee shows it."""
+        """The dedup window as text, for the label of the delivery guarantee."""
         return str(self.window)
 
     @property
     def extra(self) -> str:
-        """The extra that installs the queue's client library."""
+        """The extra of this package that installs the queue's client library; ``""`` if there is none."""
         return self.queue.extra
 
     @property
     def location(self) -> str:
-        """The location of the landed files."""
+        """The location of the landings."""
         return self.landing
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
-        """Return the lineage datasets: the queue and the landing."""
+        """Return the OpenLineage datasets: the queue and the location of the landings."""
         return [self.queue.lineage(), lineage_name(self.landing)]
 
     def warnings(self) -> list[str]:
@@ -138,7 +139,7 @@ class QueueSource:
         return self.queue.warnings() if isinstance(self.queue, AmqpQueue) else []
 
     def immutable_config(self) -> Json:
-        """The identity of the queue, and the immutable configuration of :class:`FilesSource`."""
+        """Return the identity of the queue, and the immutable fields of the :class:`FilesSource` that reads the landings."""
         return {**self.files().immutable_config(), "type": "queue", "queue": dict(self.queue.identity())}
 
     def initial_offsets(self) -> Offsets:
@@ -146,11 +147,11 @@ class QueueSource:
         return self.files().initial_offsets()
 
     def open(self, log: CommitLog, hint: Json) -> QueuePlanner:
-        """Bind the source to a commit log, to plan. The planner receives messages from the queue."""
+        """Bind the source to a commit log. The returned planner receives messages from the queue."""
         return QueuePlanner(self, log, hint)
 
     def peek(self, log: CommitLog, hint: Json) -> QueuePeek:
-        """Bind the source to a commit log, to inspect it. The planner counts the waiting messages and receives none."""
+        """Bind the source to a commit log for a dry run. The returned planner counts the waiting messages and receives none."""
         return QueuePeek(self, log, hint)
 
     def read_pins(self, pins: Json) -> tuple[FilePin, ...]:
@@ -166,7 +167,7 @@ class QueueSource:
         self.files().check_pins(pins, was_read=was_read)
 
     def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> QueueRecords:
-        """Return the messages of the pinned landed files. Reads nothing yet."""
+        """Return the messages of the pinned landings as a DataFrame. This call reads no message."""
         from airflow_provider_streamsem.connectors.queue.records import QueueRecords
 
         located = [spark_path(self.landing, pin.path) for pin in pins]
@@ -187,18 +188,18 @@ class QueuePlanner:
 
     def poll(self, hint: Json) -> SourceEnd:
         """
-        Land the waiting messages, then discover the landed files.
+        Land the waiting messages, then discover the landings.
 
-        :returns: the number of discovered landings (exclusive end)
-        :raises UnavailableError: the queue or the landing gave no clear answer, or the landing is unexpectedly empty. Landed messages stay landed,
-            and the queue delivers the others again
+        :returns: the end of the discovered landings, exclusive
+        :raises UnavailableError: the queue or the location of the landings gave no clear answer, or the location is unexpectedly empty. Landed messages
+            stay landed, and the queue delivers the others again
         """
         self._location.require_location()
-        # Read the log first, because another process may land the first messages between the two requests.
+        # The order of the two requests matters: another process may write the first landing between them.
         if split_url(self._source.landing)[0] == "file" and self._files.discovered() and self._landing.newest() < 0:
             what = (
-                "the landing is empty, but earlier runs found files in it. The directory may not be mounted. No message was received. If it was "
-                "emptied on purpose, give the pipeline another landing and log"
+                "the location of the landings is empty, but earlier runs found landings in it; no message was received. The directory may not be mounted. "
+                "If it was emptied on purpose, set another `landing` and another log"
             )
             raise UnavailableError(what, location=self._source.landing)
         if hint is None:
@@ -211,7 +212,7 @@ class QueuePlanner:
     def slice(
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
-        """Select landed files in the order of their ordinals: as many as the limits allow, and at least one."""
+        """Select landings in the order of their ordinals: as many as the limits allow, and at least one."""
         return self._files.slice(start, end, limits, hint, on_data_loss=on_data_loss)
 
     def lag(self, start: Offsets, hint: Json) -> int:
@@ -219,7 +220,11 @@ class QueuePlanner:
         return self._files.lag(start, hint) + self._to_come(self._waiting())
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Return the number of unread landings written before ``at_ms``. Waiting messages count as older, because a queue does not report their age."""
+        """
+        Return the number of unread landings that were written before ``at_ms`` (milliseconds UTC), plus those that the waiting messages will need.
+
+        A queue does not report the age of waiting messages, so all of them count.
+        """
         return self._files.unread_before(start, at_ms) + self._to_come(self._waiting())
 
     def _waiting(self) -> int:
@@ -234,10 +239,10 @@ class QueuePlanner:
 @dataclass(frozen=True, slots=True)
 class PeekedEnd(SourceEnd):
     """
-    The end of a queue without receiving a message: its offsets include the landings that the waiting messages will need.
+    The end of a queue source in a dry run. Its offsets include the landings that the waiting messages will need.
 
     :param landed: the end of the landings that exist
-    :param messages: waiting messages
+    :param messages: number of waiting messages
     """
 
     landed: SourceEnd
@@ -245,7 +250,7 @@ class PeekedEnd(SourceEnd):
 
 
 class QueuePeek(QueuePlanner):
-    """Plans as a run does, but receives no message. A slice that reaches the waiting messages includes one more landing for them."""
+    """A :class:`QueuePlanner` for dry runs. It receives no message. A slice that reaches the waiting messages includes one more landing for them."""
 
     def poll(self, hint: Json) -> PeekedEnd:
         """Return the end of the existing landings plus the landings that the waiting messages will need."""
@@ -284,5 +289,5 @@ def _queue(where: str, given: object) -> SqsQueue | AmqpQueue:
     arguments.known_keys(where, rest, _names(chosen))
     needed = "url" if chosen is SqsQueue else "name"
     if needed not in rest:
-        raise InvalidError(f"{where} lacks arguments", missing=[needed])
+        raise InvalidError(f"{where} lacks required arguments", missing=[needed])
     return chosen(**rest)  # type: ignore[no-any-return]

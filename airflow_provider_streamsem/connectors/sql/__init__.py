@@ -1,1 +1,1 @@
-"""Tables of SQL databases as a sink."""
+"""The JDBC sink: writes rows to tables of SQL databases."""

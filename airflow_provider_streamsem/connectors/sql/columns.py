@@ -1,4 +1,8 @@
-"""Checks whether staged columns fit a table. The sink checks before the commit, because after the commit only an operator can skip a batch."""
+"""
+Reads the description of a database table, and checks whether staged columns fit it.
+
+The sink checks before the commit, because after the commit a batch that the table refuses can only be skipped.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,14 @@ _MYSQL = ("mysql", "mariadb")
 @dataclass(frozen=True, slots=True)
 class Target:
     """
-    A table as the database describes it.
+    The description of a table in the database's catalog.
 
+    :param schema: ``None`` if the database has no default schema
+    :param dialect: name of SQLAlchemy's dialect, such as ``postgresql``
     :param columns: name → column in the form of SQLAlchemy's inspector
-    :param uniques: column sets that are unique over their whole values, by the primary key, a unique constraint or a unique index without a predicate
+    :param uniques: sets of columns that are unique over their whole values, by the primary key, a unique constraint or a unique index without a predicate
     :param primary: columns of the primary key
-    :param beginnings: column sets of unique indexes of MySQL that compare only value prefixes or a computed value
+    :param beginnings: sets of columns of MySQL's unique indexes that compare only prefixes of values, or a computed value
     :param most_bytes: MySQL's ``max_allowed_packet``, in bytes; ``None`` for other databases
     """
 
@@ -46,16 +52,16 @@ class Target:
 
     @property
     def digest(self) -> str:
-        """Hash of the columns' names, types and nullability. It changes if a column changes."""
+        """Return a hash of the names, types and nullability of the columns. It changes if a column changes."""
         columns = sorted((name, repr(column["type"]), self.never_null(name)) for name, column in self.columns.items())
         return hashlib.sha256(repr(columns).encode()).hexdigest()[:16]
 
     def never_null(self, name: str) -> bool:
-        """Whether a column is ``NOT NULL``."""
+        """Return whether a column is ``NOT NULL``."""
         return not self.columns[name]["nullable"] or name in self.primary
 
     def _bound(self, name: str) -> Any:
-        """The type by which SQLAlchemy binds a column's values. For JSON columns, null is bound as SQL NULL and not as the JSON value ``null``."""
+        """Return the type with which SQLAlchemy binds values of a column. In JSON columns, null is bound as SQL NULL, and not as the JSON value ``null``."""
         import sqlalchemy as sa
 
         kind = self.columns[name]["type"] if name in self.columns else None
@@ -63,10 +69,10 @@ class Target:
 
     def table(self, names: Sequence[str]) -> sa.Table:
         """
-        Return the table with some of its columns, all names quoted.
+        Return SQLAlchemy's table object with some of the columns. All names are quoted.
 
-        The key of the n-th column is ``c<n>``. SQLAlchemy derives parameter names from keys, and would derive the same name from ``unit price`` and
-        ``unit_price``.
+        The key of the n-th column is ``c<n>``. SQLAlchemy derives parameter names from the keys. From the names ``unit price`` and ``unit_price`` it would
+        derive the same parameter name.
         """
         import sqlalchemy as sa
 
@@ -79,13 +85,13 @@ class Target:
 
 
 def named(connection: sa.Connection, table: str) -> Target:
-    """Return a target from the table's name alone, without reading the catalog."""
+    """Return a target that contains only the table's name. Does not read the database's catalog."""
     schema, name = name_parts(table)
     return Target(schema or connection.dialect.default_schema_name, name, connection.dialect.name, {}, (), frozenset())
 
 
 def describe(connection: sa.Connection, table: str) -> Target | None:
-    """Read a table's current description from the catalog; ``None`` if there is no such table. Views do not count."""
+    """Read the description of a table from the database's catalog. Returns ``None`` if there is no such table, or if the name is that of a view."""
     import sqlalchemy as sa
 
     given, name = name_parts(table)
@@ -171,12 +177,14 @@ def fields_of(schema: str) -> list[dict[str, Any]]:
 
 def check(target: Target, schema: str, *, keys: Collection[str], version_column: str | None) -> None:
     """
-    Check that the table has every column with a type that holds its values.
+    Check that the table has every column of the rows, with a type that can hold its values.
 
-    Columns that the rows lack must be nullable in the table or have a generated or default value. The keys must be unique.
+    Columns that the rows lack must be nullable in the table or have a generated or default value. The keys must be unique in the table.
 
-    :param version_column: the version column, if the mode has one
-    :raises DataError: the columns do not fit; names all that do not
+    :param schema: columns of the rows, as schema JSON in Spark's form
+    :param keys: the key columns in mode ``upsert``; empty in other modes
+    :param version_column: the version column in mode ``replace_version``; ``None`` in other modes
+    :raises DataError: names every column that does not fit. Nothing became visible
     """
     kinds = {field["name"]: field["type"] for field in fields_of(schema)}
     wrong: dict[str, str] = {}
@@ -187,7 +195,7 @@ def check(target: Target, schema: str, *, keys: Collection[str], version_column:
     for name, kind in kinds.items():
         column = target.columns.get(name)
         if column is None:
-            wrong.setdefault(name, "not in the table (names are case-sensitive)")
+            wrong.setdefault(name, "is not a column of the table (names are case-sensitive)")
         elif column.get("computed") or (column.get("identity") or {}).get("always"):
             wrong[name] = "the database generates its values"
         elif not _fits(kind, column["type"], target.dialect):
@@ -197,13 +205,13 @@ def check(target: Target, schema: str, *, keys: Collection[str], version_column:
     if schema and fields_of(schema):
         for name in sorted(set(target.columns) - set(kinds)):
             if not _may_be_left_out(target, name):
-                wrong[name] = "not in the rows, and the table's column is NOT NULL and has no default"
+                wrong[name] = "is not a column of the rows, but is NOT NULL without a default in the table"
     for key in keys:
         if fields_of(schema) and key not in kinds:
-            wrong[key] = "a key, but not in the rows"
+            wrong[key] = "is a key, but not a column of the rows"
         elif key in target.columns and not target.never_null(key):
             wrong.setdefault(
-                key, "a key must be NOT NULL in the table, because rows with a null key would never be replaced"
+                key, "is a key, but may be null in the table; a row with a null key would never be replaced"
             )
     if wrong:
         raise DataError("columns do not fit the table; nothing became visible", table=target.name, columns=wrong)
@@ -231,9 +239,9 @@ def _check_keys(target: Target, keys: Collection[str]) -> None:
 
 def check_engine(connection: sa.Connection, *tables: str) -> None:
     """
-    Check that MySQL's tables are transactional.
+    Check that tables of MySQL are transactional.
 
-    :raises DataError: a table has another engine than InnoDB, and would keep rows of a transaction that was rolled back
+    :raises DataError: a table has another engine than InnoDB. It would keep rows of a transaction that was rolled back. Nothing became visible
     """
     import sqlalchemy as sa
 
@@ -250,9 +258,11 @@ def check_engine(connection: sa.Connection, *tables: str) -> None:
 
 def columns_with_nulls(parquet: Any) -> str:
     """
-    Return the columns that hold nulls according to the footer of a Parquet file, as JSON; ``""`` if there are none.
+    Return the names of the columns with nulls, according to the footer of a Parquet file, as a JSON list; ``""`` if there are none.
 
-    :param parquet: pyarrow's metadata of the file. Nested columns are skipped
+    Nested columns are skipped.
+
+    :param parquet: pyarrow's metadata of the file
     """
     holding = set()
     for group in range(parquet.num_row_groups):
@@ -286,14 +296,14 @@ def _may_be_left_out(target: Target, name: str) -> bool:
 
 
 def _fits(kind: Any, into: Any, dialect: str) -> bool:
-    """Whether a column can hold every value of a Spark type. Text lengths and date ranges are not checked here (see ``values.py``)."""
+    """Return whether a column can hold every value of a Spark type, apart from lengths of text and ranges of dates (see ``values.py``)."""
     import sqlalchemy as sa
 
     is_postgres = dialect == "postgresql"
     if not isinstance(kind, str):
         return isinstance(into, (sa.JSON, sa.Text)) or (isinstance(into, sa.String) and not isinstance(into, sa.Enum))
     if kind == "string" or re.fullmatch(r"(var)?char\(\d+\)", kind):
-        # COPY parses the text form of any type. Types that SQLAlchemy does not know may round or trim the value.
+        # COPY accepts the text form of values of any type. A type that SQLAlchemy does not know may round or trim the value, so it is refused.
         also = (sa.JSON, sa.Uuid) if is_postgres else ()
         is_cut = is_postgres and type(into) is sa.String  # the types name and "char" truncate to 63 bytes and 1 byte
         is_set = type(into).__name__ == "SET"  # MySQL interprets digits as a bit mask

@@ -1,7 +1,7 @@
 """
-Access to a database behind an Airflow connection by SQLAlchemy: connections, the marker table, and the translation of errors.
+Access to the database of an Airflow connection by SQLAlchemy: connections, the marker table, and the mapping of errors.
 
-Driver errors contain row values, statements and addresses. The errors that this module raises contain only codes and names, and have no cause.
+Errors of drivers contain row values, statements and addresses. The errors that this module raises contain only codes and names, and have no cause.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ def name_parts(table: str) -> tuple[str | None, str]:
 @contextmanager
 def connected(conn_id: str) -> Iterator[sa.Connection]:
     """
-    Open a new connection, and close it at the end. Uncommitted work is then rolled back.
+    Open a new connection to the database, and close it at the end of the block. An open transaction is then rolled back.
 
-    :raises InvalidError: the Airflow connection does not exist or has a type without a driver, or the driver is not installed
+    :param conn_id: id of the Airflow connection
+    :raises InvalidError: the Airflow connection does not exist or is of an unsupported type, or the driver is not installed
     :raises UnavailableError: the database cannot be reached or denies access
     """
     import sqlalchemy as sa
@@ -90,7 +91,7 @@ def _be_strict(connection: sa.Connection) -> None:
     """
     Set a strict ``sql_mode`` for the session.
 
-    Without it, a server may replace a value that does not fit by another value without an error. It also generates a number for 0 in an
+    Without it, a server may store another value in place of a value that does not fit, without an error. It also generates a number for 0 in an
     AUTO_INCREMENT column.
     """
     import sqlalchemy as sa
@@ -110,14 +111,14 @@ def _address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:
     )
     if not re.fullmatch(r"[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)?", str(driver)):
         raise InvalidError(
-            "the type of a connection is not that of a supported database",
+            "the connection is not of the type of a supported database",
             conn_id=conn_id,
             conn_type=found.conn_type,
             accepted=["postgres", "mysql", "sqlite", 'generic with the extra {"sqlalchemy_scheme": "dialect+driver"}'],
         )
     options: dict[str, Any] = {n: found.extra[n] for n in _EXTRAS.get(driver, ()) if n in found.extra}
     if driver.startswith("sqlite"):
-        # Airflow's URI forms are sqlite:///relative and sqlite:////absolute. In a JSON connection the host is the file.
+        # In Airflow's URIs (sqlite:///relative, sqlite:////absolute) the path of the file is the schema. In a JSON connection it is the host.
         path = found.host or found.schema
         if path in ("", ":memory:"):
             raise InvalidError(
@@ -144,9 +145,9 @@ def _address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:
 
 def markers_table(connection: sa.Connection, markers: str) -> sa.Table:
     """
-    Return the marker table: ``(pipeline_uuid, sink) → (version, state, outcome)``.
+    Return SQLAlchemy's table object of the marker table: ``(pipeline_uuid, sink) → (version, state, outcome)``.
 
-    :param markers: ``table`` or ``schema.table``
+    :param markers: name of the marker table: ``table`` or ``schema.table``
     """
     import sqlalchemy as sa
 
@@ -166,13 +167,15 @@ def markers_table(connection: sa.Connection, markers: str) -> sa.Table:
 
 
 def reading(connection: sa.Connection) -> AbstractContextManager[object]:
-    """Return a read transaction: the current transaction of the connection, or a new one."""
+    """Return a context manager that begins a transaction, or does nothing if the connection is in a transaction already."""
     return nullcontext() if connection.in_transaction() else connection.begin()
 
 
 def make_markers(connection: sa.Connection, table: sa.Table) -> None:
     """
-    Create the marker table if it is missing. Publishing rows never creates it, because a new table after a drop would not record what was published.
+    Create the marker table if it is missing.
+
+    Publishing rows never calls this function. If the marker table was dropped, a new table would not record which versions were published.
 
     :raises UnavailableError: the table is missing and could not be created
     """
@@ -200,7 +203,7 @@ def make_markers(connection: sa.Connection, table: sa.Table) -> None:
 
 
 def read_marker(connection: sa.Connection, table: sa.Table, pipeline_uuid: str, sink: str) -> SinkMarker | None:
-    """Read the marker of a pipeline and sink in a separate transaction."""
+    """Read the marker of a pipeline and sink in a transaction of its own. Returns ``None`` if there is none."""
     import sqlalchemy as sa
 
     with connection.begin():
@@ -213,7 +216,11 @@ def read_marker(connection: sa.Connection, table: sa.Table, pipeline_uuid: str, 
 
 
 def marker_row(name: tuple[str, str], marker: SinkMarker) -> dict[str, object]:
-    """Return the row of a marker: column → value."""
+    """
+    Return the row of a marker: column → value.
+
+    :param name: ``(pipeline_uuid, sink)``
+    """
     values = {"version": marker.version, "state": marker.state, "outcome": marker.outcome}
     return {"pipeline_uuid": name[0], "sink": name[1], **values}
 
@@ -222,10 +229,11 @@ def set_marker(
     connection: sa.Connection, table: sa.Table, name: tuple[str, str], new: SinkMarker, found: SinkMarker | None
 ) -> bool:
     """
-    Replace the marker that was read, and lock its row until the transaction ends. A concurrent publisher blocks on the row, and then finds the new marker.
+    Set the marker if it is still the one that was read. The row stays locked until the transaction ends, so a concurrent publisher waits.
 
     :param name: ``(pipeline_uuid, sink)``
-    :param found: the marker that was read; ``None``: there was none
+    :param new: the marker to set
+    :param found: the marker that was read; ``None`` if there was none
     :returns: whether the marker was set. ``False`` if another publisher has set it since it was read
     :raises UnavailableError: another publisher inserted the row concurrently, or the driver does not report row counts
     """
@@ -237,7 +245,10 @@ def set_marker(
         same = sa.func.coalesce(table.c.outcome, "") == found.outcome
         done = connection.execute(sa.update(table).where(this, same).values(row)).rowcount
         if done not in (0, 1):
-            raise UnavailableError("the database driver does not report how many rows an update changed", sink=name[1])
+            what = (
+                "the database driver does not report how many rows an update changed; the transaction was rolled back"
+            )
+            raise UnavailableError(what, sink=name[1])
         return done == 1
     was_there = False
     try:
@@ -245,7 +256,8 @@ def set_marker(
     except sa.exc.IntegrityError:
         was_there = True
     if was_there:
-        raise UnavailableError("another publisher created the marker concurrently", sink=name[1], version=new.version)
+        what = "another publisher created the marker concurrently; this transaction was rolled back"
+        raise UnavailableError(what, sink=name[1], version=new.version)
     return True
 
 
@@ -260,11 +272,13 @@ def code_of(error: BaseException) -> str:
 
 def translated(error: Exception, **fields: object) -> StreamsemError:
     """
-    Translate a database error into an error without row values.
+    Map a database error to an error of this package without row values.
 
-    Neither result says whether the transaction was applied. Only the marker does.
+    The result does not tell whether the transaction was applied. Only the marker does.
 
-    :returns: :class:`PublishError` if the database will refuse the same rows again, else :class:`UnavailableError`
+    :param fields: fields of the result
+    :returns: :class:`PublishError` if the database would refuse the same statement again, else :class:`UnavailableError`; ``error`` itself if it is an error
+        of this package
     """
     if isinstance(error, StreamsemError):
         return error
@@ -278,13 +292,18 @@ def translated(error: Exception, **fields: object) -> StreamsemError:
         facts |= {"constraint": named[1] if named else None}
     facts = {name: value for name, value in facts.items() if value not in (None, "")}
     if _is_refusal(cause):
-        return PublishError("the database refuses a statement; nothing of the batch is in the table", **facts)
-    return UnavailableError("the database gave no clear answer; whether the batch is in the table is unknown", **facts)
+        return PublishError(
+            "the database refuses a statement; the transaction was rolled back, so none of its rows are in the table",
+            **facts,
+        )
+    what = "the database gave no clear answer; whether it applied the last transaction is unknown"
+    return UnavailableError(what, **facts)
 
 
 def unanswered(table: str, version: int) -> UnavailableError:
-    """Return the error for a publisher that lost to other publishers in every try."""
-    return UnavailableError("other publishers changed the marker during every try", table=table, version=version)
+    """Return the error for a publisher whose marker other publishers have changed in every try."""
+    what = "other publishers changed the marker during every try; this publisher wrote no rows"
+    return UnavailableError(what, table=table, version=version)
 
 
 def _is_refusal(cause: BaseException) -> bool:

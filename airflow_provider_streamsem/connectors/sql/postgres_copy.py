@@ -1,7 +1,7 @@
 """
 Writes rows to Postgres by ``COPY``: directly into the table, or through a temporary table for an upsert.
 
-``COPY`` reads CSV that Arrow writes. Arrow always quotes text and bytes, and never quotes nulls. So empty text stays distinct from null.
+``COPY`` reads CSV that Arrow writes. Arrow always quotes text and bytes, and never quotes nulls. So an empty string stays distinct from null.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ def settle(connection: sa.Connection) -> None:
     """
     Set the timeouts and the durability of the current transaction.
 
-    The timeouts keep a publisher that hangs from blocking others forever. ``synchronous_commit = off`` would acknowledge a commit that a server crash
-    can lose, so it is switched on.
+    With the timeouts, a publisher that hangs cannot block other publishers forever. With ``synchronous_commit = off``, the server would acknowledge a
+    commit that a crash can lose, so it is set to ``on``.
     """
     _cursor(connection).execute(_SETTINGS)
 
 
 def check(connection: sa.Connection, schema: str | None, name: str) -> None:
     """
-    Check that the table keeps rows as durably as the marker table keeps the marker.
+    Check that a crash of the server cannot remove rows from the table, and that ``COPY`` writes all rows into it.
 
-    :raises DataError: the table or a partition of it is unlogged (emptied after a server crash), temporary or foreign, or has a rule for ``INSERT``
+    :raises DataError: the table or a partition of it is unlogged (emptied after a server crash), temporary or foreign, or has a rule for ``INSERT``, which
+        ``COPY`` ignores. Nothing became visible
     """
     found = (
         _cursor(connection)
@@ -75,7 +76,7 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
 
 
 def has_child_tables(connection: sa.Connection, schema: str | None, name: str) -> bool:
-    """Whether other tables inherit from the table, which is not partitioned. A unique constraint of the table does not cover their rows."""
+    """Return whether other tables inherit from the (not partitioned) table. A unique constraint of the table does not apply to their rows."""
     found = _cursor(connection).execute(
         "SELECT FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhparent"
         " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s AND c.relkind = 'r'",
@@ -86,9 +87,9 @@ def has_child_tables(connection: sa.Connection, schema: str | None, name: str) -
 
 def domains(connection: sa.Connection, schema: str | None, name: str) -> dict[str, str]:
     """
-    Return column → base type of its domain, with length or digits.
+    Return column → base type of its domain, with its length or number of digits, for each column whose type is a domain.
 
-    SQLAlchemy omits length and digits. Without them, a number would be rounded without an error.
+    SQLAlchemy omits length and digits. Without them, this package could not detect that the database would round a number.
     """
     found = _cursor(connection).execute(
         "WITH RECURSIVE below AS ("
@@ -104,7 +105,7 @@ def domains(connection: sa.Connection, schema: str | None, name: str) -> dict[st
 
 
 def has_deferrable(connection: sa.Connection, table: sa.Table, keys: Iterable[str]) -> bool:
-    """Whether a unique constraint over exactly these columns is deferrable. ``ON CONFLICT`` refuses such a constraint, but only once there are rows."""
+    """Return whether a unique constraint over exactly these columns is deferrable. ``ON CONFLICT`` then fails, but only for a batch with rows."""
     found = (
         _cursor(connection)
         .execute(
@@ -133,7 +134,7 @@ def append(connection: sa.Connection, table: sa.Table, names: Sequence[str], chu
 def upsert(
     connection: sa.Connection, table: sa.Table, names: Sequence[str], keys: Sequence[str], chunks: Iterable[bytes]
 ) -> None:
-    """Write rows by ``COPY`` into a temporary table, and upsert the last row of each key from there into the table."""
+    """Write rows by ``COPY`` into a temporary table. Then upsert the last row of each key from it into the table."""
     from psycopg import sql
 
     staged, order, target = sql.Identifier("pg_temp", _STAGED), sql.Identifier(_ORDER), _target(table)
@@ -190,7 +191,7 @@ def csv_of(record_batch: Any, fields: Sequence[dict[str, Any]], constants: dict[
     Convert one record batch to CSV without a header.
 
     :param fields: the columns and their Spark types, in the order of ``COPY``
-    :param constants: additional integer columns after them, with one value for all rows
+    :param constants: additional integer columns after these: name → the value in every row
     """
     import pyarrow
     import pyarrow.csv

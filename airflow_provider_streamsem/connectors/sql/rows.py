@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 UPSERTING = ("postgresql", "sqlite", "mysql", "mariadb")
-"""Dialects that insert or update by key in one statement"""
+"""Dialects of databases that insert or update by key in one statement, and for which mode ``upsert`` is supported."""
 
 
 def insert(connection: sa.Connection, table: sa.Table, record_batches: Iterable[list[dict[str, Any]]]) -> None:
@@ -28,7 +28,7 @@ def insert(connection: sa.Connection, table: sa.Table, record_batches: Iterable[
 def upsert(
     connection: sa.Connection, table: sa.Table, keys: Sequence[str], record_batches: Iterable[list[dict[str, Any]]]
 ) -> None:
-    """Insert rows one after the other; each replaces the row with its key. So the table keeps the last row of each key."""
+    """Insert rows in order. Each row replaces the row with the same keys, so the table has the last row of each key."""
     import sqlalchemy.dialects.mysql
     import sqlalchemy.dialects.sqlite
 
@@ -51,10 +51,10 @@ def rows_of(
     record_batch: Any, fields: Sequence[dict[str, Any]], table: sa.Table, constants: dict[str, int]
 ) -> list[dict[str, Any]]:
     """
-    Convert one record batch to rows for SQLAlchemy: key of the column → value.
+    Convert one record batch to rows for SQLAlchemy: key of the column in ``table`` → value.
 
     :param fields: the columns and their Spark types
-    :param constants: additional integer columns, with one value for all rows
+    :param constants: additional integer columns: name → the value in every row
     """
     columns = {column.name: column for column in table.columns}
     values = [

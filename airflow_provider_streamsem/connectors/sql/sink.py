@@ -1,8 +1,8 @@
 """
-A sink for database tables (extra ``jdbc``). Writes to Postgres by ``COPY``, and to MySQL, SQLite and others by SQLAlchemy.
+The JDBC sink: writes rows to a database table (extra ``jdbc``). Uses ``COPY`` for Postgres, and SQLAlchemy for MySQL, SQLite and others.
 
-One transaction replaces the marker that was read, and then writes the rows. It locks the marker's row until it commits. So of two publishers, one
-waits and then finds the version marked. The sink does not rely on errors to know whether a transaction was applied. It reads the marker.
+One transaction first replaces the marker that was read, and then writes the rows. It locks the marker's row until it commits. So of two publishers, one
+waits, and then finds that the version is marked as applied. After a failed transaction, the sink does not interpret the error. It reads the marker.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NAME = r"[^.\x00]+(\.[^.\x00]+)?"
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A connection and the marker table."""
+    """The handle of one try: a connection to the database, and the marker table."""
 
     connection: sa.Connection
     markers: sa.Table
@@ -52,18 +52,20 @@ class _Open:
 @dataclass(frozen=True, slots=True)
 class JdbcSink(TransactionalSink[_Open]):
     """
-    Rows of an existing table. Other writers may read, change and delete any rows of it.
+    Writes rows to an existing table of a SQL database. Other writers may read, change and delete any rows of it.
 
     :param conn_id: Airflow connection of type ``postgres``, ``mysql``, ``sqlite``, or ``generic`` with the extra ``sqlalchemy_scheme``
-    :param table: ``table`` or ``schema.table``; without a schema, the default schema of the connection. Names are used verbatim and are case-sensitive
-    :param staging: location of the staged Parquet files until they are published: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
-    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same keys; the last row of a key in the order of the staged files wins.
-        ``replace_version`` adds rows with their version, so that reprocessing can replace them. Only ``replace_version`` can be reprocessed
-    :param keys: for ``upsert``: exactly the columns of the primary key or of one unique constraint or index
+    :param table: ``table`` or ``schema.table``; without a schema, the default schema of the connection. Names are quoted, so they are case-sensitive
+    :param staging: location in which rows are staged as Parquet until they are published: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
+    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same keys; of several rows of a batch with the same keys, the last in the
+        staged files is used. ``replace_version`` adds rows with their version, so that reprocessing can replace them. The other modes refuse
+        reprocessing
+    :param keys: for ``upsert``: exactly the columns of the primary key, or of one unique constraint or index
     :param version_column: for ``replace_version``: a ``bigint`` column for the version, which only this pipeline writes. Without an index on it,
         reprocessing scans the table
-    :param markers: ``table`` or ``schema.table`` of the marker table, in the same database. The first run of a new log creates it if it is missing,
-        and so does a skip
+    :param markers: the marker table, in the same database: ``table`` or ``schema.table``. The first run of a new log creates it if it is missing, and so
+        does a skip
+    :raises InvalidError: an argument is not valid
     """
 
     extra: ClassVar[str] = "jdbc"
@@ -106,12 +108,12 @@ class JdbcSink(TransactionalSink[_Open]):
 
     @property
     def can_reprocess(self) -> bool:
-        """Whether the rows carry a version by which a reprocessing run finds them."""
+        """Whether the rows have a version by which a reprocessing run can replace them: mode ``replace_version``."""
         return self.mode == "replace_version"
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the table has each record once."""
+        """The reasons why the table has each record once."""
         kept = (
             "one database transaction writes the rows of a version and its marker, and the marker prevents a second transaction of the version",
             "rows passed to the writer = rows in the staged files = rows in the manifest, or the attempt is discarded",
@@ -119,7 +121,7 @@ class JdbcSink(TransactionalSink[_Open]):
         return (*kept, keyed_rows.LAST_STAYS) if self.mode == "upsert" else kept
 
     def immutable_config(self) -> Json:
-        """The connection id of the database, the tables, the staging location, the mode and the version column."""
+        """Return the connection id, the two tables, the staging location, the mode and the version column."""
         return {
             "type": "jdbc",
             "conn_id": self.conn_id,
@@ -131,7 +133,12 @@ class JdbcSink(TransactionalSink[_Open]):
         }
 
     def resolve_schema(self, schema: str) -> str:
-        """Check that the database has the table and that the columns fit it. Then rehearse the publishing transaction without rows, and roll it back."""
+        """
+        Check that the database has the table and that the columns fit it. Then run the publishing transaction without rows, and roll it back.
+
+        :raises DataError: the table is missing or does not fit, or the database refuses a statement. Nothing became visible
+        :raises UnavailableError: the database cannot be reached or gave no clear answer
+        """
         failure: StreamsemError | None = None
         try:
             with self._connected() as connection:
@@ -153,9 +160,9 @@ class JdbcSink(TransactionalSink[_Open]):
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
         """
-        Claim the staging location as every staged sink does. If the log is new, also create the marker table.
+        Write or verify the mark of the staging location. If the log is new, also create the marker table.
 
-        Later runs do not create it, because an empty marker table would say that nothing was published.
+        Later runs do not create the marker table, because an empty one would mean that no version was published.
         """
         StagedSink.claim(self, pipeline_uuid, log, new=new)
         if not new:
@@ -174,7 +181,7 @@ class JdbcSink(TransactionalSink[_Open]):
         if found is None:
             what = (
                 "the marker table was deleted or renamed; nothing became visible. Restore it, or create it with the statement in docs/connectors/sql.md and "
-                "run again. If the sink has published before, the run then stops before it writes a row, and its error names the marker that the table needs"
+                "run again. If the sink has published before, that run fails before it writes a row, and its error names the marker to write into the table"
             )
             raise DataError(what, markers=self.markers, table=self.table)
         if frozenset(("pipeline_uuid", "sink")) not in found.uniques:
@@ -212,7 +219,7 @@ class JdbcSink(TransactionalSink[_Open]):
             sql_columns.check_engine(connection, self.table, self.markers)
 
     def _rehearse(self, connection: sa.Connection, target: Target, schema: str) -> None:
-        """Run the publishing transaction without rows, and roll it back. This finds missing privileges, and rules and triggers that forbid the writes."""
+        """Run the publishing transaction without rows, and roll it back. It fails if privileges are missing, or if rules or triggers forbid the writes."""
         import sqlalchemy as sa
 
         markers = database.markers_table(connection, self.markers)
@@ -227,7 +234,7 @@ class JdbcSink(TransactionalSink[_Open]):
 
     def _rehearse_marker(self, connection: sa.Connection, markers: sa.Table) -> None:
         """
-        Check that a marker cannot be set twice.
+        Check that two publishers cannot set the same marker. The caller rolls the transaction back.
 
         Some drivers do not report how many rows an update changed. Some databases accept a primary key without enforcing it.
         """
@@ -251,14 +258,15 @@ class JdbcSink(TransactionalSink[_Open]):
             )
 
     def stats(self, parquet: Any) -> str:
-        """Return the columns that hold nulls, as JSON; ``""`` if the footer names none."""
+        """Return the names of the columns with nulls as a JSON list; ``""`` if the footer shows none."""
         return sql_columns.columns_with_nulls(parquet)
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """
-        Count each file of the attempt. Refuse nulls and values that the table would refuse, before the commit.
+        Count the rows of each file of the attempt, and refuse nulls and values that the table would refuse.
 
-        Each file records the table's digest. While the digest is the same, publishing does not check the values again.
+        The ``stats`` of each file is the digest of the table's columns. If the digest is the same when the batch is published, the values are not checked
+        again.
         """
         staged = StagedSink.collect(self, version, attempt_id, accepted)
         if not staged.rows:
@@ -278,7 +286,7 @@ class JdbcSink(TransactionalSink[_Open]):
         return staged
 
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
-        """Read the row in the marker table."""
+        """Read the marker from the marker table; ``None`` if it has no row of this pipeline and sink, or if the marker table is missing."""
         try:
             with self._connected() as connection:
                 if sql_columns.describe(connection, self.markers) is None:
@@ -300,22 +308,22 @@ class JdbcSink(TransactionalSink[_Open]):
             yield _Open(connection, markers)
 
     def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
-        """Read the row in the marker table."""
+        """Read the marker from the marker table."""
         return self._marker_of(handle.connection, handle.markers, batch)
 
     def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
         """Check that the marker table has the row that the newest receipts name."""
-        what = "the marker table has no row of this pipeline, but the receipts say that rows were published: the marker table was emptied or recreated"
+        what = "the marker table has no row of this pipeline, but the log has receipts of published rows: the marker table was emptied or recreated"
         if not batch.is_settled(found):
             batch.check_marker(found, what, table=self.table, markers=self.markers)
 
     def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
-        """Set the marker and write the rows in one transaction. Reprocessing replaces the rows that carry its root version."""
+        """Set the marker and write the rows in one transaction. A reprocessing run replaces the rows whose version column is ``batch.root``."""
         new = SinkMarker(batch.version, "skipped" if skips else "applied", batch.outcome)
         return self._commit(handle.connection, handle.markers, batch, new, found)
 
     def is_refusal(self, error: Exception) -> bool:
-        """Classify by the database's error code. The caller has read the marker again before this call."""
+        """Return whether the database's error code is that of a permanent refusal."""
         return isinstance(database.translated(error), PublishError)
 
     def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
@@ -328,7 +336,7 @@ class JdbcSink(TransactionalSink[_Open]):
             return database.unanswered(self.table, batch.version)
         error = self.refusal(batch, cause)
         if isinstance(error, PublishError):
-            what = "the database refuses a connection or a statement; whether the batch is in the table is unknown"
+            what = "the database refuses a statement; whether the batch is in the table is unknown"
             return PublishError(what, **error.fields)
         return error
 
@@ -354,7 +362,7 @@ class JdbcSink(TransactionalSink[_Open]):
         if target is not None and not is_copied:
             self._check_unchanged(
                 connection, target, batch
-            )  # before any write: a table of a non-transactional engine keeps rows that are rolled back
+            )  # before any write, because a table with a non-transactional engine keeps rows of a transaction that is rolled back
         with connection.begin():
             self._settle(connection)
             if not database.set_marker(connection, markers, (batch.pipeline_uuid, batch.sink), new, found):
@@ -366,7 +374,7 @@ class JdbcSink(TransactionalSink[_Open]):
                 if batch.committable.files:
                     staged = record_batches(self.location, batch)
                     self._write_rows(connection, target, batch.schema, staged, batch.root)
-                    # The rows just written hold a lock that keeps others from altering the table until the transaction ends.
+                    # The transaction has written rows, so it holds a lock, and nobody can alter the table until it ends.
                     now = self._target(connection)
                     assert now is not None, "this transaction has just written rows into the table"
                     self._check_unchanged(connection, now, batch)
@@ -393,7 +401,8 @@ class JdbcSink(TransactionalSink[_Open]):
         """
         Delete the rows that a reprocessing run replaces.
 
-        Refuse to delete more rows than the pipeline has published, because the excess belongs to other writers.
+        :raises PublishError: there are more rows than the pipeline has published, so some belong to other writers; or rows remain. The transaction is
+            rolled back
         """
         import sqlalchemy as sa
 
@@ -409,7 +418,7 @@ class JdbcSink(TransactionalSink[_Open]):
         gone = connection.execute(sa.delete(table).where(is_replaced)).rowcount
         if gone > batch.replaced.rows:
             raise PublishError(
-                "more rows have this version than the pipeline has published: another writer also sets the version column; no row was deleted",
+                "more rows have this version than the pipeline has published: another writer also sets the version column; the deletion was rolled back",
                 table=self.table,
                 version_column=self.version_column,
                 version=batch.root,
@@ -418,7 +427,7 @@ class JdbcSink(TransactionalSink[_Open]):
             )
         if connection.execute(sa.select(version).where(is_replaced).limit(1)).first() is not None:
             raise PublishError(
-                "rows are still in the table after their deletion: a trigger or rule of the table keeps them. Nothing was replaced",
+                "rows are still in the table after their deletion: a trigger or rule of the table keeps them; the transaction was rolled back",
                 table=self.table,
                 version_column=self.version_column,
                 version=batch.root,

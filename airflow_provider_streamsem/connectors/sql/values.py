@@ -1,4 +1,4 @@
-"""Checks before the commit whether staged values fit the columns of a table, as far as the database catalog describes them."""
+"""Checks before the commit whether staged values fit the columns of a table, as the database's catalog describes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import Committable
 
 Check = tuple[str, Callable[[Any], bool]]
-"""the problem, and a predicate that reports whether a pyarrow column has it"""
+"""A problem, as the predicate of a sentence whose subject is the column; and a function that returns whether a pyarrow array has the problem."""
 
 _MYSQL = ("mysql", "mariadb")
 _MYSQL_BYTES = {"TINYTEXT": 255, "TEXT": 65_535, "MEDIUMTEXT": 2**24 - 1, "TINYBLOB": 255, "BLOB": 65_535, "MEDIUMBLOB": 2**24 - 1}  # fmt: skip
@@ -28,10 +28,10 @@ def refuse_misfits(location: str, staged: Committable, target: Target) -> None:
     """
     Refuse values that the table's columns cannot hold.
 
-    Dates and times are checked by the files' footers. Of the other columns, only those with a limit in the table are read.
+    Dates and times are checked by the footers of the files. Other columns are read only if the table's column has a limit.
 
     :param location: location of the staged files
-    :raises DataError: names the columns, and no value
+    :raises DataError: names the columns and their problems, without values. Nothing became visible
     :raises UnavailableError: a staged file is missing
     """
     wrong: dict[str, str] = {}
@@ -117,7 +117,7 @@ def _not_in(into: Any) -> list[Check]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # Checked exactly: a MySQL collation may match another word of the enum, and the table would then store that word.
+    # The comparison is exact. With a MySQL collation, a value could equal another word of the enum, and the table would store that word.
     words = pa.array(list(into.enums))
     return [("is not a value of the enum", lambda v: _any(pc.invert(pc.is_in(v.drop_null(), words))))]
 
@@ -137,9 +137,9 @@ def _longer_than(into: Any, dialect: str, length: Callable[[Any], Any]) -> list[
 
 def _far_times(parquet: Any, target: Target) -> dict[str, str]:
     """
-    Return the columns with dates or times before the year 1 or after 9999, on which drivers fail.
+    Return column → problem for the columns with dates or times outside the supported years.
 
-    Postgres accepts top-level dates and times up to the year 32767. Those inside nested types pass through Python, so 9999 is the limit there too.
+    They are the years 1 to 9999, because drivers fail on others. For Postgres, top-level dates and times up to the year 32767 are supported.
     """
     import pyarrow as pa
 

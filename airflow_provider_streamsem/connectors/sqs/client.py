@@ -16,7 +16,7 @@ from airflow_provider_streamsem.errors import StoreRefusedError, UnavailableErro
 from airflow_provider_streamsem.stores import aws, s3
 
 _AT_ONCE = 10
-"""Most messages in one request, a limit of SQS"""
+"""Maximum number of messages in one request, a limit of SQS."""
 _REGION = re.compile(r"https?://sqs\.([a-z0-9-]+)\.amazonaws\.com(\.cn)?/")
 _URL = r"https?://[^@\s/]+/[^@\s]+"
 _GONE = ("ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight")
@@ -26,15 +26,17 @@ _PASSING = ("Throttl", "RequestLimit", "Expired", "RequestTimeout", "OverLimit")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqsQueue:
     """
-    A queue of Amazon SQS. The message id is the SQS ``MessageId``, which is the same in every delivery and different for every send.
+    A queue of Amazon SQS. The message id is the SQS ``MessageId``, which is the same in every delivery of a message and different for every send.
 
     :param url: URL of the queue, without credentials
-    :param conn_id: an Airflow connection of type ``aws``; absent: boto3's default credential chain
-    :param region: AWS region; absent: the region of the connection, of ``url``, or of boto3
-    :param endpoint_url: URL of an SQS-compatible server; absent: the connection's endpoint, or Amazon's
-    :param visibility_timeout_s: seconds for which a received message is hidden from other consumers, 2 to 43,200. A landing receives messages for half of this
-        time, and has the other half to write the file. SQS delivers a message again after the timeout, and the next landing drops it as a duplicate
-    :param wait_s: seconds for which a request waits for the first message (long polling), 1 to 20. With 0, SQS would query only some of its servers
+    :param conn_id: an Airflow connection of type ``aws``. Default: boto3's default credential chain
+    :param region: AWS region. Default: the region of the connection, of ``url``, or of boto3
+    :param endpoint_url: URL of an SQS-compatible server. Default: the endpoint of the connection, or that of AWS
+    :param visibility_timeout_s: seconds for which a received message is hidden from other consumers, 2 to 43,200. A run receives messages for half of this
+        time, and has the other half to write the landing. After the timeout, SQS delivers a message again, and the next landing drops it as a duplicate
+    :param wait_s: seconds for which a request waits for the first message (long polling), 1 to 20. 0 is refused, because SQS would then query only some of its
+        servers
+    :raises InvalidError: an argument is not valid
     """
 
     extra: ClassVar[str] = ""
@@ -64,21 +66,25 @@ class SqsQueue:
 
     @property
     def receive_s(self) -> float:
-        """Seconds for which a landing receives messages: half of the visibility timeout."""
+        """Seconds for which a run receives messages for one landing: half of the visibility timeout."""
         return self.visibility_timeout_s / 2
 
     def identity(self) -> Mapping[str, str]:
-        """The immutable identity of the queue: its URL."""
+        """Return the immutable identity of the queue: its URL."""
         return {"type": self.type, "url": self.url}
 
     def lineage(self) -> tuple[str, str]:
-        """Return the lineage dataset ``("sqs://host", "account/name")``."""
+        """Return the OpenLineage dataset ``("sqs://host", "account/name")``."""
         host, _, name = self.url.partition("://")[2].partition("/")
         return f"sqs://{host}", name
 
     @contextmanager
     def connect(self) -> Iterator[SqsReceiver]:
-        """Create a client of the queue. Sends no request to the queue yet."""
+        """
+        Create a client of the queue. Sends no request to the queue.
+
+        :raises InvalidError: the connection is not valid
+        """
         given = s3.S3Access() if self.conn_id is None else aws.access_of(self.conn_id, service="sqs")
         of_url = _REGION.match(self.url)
         region = self.region or given.region_name or (of_url[1] if of_url else None)
@@ -94,7 +100,7 @@ class SqsReceiver:
         self._client = client
 
     def receive(self, most: int) -> Sequence[Message]:
-        """Receive up to ten messages with one request."""
+        """Receive up to ``most`` messages, at most ten, with one request."""
         answer = self._asked(
             self._client.receive_message,
             MaxNumberOfMessages=min(most, _AT_ONCE),
@@ -119,7 +125,7 @@ class SqsReceiver:
             failed = self._asked(self._client.delete_message_batch, Entries=entries).get("Failed", [])
             for entry in failed:
                 if not entry.get("Code", "").endswith(_GONE):
-                    what = "SQS did not delete a landed message"
+                    what = "SQS did not delete a landed message; SQS delivers it again, and the next landing drops it as a duplicate"
                     raise UnavailableError(what, queue=self._queue.url, code=entry.get("Code"))
 
     def waiting(self) -> int:
@@ -151,7 +157,7 @@ class SqsReceiver:
                     "give the process the right to receive and delete messages of this queue, and check its address and region; then run again."
                 ) from error
             raise UnavailableError(
-                "SQS gave no clear answer; it redelivers messages that are not landed",
+                "SQS gave no clear answer; it delivers messages that are not landed again",
                 queue=self._queue.url,
                 code=code,
             ) from error
@@ -159,7 +165,7 @@ class SqsReceiver:
             what = "the process lacks credentials or a region for SQS; no message was received"
             raise StoreRefusedError(what, queue=self._queue.url) from error
         except (BotoCoreError, OSError) as error:
-            what = "SQS gave no clear answer; it redelivers messages that are not landed"
+            what = "SQS gave no clear answer; it delivers messages that are not landed again"
             raise UnavailableError(what, queue=self._queue.url) from error
 
 

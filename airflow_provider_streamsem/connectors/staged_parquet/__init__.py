@@ -1,1 +1,1 @@
-"""Sinks that stage Parquet files first and publish them after the commit."""
+"""Base classes of the sinks outside the log. They stage rows as Parquet files, and publish them after the commit."""

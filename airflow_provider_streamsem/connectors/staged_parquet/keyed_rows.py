@@ -1,4 +1,4 @@
-"""Upsert semantics of staged rows: validates keys, and selects the last row of each key in a batch."""
+"""Staged rows for mode ``upsert``: validates keys, and selects the last row of each key in a batch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _KEY_TYPES = frozenset(
 
 def check_keys(fields: Sequence[Any], keys: Sequence[str]) -> None:
     """
-    Refuse keys that are not columns, and keys whose type has no plain equality.
+    Refuse keys that are not columns, and keys of types whose values cannot be compared reliably.
 
     :param fields: columns in Spark's form; may be empty for a batch without rows
-    :raises DataError: names the columns
+    :raises DataError: names the columns. Nothing became visible
     """
     types = {field["name"]: field["type"] for field in fields}
     missing = [name for name in keys if types and name not in types]
@@ -58,12 +58,13 @@ def check_values(
     null_texts: Sequence[str] = (),
 ) -> None:
     """
-    Refuse staged rows that cannot be merged, by the values in their keys and partition columns.
+    Refuse staged rows that cannot be merged because of values in their key or partition columns.
 
-    A null key equals nothing, so each row with a null key would be inserted again. Text in a partition column becomes the name of a directory.
+    A null key equals no key, so a row with a null key would always be inserted. Text in a partition column becomes the name of a directory.
 
+    :param location: location of the staged files
     :param null_texts: texts that would become null as a partition value
-    :raises DataError: names the columns
+    :raises DataError: names the columns. Nothing became visible
     """
     read = _staged_columns(location, staged, [*keys, *partition_by])
     if read is None:
@@ -84,11 +85,11 @@ def check_values(
 
 def check_times(parquet: Any, columns: Collection[str] | None = None) -> None:
     """
-    Refuse dates and times outside the years 1 to 9999. Python cannot represent them, so Python clients fail on the values or on their bounds.
+    Refuse dates and times outside the years 1 to 9999. Python cannot represent them, so Python clients fail on such values or bounds.
 
     :param parquet: pyarrow's metadata of a staged file
-    :param columns: the columns to check; ``None``: all
-    :raises DataError: names the columns
+    :param columns: the columns to check; ``None``: all columns
+    :raises DataError: names the columns. Nothing became visible
     """
     far = set()
     for group in range(parquet.num_row_groups):
@@ -104,7 +105,7 @@ def check_times(parquet: Any, columns: Collection[str] | None = None) -> None:
 
 
 def is_in_python(statistics: Any) -> bool:
-    """Whether Python can represent the bounds of a column chunk. A chunk without bounds passes."""
+    """Return whether Python can represent the bounds of a column chunk. Returns ``True`` for a chunk without bounds."""
     try:
         if statistics is not None and statistics.has_min_max:
             _ = (statistics.min, statistics.max)
@@ -115,20 +116,21 @@ def is_in_python(statistics: Any) -> bool:
 
 def last_of_each(location: str, batch: Batch, keys: Sequence[str]) -> Any:
     """
-    Return the rows of a batch as a pyarrow table, reduced to the last row of each key in the order of the staged files.
+    Return the last row of each key of a batch, in the order of the staged files, as a pyarrow table.
 
     The result is the same for every publisher.
 
-    :raises PublishError: the number of rows differs from the count at staging, or the batch replaces rows. Merged rows cannot be identified for a replacement
+    :raises PublishError: the number of rows differs from the count at staging; or the batch must replace rows, which the sink cannot identify after a merge
     """
     import pyarrow
 
     if batch.replaced is not None and batch.replaced.files:
-        raise PublishError("the sink cannot replace rows that were merged by key", version=batch.version)
+        what = "the sink cannot replace rows that were merged by key; nothing of the batch is in the table"
+        raise PublishError(what, version=batch.version)
     rows = pyarrow.Table.from_batches(list(record_batches(location, batch)))
     if rows.num_rows != batch.committable.rows:
         raise PublishError(
-            "the number of rows in the staged files differs from the count at staging",
+            "the number of rows in the staged files differs from the count at staging; nothing of the batch is in the table",
             version=batch.version,
             counted=batch.committable.rows,
             found=rows.num_rows,

@@ -1,9 +1,9 @@
 """
-Detects dates and times in Parquet files of other writers that Arrow, and therefore delta-rs and pyiceberg, reads as different values.
+Detects dates and times in Parquet files that Arrow reads as different values. delta-rs and pyiceberg read by Arrow too.
 
-Spark writes timestamps as INT96 by default. Arrow reads INT96 as nanoseconds, so years before 1678 and after 2261 wrap around. Spark 2, and later
-versions on request, write days before 1582 and times before 1900 in the legacy hybrid calendar. A merge reads such rows and writes the changed values
-back.
+Spark writes timestamps as INT96 by default. Arrow reads INT96 as nanoseconds, so years before 1678 and after 2261 overflow. Spark 2, and later versions
+with a setting, write dates before 1582 and times before 1900 in the legacy hybrid calendar. A merge would read such values and write the different
+values back.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from airflow_provider_streamsem.connectors.contract import Batch
 from airflow_provider_streamsem.errors import PublishError
 
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2261, 12, 31)
-"""every reader reads all dates and times from ``FIRST_DAY`` to ``LAST_DAY`` (both inclusive) as the same value"""
+"""Arrow reads all dates and times from ``FIRST_DAY`` to ``LAST_DAY`` correctly (both inclusive), whichever engine wrote them."""
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 
 
 def is_near(value: Any) -> bool:
-    """Whether every reader reads a date or time as the same value, whichever writer wrote it. ``False`` for ``None``, an unknown bound."""
+    """Return whether Arrow reads a date or time correctly, whichever engine wrote it. Returns ``False`` for ``None``, an unknown bound."""
     if value is None:
         return False
     day = value.date() if isinstance(value, datetime) else value
@@ -29,7 +29,7 @@ def is_near(value: Any) -> bool:
 
 
 def misread_columns(file: BinaryIO) -> list[str]:
-    """Return the columns of a Parquet file with dates or times that Arrow reads as different values. Reads the values of candidate columns only."""
+    """Return the columns of a Parquet file with dates or times that Arrow reads as different values. Reads only columns that may have such values."""
     import pyarrow.parquet
 
     parquet = pyarrow.parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
@@ -41,9 +41,10 @@ def misread_columns(file: BinaryIO) -> list[str]:
 
 def refuse_misread(table: str, batch: Batch, file: str, columns: list[str]) -> None:
     """
-    Refuse to merge a file with such columns, because the merge would write the changed values back.
+    Refuse to merge into a file with such columns, because the merge would write the different values back.
 
-    :raises PublishError: ``columns`` is not empty. Rewrite the file by Spark as the error says, or skip the version
+    :param columns: the result of :func:`misread_columns`
+    :raises PublishError: ``columns`` is not empty. Nothing of the batch is in the table
     """
     if not columns:
         return

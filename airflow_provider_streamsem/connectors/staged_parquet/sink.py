@@ -1,4 +1,4 @@
-"""Base of the sinks outside the log: stages their rows as Parquet files in a dataset before the commit."""
+"""Base class of the sinks outside the log: stages rows as Parquet files in a dataset before the commit. Also reads the staged rows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ROWS = 10_000
 
 class StagedSink:
     """
-    The staging half of a publishing sink. A subclass adds the publishing half (:class:`airflow_provider_streamsem.connectors.contract.PublishingSink`).
+    Implements the staging of a publishing sink. A subclass implements the publishing (:class:`airflow_provider_streamsem.connectors.contract.PublishingSink`).
 
-    The files are stored at :attr:`location`. They are named, counted and adopted as the files of :class:`FilesSink` are.
+    The files are stored at :attr:`location`, in the form of a dataset of :class:`FilesSink`.
     """
 
     __slots__ = ()
@@ -37,7 +37,7 @@ class StagedSink:
 
     @property
     def partitions(self) -> Sequence[str]:
-        """Columns by whose values rows are grouped into files."""
+        """Columns by whose values the rows are distributed over files. Default: none."""
         return ()
 
     @property
@@ -45,19 +45,19 @@ class StagedSink:
         return FilesSink(self.location, partition_by=self.partitions)
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
-        """Verify the mark of the staging location, or write it if the log is new."""
+        """Verify the mark of the staging location. If the log is new, write the mark."""
         self._staging.claim(pipeline_uuid, log, new=new)
 
     def refuse_orphan(self, log: str) -> None:
-        """Refuse a marked staging location whose log is missing. It is never reused for a new log."""
+        """Refuse a staging location with a mark or files. Called if the log does not exist, because a new log must not reuse the location."""
         self._staging.refuse_orphan(log)
 
     def attempt_location(self, version: int, attempt_id: str) -> str:
-        """The directory or prefix of the attempt."""
+        """Return the directory or prefix of the attempt."""
         return self._staging.attempt_location(version, attempt_id)
 
     def resolve_schema(self, schema: str) -> str:
-        """Accept every column that Parquet can hold."""
+        """Accept every column, and return the schema unchanged. Subclasses check their tables."""
         return schema
 
     def check_reprocess(self, replaced: Committable | None) -> None:
@@ -67,8 +67,8 @@ class StagedSink:
         """
         Write the rows with Spark's own writer.
 
-        Refuses values that a Python client cannot read unchanged. Python clients fail on a file with text that is not UTF-8. Publishers that read the
-        rows lose one of two equal keys of a map.
+        Refuses values that a Python client cannot read unchanged: text that is not UTF-8, on which Python clients fail; and, if publishers read the rows,
+        maps with duplicate keys, of which Python keeps one.
         """
         from airflow_provider_streamsem.connectors.data_files import write
 
@@ -81,19 +81,23 @@ class StagedSink:
         return False
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
-        """Count each file of the attempt, and record the column bounds that :meth:`stats` returns."""
+        """Count the rows of each file of the attempt, and record the statistics that :meth:`stats` returns."""
         return self._staging.collected(version, attempt_id, accepted, self.stats)
 
     def stats(self, parquet: Any) -> str:
-        """Return the bounds of a file's columns in this sink's own form, from pyarrow's metadata; ``""`` if the sink needs none."""
+        """
+        Return the statistics of a file to store in the log, as text in this sink's own form; ``""`` if the sink needs none.
+
+        :param parquet: pyarrow's metadata of the file
+        """
         return ""
 
     def attempts(self, version: int | None = None) -> set[tuple[int, str]]:
-        """The attempts that have a directory."""
+        """Return the attempts that have a directory."""
         return self._staging.attempts(version)
 
     def attempts_in_use(self) -> set[tuple[int, str]]:
-        """No attempts: only publishers read the staged files."""
+        """Return no attempts, because no table references the staged files."""
         return set()
 
     def discard(self, version: int, attempt_id: str, *, dry_run: bool = False) -> int:
@@ -101,15 +105,15 @@ class StagedSink:
         return self._staging.discard(version, attempt_id, dry_run=dry_run)
 
     def file_identity(self, key: str, format: str) -> tuple[int, str] | None:
-        """Size and checksum of the file."""
+        """Return size in bytes and checksum of a file; ``None`` if it is missing."""
         return self._staging.file_identity(key, format)
 
     def count(self, key: str, format: str) -> int:
-        """Number of rows, from the footer."""
+        """Return the number of rows of a file, from its footer; 0 if it is missing."""
         return self._staging.count(key, format)
 
     def is_complete(self, committable: Committable) -> bool:
-        """Compare the size and checksum of every file."""
+        """Return whether every file exists with the recorded size and checksum."""
         return self._staging.is_complete(committable)
 
     def dataset(self) -> Dataset:
@@ -130,7 +134,7 @@ def record_batches(location: str, batch: Batch, *, rows: int = _ROWS) -> Iterato
 
 def parquet_files(location: str, staged: Committable) -> Iterator[Any]:
     """
-    Yield each staged file as a pyarrow ``ParquetFile``, in the order of the manifest. It is open until the next one is requested.
+    Yield each staged file as a pyarrow ``ParquetFile``, in the order of the manifest. A file is closed when the next one is requested.
 
     :raises UnavailableError: a staged file is missing
     """

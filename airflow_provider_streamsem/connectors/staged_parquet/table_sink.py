@@ -1,4 +1,4 @@
-"""Base of the sinks for table formats: the staged files become files of the table, or their rows are merged into the table by key."""
+"""Base class of the sinks for table formats. The staged files become files of the table, or their rows are merged into the table by key."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class TableSink(TransactionalSink[H]):
     """
     Base class of :class:`DeltaSink` and :class:`IcebergSink`. A subclass is a dataclass with these fields, and implements the steps of the publish loop.
 
-    :param path: the table, or the location of its staged files
+    :param path: location of the table (Delta) or of its staged files (Iceberg)
     :param partition_by: the table's partition columns
     :param mode: ``append`` or ``upsert``
-    :param keys: for ``upsert``, the key columns
+    :param keys: for ``upsert``: the columns that identify a row
     """
 
     __slots__ = ()
 
     once: ClassVar[str]
-    """why the table has each version once; ``{holds}`` is replaced by its files or its rows"""
+    """The reason why the table has each version once. ``{holds}`` is replaced by ``its files`` or ``the rows merged by key``."""
     null_texts: ClassVar[Sequence[str]] = ()
-    """texts that a merge would turn into null in a partition column"""
+    """Texts that a merge would turn into null in a partition column."""
     path: str
     partition_by: Sequence[str]
     mode: str
@@ -44,7 +44,8 @@ class TableSink(TransactionalSink[H]):
         """
         Validate the fields, and convert lists to tuples.
 
-        :raises InvalidError: names the field and the accepted values
+        :param where: prefix of the error message
+        :raises InvalidError: a field is not valid; the error names the field and the accepted values
         """
         open_dataset(arguments.text(f"{where} path", self.path))
         for name in ("partition_by", "keys"):
@@ -57,22 +58,22 @@ class TableSink(TransactionalSink[H]):
 
     @property
     def merges(self) -> bool:
-        """Whether a row replaces the row with its keys (mode ``upsert``)."""
+        """Whether a row replaces the row with the same keys (mode ``upsert``)."""
         return self.mode == "upsert"
 
     @property
     def can_reprocess(self) -> bool:
-        """Whether the files of a version can be replaced. Merged rows are not in files of one version."""
+        """Whether a reprocessing run can replace the files of a version. After a merge, the rows of a version are not in files of their own."""
         return not self.merges
 
     @property
     def keeps_staged(self) -> bool:
-        """Whether the staged files become files of the table. Staged files of merged rows do not."""
+        """Whether the staged files become files of the table. For a merge, they do not."""
         return not self.merges
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the table has each record once."""
+        """The reasons why the table has each record once."""
         kept = (
             self.once.format(holds="the rows merged by key" if self.merges else "its files"),
             "rows passed to the writer = rows in the files = rows in the manifest, or the attempt is discarded",
@@ -86,24 +87,25 @@ class TableSink(TransactionalSink[H]):
 
     @property
     def partitions(self) -> Sequence[str]:
-        """The table's partition columns; none for a merge, whose staged files hold all columns."""
+        """The table's partition columns; none for a merge, because its staged files do not become files of the table."""
         return () if self.merges else self.partition_by
 
     @property
     def immutable_mode(self) -> Json:
         """
-        The mode and keys of a merging sink; empty for an appending sink.
+        Mode and keys in mode ``upsert``; empty in mode ``append``.
 
-        They must not change under one log. Vacuum deletes the staged files of a merging sink, but an appending sink's staged files are files of the
-        table. The keys of a batch are checked before its commit.
+        They must not change while the log is in use. Vacuum deletes staged files in mode ``upsert``, but in mode ``append`` they are files of the table. The
+        values of the keys of a batch are checked before its commit only.
         """
         return {"mode": self.mode, "keys": list(self.keys)} if self.merges else {}
 
     def check_staged(self, batch: Batch) -> None:
         """
-        Verify that the files of a batch still exist, before the table references them. Table maintenance deletes files that no table references yet.
+        Check that the staged files of a batch exist, before the table references them. A vacuum of the table may have deleted them, because the table does
+        not reference them yet.
 
-        :raises PublishError: files are missing or have another size. The table would otherwise reference unreadable files
+        :raises PublishError: files are missing or have another size. Nothing of the batch is in the table
         """
         names = [file.key for file in batch.committable.files]
         if not names:
@@ -113,14 +115,15 @@ class TableSink(TransactionalSink[H]):
         gone = [file.key for file in batch.committable.files if there.get(file.key) != file.bytes]
         if gone:
             raise PublishError(
-                "staged files were deleted or changed before the table referenced them. Restore them, or skip the version with `streamsem skip`",
+                "staged files were deleted or changed before the table referenced them; nothing of the batch is in the table. Restore them, or skip the "
+                "version with `streamsem skip`",
                 location=self.location,
                 version=batch.version,
                 files=gone,
             )
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
-        """Count each file of the attempt; for a merge, also check the values of keys and partition columns."""
+        """Count the rows of each file of the attempt. For a merge, also check the values of key and partition columns."""
         found = StagedSink.collect(self, version, attempt_id, accepted)
         if self.merges:
             keyed_rows.check_values(self.location, found, self.keys, self.partition_by, null_texts=self.null_texts)
@@ -129,9 +132,9 @@ class TableSink(TransactionalSink[H]):
 
 def attempts_named(paths: Iterable[str]) -> set[tuple[int, str]]:
     """
-    Return version and attempt of the files that a table's metadata names.
+    Return ``(version, attempt_id)`` of the files that the metadata of a table references. Files of other writers are skipped.
 
-    Only the end of each path is parsed. The same location has several spellings: other schemes, links, escaped characters.
+    Only the end of each path is parsed, because the same location may be spelled with another scheme, with links or with escaped characters.
     """
     ends = (f"/{path}".rpartition("/data/")[2] for path in paths)
     return {attempt for end in ends if (attempt := attempt_of_data(f"data/{end}")) is not None}

@@ -1,8 +1,8 @@
 """
-The publish loop of every sink that sets its marker in one transaction with the rows (PROTOCOL.md, P2).
+The publish loop of the transactional sinks, which set their marker in one transaction with the rows (PROTOCOL.md, P2).
 
-A sink implements the steps: open the sink, read its marker, check it, commit. After a failed commit, the loop opens the sink again and reads the marker,
-whatever the error says. It does so after the last commit too.
+A sink implements the steps: open the sink, read its marker, check the marker, commit. The error of a failed commit does not show whether the commit was
+applied. So the loop opens the sink again and reads the marker, after the last try too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _LONGEST_WAIT_S = 2.0
 @dataclass(frozen=True, slots=True)
 class Failure:
     """
-    How a try failed.
+    The failure of one try.
 
-    :param basis: what :meth:`TransactionalSink.basis` returned in that try; ``None`` if the sink could not be opened
+    :param error: the exception
+    :param basis: the result of :meth:`TransactionalSink.basis` in that try; ``None`` if the try failed before that call
     """
 
     error: Exception
@@ -34,17 +35,17 @@ class Failure:
 
     @property
     def is_final(self) -> bool:
-        """Whether the error is one of this package that a retry cannot fix."""
+        """Whether the error is one of this package, and a retry cannot help."""
         return isinstance(self.error, StreamsemError) and not self.error.retryable
 
 
 class TransactionalSink(StagedSink, Generic[H]):
     """
-    A staged sink with transactions. ``H`` is the handle of an open sink: a connection, a table at one version, or a fenced producer.
+    A staged sink that publishes in a transaction. ``H`` is the type of the handle of one try: a connection, a table at one version, or a Kafka producer.
 
-    :cvar tries: how often the loop sends the commit before it gives up
-    :cvar first_wait_s: seconds before the second try; each later wait is twice as long, up to 2 s
-    :cvar reopens: whether the loop retries after the sink could not be opened; ``False`` if the client library has already retried
+    :cvar tries: maximum number of commits that the loop sends
+    :cvar first_wait_s: seconds between the first and the second try. Each later wait is twice as long, up to 2 s
+    :cvar reopens: whether the loop tries again if the sink cannot be opened. ``False`` if the client library retries that itself
     """
 
     __slots__ = ()
@@ -55,7 +56,7 @@ class TransactionalSink(StagedSink, Generic[H]):
     reopens: ClassVar[bool] = True
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
-        """Commit the rows and the marker in one transaction. For a reprocessing run, the same transaction replaces the rows of its chain."""
+        """Commit the rows and the marker in one transaction. For a reprocessing run, the same transaction removes the rows that it replaces."""
         return self._until_marked(batch, skips=False)
 
     def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
@@ -87,7 +88,7 @@ class TransactionalSink(StagedSink, Generic[H]):
                         break
                     if self.commit(handle, batch, found, skips=skips):
                         return self.receipt(batch, "skipped" if skips else "applied", self.detail(handle, batch))
-            except Exception as error:  # the transaction may have been committed, whatever the error says
+            except Exception as error:  # the transaction may have been committed, so the loop reads the marker again
                 failed = Failure(error, basis)
                 is_unavailable = isinstance(error, UnavailableError) and not self.reopens
                 if basis is None and (failed.is_final or is_unavailable):
@@ -101,7 +102,7 @@ class TransactionalSink(StagedSink, Generic[H]):
         raise self.refusal(batch, failure.error) if is_refused else self.unanswered(batch, failure.error)
 
     def _is_refused(self, failure: Failure, basis: object) -> bool:
-        """Whether another commit would fail as the last one did. The marker shows that the last one was not applied."""
+        """Return whether another commit would fail too. Called after the marker has shown that the last commit was not applied."""
         return failure.is_final or (failure.basis == basis and self.is_refusal(failure.error))
 
     @staticmethod
@@ -115,8 +116,9 @@ class TransactionalSink(StagedSink, Generic[H]):
         """
         Open the sink for one try: connect, load the table, or fence older publishers. The context manager closes it after the try.
 
-        :param failure: the failure of the previous try
-        :raises PublishError: the sink refuses the publisher; the loop ends
+        :param failure: the failure of the previous try; ``None`` in the first try
+        :param skips: whether the loop commits a marker without rows
+        :raises PublishError: the sink refuses the publisher. The loop ends
         """
         raise NotImplementedError
 
@@ -128,41 +130,47 @@ class TransactionalSink(StagedSink, Generic[H]):
         """
         Refuse a sink that has lost versions. Not called for a skip.
 
-        :raises MarkerLostError: the marker is missing or older than the receipts say, or the rows that it stands for were rolled back
-        :raises MarkerConflictError: the marker is of a commit that the log does not have
+        :param found: the marker, which is not above the version of the batch; ``None`` if there is none
+        :raises MarkerLostError: the marker is missing or older than the newest receipts, or the sink was restored to a state without the marker's rows
+        :raises MarkerConflictError: the marker names a commit that the log does not have
         """
         raise NotImplementedError
 
     def commit(self, handle: H, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
         """
-        Commit the rows and the marker, only if the marker is still ``found``.
+        Commit the rows and the marker in one transaction, if the marker is still ``found``.
 
-        :returns: whether they were committed. ``False`` if another publisher was faster, or if this call only prepared the sink; the loop then opens
-            the sink again
+        :param skips: whether to commit the marker without rows
+        :returns: whether the transaction was committed. ``False`` if another publisher has set the marker, or if this call has only prepared the sink; the
+            loop then opens the sink again
         :raises PublishError: the sink refuses the batch. The loop reads the marker once more, and raises this error if the batch is not in the sink
         """
         raise NotImplementedError
 
     def detail(self, handle: H, batch: Batch) -> Json:
-        """Return sink-specific details of the commit for the receipt, for users."""
+        """Return details of the commit for the receipt, such as the version of the table, as JSON for users."""
         return None
 
     def basis(self, handle: H) -> object:
-        """Return the sink state on which a refusal depends. In the same state the sink refuses the batch again. In another state the loop retries."""
+        """
+        Return the state of the sink, which may have caused a failed commit.
+
+        If the state is the same at the next try, the sink would refuse the batch again. If it differs, the loop tries again.
+        """
         return ""
 
     def is_refusal(self, error: Exception) -> bool:
-        """Whether an error means that the sink refuses the batch. Otherwise the same transaction may succeed later."""
+        """Return whether an error of a commit is a permanent refusal of the batch. If not, the same transaction may succeed later."""
         raise NotImplementedError
 
     def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
-        """Return the :class:`PublishError` for a batch that the sink refuses. Set its ``__cause__`` only if the cause's message contains no row values."""
+        """Return the :class:`PublishError` for a batch that the sink refuses. Its ``__cause__`` must not be set if the message of the cause has row values."""
         raise NotImplementedError
 
     def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
         """
         Return the :class:`UnavailableError` for a batch that may or may not have been published.
 
-        :param cause: the error of the last failed try; ``None`` if other publishers were faster each time
+        :param cause: the error of the last failed try; ``None`` if another publisher has set the marker in every try
         """
         raise NotImplementedError
