@@ -253,9 +253,9 @@ def _sinks(outcome: Outcome, receipts: Receipts | None) -> dict[str, str]:
     The state is ``committed`` if the outcome makes the rows visible. For a sink outside the log, it is the result in its receipt, or ``waiting`` if there are
     no receipts yet.
     """
-    pending_publishes = dict.fromkeys(outcome.publish, "waiting")
+    publishing_versions = dict.fromkeys(outcome.publish, "waiting")
     answered = {} if receipts is None else {name: receipt.result for name, receipt in receipts.sinks.items()}
-    return {name: {**pending_publishes, **answered}.get(name, "committed") for name in outcome.sinks}
+    return {name: {**publishing_versions, **answered}.get(name, "committed") for name in outcome.sinks}
 
 
 def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
@@ -338,10 +338,10 @@ def show(args: argparse.Namespace) -> Answer:
     }
     lines = [f"version {args.version}: {'open' if outcome is None else outcome[0].result}"]
     hidden = {"plan": ("pins",), "outcome": ("sinks", "schemas"), "receipts": ()}
-    for title, unsaid in hidden.items():
+    for title, hidden_fields in hidden.items():
         entry = document[title] or {}
         lines += [f"{title}:"] if entry else []
-        lines += [f"  {name:<14} {value}" for name, value in entry.items() if name not in unsaid]
+        lines += [f"  {name:<14} {value}" for name, value in entry.items() if name not in hidden_fields]
     lines += _files_of(outcome[0]) if outcome is not None else []
     return Answer(document=document, lines=lines)
 

@@ -69,9 +69,9 @@ def checks(engine: Engine) -> Iterator[Check]:
     """
     found = versions.installed()
     minors = {version.rsplit(".", 1)[0] for version in found.values()}
-    said = ", ".join(f"{name} {version}" for name, version in found.items()) or "no pyspark"
+    text = ", ".join(f"{name} {version}" for name, version in found.items()) or "no pyspark"
     is_tested = bool(minors) and minors <= set(versions.TESTED)
-    yield Check(name="the installed Spark version is supported", passed=is_tested, seen=said)
+    yield Check(name="the installed Spark version is supported", passed=is_tested, seen=text)
     for transform, rows in _PLANS:
         with tempfile.TemporaryDirectory() as location:
             yield _batch(Path(location), engine, transform, rows)

@@ -337,9 +337,9 @@ class CommitLog:
         """Claim one round of a chunk of a version's effects, and return whether the stored claim is ``wanted``."""
         return self.perform(procedures.claim(wanted))
 
-    def effects(self, version: int, sink: str, part: int, round: int = 0) -> Effects | None:
+    def effects(self, version: int, sink: str, chunk: int, round: int = 0) -> Effects | None:
         """Return the result of one round of a chunk of a version's effects, or ``None`` if no publisher has recorded it."""
-        found = self.perform(procedures.read_entry(Effects, keys.effects(version, sink, part, round)))
+        found = self.perform(procedures.read_entry(Effects, keys.effects(version, sink, chunk, round)))
         return None if found is None else found[0]
 
     def put_effects(self, effects: Effects) -> Effects:

@@ -184,19 +184,19 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
         listed = found
         for key in sorted((listed | versions) - done):
             done.add(key)
-            location = _location(key, old.sources, moved.sources, last)
-            data = old.read(key) if location else None
+            copy_key = _location(key, old.sources, moved.sources, last)
+            data = old.read(key) if copy_key else None
             if data is None and key in versions:
                 raise LogDamagedError("the plan or the outcome of a version is missing", invariant="I2", key=key)
-            if not location or data is None:  # Vacuum has deleted the object since the listing.
+            if not copy_key or data is None:  # Vacuum has deleted the object since the listing.
                 continue
-            creation = new.create(location, data)
+            creation = new.create(copy_key, data)
             copied += creation.first
             if not creation.mine:
                 if new.moved(moved.moved_from) is not None:
                     return copied  # Another process has completed the move, and runs may have extended the new log.
                 what = "the new location has another object under a key of the log; the move is not complete, and the objects of the old log are unchanged"
-                raise ConflictError(what, moved_from=moved.moved_from, moved_to=new.store.url, key=location)
+                raise ConflictError(what, moved_from=moved.moved_from, moved_to=new.store.url, key=copy_key)
     _declare(new, moved)
     return copied
 

@@ -60,9 +60,9 @@ class SpansListener:
 
         span, token = self._open.pop()
         if event.error:
-            said = {"exception.message": event.summary} if event.summary else {}
+            text = {"exception.message": event.summary} if event.summary else {}
             span.set_attribute("error.type", event.error)
-            span.add_event("exception", {"exception.type": event.error, **said})
+            span.add_event("exception", {"exception.type": event.error, **text})
             span.set_status(Status(StatusCode.ERROR, event.error))
         span.end()
         context.detach(token)

@@ -43,8 +43,8 @@ def on_its_log(function: F) -> F:
             raise InvalidError(
                 f"the first argument of {function.__name__} must be a Pipeline", given=type(pipeline).__name__
             )
-        with located(pipeline) as there:
-            return function(there, *args, **kwargs)
+        with located(pipeline) as existing:
+            return function(existing, *args, **kwargs)
 
     return cast(F, called)
 

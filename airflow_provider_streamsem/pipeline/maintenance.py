@@ -133,7 +133,7 @@ def vacuum(
     noted = _noted(log)
     # If the log was restored from an older copy, the recorded progress may be above its head.
     begin = 0 if everything or noted > head.closed + 1 else noted
-    remembered = None if pipeline.dedup is None else state_files(log.store.url)
+    dedup_dataset = None if pipeline.dedup is None else state_files(log.store.url)
     attempts, stale = [], []
     size = 0
     for version in range(begin, head.closed + 1):
@@ -142,11 +142,11 @@ def vacuum(
             for attempt_id in location.spent(version, lost):
                 attempts.append((location.name, version, attempt_id))
                 size += location.sink.discard(version, attempt_id, dry_run=dry_run)
-        if remembered is not None:
-            for _, attempt_id in sorted(remembered.attempts(version)):
+        if dedup_dataset is not None:
+            for _, attempt_id in sorted(dedup_dataset.attempts(version)):
                 if lost(attempt_id):
                     attempts.append((STATE, version, attempt_id))
-                    size += remembered.discard(version, attempt_id, dry_run=dry_run)
+                    size += dedup_dataset.discard(version, attempt_id, dry_run=dry_run)
         for prefix in (keys.quarantined(version), keys.attempts(version)):
             for stat in list(log.store.list(prefix)):
                 if lost(_attempt_of(stat.key)[1]):

@@ -156,11 +156,11 @@ def _has_left(location: str, url: str) -> bool:
         if location in seen:
             return False
         seen.add(location)
-        there = open_commit_log(location)
+        existing = open_commit_log(location)
         try:
-            if there.read_pipeline() is None:
+            if existing.read_pipeline() is None:
                 return True
-            there.confirm_head(there.find_head())
+            existing.confirm_head(existing.find_head())
         except LogMovedError as error:
             location = str(error.fields["moved_to"])
         else:
@@ -210,10 +210,10 @@ def _create(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:
             sink.refuse_orphan(pipeline.log)
     except ConflictError as error:
         # Another process may have created the log and the mark since this process read that the log is missing.
-        meanwhile = log.read_pipeline()
-        if meanwhile is None:
+        concurrent_record = log.read_pipeline()
+        if concurrent_record is None:
             raise type(error)(error.summary, pipeline=pipeline.name, **error.fields) from error
-        return meanwhile
+        return concurrent_record
     doctor.require_safe(log)
     record = PipelineRecord(
         pipeline_uuid=log.clock.new_id(),

@@ -239,10 +239,10 @@ class _Verification:
         by_version = {outcome.version: outcome for outcome in outcomes}
         for name in pipeline.publishes:
             sink = publishing(pipeline, name)
-            pending_publishes = [
+            publishing_versions = [
                 o.version for o in outcomes if name in o.publish and self._needs_marker(by_version, o, name)
             ]
-            got = [version for version in pending_publishes if version in self._published]
+            got = [version for version in publishing_versions if version in self._published]
             try:
                 found = sink.marker(self.opened.record.pipeline_uuid, name)
             except MarkerLostError as error:
@@ -255,7 +255,7 @@ class _Verification:
             if found is not None and at in shas and not found.is_of(at, shas[at]):
                 what = f"the marker of sink {name} names another commit of version {at}: the log was restored from an older copy, or there are two copies of it"
                 self._found("I18", what, version=at)
-            if at > max(pending_publishes, default=-1):
+            if at > max(publishing_versions, default=-1):
                 self._found(
                     "I18", f"the marker of sink {name} is above every version that this log publishes to it", version=at
                 )

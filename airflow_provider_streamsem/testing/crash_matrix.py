@@ -92,12 +92,12 @@ def compare(expected: Output, found: Output) -> list[str]:
         wanted, got = expected.get(name), found.get(name)
         if isinstance(wanted, Counter) and isinstance(got, Counter):
             missing, more = wanted - got, got - wanted
-            told = {
+            fields = {
                 "lost": missing,
                 "duplicated": Counter({row: n for row, n in more.items() if wanted[row]}),
                 "new": Counter({row: n for row, n in more.items() if not wanted[row]}),
             }
-            parts = [f"{what} {_shown(rows)}" for what, rows in told.items() if rows]
+            parts = [f"{what} {_shown(rows)}" for what, rows in fields.items() if rows]
             differences += [f"{name}: {'; '.join(parts)}"] if parts else []
         elif wanted != got:
             differences.append(f"{name}: {got!r}, but the undisturbed run has {wanted!r}")

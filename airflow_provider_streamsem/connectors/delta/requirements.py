@@ -244,10 +244,10 @@ def _of_other_length(dataset: Dataset, key: str, lengths: Sequence[tuple[str, st
     wrong = set()
     with dataset.open(_there(dataset, key)) as opened:
         file = pyarrow.parquet.ParquetFile(opened)
-        there = {field.name for field in file.schema_arrow}
-        for batch in file.iter_batches(columns=[name for name, _, _ in lengths if name in there]):
+        existing = {field.name for field in file.schema_arrow}
+        for batch in file.iter_batches(columns=[name for name, _, _ in lengths if name in existing]):
             for name, kind, most in lengths:
-                if name in there:
+                if name in existing:
                     bounds = pc.min_max(pc.utf8_length(batch[name].cast(pyarrow.string())))
                     least, longest = bounds["min"].as_py(), bounds["max"].as_py()
                     if longest is not None and (longest > most or (kind == "char" and least != most)):

@@ -339,11 +339,11 @@ class DeltaSink(TableSink[_Open]):
             AddAction(file.key, file.bytes, dict(file.partition), now_ms, True, file.stats)
             for file in batch.committable.files
         ]
-        gone = [
+        removed = [
             RemoveAction(file.key, True, now_ms, size=file.bytes, partition_values=dict(file.partition))
             for file in self._files_to_replace(table, batch)
         ]
-        return [*come, *gone]
+        return [*come, *removed]
 
     def _files_to_replace(self, table: Any, batch: Batch) -> Sequence[DataFile]:
         """

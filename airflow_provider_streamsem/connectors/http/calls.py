@@ -204,8 +204,8 @@ class Publication:
         return answer
 
     def _headers(self, call: _Call) -> dict[str, str]:
-        location = {VERSION_HEADER: str(self._batch.version), POSITION_HEADER: str(call.position)}
-        return {self._sink.key_header: call.key, **location}
+        position_headers = {VERSION_HEADER: str(self._batch.version), POSITION_HEADER: str(call.position)}
+        return {self._sink.key_header: call.key, **position_headers}
 
     def _deferral(self, at: _Round, answer: Answer) -> StreamsemError | None:
         """Reduce the rate after a deferred call. Returns an error if the total wait for the call would exceed ``max_wait_s``."""

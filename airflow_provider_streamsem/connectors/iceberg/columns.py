@@ -146,7 +146,7 @@ def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, la
     if not schema:
         return schema
     current, mapping = table.schema(), table.name_mapping()
-    there = {field.name.lower(): field for field in current.fields}
+    existing = {field.name.lower(): field for field in current.fields}
     # The staged files have column names and no field ids. Readers find the ids by the table's name mapping.
     mapped = {} if mapping is None else {name: field.field_id for field in mapping for name in field.names}
 
@@ -156,7 +156,7 @@ def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, la
     given = json.loads(schema)
     types = []
     for field in given["fields"]:
-        name, known = field["name"], there.get(field["name"].lower())
+        name, known = field["name"], existing.get(field["name"].lower())
         if known is None and name in mapped:
             raise DataError("a column was renamed or dropped in the Iceberg table; nothing became visible", column=name)
         if known is None:
@@ -225,8 +225,10 @@ def noted_names(table: TableMetadata, schema: str) -> str:
         for field in json.loads(schema)["fields"]
         for path in (field["name"], *_paths(field["type"], field["name"]))
     ]
-    there = {path: table.schema().find_field(path).field_id for path in columns if path in table.schema().column_names}
-    return json.dumps({**known, **there}, sort_keys=True)
+    existing = {
+        path: table.schema().find_field(path).field_id for path in columns if path in table.schema().column_names
+    }
+    return json.dumps({**known, **existing}, sort_keys=True)
 
 
 def check_staged_types(table: TableMetadata, schema: str) -> None:

@@ -237,6 +237,6 @@ def _partition(kind: str, text: str | None) -> Any:
         whole, _, rest = text.replace("Z", "").replace("T", " ").partition(".")
         return _micros(datetime.fromisoformat(whole)) + int(rest.ljust(6, "0"))
     if kind.startswith("decimal"):
-        locations = int(kind.rstrip(")").rpartition(",")[2])
-        return Decimal(text).quantize(Decimal(1).scaleb(-locations), context=_EXACT)
+        scale = int(kind.rstrip(")").rpartition(",")[2])
+        return Decimal(text).quantize(Decimal(1).scaleb(-scale), context=_EXACT)
     return text

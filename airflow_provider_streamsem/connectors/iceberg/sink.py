@@ -273,7 +273,7 @@ class IcebergSink(TableSink[_Open]):
 
         mark = {key: f"{batch.version} {word} {batch.outcome}"}
         files: list[IcebergFile] = []
-        gone: list[IcebergFile] = []
+        removed: list[IcebergFile] = []
         commit = OneCommit(table)
         if word == "applied":
             self._fit(commit, table, batch)
@@ -283,14 +283,14 @@ class IcebergSink(TableSink[_Open]):
             files = [
                 iceberg_files.iceberg_file(metadata, file, self._uri(file.key)) for file in batch.committable.files
             ]
-            gone = self._files_to_replace(table, batch)
+            removed = self._files_to_replace(table, batch)
         if self.expire_after_s is not None:
             commit.expire(older_than_ms=SYSTEM_CLOCK.now_ms() - self.expire_after_s * 1000, marked=key)
         commit.set_properties(mark)
         if word == "applied" and self.merges and batch.committable.rows:
             iceberg_merge.merge(commit, self.location, batch, self.keys[0], mark)
         else:
-            commit.add_snapshot(files, gone, mark)
+            commit.add_snapshot(files, removed, mark)
         commit.commit_transaction()
 
     def _fit(self, commit: Transaction, table: Table, batch: Batch) -> None:
@@ -350,9 +350,9 @@ class IcebergSink(TableSink[_Open]):
     def _changed(self, table: Table, replaced: Committable) -> tuple[list[str], list[IcebergFile]]:
         """Return the files that are missing from the table or have row-level deletes, and those that are unchanged."""
         uris = [self._uri(file.key) for file in replaced.files]
-        there = {task.file.file_path: task for task in table.scan().plan_files()}
-        changed = [uri for uri in uris if uri not in there or there[uri].delete_files]
-        return changed, [there[uri].file for uri in uris if uri not in changed]
+        existing = {task.file.file_path: task for task in table.scan().plan_files()}
+        changed = [uri for uri in uris if uri not in existing or existing[uri].delete_files]
+        return changed, [existing[uri].file for uri in uris if uri not in changed]
 
     def _created(self, catalog: Catalog, batch: Batch) -> Table:
         """Create an empty table. If another process creates it concurrently, pyiceberg raises an error, and the publish loop tries again."""

@@ -241,16 +241,16 @@ class KafkaSource:
         """
         cluster = self.cluster()
         pinned = {Partition(pin.topic, pin.partition, pin.topic_id): pin for pin in pins}
-        there = {p for p in cluster.partitions(p.topic for p in pinned) if p in pinned}
-        lows, ends = {} if was_read else cluster.lows(there), cluster.ends(there)
-        for p in sorted(there):
+        existing = {p for p in cluster.partitions(p.topic for p in pinned) if p in pinned}
+        lows, ends = {} if was_read else cluster.lows(existing), cluster.ends(existing)
+        for p in sorted(existing):
             pin, end = pinned[p], ends[p]
             has_new_leader = end.epoch != pin.epoch >= 0
             if end.offset < pin.end or (has_new_leader and cluster.was_truncated(p, pin.end, pin.epoch)):
                 what = "a partition was truncated below the planned end: Kafka lost records. Nothing became visible"
                 raise SourceChangedError(what, partition=p.name, range=(pin.start, pin.end), end=end.offset)
         for p, pin in sorted(pinned.items()):
-            if p not in there:
+            if p not in existing:
                 what = "a planned topic was deleted, or deleted and recreated; nothing became visible"
                 raise RecordsMissingError(what, partition=p.name)
             if (low := lows.get(p, 0)) > pin.start:
@@ -360,10 +360,10 @@ class KafkaPlanner:
         unread, known = between(start, end.offsets), _known_ends(hint)
         topics = {parse_partition(name).topic for name in {*start, *end.offsets}}
         refuse_other_topics(topics, is_read=self._source.reads)
-        there = self._partitions(topics, {*unread}, waits=on_data_loss != "fail")
-        ends = self._cluster.ends(there)
-        lows = self._cluster.lows(there)
-        self._check_incarnations(start, there, on_data_loss)
+        existing = self._partitions(topics, {*unread}, waits=on_data_loss != "fail")
+        ends = self._cluster.ends(existing)
+        lows = self._cluster.lows(existing)
+        self._check_incarnations(start, existing, on_data_loss)
         self._check_history(start, ends, lows, known)
         present = {name: _present(parse_partition(name), range, ends, lows) for name, range in unread.items()}
         taken = shared({name: last - low for name, (low, last) in present.items()}, limits.max_rows)
@@ -398,21 +398,21 @@ class KafkaPlanner:
         :param unread: names of partitions with unread offsets
         :param waits: whether to repeat the request if one of these is missing, because brokers may not know a partition for a short time
         """
-        there = self._cluster.partitions(topics)
+        existing = self._cluster.partitions(topics)
         for wait_s in _BEFORE_A_GAP_S if waits else ():
-            if unread <= {p.name for p in there}:
+            if unread <= {p.name for p in existing}:
                 break
             SYSTEM_CLOCK.sleep(wait_s)
-            there = self._cluster.partitions(topics)
-        return there
+            existing = self._cluster.partitions(topics)
+        return existing
 
-    def _check_incarnations(self, start: Offsets, there: Sequence[Partition], on_data_loss: str) -> None:
+    def _check_incarnations(self, start: Offsets, existing: Sequence[Partition], on_data_loss: str) -> None:
         """
         Refuse a topic that was deleted and recreated, because its unread records are lost. With ``"record_gap"``, log a warning instead.
 
         :raises SourceChangedError: names the topic. Nothing was written
         """
-        known = {p.topic: p.topic_id for p in there}
+        known = {p.topic: p.topic_id for p in existing}
         read = {(p.topic, p.topic_id) for p in map(parse_partition, start)}
         for topic, topic_id in sorted(read):
             now = known.get(topic)

@@ -415,15 +415,15 @@ class JdbcSink(TransactionalSink[_Open]):
         table = target.table([self.version_column])
         (version,) = table.columns
         is_replaced = version == batch.root
-        gone = connection.execute(sa.delete(table).where(is_replaced)).rowcount
-        if gone > batch.replaced.rows:
+        removed = connection.execute(sa.delete(table).where(is_replaced)).rowcount
+        if removed > batch.replaced.rows:
             raise PublishError(
                 "more rows have this version than the pipeline has published: another writer also sets the version column; the deletion was rolled back",
                 table=self.table,
                 version_column=self.version_column,
                 version=batch.root,
                 published=batch.replaced.rows,
-                found=gone,
+                found=removed,
             )
         if connection.execute(sa.select(version).where(is_replaced).limit(1)).first() is not None:
             raise PublishError(

@@ -111,15 +111,15 @@ class TableSink(TransactionalSink[H]):
         if not names:
             return
         directory = posixpath.commonpath([posixpath.dirname(name) for name in names])
-        there = {stat.key: stat.bytes for stat in self.dataset().list(f"{directory}/" if directory else "")}
-        gone = [file.key for file in batch.committable.files if there.get(file.key) != file.bytes]
-        if gone:
+        existing = {stat.key: stat.bytes for stat in self.dataset().list(f"{directory}/" if directory else "")}
+        removed = [file.key for file in batch.committable.files if existing.get(file.key) != file.bytes]
+        if removed:
             raise PublishError(
                 "staged files were deleted or changed before the table referenced them; nothing of the batch is in the table. Restore them, or skip the "
                 "version with `streamsem skip`",
                 location=self.location,
                 version=batch.version,
-                files=gone,
+                files=removed,
             )
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
