@@ -201,7 +201,7 @@ def test_spec_that_goes_back_is_warned_of(fixture: PipelineFixture, caplog: pyte
     for run_key, transform in (("a", None), ("b", kept), ("c", None)):
         planned_with(fixture, run_key, transform)
     (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
-    assert "is again that of version 0" in record.message
+    assert "is the same as that of version 0" in record.message
 
 
 @pytest.mark.parametrize("planner", [KEYS[0], KEYS[1]])

@@ -62,7 +62,7 @@ def test_bad_argument_of_a_files_source_is_named(changes: dict[str, Any], messag
 
 
 BAD_SINK: list[tuple[dict[str, Any], str]] = [
-    ({"path": "out"}, "location"), ({"path": "memory://out"}, "kind"), ({"format": "avro"}, "format"), ({"partition_by": "day"}, "partition_by"),
+    ({"path": "out"}, "location"), ({"path": "memory://out"}, "directory or in S3"), ({"format": "avro"}, "format"), ({"partition_by": "day"}, "partition_by"),
     ({"partition_by": ["day", "DAY"]}, "twice"), ({"partition_by": [1]}, "partition_by"), ({"codec": "brotli"}, "codec"), ({"codec": "zlib"}, "codec"),
     ({"target_file_bytes": 10}, "target_file_bytes"), ({"target_file_bytes": "1g"}, "target_file_bytes"),
 ]  # fmt: skip
