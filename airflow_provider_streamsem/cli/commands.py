@@ -218,6 +218,7 @@ def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Versi
     return {
         "version": version.version,
         "result": _result(version),
+        "replaces": None if version.plan.replaces is None else version.plan.replaces.version,
         "ranges": plain(version.plan.ranges),
         "files": 0 if outcome is None else sum(len(c.files) for c in outcome.sinks.values()),
         "counts": {} if outcome is None else plain(outcome.counts),
@@ -233,7 +234,7 @@ def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Versi
 
 def _changed(spec: Callable[[str], Json], before: Version | None, version: Version) -> list[str]:
     """Return the spec fields in which a version differs from the previous version."""
-    specs = [(one.outcome or one.plan).spec for one in (before, version) if one is not None]
+    specs = [one.plan.spec for one in (before, version) if one is not None]
     return [] if len({*specs}) < 2 else changed_fields(spec(specs[0]), spec(specs[1]))
 
 
@@ -268,12 +269,14 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
     """
     columns: dict[str, Callable[[Json], object]] = {
         "version": lambda row: row["version"],
-        "result": lambda row: row["result"],
+        "result": lambda row: (
+            row["result"] if row.get("replaces") is None else f"{row['result']}, replaces {row['replaces']}"
+        ),
         "closed (UTC)": lambda row: "" if row["decided_at_ms"] is None else _time(row["decided_at_ms"]),
         "age": lambda row: "" if row["decided_at_ms"] is None else _age(now_ms - row["decided_at_ms"]),
         "offsets": lambda row: _in_lines(f"{p} [{start}, {end})" for p, (start, end) in sorted(row["ranges"].items())),
         "read": lambda row: row["counts"].get("read", ""),
-        "written": lambda row: _in_lines(map(str, _written(row))),
+        "written": lambda row: _in_lines(_written(row)),
         "filtered": lambda row: row["counts"].get("filtered", ""),
         "quarantined": lambda row: row["counts"].get("quarantined", ""),
         "sinks": lambda row: _in_lines(f"{sink} {state}" for sink, state in sorted(row["sinks"].items())),
@@ -295,8 +298,10 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
     )
 
 
-def _written(row: Json) -> list[int]:
-    return [row["counts"][f"written.{sink}"] for sink in sorted(row["sinks"]) if f"written.{sink}" in row["counts"]]
+def _written(row: Json) -> list[str]:
+    """Return the number of rows of each sink, with the sink's name if there are several."""
+    found = {sink: row["counts"].get(f"written.{sink}") for sink in sorted(row["sinks"])}
+    return [f"{sink} {rows}" if len(found) > 1 else str(rows) for sink, rows in found.items() if rows is not None]
 
 
 def _in_lines(parts: Iterable[str]) -> str:

@@ -10,8 +10,8 @@ import argparse
 import logging
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 
 from airflow_provider_streamsem.cli.arguments import parser
 from airflow_provider_streamsem.errors import InvalidError, StageError, StreamsemError
@@ -27,14 +27,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         argcomplete.autocomplete(made)
     args = made.parse_args(argv)
-    if args.verbose:
-        from airflow_provider_streamsem.cli.output import PrintableFormatter
+    with _logging(verbose=args.verbose):
+        return execute(args, shows_progress=not args.verbose)
 
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(PrintableFormatter("%(asctime)s %(message)s"))
-        logging.basicConfig(level=logging.INFO, handlers=[handler])
-        return execute(args)
-    return execute(args, shows_progress=True)
+
+@contextmanager
+def _logging(*, verbose: bool) -> Iterator[None]:
+    """
+    Keep this package's log messages off standard output, which belongs to the command's result. With ``verbose``, write them to standard error.
+
+    A pipeline file that imports Airflow gives the root logger a handler that writes to standard output.
+    """
+    from airflow_provider_streamsem.cli.output import PrintableFormatter
+
+    own = logging.getLogger("airflow_provider_streamsem")
+    before = own.propagate, own.level
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(message)s"))
+    own.propagate = False
+    if verbose:
+        own.addHandler(handler)
+        own.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        own.removeHandler(handler)
+        own.propagate = before[0]
+        own.setLevel(before[1])
 
 
 def execute(args: argparse.Namespace, *, shows_progress: bool = False) -> int:

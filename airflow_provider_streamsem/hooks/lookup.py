@@ -27,6 +27,8 @@ def airflow_connection(conn_id: str) -> Connection:
             if wait_s is None:
                 raise InvalidError(
                     "Airflow returned no connection with this id in three lookups", conn_id=conn_id
+                ).advising(
+                    "create it, for example with `airflow connections add`, or correct the id. No rows were committed."
                 ) from error
             # Airflow raises the same exception if its API server does not respond as if there is no such connection, so the lookup is retried.
             SYSTEM_CLOCK.sleep(wait_s)

@@ -183,4 +183,4 @@ def require(pipeline: _Pipeline, least: str) -> None:
             require=least,
             keeps=computed.label,
             reasons=list(computed.reasons),
-        )
+        ).advising("run `streamsem explain`, then change the pipeline or `require`.")

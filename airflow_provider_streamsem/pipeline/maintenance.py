@@ -75,6 +75,7 @@ def aborting(log: CommitLog, head: OpenHead, *, reason: str) -> Outcome:
         hint=plan.hint if plan.kind == "batch" else head.hint,
         markers=head.before.markers,
         state=None if before is None else before.state,
+        watermark_ms=None if before is None else before.watermark_ms,
         spec=plan.spec if before is None else before.spec,
         transform="" if before is None else before.transform,
         decided_at_ms=now_ms,

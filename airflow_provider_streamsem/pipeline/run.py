@@ -16,7 +16,13 @@ from airflow_provider_streamsem.arguments import flag, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Compacting, Planner, Source
 from airflow_provider_streamsem.engine import Engine, Job, Produced, nothing_produced
-from airflow_provider_streamsem.errors import DataError, RecordsMissingError, SourceChangedError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    DataError,
+    RecordsMissingError,
+    SourceChangedError,
+    StageError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.pipeline import changes, report
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import on_its_log
@@ -308,6 +314,8 @@ class Run:
             operators=pipeline.state,
         )
         produced = self._produce(job)
+        if job.operators is not None and plan.replaces is None:
+            self._check_first_state(produced.state)
         schemas = schema.evolve(recorded, produced.schemas)
         manifest = StagedManifest(
             version=plan.version,
@@ -326,6 +334,15 @@ class Run:
         )
         log.put_staged(manifest)
         return manifest
+
+    def _check_first_state(self, state: Json) -> None:
+        """Check that the first batch with state wrote its files into the log. Executors may see another disk or S3 endpoint under the log's URL."""
+        found = operator_state(state)
+        if found is not None and found.batches == 1 and not operators.is_complete(self.opened.log.store, state):
+            raise StageError(
+                "the executors' state files are not in the log, as if the executors had another disk or S3 endpoint; nothing became visible",
+                directory=f"{self.opened.log.store.url}/{operators.LOCATION}/{found.root}",
+            ).advising("use a log on S3 or on a disk that driver and executors share, and run again.")
 
     def _produce(self, job: Job) -> Produced:
         """Stage the rows. Then check that the source still has the pinned items, and that the row counts of read and written rows agree."""

@@ -271,7 +271,9 @@ class Pipeline:
         except (ImportError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             what = "the transform cannot be imported"
-            raise InvalidError(what, given=self.transform, pipeline=self.name, reason=reason) from error
+            raise InvalidError(what, given=self.transform, pipeline=self.name, reason=reason).advising(
+                "install the module, add its directory to PYTHONPATH, or correct the name. No rows were committed."
+            ) from error
         if not callable(found):
             raise InvalidError(
                 "the transform's name does not refer to a function", given=self.transform, pipeline=self.name

@@ -170,6 +170,12 @@ class SparkEngine:
                 raise StageError(
                     "the task was cancelled while Spark started; nothing was staged, and the version stays open"
                 ) from None
+            if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError"):
+                raise StageError(
+                    "Spark's process ended while it started; nothing was staged", master=self._master
+                ).advising(
+                    "run again. If it keeps ending, look for an out-of-memory kill, and give the process more memory."
+                ) from error
             raise StageError("Spark did not start; nothing was staged", master=self._master).advising(
                 "read Spark's output above, correct the master, the settings or the memory of the process, and run again."
             ) from error
@@ -402,6 +408,18 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
             if not file.isascii():
                 what += ". If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
             return StageError(what, version=version, file=file)
+        if condition.startswith("CANNOT_LOAD_STATE_STORE") and not is_transient:
+            what = "Spark cannot load the state of the batch before: a file of it is missing or damaged; nothing became visible"
+            return DataError(what, version=version, condition=condition).advising(
+                "restore the files below state/operators in the log, or start a new pipeline with a new log."
+            )
+        if condition.startswith("STATE_STORE_") and condition.endswith("_SCHEMA_NOT_COMPATIBLE"):
+            what = (
+                "the transform keeps values of other types than the state of the batches before; nothing became visible"
+            )
+            return DataError(what, version=version, condition=condition, reason=str(error).split("\n")[0]).advising(
+                "use the former types, or start a new pipeline with a new log."
+            )
         if condition.startswith(_OF_THE_DATA):
             what = "Spark could not evaluate the transform or the predicate `where` on the data; nothing became visible"
             return DataError(what, version=version, condition=condition, **_files(job))

@@ -31,6 +31,8 @@ SETTINGS = {
     # Each batch uploads a snapshot, which shares files with earlier ones. With change logs, a new process would have to replay all of them.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false",
     # Prevents Spark from deleting old state files. It selects them by batch id, and a batch may have several attempts.
+    # Spark then refuses a changed schema of the state.
+    "spark.sql.streaming.stateStore.stateSchemaCheck": "true",
     "spark.sql.streaming.minBatchesToRetain": "2000000000",
     "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
 }
@@ -231,7 +233,10 @@ class MicroBatch:
         reports = node.checkpointInfoAccumulator().value()
         infos = [reports.get(index) for index in range(reports.size())]
         ids = {info.partitionId(): _texts(info.stateStoreCkptId()) for info in infos}
-        is_complete = len(infos) == len(ids) and sorted(ids) == list(range(self._partitions))
+        # An operator without keys (a global aggregation, a limit) has all rows in one partition.
+        is_single = node.outputPartitioning().getClass().getSimpleName() == "SinglePartition$"
+        partitions = 1 if is_single else self._partitions
+        is_complete = len(infos) == len(ids) and sorted(ids) == list(range(partitions))
         is_next = all(info.batchVersion() == self._number + 1 for info in infos)
         base = () if self.base is None or number >= len(self.base.operators) else self.base.operators[number].ids
         builds_on_base = all(_texts(info.baseStateStoreCkptId()) == base[info.partitionId()] for info in infos if base)
@@ -239,10 +244,10 @@ class MicroBatch:
             raise StageError(
                 "tasks of a stateful operator ran more than once, for example because an executor was lost; nothing became visible",
                 operator=node.shortName(),
-                partitions=self._partitions,
+                partitions=partitions,
                 reported=len(infos),
             )
-        return tuple(ids[partition] for partition in range(self._partitions))
+        return tuple(ids[partition] for partition in range(partitions))
 
     def _mark_batch(self, logical: Any) -> None:
         """Create an empty file with the name that Spark's offset log would have for this batch, because planning ``transformWithState`` checks for it."""

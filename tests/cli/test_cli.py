@@ -572,3 +572,18 @@ def test_log_may_be_a_relative_path(
     monkeypatch.chdir(fixture.root)
     assert run(capsys, "verify", "log")[0] == 0
     assert run(capsys, "lag", "p.toml")[0] == 0
+
+
+def test_json_is_the_only_output_of_a_pipeline_file_that_imports_airflow(tmp_path: Path) -> None:
+    """Importing Airflow gives the root logger a handler that writes to standard output."""
+    (tmp_path / "in").mkdir()
+    code = f"""
+import airflow.sdk
+from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline
+P = Pipeline(name="p", log={str(tmp_path / "log")!r}, source=FilesSource(path={str(tmp_path / "in")!r}, format="text"),
+    sinks={{"out": FilesSink(path={str(tmp_path / "out")!r})}}, transform="operator:pos")
+"""
+    (tmp_path / "p.py").write_text(code)
+    command = [sys.executable, "-m", "airflow_provider_streamsem.cli.main", "run", f"{tmp_path}/p.py:P", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["status"] == "empty"

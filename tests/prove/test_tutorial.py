@@ -115,8 +115,9 @@ def test_tutorial_holds_when_it_is_followed_word_by_word(shell: Shell, tmp_path:
         (language, textwrap.dedent(code))
         for language, code in re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     ]
-    assert [language for language, _ in blocks] == ["bash", "python", *["bash"] * 5]
-    install, dag, start, log, create, check, stop = [code for _, code in blocks]
+    assert [language for language, _ in blocks] == ["bash", "python", *["bash"] * 6]
+    install, dag, start, log, create, kill, check, stop = [code for _, code in blocks]
+    shell.run("set -m")  # as in a terminal: a background job has its own process group, and can be interrupted
     shell.run(install)
     (tmp_path / "airflow" / "dags" / "orders.py").write_text(dag)
     shell.run(start)
@@ -126,9 +127,7 @@ def test_tutorial_holds_when_it_is_followed_word_by_word(shell: Shell, tmp_path:
     until("the first task ends", lambda: not spark_jvms(shell), 60)
 
     shell.run(create)
-    until("the next task starts a JVM", lambda: spark_jvms(shell), 120)
-    for jvm in spark_jvms(shell):
-        jvm.kill()
+    shell.run(kill)
     until("the retry commits", lambda: len(ids(location)) == 21, 300)
     printed = shell.run(check)
     assert ids(location) == dict.fromkeys(range(1, 22), 1)
@@ -140,4 +139,8 @@ def test_tutorial_holds_when_it_is_followed_word_by_word(shell: Shell, tmp_path:
     until("the cleared runs end", lambda: not re.search(r"\b(running|queued)\b", shell.run(states)), 300)
     assert "failed" not in shell.run(states)
     assert open_log(str(location)).view().commits == committed
+    airflow = [psutil.Process(int((tmp_path / "airflow.pid").read_text()))]
+    airflow += airflow[0].children(recursive=True)
     shell.run(stop)
+    _, alive = psutil.wait_procs(airflow, timeout=60)
+    assert alive == []

@@ -203,6 +203,24 @@ def test_forged_state_names_no_other_files(value: str) -> None:
         operator_state({"spark": forged})
 
 
+def test_first_state_that_is_not_in_the_log_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the executors had another disk than the driver."""
+    arrive(tmp_path, 0, [(1, "a")])
+    real = MicroBatch.after
+
+    def lost(self: MicroBatch) -> Any:
+        found = real(self)
+        for file in (tmp_path / "log" / "state").rglob("*.zip"):
+            file.unlink()
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MicroBatch, "after", lost)
+        with pytest.raises(StageError, match="not in the log"):
+            run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
+    assert run_batch(pipeline(tmp_path, keyed, "update"), run_key="first").status == "committed"
+
+
 def test_watermark_and_late_rows_are_recorded(tmp_path: Path) -> None:
     for number, events in enumerate([[(30, "a")], [(50, "a")], [(1, "a"), (51, "a")]]):
         arrive(tmp_path, number, events)
@@ -325,9 +343,12 @@ def test_lost_state_file_stops_the_next_batch(tmp_path: Path, harm: str) -> None
         else:
             file.write_bytes(file.read_bytes()[:40])
     arrive(tmp_path, 1, [(2, "a")])
-    with pytest.raises(StreamsemError):
+    with pytest.raises(DataError, match="state of the batch before"):
         run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
-    assert verify(str(tmp_path / "log"), files=False).versions == 1
+    if harm == "deleted":
+        assert [finding.what for finding in verify(str(tmp_path / "log")).findings] == [
+            "a file of the operators' state is missing"
+        ]
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,13 @@ def keyed(events: DataFrame) -> DataFrame:
     return events.groupBy("k").agg(F.max("t").alias("at"), F.count("*").alias("n")).select("at", "k", "n")
 
 
+def total(events: DataFrame) -> DataFrame:
+    return events.agg(F.max("t").alias("at"), F.count("*").alias("n")).selectExpr("at", "'' AS k", "n")
+
+
 CASES: list[tuple[Callable[[DataFrame], DataFrame], str]] = [
     (windowed, "append"), (windowed, "update"), (sessions, "append"), (distinct, "update"), (distinct, "append"), (distinct_within_watermark, "append"),
-    (joined, "append"), (chained, "append"), (keyed, "update"),
+    (joined, "append"), (chained, "append"), (keyed, "update"), (total, "update"),
 ]  # fmt: skip
 
 
