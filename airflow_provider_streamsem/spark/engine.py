@@ -392,37 +392,9 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
         return StoreRefusedError(what, version=version, refusal=refusal, **_files(job))
     is_transient = any(_TRANSIENT.search(text) for text in _texts(error))
     for condition, path in conditions:
-        if condition.startswith("FAILED_READ_FILE") and is_transient:
-            what = "the store did not respond while Spark read a planned file; nothing became visible"
-            return StageError(what, version=version, file=_plain(path), condition=condition)
-        if condition.startswith("FAILED_READ_FILE"):
-            return DataError(
-                "Spark cannot read a planned file with the source's format and schema; nothing became visible",
-                version=version,
-                file=_plain(path),
-                condition=condition,
-            ).advising(UNREADABLE_FILE)
-        if condition == "PATH_NOT_FOUND":
-            file = _plain(path)
-            what = "Spark cannot find a planned file; nothing became visible"
-            if not file.isascii():
-                what += ". If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
-            return StageError(what, version=version, file=file)
-        if condition.startswith("CANNOT_LOAD_STATE_STORE") and not is_transient:
-            what = "Spark cannot load the state of the batch before: a file of it is missing or damaged; nothing became visible"
-            return DataError(what, version=version, condition=condition).advising(
-                "restore the files below state/operators in the log, or start a new pipeline with a new log."
-            )
-        if condition.startswith("STATE_STORE_") and condition.endswith("_SCHEMA_NOT_COMPATIBLE"):
-            what = (
-                "the transform keeps values of other types than the state of the batches before; nothing became visible"
-            )
-            return DataError(what, version=version, condition=condition, reason=str(error).split("\n")[0]).advising(
-                "use the former types, or start a new pipeline with a new log."
-            )
-        if condition.startswith(_OF_THE_DATA):
-            what = "Spark could not evaluate the transform or the predicate `where` on the data; nothing became visible"
-            return DataError(what, version=version, condition=condition, **_files(job))
+        translated = _of_condition(error, condition, path, job, is_transient=is_transient)
+        if translated is not None:
+            return translated
     kind = type(error).__name__
     condition = conditions[0][0] if conditions else ""
     if kind == "AnalysisException":
@@ -450,6 +422,43 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
         **({"transform": job.transform_name} if job.transform_name else {}),
         **_files(job),
     )
+
+
+def _of_condition(
+    error: Exception, condition: str, path: str, job: Job, *, is_transient: bool
+) -> StreamsemError | None:
+    """Translate a Spark condition; ``None`` if it says nothing specific."""
+    version = job.plan.version
+    if condition.startswith("FAILED_READ_FILE") and is_transient:
+        what = "the store did not respond while Spark read a planned file; nothing became visible"
+        return StageError(what, version=version, file=_plain(path), condition=condition)
+    if condition.startswith("FAILED_READ_FILE"):
+        return DataError(
+            "Spark cannot read a planned file with the source's format and schema; nothing became visible",
+            version=version,
+            file=_plain(path),
+            condition=condition,
+        ).advising(UNREADABLE_FILE)
+    if condition == "PATH_NOT_FOUND":
+        file = _plain(path)
+        what = "Spark cannot find a planned file; nothing became visible"
+        if not file.isascii():
+            what += ". If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
+        return StageError(what, version=version, file=file)
+    if condition.startswith("CANNOT_LOAD_STATE_STORE") and not is_transient:
+        what = "Spark cannot load the state of the batch before: a file of it is missing or damaged; nothing became visible"
+        return DataError(what, version=version, condition=condition).advising(
+            "restore the files below state/operators in the log, or start a new pipeline with a new log."
+        )
+    if condition.startswith("STATE_STORE_") and condition.endswith("_SCHEMA_NOT_COMPATIBLE"):
+        what = "the transform keeps values of other types than the state of the batches before; nothing became visible"
+        return DataError(what, version=version, condition=condition, reason=str(error).split("\n")[0]).advising(
+            "use the former types, or start a new pipeline with a new log."
+        )
+    if condition.startswith(_OF_THE_DATA):
+        what = "Spark could not evaluate the transform or the predicate `where` on the data; nothing became visible"
+        return DataError(what, version=version, condition=condition, **_files(job))
+    return None
 
 
 def _files(job: Job) -> dict[str, object]:
