@@ -301,5 +301,5 @@ def open_log(log: str | CommitLog, *, pipeline: Pipeline | None = None) -> Commi
         raise InvalidError(
             "there is no log at this location: no run of a pipeline has created it yet, or the location is wrong",
             log=opened.store.url,
-        )
+        ).advising("run the pipeline once, or correct the location.")
     return CommittedLog(opened, record, pipeline)

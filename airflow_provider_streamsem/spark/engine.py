@@ -401,7 +401,9 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
         from airflow_provider_streamsem.spark.staging import named
 
         what = "the transform does not fit its input columns; nothing became visible"
-        return DataError(what, version=version, condition=condition, **named(error), **_files(job))
+        return DataError(what, version=version, condition=condition, **named(error), **_files(job)).advising(
+            "correct the line of the transform that the traceback shows, and run again: the same range is read again."
+        )
     if isinstance(job.source, KafkaSource) and any(
         "ArithmeticException: long overflow" in text for text in _texts(error)
     ):

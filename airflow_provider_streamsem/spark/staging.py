@@ -269,7 +269,7 @@ class Staging:
                 "the transform returned neither a DataFrame nor a mapping of sink names to DataFrames; nothing became visible",
                 transform=self.job.transform_name,
                 returned=type(result).__name__,
-            )
+            ).advising("return a DataFrame, or a dict of sink names and DataFrames, and run again.")
         if set(result) != set(names):
             raise DataError(
                 "the transform must return one DataFrame for each sink of the pipeline; nothing became visible",
