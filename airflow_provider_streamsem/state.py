@@ -19,7 +19,7 @@ from airflow_provider_streamsem.stores.contract import Store
 
 OUTPUT_MODES = ("append", "update", "complete")
 LOCATION = "state/operators"
-"""directory of the operators' state files below the log's root"""
+"""The directory of the state files of the operators, relative to the root of the log."""
 FIELD = "spark"
 """The field of an outcome's ``state`` that contains the :class:`OperatorState`."""
 
@@ -37,8 +37,8 @@ class State:
         the batch changed. ``complete``: all rows of the result, in every batch
     :param partitions: the number of partitions of the state, at least 1. It cannot be changed later. Default: ``spark.sql.shuffle.partitions`` of the first
         batch
-    :param late: what happens to records before the watermark. ``drop``: Spark drops them, and the count ``late`` has their number. ``fail``: the batch fails
-        without retries, and no offset advances
+    :param late: what a batch does with records that are older than the watermark. ``drop``: Spark drops them, and the count ``late`` is their number. ``fail``:
+        the batch fails without retries, and no offset is committed
     :raises InvalidError: an argument is not valid
     """
 
@@ -111,7 +111,7 @@ def operator_state(state: Json) -> OperatorState | None:
 
 def is_complete(store: Store, state: Json) -> bool:
     """
-    Whether the files of the operators' state exist (W17). Their content is checked by Spark when the next batch loads them.
+    Return whether the files of the operators' state exist (W17). Spark checks their content when the next batch loads them.
 
     :param store: the store of the log
     :param state: the field ``state`` of a manifest
@@ -120,7 +120,7 @@ def is_complete(store: Store, state: Json) -> bool:
     for number, operator in enumerate(() if found is None else found.operators):
         assert found is not None
         for partition, ids in enumerate(operator.ids):
-            # A store with a name has a directory of its own below that of its partition.
+            # The files of a state store with a name are in a subdirectory of the partition's directory.
             listed = store.list(f"{LOCATION}/{found.root}/state/{number}/{partition}/")
             names = {item.key.rpartition("/")[2] for item in listed if item.bytes > 0}
             if not {f"{found.batches}_{id}.zip" for id in ids} <= names:

@@ -254,9 +254,9 @@ def _sinks(outcome: Outcome, receipts: Receipts | None) -> dict[str, str]:
     The state is ``committed`` if the outcome makes the rows visible. For a sink outside the log, it is the result in its receipt, or ``waiting`` if there are
     no receipts yet.
     """
-    publishing_versions = dict.fromkeys(outcome.publish, "waiting")
+    initial_states = dict.fromkeys(outcome.publish, "waiting")
     answered = {} if receipts is None else {name: receipt.result for name, receipt in receipts.sinks.items()}
-    return {name: {**publishing_versions, **answered}.get(name, "committed") for name in outcome.sinks}
+    return {name: {**initial_states, **answered}.get(name, "committed") for name in outcome.sinks}
 
 
 def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:

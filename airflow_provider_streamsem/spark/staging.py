@@ -184,11 +184,11 @@ class Staging:
         after, self._late = self._micro_batch.after()
         if self._late and self._micro_batch.state.late == "fail":
             raise DataError(
-                'records are before the watermark, and state.late is "fail"; nothing became visible',
+                'the batch has records from before the watermark, and state.late is "fail"; nothing became visible',
                 version=self.job.plan.version,
                 late=self._late,
                 watermark_ms=after.watermark_ms,
-            ).advising('set late="drop" to go on without them, or a longer delay in withWatermark in a new pipeline.')
+            ).advising('set late="drop" to drop them, or use a longer delay in withWatermark in a new pipeline.')
         return with_operator_state(state, after)
 
     def _stateful(self, state: State) -> MicroBatch:

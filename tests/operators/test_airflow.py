@@ -227,7 +227,7 @@ def test_spark_and_kafka_are_found_through_airflow_connections(
     made.execute(context())
     assert looked_up[0] == {"master": "spark://h:7077", "conf": {}, "packages": None, "logs_to_stdout": True}
     assert looked_up[1] == {"bootstrap.servers": "h:1"}
-    with pytest.raises(Exception, match="no such connection"):
+    with pytest.raises(Exception, match="no connection with this id"):
         operator(fixture, spark_conn_id="nowhere").execute(context())
     with pytest.raises(InvalidError, match="exclude"):
         operator(fixture, spark_conn_id="my_spark", spark_master="yarn")

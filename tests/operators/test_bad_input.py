@@ -54,8 +54,8 @@ def another_source_on_the_same_log(location: Path) -> Pipeline:
 @pytest.mark.parametrize(
     ("made", "message", "is_written"),
     [
-        (missing_kafka_connection, "no such connection", False),
-        (missing_log_connection, "no such connection", False),
+        (missing_kafka_connection, "no connection with this id", False),
+        (missing_log_connection, "no connection with this id", False),
         (bucket_that_is_not_there, "NoSuchBucket", False),
         (transform_that_cannot_be_imported, "cannot be imported", False),
         (another_source_on_the_same_log, "immutable fields differ", True),
@@ -137,5 +137,5 @@ def test_soft_fail_sensor_fails_on_errors_and_is_skipped_when_all_is_well(tmp_pa
 
     with pytest.raises(AirflowSkipException):
         alarm(base(tmp_path)).execute(context())
-    with pytest.raises(InvalidError, match="no such connection"):
+    with pytest.raises(InvalidError, match="no connection with this id"):
         alarm(missing_log_connection(tmp_path)).execute(context())

@@ -137,7 +137,7 @@ def test_connection_that_cannot_submit_a_driver_fails_the_task_without_a_retry(
 
     if connection:
         monkeypatch.setenv("AIRFLOW_CONN_MY_SPARK", connection)
-    with pytest.raises(AirflowFailException, match=r"type spark with a host|no such connection"):
+    with pytest.raises(AirflowFailException, match=r"type spark with a host|no connection with this id"):
         operator(pipeline, "my_spark").execute(context())
 
 

@@ -243,7 +243,7 @@ def test_transform_may_split_rows_between_sinks(location: Location, spark: Spark
         (lambda frame: None, "neither"),
         (lambda frame: 5, "neither"),
         (lambda frame: {"out": 5}, "neither"),
-        (lambda frame: {"other": frame}, "other sinks"),
+        (lambda frame: {"other": frame}, "one DataFrame for each sink"),
     ],
 )
 def test_transform_with_an_invalid_return_value_is_reported(
