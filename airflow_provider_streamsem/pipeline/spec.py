@@ -138,7 +138,7 @@ class Pipeline:
                 'rows="filter" is not valid with state, because a stateful transform changes the number of rows'
             )
         mode = self.state.output_mode
-        appending = sorted(name for name, sink in self.sinks.items() if not getattr(sink, "merges", False))
+        appending = sorted(name for name, sink in self.sinks.items() if getattr(sink, "mode", "") != "upsert")
         if mode == "complete" and appending:
             what = 'with output_mode="complete", each batch returns the whole result, and these sinks would append it again'
             raise InvalidError(

@@ -19,6 +19,7 @@ from airflow_provider_streamsem import (
     Dedup,
     FilesSink,
     FilesSource,
+    JdbcSink,
     State,
     read_committed,
     reprocess,
@@ -33,6 +34,7 @@ from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.state import operator_state
+from tests.connectors.sql.test_sink import database_at
 from tests.state.test_operators import arrive, keyed, outcome, pipeline, windowed
 
 pytestmark = pytest.mark.spark
@@ -394,3 +396,19 @@ def test_any_cut_into_batches_gives_the_answer_of_one_pass(
         left, number = left[size:], number + 1
     assert counts(spark, tmp_path) == Counter(key for _, key in events)
     assert verify(str(tmp_path / "log")).findings == []
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_upserting_sink_holds_the_newest_row_of_each_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    db = database_at(tmp_path / "db.sqlite", monkeypatch)
+    db.run('CREATE TABLE "t" (k VARCHAR(9) PRIMARY KEY, n BIGINT)')
+    sinks = {"t": JdbcSink(conn_id="db", table="t", staging=str(tmp_path / "staging"), mode="upsert", keys=["k"])}
+    given = pipeline(tmp_path, lambda events: events.groupBy("k").agg(F.count("*").alias("n")), mode, sinks=sinks)
+    written = []
+    for number, events in enumerate([[(1, "a"), (1, "b")], [(2, "a")], [(3, "c")]]):
+        arrive(tmp_path, number, events)
+        written.append(run_batch(given, run_key=f"run {number}").counts["written.t"])
+    assert sorted(db.run('SELECT k, n FROM "t"')) == [("a", 2), ("b", 1), ("c", 1)]
+    assert written == ([2, 1, 1] if mode == "update" else [2, 2, 3])
