@@ -1,7 +1,7 @@
 """
 Interfaces that sources and sinks implement, and the values that they exchange with a run.
 
-A new connector consists of a folder with ``source.py`` or ``sink.py``, an entry in the registry, a conformance fixture and a documentation page
+A new connector consists of a folder with ``source.py`` or ``sink.py``, an entry in the registry, tests and a documentation page
 (CONTRIBUTING.md).
 """
 

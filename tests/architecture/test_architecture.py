@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import airflow_provider_streamsem
-from airflow_provider_streamsem import errors
+from airflow_provider_streamsem import errors, registry
+from airflow_provider_streamsem.connectors import contract
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "airflow_provider_streamsem"
@@ -180,3 +181,21 @@ def test_wheel_has_every_page_and_example_dag() -> None:
             assert str(Path(pattern).parent) in (location.partition("streamsem/")[2] or "."), (
                 "links between pages keep working"
             )
+
+
+@pytest.mark.parametrize("kind", ["sources", "sinks"])
+def test_every_connector_has_the_members_of_its_interface(kind: registry.Kind) -> None:
+    """mypy compares a class with its interface only where an instance is assigned to it."""
+    for name in registry.names(kind):
+        connector = registry.lookup(kind, name)
+        interface = (
+            contract.Source if kind == "sources" else contract.PublishingSink if connector.publishes else contract.Sink
+        )
+        wanted = {
+            member for base in interface.__mro__ for member in (*vars(base), *vars(base).get("__annotations__", {}))
+        }
+        missing = {member for member in wanted if not member.startswith("_")} - {
+            *dir(connector),
+            *connector.__dataclass_fields__,
+        }
+        assert missing == set(), name
