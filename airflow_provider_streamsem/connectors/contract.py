@@ -623,6 +623,8 @@ class PublishingSink(Sink, Protocol):
     * A transactional sink sets its marker ``(pipeline uuid, sink) → (version, applied, outcome)`` in **one** transaction with the rows. It does so
       only if the marker is still the one that it read (P2). Before that, and before it creates a table or topic, it calls :meth:`Batch.is_settled`
       and :meth:`Batch.check_marker`.
+    * Only :meth:`Sink.claim` of a new log and :meth:`skip` create the storage of the markers. If it is missing, :meth:`publish` raises
+      ``MarkerLostError``, because an empty storage would mean that no version was published.
     """
 
     @property
