@@ -117,7 +117,7 @@ def test_tutorial_holds_when_it_is_followed_word_by_word(shell: Shell, tmp_path:
     ]
     assert [language for language, _ in blocks] == ["bash", "python", *["bash"] * 6]
     install, dag, start, log, create, kill, check, stop = [code for _, code in blocks]
-    shell.run("set -m")  # as in a terminal: a background job has its own process group, and can be interrupted
+    shell.run("set -m")  # as in a terminal: a background job has its own process group
     shell.run(install)
     (tmp_path / "airflow" / "dags" / "orders.py").write_text(dag)
     shell.run(start)
