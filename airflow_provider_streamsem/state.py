@@ -20,6 +20,7 @@ from airflow_provider_streamsem.stores.contract import Store
 OUTPUT_MODES = ("append", "update", "complete")
 LOCATION = "state/operators"
 """The directory of the state files of the operators, relative to the root of the log."""
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 FIELD = "spark"
 """The field of an outcome's ``state`` that contains the :class:`OperatorState`."""
 
@@ -150,6 +151,3 @@ def check_same_operators(before: OperatorState | None, after: OperatorState) -> 
             now=names[1],
             accepted="the operators of `before`, or a new pipeline with a new log",
         )
-
-
-_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")

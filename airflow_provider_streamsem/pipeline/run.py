@@ -372,7 +372,7 @@ class Run:
         return self._state_before(root), (first[0] if first else plan).planned_at_ms
 
     def _chain_states(self, head: OpenHead, plan: Plan) -> dedup.ChainStates | None:
-        """For reprocessing with deduplication across batches: the states of the chain's commits and of the log's head (W26)."""
+        """For reprocessing with deduplication across batches: the states of the chain's commits and of the log's head (W27)."""
         wanted = self.opened.pipeline.dedup
         if plan.replaces is None or wanted is None or not wanted.keeps_state:
             return None

@@ -14,7 +14,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +59,7 @@ class MicroBatch:
     base: OperatorState | None
     attempt_id: str
     now_ms: int
-    _executions: list[Any] = field(default_factory=list)
+    _planned: Any = None
     _partitions: int = 0
 
     def streaming(self, records: DataFrame) -> DataFrame:
@@ -98,7 +98,7 @@ class MicroBatch:
         except AnalysisException as error:
             what = "Structured Streaming does not support this transform in this output mode; nothing became visible"
             raise DataError(what, output_mode=self.state.output_mode, reason=_first_line(str(error))) from None
-        self._executions.append(execution)
+        self._planned = execution
         rows, schema = execution.toRdd(), execution.analyzed().schema()
         return DataFrame(self._jsession.internalCreateDataFrame(rows, schema, False), self.session)
 
@@ -109,17 +109,17 @@ class MicroBatch:
         :raises InvalidError: the operators or watermarks differ from those of the base
         :raises StageError: Spark repeated a task, so it is unknown which state belongs to the rows. A new attempt may succeed
         """
-        (execution,) = self._executions
+        writer, watermark = map(self._class_of, ("StateStoreWriter", "EventTimeWatermarkExec"))
         operators: dict[int, Operator] = {}
         watermarks: list[int | None] = []
         before = () if self.base is None else self.base.watermarks
         late = 0
-        for node in _nodes(execution.executedPlan()):
-            if self._is_a(node, f"{_STREAMING}.operators.stateful.StateStoreWriter"):
+        for node in _nodes(self._planned.executedPlan()):
+            if writer.isInstance(node):
                 number = node.stateInfo().get().operatorId()
                 operators[number] = Operator(name=node.shortName(), ids=self._ids(node, number))
                 late += json.loads(node.getProgress().json())["numRowsDroppedByWatermark"]
-            elif self._is_a(node, f"{_STREAMING}.operators.stateful.EventTimeWatermarkExec"):
+            elif watermark.isInstance(node):
                 known = before[len(watermarks)] if len(watermarks) < len(before) else None
                 seen = node.eventTimeStats().value()
                 watermarks.append(known if seen.count() == 0 else max(seen.max() - node.delayMs(), known or 0))
@@ -141,8 +141,7 @@ class MicroBatch:
         """Unload the state stores of this attempt from the executors. Best effort: correctness does not depend on it."""
         with suppress(Exception):
             manager = self._jsession.sessionState().streamingQueryManager()
-            for execution in self._executions:
-                manager.stateStoreCoordinator().deactivateInstances(execution.runId())
+            manager.stateStoreCoordinator().deactivateInstances(self._planned.runId())
 
     @property
     def _root(self) -> str:
@@ -161,9 +160,10 @@ class MicroBatch:
         inner: Any = self.session
         return getattr(inner._jvm, name)
 
-    def _is_a(self, node: Any, name: str) -> bool:
+    def _class_of(self, name: str) -> Any:
+        """Return the Java class of a kind of stateful operators."""
         loader = self._jvm("java.lang.Thread").currentThread().getContextClassLoader()
-        return bool(loader.loadClass(name).isInstance(node))
+        return loader.loadClass(f"{_STREAMING}.operators.stateful.{name}")
 
     def _configure(self) -> None:
         """
