@@ -15,6 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.spark_location import Location
+
 assert "airflow" not in sys.modules, (
     "Airflow reads its settings once, at its first import: it must come after this file"
 )
@@ -53,3 +55,11 @@ def pytest_unconfigure() -> None:
 def spark(streamsem_spark: SparkSession) -> SparkSession:
     """The session that every Spark test shares; engines find it as the active one."""
     return streamsem_spark
+
+
+@pytest.fixture
+def location(tmp_path: Path, spark: SparkSession) -> Location:
+    """The directories of a pipeline that runs on the shared session."""
+    from tests.spark_location import Location
+
+    return Location(tmp_path)

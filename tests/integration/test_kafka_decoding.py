@@ -159,17 +159,19 @@ def test_invalid_avro_key_is_quarantined_with_its_location_key_and_value(topics:
     result = topics.run(spec, "r")
     assert (result.counts["read"], result.counts["parsed"], result.counts["quarantined"]) == (5, 2, 3)
     assert sorted(topics.rows("kafka_key.id, total, kafka_offset"), key=str) == [(7, 1, 0), (None, 1, 2)]
-    location = {
-        "version": 0,
-        "topic": topics.name("a"),
-        "partition": 1,
-        "error": "key or value cannot be decoded",
-        "encoding": "utf-8",
-    }
+    location = {"version": 0, "topic": topics.name("a"), "partition": 1, "encoding": "utf-8"}
+    bad_key, bad_value = "key cannot be decoded", "value cannot be decoded: no JSON object"
     assert quarantined(topics) == [
-        {**location, "offset": 1, "key": good[:-1].decode(), "key_encoding": "utf-8", "raw": value},
-        {**location, "offset": 3, "key": good.decode(), "key_encoding": "utf-8", "raw": "{broken"},
-        {**location, "offset": 4, "key": "/w==", "key_encoding": "base64", "raw": "{broken"},
+        {**location, "offset": 1, "error": bad_key, "key": good[:-1].decode(), "key_encoding": "utf-8", "raw": value},
+        {**location, "offset": 3, "error": bad_value, "key": good.decode(), "key_encoding": "utf-8", "raw": "{broken"},
+        {
+            **location,
+            "offset": 4,
+            "error": f"{bad_key}; {bad_value}",
+            "key": "/w==",
+            "key_encoding": "base64",
+            "raw": "{broken",
+        },
     ]
 
 

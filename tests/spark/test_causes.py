@@ -13,7 +13,7 @@ from airflow_provider_streamsem import open_log
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StoreRefusedError
 from airflow_provider_streamsem.spark.engine import SparkEngine, _translated
-from tests.spark.locations import Location
+from tests.spark_location import Location
 
 
 def test_transform_that_cannot_be_imported_names_the_cause(location: Location) -> None:

@@ -21,7 +21,7 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError, StageError
 from airflow_provider_streamsem.spark import gateway
 from airflow_provider_streamsem.spark.engine import SparkEngine
-from tests.spark.locations import BAD_JSON, CSV, GOOD_JSON, JSON, Location
+from tests.spark_location import BAD_JSON, CSV, GOOD_JSON, JSON, Location
 
 pytestmark = pytest.mark.spark
 
@@ -131,6 +131,29 @@ def test_quarantined_records_keep_their_text_and_name_their_file(location: Locat
     assert sorted(record["raw"] for record in quarantined) == sorted(BAD_JSON)
     assert {record["path"] for record in quarantined} == {str(path)}
     assert all("schema" in record["error"] for record in quarantined)
+
+
+JSON_REASONS = {
+    '{"id":1,"n":"x","day":"tomorrow"}': "not a json record of the schema: values that do not fit: n, day",
+    '{"id":null,"n":5}': "not a json record of the schema: required values that are missing: id",
+    '{"n":"secret"}': "not a json record of the schema: values that do not fit: n; required values that are missing: id",
+    "[1]": "not a json record of the schema: no JSON object",
+    '{"id":1} 2': "not a json record of the schema id long NOT NULL, n int, day date",
+}
+CSV_REASONS = {
+    "1,x,tomorrow": "not a csv record of the schema: values that do not fit: n, day",
+    ",5,2026-01-01": "not a csv record of the schema: required values that are missing: id",
+    "1,5": "not a csv record of the schema: number of fields: 2 instead of 3",
+}
+
+
+@pytest.mark.parametrize(("format", "reasons"), [("json", JSON_REASONS), ("csv", CSV_REASONS)])
+def test_quarantined_record_names_the_columns_whose_values_do_not_fit(
+    location: Location, format: str, reasons: dict[str, str]
+) -> None:
+    location.put(f"records.{format}", "\n".join(reasons))
+    location.run(location.pipeline(source={"format": format, "schema": "id long NOT NULL, n int, day date"}))
+    assert {record["raw"]: record["error"] for record in location.quarantined()} == reasons
 
 
 ODD = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from pyspark.sql import DataFrame
@@ -29,10 +29,15 @@ from pyspark.sql.types import BooleanType as Boolean
 
 from airflow_provider_streamsem.connectors.parsing import values as exact
 from airflow_provider_streamsem.connectors.parsing.sql_text import (
+    MISSING,
+    UNFIT,
     Parsed,
     any_of,
     for_each,
+    listed,
     literal,
+    names_where,
+    reason_of,
     rlike,
     type_name,
     when,
@@ -131,7 +136,33 @@ class Csv:
         steps = with_sql(with_sql(with_sql(frame, {fields: self._split(raw)}), texts), values)
         steps = with_sql(steps, {f"{into}_bad": f"coalesce({any_of(tests)}, true)"})
         found = {field.name: locations[n] for n, field in enumerate(self._columns.fields)}
-        return Parsed(steps.drop(fields, *texts), found, f"{into}_bad")
+        return Parsed(steps, found, f"{into}_bad", self._reason(fields, groups, texts, values))
+
+    def _reason(
+        self,
+        fields: str,
+        groups: Mapping[tuple[DataType, bool], list[int]],
+        texts: Iterable[str],
+        values: Iterable[str],
+    ) -> str:
+        """
+        Return SQL of the reason why a line is not a record; see :class:`Parsed`.
+
+        :param fields: name of the column of fields
+        :param texts: names of the columns of texts, one for each group
+        :param values: names of the columns of values, one for each group
+        """
+        size = len(self._columns.fields)
+        unfit, missing = [], []
+        for ((_, nullable), positions), text, value in zip(groups.items(), texts, values, strict=True):
+            names = [self._columns.names[n] for n in positions]
+            unfit.append(names_where(names, partial(_is_unfit, text, value)))
+            missing.append(names_where([] if nullable else names, partial(_is_missing, text)))
+        return reason_of(
+            when((f"size({fields}) != {size}", f"concat('number of fields: ', size({fields}), ' instead of {size}')")),
+            listed(UNFIT, f"concat({', '.join(unfit)})"),
+            listed(MISSING, f"concat({', '.join(missing)})"),
+        )
 
     def ends_inside_quotes(self, raw: str, *, begins_inside: bool) -> str:
         """
@@ -230,6 +261,16 @@ class Csv:
             if named
             else value
         )
+
+
+def _is_unfit(texts: str, values: str, name: str, at: str) -> str:
+    """Return a condition that is true if the text at a position of an array was not converted to a value."""
+    return f"get({texts}, {at}) IS NOT NULL AND get({values}, {at}) IS NULL"
+
+
+def _is_missing(texts: str, name: str, at: str) -> str:
+    """Return a condition that is true if there is no text at a position of an array."""
+    return f"get({texts}, {at}) IS NULL"
 
 
 def _nulls(values: str) -> str:

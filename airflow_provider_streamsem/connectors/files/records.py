@@ -35,7 +35,7 @@ from airflow_provider_streamsem.stores.contract import spark_path, split_url
 if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.files.pins import FilePin
 
-_RECORD, _BAD = "__streamsem_record", "__streamsem_record_bad"
+_RECORD, _BAD, _REASON = "__streamsem_record", "__streamsem_record_bad", "__streamsem_reason"
 _UTC = ("UTC", "Etc/UTC", "GMT", "Z")
 _WIDE = 100
 """Spark's constraint propagation is disabled for more columns than this."""
@@ -109,6 +109,7 @@ class FileRecords:
         self._footers = self._checked_footers(pins)
         self._first = pins[0].path
         self._csv_lines: list[tuple[DataFrame, Csv]] = []
+        self._explained: list[DataFrame] = []
         frames = []
         self._groups = self._grouped([pin.path for pin in pins])
         for group in self._groups:
@@ -381,6 +382,7 @@ class FileRecords:
         partitions = [_quoted(field.name) for field in self._group.partitions.fields]
         is_bad = F.expr(f"NOT is_valid_utf8({text})").alias(_BAD)
         self.frame = found.select(F.expr(text).alias("value"), *partitions, is_bad, RAW, PATH)
+        self._explained.append(self.frame.withColumn(_REASON, F.lit("")))
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
 
     def _set(self, parsed: Parsed) -> None:
@@ -388,7 +390,9 @@ class FileRecords:
             # Constraint propagation takes minutes for a plan with thousands of columns. The session is a clone that only this attempt uses.
             self._spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
         partitions = [quoted(field.name) for field in self._group.partitions.fields]
-        self.frame = parsed.frame.selectExpr(*parsed.columns, *partitions, _BAD, RAW, PATH)
+        columns = [*parsed.columns, *partitions, _BAD, RAW, PATH]
+        self.frame = parsed.frame.selectExpr(*columns)
+        self._explained.append(parsed.frame.selectExpr(*columns, f"{parsed.reason} AS {_REASON}"))
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
 
     def bad_records(self) -> Iterator[BadRecord]:
@@ -401,18 +405,18 @@ class FileRecords:
             return
         for parsed, csv in self._csv_lines:
             refuse_lines_inside_records(parsed, _BAD, csv, decoded(RAW, self._source.encoding))
-        asked = [F.expr(f"count({quoted(name)}) AS c{i}") for i, name in enumerate(self.frame.columns)]
         from pyspark.sql import Observation
 
-        # Spark prunes columns that no operator uses, and does not parse their values. Observing every column prevents that, so the same records are bad.
-        rows = self.frame.observe(Observation(), *asked).where(self.bad).select(PATH, F.col(RAW).cast("binary"))
-        for path, line in rows.toLocalIterator():
-            raw, encoding = text_of(bytes(line))
-            yield BadRecord(
-                location={"path": plain_path(path), "encoding": encoding},
-                raw=raw,
-                error=self._error,
-            )
+        for frame in self._explained:
+            asked = [
+                F.expr(f"count({quoted(name)}) AS c{i}") for i, name in enumerate(frame.columns) if name != _REASON
+            ]
+            # Spark prunes columns that no operator uses, and does not parse their values. Observing every column prevents that, so the same records are bad.
+            rows = frame.observe(Observation(), *asked).where(self.bad).select(PATH, F.col(RAW).cast("binary"), _REASON)
+            for path, line, reason in rows.toLocalIterator():
+                raw, encoding = text_of(bytes(line))
+                error = f"not a {self._source.format} record of the schema: {reason}" if reason else self._error
+                yield BadRecord(location={"path": plain_path(path), "encoding": encoding}, raw=raw, error=error)
 
 
 def _as_read(field: StructField) -> StructField:

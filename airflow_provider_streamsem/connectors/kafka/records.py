@@ -35,6 +35,7 @@ logger = telemetry.log_of(__name__)
 
 _OWN = ("topic", "partition", "offset", "timestamp", "headers", "key")
 _BAD, _RECORD_LOCATION, _DECODED = "__streamsem_bad", "__streamsem_place", "__streamsem_decoded_"
+_REASON = "__streamsem_reason"
 _OLDER = "spark.sql.sources.useV1SourceList"
 _REGISTRY_TIMEOUT_S = 30
 # With Kafka's default of 1 MiB a task waits for a fetch every few thousand records. This took a fifth of the time of a batch of 50,000 records.
@@ -87,20 +88,22 @@ class KafkaRecords:
             columns = [F.col(name) for name in _OWN if name != "key"] + [key_column.alias("key"), F.col("value")]
         self.frame = read.select(*columns, bad.alias(_BAD), location.alias(_RECORD_LOCATION))
         self.bad, self.drop = F.col(_BAD), (_BAD, _RECORD_LOCATION)
+        reasons = [F.when(decoded.bad, decoded.why_bad(part)) for part, decoded in parts.items()]
+        reason = F.concat_ws("; ", *reasons).alias(_REASON)
+        self._explained = read.select(*columns, bad.alias(_BAD), location.alias(_RECORD_LOCATION), reason)
 
     def bad_records(self) -> Iterator[BadRecord]:
         """Yield the bad records in a second pass over the same ranges."""
         if self.bad is None:
             return
-        error = "; ".join([f"{' or '.join(self._decoders)} cannot be decoded", *self._unreadable])
-        for (row,) in self.frame.where(self.bad).select(_RECORD_LOCATION).toLocalIterator():
+        for row, reason in self._explained.where(self.bad).select(_RECORD_LOCATION, _REASON).toLocalIterator():
             text, encoding = _text(row["value"])
             key, key_encoding = _text(row["key"])
             location = {
                 "topic": row["topic"], "partition": row["partition"], "offset": row["offset"], "encoding": encoding, "key": key,
                 "key_encoding": key_encoding,
             }  # fmt: skip
-            yield BadRecord(location=location, raw=text, error=error)
+            yield BadRecord(location=location, raw=text, error="; ".join([reason, *self._unreadable]))
 
 
 def read_ranges(
@@ -187,6 +190,7 @@ class _Decoded:
     :param fields: name → column
     :param bad: a boolean column: whether the key or value cannot be decoded
     :param unreadable: for each schema version whose records are all marked as bad: the reason
+    :param reason: SQL of a text; see :class:`airflow_provider_streamsem.connectors.parsing.sql_text.Parsed`
     """
 
     def __init__(
@@ -196,8 +200,14 @@ class _Decoded:
         fields: Mapping[str, Column],
         bad: Column,
         unreadable: Sequence[str] = (),
+        reason: str = "''",
     ) -> None:
         self.frame, self.record, self.fields, self.bad, self.unreadable = frame, record, fields, bad, unreadable
+        self._reason = reason
+
+    def why_bad(self, part: str) -> Column:
+        """Return a column with the reason why the key or value (``part``) of a bad record cannot be decoded."""
+        return F.expr(f"concat_ws(': ', '{part} cannot be decoded', nullif({self._reason}, ''))")
 
 
 def _decoded(part: str, decoder: Decoder, topics: list[str], read: DataFrame) -> _Decoded:
@@ -211,7 +221,8 @@ def _json(part: str, decoder: Json, read: DataFrame) -> _Decoded:
     is_bad = F.col(part).isNotNull() & F.col(parsed.bad)
     fields = {name: F.expr(value) for name, value in parsed.values.items()}
     record = F.when(F.col(part).isNotNull(), F.expr(struct_of(parsed.values)))
-    return _Decoded(parsed.frame.withColumn(parsed.bad, is_bad), record, fields, F.col(parsed.bad))
+    frame = parsed.frame.withColumn(parsed.bad, is_bad)
+    return _Decoded(frame, record, fields, F.col(parsed.bad), reason=parsed.reason)
 
 
 def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Decoded:

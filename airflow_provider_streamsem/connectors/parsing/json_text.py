@@ -36,13 +36,18 @@ from pyspark.sql.types import (
 from airflow_provider_streamsem.connectors.parsing import values as exact
 from airflow_provider_streamsem.connectors.parsing import wide
 from airflow_provider_streamsem.connectors.parsing.sql_text import (
+    MISSING,
+    UNFIT,
     Parsed,
     any_of,
     for_each,
     for_each_value,
+    listed,
     literal,
     map_of,
+    names_where,
     quoted,
+    reason_of,
     rlike,
     struct_of,
     surely,
@@ -152,7 +157,8 @@ def with_json(frame: DataFrame, raw: str, columns: StructType, options: Mapping[
     found_values = grouped.values(values)
     bad = any_of([f"NOT {whole}", f"({doubt} AND {exactly}.bad)", *_missing(found_values, columns)])
     steps = with_sql(with_sql(steps, chosen), {f"{into}_bad": f"coalesce({bad}, true)"})
-    return Parsed(steps.drop(parsed, doubt, marked, exactly, whole), found_values, f"{into}_bad")
+    done = steps.drop(parsed, doubt, marked, exactly, whole)
+    return Parsed(done, found_values, f"{into}_bad", _reason(raw, found_values, columns, given))
 
 
 class _Fast:
@@ -439,6 +445,16 @@ def _missing_inside(value: str, kind: DataType) -> str | None:
 
 
 # --- the text as a whole
+
+
+def _reason(raw: str, values: Mapping[str, str], columns: StructType, given: Mapping[str, str]) -> str:
+    """Return SQL of the reason why a text is not a record; see :class:`Parsed`."""
+    fields = f"from_json({raw}, 'map<string,string>', {map_of(given)})"
+    is_null = f"array({', '.join(f'{value} IS NULL' for value in values.values())})"
+    unfit = names_where(list(values), lambda name, at: f"get({is_null}, {at}) AND {fields}[{name}] IS NOT NULL")
+    required = [name for name in values if not columns[name].nullable]
+    missing = names_where(required, lambda name, _: f"{fields} IS NOT NULL AND {fields}[{name}] IS NULL")
+    return reason_of(when((f"{fields} IS NULL", "'no JSON object'")), listed(UNFIT, unfit), listed(MISSING, missing))
 
 
 def _half_a_pair(raw: str) -> str:

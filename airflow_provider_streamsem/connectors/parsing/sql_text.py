@@ -14,6 +14,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, TimestampType
 
+_MANY = 200
+"""Spark needs seconds to plan an expression for each of more columns."""
+UNFIT, MISSING = "values that do not fit", "required values that are missing"
 _PLAIN = re.compile(r"[ -&(-\[\]-~]*")  # printable ASCII except the single quote and the backslash
 
 
@@ -26,11 +29,13 @@ class Parsed:
 
     :param values: name of each declared column → SQL of its value in the frame
     :param bad: name of the boolean column that marks bad records
+    :param reason: SQL of a text: what is known about why a bad record is bad, without values; empty if nothing is known
     """
 
     frame: DataFrame
     values: Mapping[str, str]
     bad: str
+    reason: str
 
     @property
     def columns(self) -> list[str]:
@@ -107,6 +112,36 @@ def struct_of(values: Mapping[str, str]) -> str:
     :param values: name → SQL of the value
     """
     return f"struct({', '.join(f'{value} AS {quoted(name)}' for name, value in values.items())})"
+
+
+def reason_of(*known: str) -> str:
+    """
+    Return SQL of the text of a reason.
+
+    :param known: SQL of texts; a text that does not apply is null
+    """
+    return f"array_join(array({', '.join(known)}), '; ')"
+
+
+def names_where(names: Sequence[str], applies: Callable[[str, str], str]) -> str:
+    """
+    Return SQL of an array of those names for which a condition is true; of an empty array if there are too many names to test.
+
+    :param applies: receives SQL of a name and of its position, and returns the condition
+    """
+    if not names or len(names) > _MANY:
+        return "CAST(array() AS ARRAY<STRING>)"
+    return f"filter(array({', '.join(map(literal, names))}), (n, i) -> {applies('n', 'i')})"
+
+
+def listed(what: str, names: str) -> str:
+    """
+    Return SQL of a text that lists names; null if there are none.
+
+    :param what: what the names have in common
+    :param names: SQL of an array of names
+    """
+    return when((f"size({names}) > 0", f"concat({literal(what + ': ')}, array_join({names}, ', '))"))
 
 
 def map_of(given: Mapping[str, str]) -> str:

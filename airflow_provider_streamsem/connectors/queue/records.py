@@ -15,6 +15,7 @@ from airflow_provider_streamsem.errors import DataError
 _LANDED = "id string, received_ms long, body string, encoding string, headers map<string,string>"
 _OWN = ("queue_message_id", "queue_received_at", "queue_headers")
 _MESSAGE, _RECORD, _BAD = "__streamsem_message", "__streamsem_record", "__streamsem_bad"
+_REASON = "__streamsem_reason"
 
 
 class QueueRecords:
@@ -42,11 +43,12 @@ class QueueRecords:
         landed = lines.withColumn(_MESSAGE, F.from_json(RAW, _LANDED))
         message, body = F.col(_MESSAGE), F.col(_MESSAGE)["body"]
         bad = message["id"].isNull() | body.isNull() | message["encoding"].isNotNull()
+        reason = "''"
         if schema is not None:
             columns = parsing.struct(schema, "source queue")
             names = [f.name for f in columns.fields]
             parsed = parsing.with_json(landed, f"{_MESSAGE}.body", columns, options, _RECORD)
-            landed, bad = parsed.frame, bad | F.col(parsed.bad)
+            landed, bad, reason = parsed.frame, bad | F.col(parsed.bad), parsed.reason
             fields = [F.expr(column) for column in parsed.columns]
         else:
             names, fields = ["body"], [body.alias("body")]
@@ -56,20 +58,24 @@ class QueueRecords:
             F.timestamp_millis(message["received_ms"]).alias("queue_received_at"),
             message["headers"].alias("queue_headers"),
         ]
-        self.frame = landed.select(*fields, *own, F.coalesce(bad, F.lit(True)).alias(_BAD), RAW, PATH, _MESSAGE)
+        is_bad = F.coalesce(bad, F.lit(True)).alias(_BAD)
+        self.frame = landed.select(*fields, *own, is_bad, RAW, PATH, _MESSAGE)
+        self._explained = landed.select(is_bad, RAW, PATH, _MESSAGE, F.expr(reason).alias(_REASON))
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH, _MESSAGE)
 
     def bad_records(self) -> Iterator[BadRecord]:
         """Yield the bad messages in a second pass over the same files."""
         assert self.bad is not None
-        for path, line, message in self.frame.where(self.bad).select(PATH, RAW, _MESSAGE).toLocalIterator():
+        rows = self._explained.where(self.bad).select(PATH, RAW, _MESSAGE, _REASON)
+        for path, line, message, reason in rows.toLocalIterator():
             is_message = message is not None and message["body"] is not None
             location = {
                 "path": plain_path(path),
                 "message_id": (message["id"] or "") if is_message else "",
                 "encoding": (message["encoding"] or "utf-8") if is_message else "utf-8",
             }
-            yield BadRecord(location=location, raw=message["body"] if is_message else line, error=self._error)
+            error = f"the body does not fit the schema: {reason}" if is_message and reason else self._error
+            yield BadRecord(location=location, raw=message["body"] if is_message else line, error=error)
 
 
 def _refuse_taken(names: list[str]) -> None:

@@ -26,7 +26,7 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.connectors.data_files import write
 from airflow_provider_streamsem.errors import DataError
-from tests.spark.locations import CSV, JSON, Location
+from tests.spark_location import CSV, JSON, Location
 
 pytestmark = pytest.mark.spark
 

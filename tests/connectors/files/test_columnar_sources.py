@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import open_log
 from airflow_provider_streamsem.errors import DataError
-from tests.spark.locations import Location
+from tests.spark_location import Location
 
 pytestmark = pytest.mark.spark
 

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from airflow_provider_streamsem.errors import InvalidError
-from tests.spark.locations import Location
+from tests.spark_location import Location
 
 pytestmark = pytest.mark.spark
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import Limits, open_log, read_committed, reprocess
 from airflow_provider_streamsem.errors import DataError
-from tests.spark.locations import JSON, Location
+from tests.spark_location import JSON, Location
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,7 @@ from airflow_provider_streamsem.connectors.data_files import direct_commit as di
 from airflow_provider_streamsem.connectors.data_files import write
 from airflow_provider_streamsem.errors import DataError, StageError
 from airflow_provider_streamsem.spark import engine as spark_engine
-from tests.spark.locations import Location
+from tests.spark_location import Location
 
 pytestmark = pytest.mark.spark
 
