@@ -130,7 +130,7 @@ _RESOLVER: ContextVar[Resolver] = ContextVar("streamsem_connections", default=fr
 
 
 @contextmanager
-def looked_up_by(resolver: Resolver) -> Iterator[None]:
+def use_resolver(resolver: Resolver) -> Iterator[None]:
     """Resolve connection ids with ``resolver`` within the block, instead of from the environment."""
     token = _RESOLVER.set(resolver)
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, RunResult, reprocess, run_batch
-from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.readers.verify import Verdict, verify
 from airflow_provider_streamsem.stores.contract import Store
@@ -72,7 +72,7 @@ class PipelineFixture:
 
     def log(self, store: Store | None = None) -> CommitLog:
         """A log as a process of its own would open it."""
-        return CommitLog(store or self.store, ManualClock(name=f"p{next(self.clocks)}"), Patience(tries=6))
+        return CommitLog(store or self.store, ManualClock(name=f"p{next(self.clocks)}"), RetryPolicy(tries=6))
 
     def run(
         self,

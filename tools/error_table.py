@@ -217,7 +217,7 @@ TABLES: dict[str, list[Row]] = {
             "a Parquet or ORC file is damaged",
             DataError,
             'put a good copy into the source under another name, delete the damaged file, and set `on_data_loss="record_gap"`',
-            "spark/test_formats.py::test_corrupt_columnar_file_fails_the_batch_and_is_named",
+            "connectors/files/test_formats.py::test_corrupt_columnar_file_fails_the_batch_and_is_named",
         ),
         Row(
             "more bad records than `max_quarantined`",

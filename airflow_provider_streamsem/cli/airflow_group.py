@@ -33,13 +33,13 @@ def commands() -> list[CLICommand]:
 
 def _execute(command: str, args: argparse.Namespace) -> None:
     from airflow_provider_streamsem.cli import main
-    from airflow_provider_streamsem.connections import looked_up_by
+    from airflow_provider_streamsem.connections import use_resolver
     from airflow_provider_streamsem.hooks.lookup import airflow_connection
 
     # Airflow's own commands that look up connections set this variable too. Without it, Airflow does not read connections from its metadata database.
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     args.command = command
-    with looked_up_by(airflow_connection):
+    with use_resolver(airflow_connection):
         code = main.execute(args)
     if code:
         sys.exit(code)

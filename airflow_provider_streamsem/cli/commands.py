@@ -1,7 +1,7 @@
 """
 Implementations of the commands.
 
-Each command takes the parsed arguments and returns its result as an :class:`Answer`. ``args.log`` is the location of the log. ``args.pipeline`` is the
+Each command takes the parsed arguments and returns its result as an :class:`CommandResult`. ``args.log`` is the location of the log. ``args.pipeline`` is the
 pipeline, or ``None`` if the user named a log. The commands call the public functions of this package.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 from airflow_provider_streamsem import extras
 from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.cli.arguments import COMMANDS
-from airflow_provider_streamsem.cli.output import Answer, Table
+from airflow_provider_streamsem.cli.output import CommandResult, Table
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog import doctor as doctor_
 from airflow_provider_streamsem.commitlog import move
@@ -53,14 +53,14 @@ _LINES = 6
 """The maximum number of partitions or sinks of a version that the table of ``streamsem log`` shows."""
 
 
-def answer(args: argparse.Namespace) -> Answer:
+def answer(args: argparse.Namespace) -> CommandResult:
     """
     Run the command that ``args.command`` names on the log or the pipeline that ``args.target`` names, and return its result.
 
     :raises InvalidError: the arguments or the pipeline are not valid for this command
     :raises StreamsemError: the command failed
     """
-    command: Callable[[argparse.Namespace], Answer] = globals()[args.command.replace("-", "_")]
+    command: Callable[[argparse.Namespace], CommandResult] = globals()[args.command.replace("-", "_")]
     if not hasattr(args, "target"):
         return command(args)
     if "://" not in args.target:
@@ -120,7 +120,7 @@ def _refuse_without_pipeline(args: argparse.Namespace) -> None:
         )
 
 
-def run(args: argparse.Namespace) -> Answer:
+def run(args: argparse.Namespace) -> CommandResult:
     """Run one batch, or with ``--drain`` several (``streamsem run``)."""
     pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
     run_key = f"cli:{SYSTEM_CLOCK.new_id()}" if args.run_key is None else args.run_key
@@ -141,7 +141,7 @@ def _newest_closed(log: str) -> int:
         return -1
 
 
-def reprocess(args: argparse.Namespace) -> Answer:
+def reprocess(args: argparse.Namespace) -> CommandResult:
     """Reprocess one version, or every version with quarantined records (``streamsem reprocess``)."""
     if args.quarantined == (args.version is not None):
         raise InvalidError("reprocess requires either a version or --quarantined", given=args.version)
@@ -165,7 +165,9 @@ def reprocess(args: argparse.Namespace) -> Answer:
             still = result.counts["quarantined"]
             lines.append(f"version {version}: reprocessed as {result.version}, {still} still quarantined")
     document = {"reprocessed": reprocessed, "not_reprocessed": refused}
-    return Answer(document=document, lines=lines or ["there are no quarantined records"], exit_code=1 if refused else 0)
+    return CommandResult(
+        document=document, lines=lines or ["there are no quarantined records"], exit_code=1 if refused else 0
+    )
 
 
 def _engine(args: argparse.Namespace, spark_packages: str | None) -> Engine:
@@ -181,7 +183,7 @@ def _engine(args: argparse.Namespace, spark_packages: str | None) -> Engine:
     return engine_of(connection(args.spark_conn_id), conf, packages=spark_packages)
 
 
-def _ran(pipeline: Pipeline, result: RunResult) -> Answer:
+def _ran(pipeline: Pipeline, result: RunResult) -> CommandResult:
     kept = guarantee(pipeline)
     lines = [f"run key    {result.run_key}", *f"guarantee  {kept}".split("\n"), f"status     {result.status}"]
     lines += [f"version    {result.version}", f"ranges     {_ranges(result.ranges)}"]
@@ -190,10 +192,10 @@ def _ran(pipeline: Pipeline, result: RunResult) -> Answer:
         f"completed  version {one.version} of run {one.run_key}: {report.counted(one.counts)}"
         for one in result.completed
     ]
-    return Answer(document={**result.to_json(), "guarantee": plain(kept)}, lines=lines)
+    return CommandResult(document={**result.to_json(), "guarantee": plain(kept)}, lines=lines)
 
 
-def log(args: argparse.Namespace) -> Answer:
+def log(args: argparse.Namespace) -> CommandResult:
     """List versions (``streamsem log``)."""
     if args.limit < 1:
         raise InvalidError("--limit must be an integer of 1 or more", given=args.limit)
@@ -207,7 +209,7 @@ def log(args: argparse.Namespace) -> Answer:
         for version, before in zip_longest(versions[: args.limit], versions[1:])
         if version is not None
     ]
-    return Answer(
+    return CommandResult(
         document={"log": opened.log.store.url, "pipeline": opened.record.name, "versions": rows},
         tables=[log_table(opened.record.name, rows, now_ms=SYSTEM_CLOCK.now_ms())],
     )
@@ -242,9 +244,7 @@ def _result(version: Version) -> str:
     """Return ``open``, ``commit`` or ``abort``, or ``publishing`` for a commit whose receipts are not stored yet."""
     if version.outcome is None:
         return "open"
-    return (
-        "publishing" if version.outcome.has_pending_publishes and version.receipts is None else version.outcome.result
-    )
+    return "publishing" if version.outcome.requires_receipts and version.receipts is None else version.outcome.result
 
 
 def _sinks(outcome: Outcome, receipts: Receipts | None) -> dict[str, str]:
@@ -327,14 +327,14 @@ def _ranges(ranges: Ranges) -> str:
     return ", ".join(f"{partition} [{start}, {end})" for partition, (start, end) in sorted(ranges.items()))
 
 
-def show(args: argparse.Namespace) -> Answer:
+def show(args: argparse.Namespace) -> CommandResult:
     """Show the stored entries of a version (``streamsem show``)."""
     integer("N", args.version, least=0, most=N - 1)
     opened = open_log(args.log)
     plan, outcome = opened.log.plan(args.version), opened.log.outcome(args.version)
     if plan is None:
         raise InvalidError("the log has no such version", given=args.version, newest_closed=opened.head)
-    receipts = opened.log.receipts(args.version) if outcome is not None and outcome[0].has_pending_publishes else None
+    receipts = opened.log.receipts(args.version) if outcome is not None and outcome[0].requires_receipts else None
     document = {
         "version": args.version,
         "plan": plain(plan[0]),
@@ -348,7 +348,7 @@ def show(args: argparse.Namespace) -> Answer:
         lines += [f"{title}:"] if entry else []
         lines += [f"  {name:<14} {value}" for name, value in entry.items() if name not in hidden_fields]
     lines += _files_of(outcome[0]) if outcome is not None else []
-    return Answer(document=document, lines=lines)
+    return CommandResult(document=document, lines=lines)
 
 
 def _files_of(outcome: Outcome) -> list[str]:
@@ -359,13 +359,13 @@ def _files_of(outcome: Outcome) -> list[str]:
     ]
 
 
-def files(args: argparse.Namespace) -> Answer:
+def files(args: argparse.Namespace) -> CommandResult:
     """List the visible files (``streamsem files``)."""
     found = open_log(args.log, pipeline=args.pipeline).files(version=args.at, since=args.since, sink=args.sink)
-    return Answer(document={"files": [plain(file) for file in found]}, lines=[file.path for file in found])
+    return CommandResult(document={"files": [plain(file) for file in found]}, lines=[file.path for file in found])
 
 
-def quarantine(args: argparse.Namespace) -> Answer:
+def quarantine(args: argparse.Namespace) -> CommandResult:
     """Show quarantined records (``streamsem quarantine``)."""
     integer("limit", args.limit, least=1)
     opened = open_log(args.log, pipeline=args.pipeline)
@@ -379,7 +379,9 @@ def quarantine(args: argparse.Namespace) -> Answer:
     table = Table(title=f"quarantine of {args.log}", columns=columns, rows=rows, folded=["where", "error", "record"])
     more = [f"Only the first {args.limit} are shown. Do: use --limit."] if len(found) > len(shown) else []
     lines = more if shown else ["there are no quarantined records"]
-    return Answer(document={"records": shown, "complete": not more}, tables=[table] if shown else [], lines=lines)
+    return CommandResult(
+        document={"records": shown, "complete": not more}, tables=[table] if shown else [], lines=lines
+    )
 
 
 def _where(record: Mapping[str, Any]) -> str:
@@ -388,7 +390,7 @@ def _where(record: Mapping[str, Any]) -> str:
     return "\n".join(f"{name} {value}" for name, value in sorted(told.items()) if value is not None)
 
 
-def verify(args: argparse.Namespace) -> Answer:
+def verify(args: argparse.Namespace) -> CommandResult:
     """Verify a log and its datasets (``streamsem verify``)."""
     verdict = verify_(args.pipeline or args.log, files=not args.log_only)
     document = {**plain(verdict), "clean": verdict.clean}
@@ -399,16 +401,16 @@ def verify(args: argparse.Namespace) -> Answer:
         *[f"not checked without the pipeline file: sink {name}" for name in verdict.unchecked],
         *[f"{f.invariant} version={f.version} {f.what}" for f in verdict.findings],
     ]
-    return Answer(document=document, lines=lines, exit_code=0 if verdict.clean else 1)
+    return CommandResult(document=document, lines=lines, exit_code=0 if verdict.clean else 1)
 
 
-def doctor(args: argparse.Namespace) -> Answer:
+def doctor(args: argparse.Namespace) -> CommandResult:
     """Probe the store of a log (``streamsem doctor``)."""
     report = doctor_.examine(open_commit_log(args.log))
     return _checked(f"doctor of {report.location}", plain(report), report.checks)
 
 
-def doctor_spark(args: argparse.Namespace) -> Answer:
+def doctor_spark(args: argparse.Namespace) -> CommandResult:
     """Check the installed Spark (``streamsem doctor-spark``)."""
     from airflow_provider_streamsem.cli import spark_check
 
@@ -416,42 +418,42 @@ def doctor_spark(args: argparse.Namespace) -> Answer:
     return _checked("doctor of Spark", {"checks": plain(done)}, done)
 
 
-def _checked(title: str, document: Json, checks: Iterable[doctor_.Check]) -> Answer:
+def _checked(title: str, document: Json, checks: Iterable[doctor_.Check]) -> CommandResult:
     rows = [["passed" if check.passed else "FAILED", check.name, check.seen] for check in checks]
     table = Table(title=title, columns=["", "probe", "seen"], rows=rows, folded=["probe", "seen"])
     passed = all(check.passed for check in checks)
-    return Answer(document={**document, "passed": passed}, tables=[table], exit_code=0 if passed else 1)
+    return CommandResult(document={**document, "passed": passed}, tables=[table], exit_code=0 if passed else 1)
 
 
-def lag(args: argparse.Namespace) -> Answer:
+def lag(args: argparse.Namespace) -> CommandResult:
     """Show the lag of a pipeline (``streamsem lag``)."""
     found = lag_of(args.pipeline)
     age = "never" if found.last_commit_age_ms is None else f"{found.last_commit_age_ms / 1000:.0f} s ago"
-    return Answer(
+    return CommandResult(
         document=plain(found),
         lines=[f"lag          {found.lag} {found.unit}", f"last commit  {age}", f"version      {found.version}"],
     )
 
 
-def abort(args: argparse.Namespace) -> Answer:
+def abort(args: argparse.Namespace) -> CommandResult:
     """Abort the open version (``streamsem abort``)."""
     opened = open_log(args.log)
     outcome = maintenance.abort(opened.log, opened.record, args.version, reason=args.reason)
     told = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"
-    return Answer(
+    return CommandResult(
         document={"version": args.version, "result": outcome.result}, lines=[f"version {args.version}: {told}"]
     )
 
 
-def skip(args: argparse.Namespace) -> Answer:
+def skip(args: argparse.Namespace) -> CommandResult:
     """Skip publishing a version to sinks (``streamsem skip``)."""
     receipts = skip_(args.pipeline, args.version, sink=args.sink, reason=args.reason)
     results = {name: receipt.result for name, receipt in receipts.sinks.items()}
     lines = [f"version {args.version}: sink {name}: {result}" for name, result in sorted(results.items())]
-    return Answer(document={"version": args.version, "results": results}, lines=lines)
+    return CommandResult(document={"version": args.version, "results": results}, lines=lines)
 
 
-def move_log(args: argparse.Namespace) -> Answer:
+def move_log(args: argparse.Namespace) -> CommandResult:
     """Move a log (``streamsem move-log``)."""
     to = args.to if "://" in args.to else os.path.abspath(args.to)
     done = move.move_log(open_commit_log(args.log), open_commit_log(to), already_moved=args.already_moved)
@@ -459,10 +461,10 @@ def move_log(args: argparse.Namespace) -> Answer:
         f"moved pipeline {done.pipeline} from {done.moved_from} to {done.moved_to}: versions up to {done.version}, {done.copied} objects copied",
         f"Set the pipeline's log to {done.moved_to}. Runs with the old log are refused from now on.",
     ]
-    return Answer(document=plain(done), lines=lines)
+    return CommandResult(document=plain(done), lines=lines)
 
 
-def explain(args: argparse.Namespace) -> Answer:
+def explain(args: argparse.Namespace) -> CommandResult:
     """Show the guarantee of a pipeline (``streamsem explain``)."""
     pipeline = args.pipeline
     found, warned = guarantee(pipeline), warnings(pipeline)
@@ -480,16 +482,16 @@ def explain(args: argparse.Namespace) -> Answer:
     lines += [f"Spark package: {name}" for name in named]
     lacking = extras.missing(pipeline.extras)
     lines += [f"not installed here: {extras.install_command(lacking)}"] if lacking else []
-    return Answer(
+    return CommandResult(
         document={**plain(found), "warnings": warned, "spark_packages": named, "missing_extras": lacking}, lines=lines
     )
 
 
-def vacuum(args: argparse.Namespace) -> Answer:
+def vacuum(args: argparse.Namespace) -> CommandResult:
     """Delete files that no reader and no run needs (``streamsem vacuum``)."""
     done = maintenance.vacuum(args.pipeline, dry_run=args.dry_run, everything=args.all)
     said = f"{len(done.attempts)} attempts and {len(done.keys)} objects of the log, {done.bytes} bytes"
-    return Answer(
+    return CommandResult(
         document={**plain(done), "dry_run": args.dry_run},
         lines=[f"{'would delete' if args.dry_run else 'deleted'} {said}"],
     )

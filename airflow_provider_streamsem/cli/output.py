@@ -83,7 +83,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CommandResult:
     """
     The result of a command.
 
@@ -154,7 +154,7 @@ class _Progress(logging.Handler):
             self._status.update(line)
 
 
-def show(answer: Answer, *, wide: bool = False) -> None:
+def show(answer: CommandResult, *, wide: bool = False) -> None:
     """
     Print the tables and lines of a command's result.
 

@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RetryPolicy:
     """
     The retry policy for requests whose result is unknown (W6, W7).
 
@@ -87,7 +87,7 @@ class CommitLog:
 
     store: Store
     clock: Clock = SYSTEM_CLOCK
-    patience: Patience = field(default_factory=Patience)
+    patience: RetryPolicy = field(default_factory=RetryPolicy)
     sources: str = keys.SOURCES
 
     def perform(self, procedure: Procedure[T]) -> T:
@@ -398,11 +398,11 @@ class CommitLog:
         return view
 
 
-def open_commit_log(url: str, *, clock: Clock = SYSTEM_CLOCK, patience: Patience | None = None) -> CommitLog:
+def open_commit_log(url: str, *, clock: Clock = SYSTEM_CLOCK, patience: RetryPolicy | None = None) -> CommitLog:
     """
     Open the log at a URL. The function sends no request.
 
     :param url: URL of a store, as for :func:`airflow_provider_streamsem.stores.contract.open_store`
     :raises InvalidError: the URL is not valid
     """
-    return CommitLog(open_store(url), clock, patience or Patience())
+    return CommitLog(open_store(url), clock, patience or RetryPolicy())

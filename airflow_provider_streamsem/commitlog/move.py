@@ -98,18 +98,18 @@ def _refuse_unfinished(old: CommitLog, target: str) -> None:
     """
     try:
         head = old.confirm_head(old.find_head())
-        if isinstance(head, OpenHead) or head.has_pending_publishes:
+        if isinstance(head, OpenHead) or head.requires_receipts:
             # Read the head again, because a run may have closed the version between two requests of the first read.
             head = old.confirm_head(old.find_head())
     except LogMovedError as error:
         if error.fields["moved_to"] != target:
             raise
         return
-    if isinstance(head, OpenHead) or head.has_pending_publishes:
+    if isinstance(head, OpenHead) or head.requires_receipts:
         what = "the log cannot be moved while it has an open version or an unpublished commit: run the pipeline at the old location first"
         open_version = head.plan.version if isinstance(head, OpenHead) else None
         raise InvalidError(
-            what, log=old.store.url, open=open_version, unpublished=head.closed if head.has_pending_publishes else None
+            what, log=old.store.url, open=open_version, unpublished=head.closed if head.requires_receipts else None
         )
 
 
@@ -147,7 +147,7 @@ def _end(old: CommitLog, record: PipelineRecord, target: str) -> int:
             head = old.confirm_head(old.find_head())
         except LogMovedError as error:  # the old log has ended: _refuse_unfinished has checked that this move ended it
             return int(str(error.fields["version"])) - 1
-        if isinstance(head, OpenHead) or head.has_pending_publishes:
+        if isinstance(head, OpenHead) or head.requires_receipts:
             continue
         plan = Plan(
             version=head.closed + 1,

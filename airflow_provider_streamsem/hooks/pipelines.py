@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from airflow_provider_streamsem.arguments import text
-from airflow_provider_streamsem.connections import looked_up_by
+from airflow_provider_streamsem.connections import use_resolver
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.failures import mapped
 from airflow_provider_streamsem.hooks.lookup import airflow_connection
@@ -41,7 +41,7 @@ class HasPipeline:
     get_template_env: Callable[[], Any]
     get_dag: Callable[[], Any]
 
-    def take_pipeline(self, pipeline: Pipeline | str) -> None:
+    def set_pipeline(self, pipeline: Pipeline | str) -> None:
         """
         Validate and store the ``pipeline`` argument of the constructor.
 
@@ -76,7 +76,7 @@ class HasPipeline:
         return rendered(pipeline, text_templates(self), context, where=f"the pipeline of task {self.task_id}")
 
     @contextmanager
-    def pipeline_on_its_log(self, context: Any) -> Iterator[Pipeline]:
+    def resolved_pipeline(self, context: Any) -> Iterator[Pipeline]:
         """
         Yield the pipeline with its templates rendered and the URL of its log resolved.
 
@@ -84,5 +84,5 @@ class HasPipeline:
 
         :raises AirflowFailException: the pipeline is not valid, or the block raised an error that is not retryable
         """
-        with mapped(), looked_up_by(airflow_connection), located(self.rendered_pipeline(context)) as pipeline:
+        with mapped(), use_resolver(airflow_connection), located(self.rendered_pipeline(context)) as pipeline:
             yield pipeline

@@ -8,7 +8,7 @@ from airflow.sdk.bases.hook import BaseHook
 
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.connections import looked_up_by
+from airflow_provider_streamsem.connections import use_resolver
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.hooks.lookup import airflow_connection
 from airflow_provider_streamsem.pipeline import location
@@ -43,9 +43,9 @@ class StreamsemHook(BaseHook):  # type: ignore[misc]
         :raises StoreRefusedError: the store denies this process to write, read or list under ``<root>/_connection_test``
         :raises UnavailableError: the store gave no clear answer
         """
-        with looked_up_by(airflow_connection):
+        with use_resolver(airflow_connection):
             found = airflow_connection(self.log_conn_id)
-            with s3.reached_by(location.access(found)):
+            with s3.use_s3_access(location.access(found)):
                 return doctor.examine(open_commit_log(f"{location.root(found)}/_connection_test"))
 
     def test_connection(self) -> tuple[bool, str]:

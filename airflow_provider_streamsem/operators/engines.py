@@ -30,7 +30,7 @@ class HasEngine:
     pipeline_file: str | None
     _engine: Engine | None = None
 
-    def take_engine(
+    def set_engine(
         self,
         spark_master: str | None,
         spark_conn_id: str | None,

@@ -44,9 +44,9 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         self, *, pipeline: Pipeline | str, dry_run: bool = False, everything: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.take_pipeline(pipeline)
+        self.set_pipeline(pipeline)
         self.everything = flag("everything", everything)
-        self.only_say = flag("dry_run", dry_run)  # BaseOperator has a method named dry_run
+        self.is_dry_run = flag("dry_run", dry_run)  # BaseOperator has a method named dry_run
 
     def execute(self, context: Any) -> dict[str, Any]:
         """
@@ -54,13 +54,13 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
 
         :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.maintenance.vacuum`. An error that is not retryable fails the task at once
         """
-        with self.pipeline_on_its_log(context) as pipeline:
-            done = vacuum(pipeline, dry_run=self.only_say, everything=self.everything)
+        with self.resolved_pipeline(context) as pipeline:
+            done = vacuum(pipeline, dry_run=self.is_dry_run, everything=self.everything)
         return {
             "attempts": len(done.attempts),
             "keys": len(done.keys),
             "bytes": done.bytes,
-            "dry_run": self.only_say,
+            "dry_run": self.is_dry_run,
         }
 
 
@@ -85,7 +85,7 @@ class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
 
     def __init__(self, *, pipeline: Pipeline | str, files: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.take_pipeline(pipeline)
+        self.set_pipeline(pipeline)
         self.files = flag("files", files)
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
 
         :raises AirflowFailException: the log or a file has a fault; or the log cannot be read and a retry cannot help
         """
-        with self.pipeline_on_its_log(context) as pipeline:
+        with self.resolved_pipeline(context) as pipeline:
             verdict = verify(pipeline, files=self.files)
         if not verdict.clean:
             first = "; ".join(f"{f.invariant} version={f.version} {f.what}" for f in verdict.findings[:_SHOWN])

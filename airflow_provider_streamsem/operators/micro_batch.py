@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_streamsem.arguments import choice, flag, seconds
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connections import looked_up_by
+from airflow_provider_streamsem.connections import use_resolver
 from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.hooks.failures import mapped
@@ -25,8 +25,8 @@ from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
 from airflow_provider_streamsem.pipeline.result import RunResult
 from airflow_provider_streamsem.pipeline.run import plan_run, run_batch
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.readers.conditions import RunNeedsItsTask, to_text
-from airflow_provider_streamsem.triggers.condition import ConditionTrigger, answer_of
+from airflow_provider_streamsem.readers.conditions import DriverWait, to_text
+from airflow_provider_streamsem.triggers.condition import ConditionTrigger, result_of_event
 
 
 class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: ignore[misc]
@@ -86,8 +86,8 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.take_pipeline(pipeline)
-        self.take_engine(spark_master, spark_conn_id, spark_conf, spark_packages)
+        self.set_pipeline(pipeline)
+        self.set_engine(spark_master, spark_conn_id, spark_conf, spark_packages)
         self.drain = flag("drain", drain)
         self.rerun = choice("rerun", rerun, ("resume", "reprocess"))
         self.partition_key = checked_partition_key(partition_key, self.outlets)
@@ -108,7 +108,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
             result = self._submit(context)
         else:
             with (
-                self.pipeline_on_its_log(context) as pipeline,
+                self.resolved_pipeline(context) as pipeline,
                 self.observed(context["ti"], pipeline) as account,
             ):
                 run = self._run(context)
@@ -125,7 +125,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         :raises StageError: the log showed no progress for ``patience``. Committed versions stay committed
         """
         with mapped():
-            seen = answer_of(event)
+            seen = result_of_event(event)
             if seen["stalled"]:
                 raise StageError(
                     "the log showed no progress for longer than `patience`, so the task treats the driver as lost. The run is not complete; committed versions "
@@ -158,7 +158,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     def _submit(self, context: Any) -> RunResult:
         """Plan the run. If a version must be closed or published, submit a driver and wait until the run is complete or its task must continue it."""
         key, connections = run_key(context["ti"]), Recorded()
-        with mapped(), looked_up_by(connections):
+        with mapped(), use_resolver(connections):
             pipeline = self.rendered_pipeline(context)
             refuse_unnamed_transform(pipeline, self.task_id)
             connections.need(pipeline)
@@ -174,9 +174,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                     conf=self.conf_for(pipeline),
                 )
                 since_ms = SYSTEM_CLOCK.now_ms()
-                condition = RunNeedsItsTask(
-                    pipeline=pipeline, run_key=key, patience_s=self.patience_s, since_ms=since_ms
-                )
+                condition = DriverWait(pipeline=pipeline, run_key=key, patience_s=self.patience_s, since_ms=since_ms)
                 if not self.deferrable:
                     self._submission.wait(connections)
                     account.result = result = self._awaited(pipeline, condition)
@@ -186,7 +184,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         self.defer(trigger=trigger, method_name="execute_complete")
         raise AssertionError  # defer does not return
 
-    def _awaited(self, pipeline: Pipeline, condition: RunNeedsItsTask) -> RunResult:
+    def _awaited(self, pipeline: Pipeline, condition: DriverWait) -> RunResult:
         """Wait until the run is complete in the log, after ``spark-submit`` ended. In cluster mode the driver may still be running."""
         while True:
             finding = condition.check()

@@ -52,8 +52,8 @@ class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.take_pipeline(pipeline)
-        self.take_engine(spark_master, spark_conn_id, spark_conf, spark_packages)
+        self.set_pipeline(pipeline)
+        self.set_engine(spark_master, spark_conn_id, spark_conf, spark_packages)
         self.version = version
         self.partition_key = checked_partition_key(partition_key, self.outlets)
 
@@ -63,7 +63,7 @@ class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type
 
         :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.reprocess.reprocess`. An error that is not retryable fails the task at once
         """
-        with self.pipeline_on_its_log(context) as pipeline, self.observed(context["ti"], pipeline) as account:
+        with self.resolved_pipeline(context) as pipeline, self.observed(context["ti"], pipeline) as account:
             version = number("version", self.version, least=0)
             key = f"{run_key(context['ti'])}#reprocess:{version}"
             account.result = result = reprocess(pipeline, version, run_key=key, engine=self.engine())

@@ -12,7 +12,7 @@ from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.state import State
 
-KEEPS: Mapping[str, frozenset[str]] = {
+SATISFIES: Mapping[str, frozenset[str]] = {
     "exactly_once": frozenset({"exactly_once", "effectively_once", "at_least_once", "at_most_once"}),
     "effectively_once": frozenset({"effectively_once", "at_least_once"}),
     "at_least_once": frozenset({"at_least_once"}),
@@ -122,8 +122,8 @@ def _read_and_written(source: str, sink: str) -> str:
 
 def _weaker(label: str, other: str) -> str:
     """Return the strongest label that both labels satisfy; ``none`` if there is no such label."""
-    both = KEEPS[label] & KEEPS[other]
-    return next((name for name in KEEPS if name in both), "none")
+    both = SATISFIES[label] & SATISFIES[other]
+    return next((name for name in SATISFIES if name in both), "none")
 
 
 def _terms(pipeline: _Pipeline) -> str:
@@ -176,7 +176,7 @@ def require(pipeline: _Pipeline, least: str) -> None:
     :raises InvalidError: the computed guarantee does not satisfy ``least``; the error names the computed guarantee and its reasons
     """
     computed = guarantee(pipeline)
-    if least not in KEEPS[computed.label]:
+    if least not in SATISFIES[computed.label]:
         raise InvalidError(
             "the pipeline's guarantee is weaker than it requires; no run can start",
             pipeline=pipeline.name,

@@ -30,11 +30,11 @@ def located(pipeline: Pipeline) -> Iterator[Pipeline]:
         yield pipeline
         return
     found = connection(pipeline.log_conn_id)
-    with s3.reached_by(access(found)):
+    with s3.use_s3_access(access(found)):
         yield pipeline.replace(log=f"{root(found)}/{pipeline.name}", log_conn_id=None)
 
 
-def on_its_log(function: F) -> F:
+def with_log_location(function: F) -> F:
     """Decorate a function whose first argument is a pipeline. The function receives the pipeline that :func:`located` yields, and runs inside that block."""
 
     @wraps(function)

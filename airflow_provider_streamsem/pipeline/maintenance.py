@@ -13,7 +13,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.dedup import STATE, state_files
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.location import on_its_log
+from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import claim_datasets, find_record
 from airflow_provider_streamsem.pipeline.publish import publishing, refuse_conflicts
 from airflow_provider_streamsem.pipeline.spec import Pipeline
@@ -51,7 +51,7 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
             given=version,
             open=head.plan.version if isinstance(head, OpenHead) else None,
             newest_closed=head.closed,
-            has_pending_publishes=head.has_pending_publishes,
+            requires_receipts=head.requires_receipts,
         )
     return log.decide(head, aborting(log, head, reason=reason))[1]
 
@@ -100,7 +100,7 @@ class Vacuumed:
     bytes: int
 
 
-@on_its_log
+@with_log_location
 def vacuum(
     pipeline: Pipeline, *, dry_run: bool = False, everything: bool = False, log: CommitLog | None = None
 ) -> Vacuumed:
@@ -130,15 +130,15 @@ def vacuum(
     claim_datasets(pipeline, log, record, new=False)
     refuse_conflicts(pipeline, log, record.pipeline_uuid)
     locations = [_SinkLocation(pipeline, name) for name in sorted(pipeline.sinks)]
-    end = head.closed if head.has_pending_publishes else head.closed + 1
-    noted = _noted(log)
+    end = head.closed if head.requires_receipts else head.closed + 1
+    noted = _vacuumed_up_to(log)
     # If the log was restored from an older copy, the recorded progress may be above its head.
     begin = 0 if everything or noted > head.closed + 1 else noted
     dedup_dataset = None if pipeline.dedup is None else state_files(log.store.url)
     attempts, stale = [], []
     size = 0
     for version in range(begin, head.closed + 1):
-        lost = _Losers(log, version)
+        lost = _LostAttempts(log, version)
         for location in locations:
             for attempt_id in location.spent(version, lost):
                 attempts.append((location.name, version, attempt_id))
@@ -172,7 +172,7 @@ class _SinkLocation:
         is_table = self.sink.publishes and not self._is_spent
         self._in_use = cache(publishing(pipeline, name).attempts_in_use) if is_table else set[tuple[int, str]]
 
-    def spent(self, version: int, lost: _Losers) -> Iterator[str]:
+    def spent(self, version: int, lost: _LostAttempts) -> Iterator[str]:
         """Yield the ids of the attempts of a closed version that vacuum can delete."""
         for _, attempt_id in sorted(self.sink.attempts(version)):
             if lost(attempt_id) and (version, attempt_id) in self._in_use():
@@ -182,7 +182,7 @@ class _SinkLocation:
                 yield attempt_id
 
 
-def _noted(log: CommitLog) -> int:
+def _vacuumed_up_to(log: CommitLog) -> int:
     """
     Return the version below which an earlier vacuum has inspected all versions; 0 if there is none.
 
@@ -193,7 +193,7 @@ def _noted(log: CommitLog) -> int:
 
 def _note(log: CommitLog, below: int) -> None:
     """Record that vacuum has inspected all versions below ``below``, and delete all other such records."""
-    if below != _noted(log):
+    if below != _vacuumed_up_to(log):
         log.create(keys.vacuumed(below), canonical({"below": below}))
     for key in log.list_keys(keys.VACUUMED):
         if _version_of(key) != below:
@@ -221,7 +221,7 @@ def _attempt_of(key: str) -> tuple[int, str]:
     return (-1, "") if version is None else (version, parts[2].removesuffix(".json"))
 
 
-class _Losers:
+class _LostAttempts:
     """
     Tests whether an attempt of a version has lost: the version was aborted, or another attempt was committed (I11).
 

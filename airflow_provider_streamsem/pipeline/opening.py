@@ -58,7 +58,7 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
         if pipeline.spec_sha256 != record.spec:
             log.put_spec(pipeline.spec_bytes())
         return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
-    settle_spec(pipeline, log, head.spec, version=max(head.closed, 0))
+    check_and_store_spec(pipeline, log, head.spec, version=max(head.closed, 0))
     claim_datasets(pipeline, log, record, new=head.outcome is None)
     return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
 
@@ -168,7 +168,7 @@ def _has_left(location: str, url: str) -> bool:
     return True
 
 
-def settle_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int) -> None:
+def check_and_store_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int) -> None:
     """
     Store the pipeline's spec if it differs from the spec of ``version``. The immutable fields of both must be equal.
 

@@ -13,7 +13,7 @@ from airflow_provider_streamsem.arguments import text, text_list
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Batch, PublishingSink
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, MarkerConflictError
-from airflow_provider_streamsem.pipeline.location import on_its_log
+from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import Opened, open_pipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.entries import (
@@ -238,7 +238,7 @@ def refuse_conflicts(pipeline: Pipeline, log: CommitLog, pipeline_uuid: str) -> 
             raise MarkerConflictError(what, sink=name, marker=found.version, pipeline_uuid=pipeline_uuid)
 
 
-@on_its_log
+@with_log_location
 def skip(
     pipeline: Pipeline, version: int, *, sink: str | Sequence[str], reason: str, log: CommitLog | None = None
 ) -> Receipts:
@@ -262,11 +262,11 @@ def skip(
     for name in skipped_sinks:
         publishing(pipeline, name)
     head = opened.log.confirm_head(opened.head)
-    if isinstance(head, OpenHead) or head.outcome is None or not head.has_pending_publishes or head.closed != version:
+    if isinstance(head, OpenHead) or head.outcome is None or not head.requires_receipts or head.closed != version:
         raise InvalidError(
             "only the newest commit can be skipped, and only while it has pending publishes; nothing was changed",
             given=version,
-            waiting=head.closed if head.has_pending_publishes else None,
+            waiting=head.closed if head.requires_receipts else None,
         )
     _roll_forward(opened, head, head.outcome, may_close=True, skipped_sinks=skipped_sinks, reason=reason)
     stored = opened.log.receipts(version)

@@ -11,7 +11,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
-from airflow_provider_streamsem.pipeline.location import on_its_log
+from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.maintenance import abort
 from airflow_provider_streamsem.pipeline.opening import Opened, open_pipeline
 from airflow_provider_streamsem.pipeline.publish import current_output, publishing
@@ -26,7 +26,7 @@ from airflow_provider_streamsem.protocol.view import Head, OpenHead, add_counts,
 logger = telemetry.log_of(__name__)
 
 
-@on_its_log
+@with_log_location
 def reprocess(
     pipeline: Pipeline,
     version: int,
@@ -78,7 +78,7 @@ def _reprocess(
             return run.to_result(partial(_plan_reprocess, opened, version, run_key))
     except StreamsemError as error:
         if not error.retryable:
-            _give_up(opened, run_key, error)
+            _abort_reprocess_run(opened, run_key, error)
         raise
 
 
@@ -96,7 +96,7 @@ def _refuse_sinks(pipeline: Pipeline) -> None:
         )
 
 
-def _give_up(opened: Opened, run_key: str, error: StreamsemError) -> None:
+def _abort_reprocess_run(opened: Opened, run_key: str, error: StreamsemError) -> None:
     """
     Abort the open version of a reprocessing run that no retry can stage (W22).
 
@@ -112,7 +112,7 @@ def _give_up(opened: Opened, run_key: str, error: StreamsemError) -> None:
         )
 
 
-@on_its_log
+@with_log_location
 def reprocess_run(
     pipeline: Pipeline,
     *,

@@ -25,9 +25,9 @@ from airflow_provider_streamsem.errors import (
 )
 from airflow_provider_streamsem.pipeline import changes, report
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
-from airflow_provider_streamsem.pipeline.location import on_its_log
+from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.maintenance import aborting
-from airflow_provider_streamsem.pipeline.opening import Opened, claim_datasets, open_pipeline, settle_spec
+from airflow_provider_streamsem.pipeline.opening import Opened, check_and_store_spec, claim_datasets, open_pipeline
 from airflow_provider_streamsem.pipeline.plan import plan_batch
 from airflow_provider_streamsem.pipeline.publish import publish
 from airflow_provider_streamsem.pipeline.result import RunResult, answer, empty
@@ -42,7 +42,7 @@ from airflow_provider_streamsem.state import operator_state, with_operator_state
 logger = telemetry.log_of(__name__)
 
 
-@on_its_log
+@with_log_location
 def run_batch(
     pipeline: Pipeline,
     *,
@@ -76,7 +76,7 @@ def run_batch(
         return run.to_result(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
 
-@on_its_log
+@with_log_location
 def plan_run(
     pipeline: Pipeline, *, run_key: str, drain: bool = False, log: CommitLog | None = None
 ) -> RunResult | None:
@@ -93,7 +93,7 @@ def plan_run(
     flag("drain", drain)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key)
-        return run.to_open(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
+        return run.plan_only(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
 
 class Run:
@@ -145,7 +145,7 @@ class Run:
                 position = self.opened.log.locate(self.run_key, head)
         return answer(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
 
-    def to_open(self, planned: Callable[[Ready], Plan | None]) -> RunResult | None:
+    def plan_only(self, planned: Callable[[Ready], Plan | None]) -> RunResult | None:
         """
         Recover and plan until the run is complete or a version must be closed or published.
 
@@ -181,7 +181,7 @@ class Run:
             if plan.version == 0:  # Plan(0) of the other run has fixed the immutable fields
                 winner = log.plan(0)
                 assert winner is not None
-                settle_spec(pipeline, log, winner[0].spec, version=0)
+                check_and_store_spec(pipeline, log, winner[0].spec, version=0)
             return self.opened.log.locate(self.run_key, head), False  # lost the create: re-read the log (W12)
         return Open(head=own), fresh
 
@@ -198,21 +198,21 @@ class Run:
             logger.info("%s", report.resumed(plan, self.run_key))
         if plan.spec != self.opened.spec:
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
-        offered = self._offer(head, plan, fresh=fresh)
+        offered = self._adopt_or_stage(head, plan, fresh=fresh)
         if isinstance(offered, ClosedHead):
             return log.locate(self.run_key, offered)
         with telemetry.phase("decide", version=plan.version, attempt_id=offered.attempt_id or ""):
             closed, outcome = log.decide(head, offered)
             logger.info("%s", report.closed(outcome, log.clock.now_ms() - began_ms))
             telemetry.emit(telemetry.VersionClosed.by, plan, offered, outcome)
-        if closed.has_pending_publishes:
+        if closed.requires_receipts:
             closed = publish(self.opened, closed, outcome, is_own=plan.run_key == self.run_key)
         log.write_segments(plan.version, [(outcome, closed.outcome_sha)])
         if plan.run_key != self.run_key:
             return log.locate(self.run_key, closed)
         return settled(closed, plan, outcome)
 
-    def _offer(self, head: OpenHead, plan: Plan, *, fresh: bool) -> Outcome | ClosedHead:
+    def _adopt_or_stage(self, head: OpenHead, plan: Plan, *, fresh: bool) -> Outcome | ClosedHead:
         """
         Stage or adopt an attempt, and build the outcome that this process proposes for the version.
 
@@ -233,12 +233,12 @@ class Run:
                 raise
             staged = self._adopt(head)  # another attempt may have staged the records before they changed
             if staged is None:
-                if not self._gives_up(head, plan, error, fresh=fresh):
+                if not self._may_abort(head, plan, error, fresh=fresh):
                     raise
                 return self._aborting(head, plan, error)
         return self._outcome(head, plan, staged)
 
-    def _gives_up(self, head: OpenHead, plan: Plan, error: SourceChangedError, *, fresh: bool) -> bool:
+    def _may_abort(self, head: OpenHead, plan: Plan, error: SourceChangedError, *, fresh: bool) -> bool:
         """
         Return whether to close the version as an abort, because the source has changed (W22).
 
@@ -355,7 +355,7 @@ class Run:
             source.check_pins(job.pins, was_read=False)  # an item may have been changed or deleted
             raise
         source.check_pins(job.pins, was_read=True)
-        _check_as_many(source, job.plan, produced.counts)
+        _check_record_count(source, job.plan, produced.counts)
         invariants.check_i14_staged(
             produced.counts, produced.sinks, handed=produced.handed, rows=self.opened.pipeline.rows
         )
@@ -440,7 +440,7 @@ def _watermark(state: Json) -> int | None:
     return found.next_watermark_ms if found is not None and found.watermarks else None
 
 
-def _check_as_many(source: Source, plan: Plan, counts: Mapping[str, int]) -> None:
+def _check_record_count(source: Source, plan: Plan, counts: Mapping[str, int]) -> None:
     """
     Refuse a reprocessing run that has read fewer records than the version that it replaces.
 

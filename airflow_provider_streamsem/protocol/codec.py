@@ -20,7 +20,7 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import FORMAT, Entry, Json
 
 SPILL_BYTES = 65_536
-MOST_LEVELS = 64
+MAX_NESTING = 64
 """Maximum nesting depth of stored JSON, inclusive. Entries that this package writes are nested far less deeply."""
 _SPILL = "$spill"
 E = TypeVar("E", bound=Entry)
@@ -54,7 +54,7 @@ def canonical(value: Json) -> bytes:
     Encode a value as canonical JSON.
 
     :raises TypeError: the value contains a float, or a type that JSON does not have. Callers store exact numbers as integers or text
-    :raises ValueError: the value is nested deeper than :data:`MOST_LEVELS`
+    :raises ValueError: the value is nested deeper than :data:`MAX_NESTING`
     """
     _check_values(value)
     return _dumped(value)
@@ -64,7 +64,7 @@ def _dumped(value: Json) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
-def _check_values(value: Json, levels: int = MOST_LEVELS) -> None:
+def _check_values(value: Json, levels: int = MAX_NESTING) -> None:
     if isinstance(value, float):
         raise TypeError(f"a float has no canonical form: {value!r}")
     _check_depth(value, levels)
@@ -76,7 +76,7 @@ def _check_values(value: Json, levels: int = MOST_LEVELS) -> None:
 
 def _check_depth(value: Json, levels: int) -> None:
     if not levels and isinstance(value, (Mapping, list, tuple)):
-        raise ValueError(f"nested deeper than {MOST_LEVELS} levels")
+        raise ValueError(f"nested deeper than {MAX_NESTING} levels")
 
 
 def read_json(data: bytes | str, key: str) -> Json:
@@ -86,11 +86,11 @@ def read_json(data: bytes | str, key: str) -> Json:
     Every reader of stored JSON calls this function, because stored bytes may be damaged or forged.
 
     :param key: key of the object, for the error
-    :raises LogDamagedError: the bytes are not JSON, or the value is nested deeper than :data:`MOST_LEVELS`
+    :raises LogDamagedError: the bytes are not JSON, or the value is nested deeper than :data:`MAX_NESTING`
     """
     try:
         value = json.loads(data)
-        _check_levels(value, MOST_LEVELS)
+        _check_levels(value, MAX_NESTING)
     except (ValueError, RecursionError):  # The cause is not chained, because its message quotes stored bytes.
         raise LogDamagedError("an object is not valid JSON, or is nested too deep", invariant="I1", key=key) from None
     return value
@@ -258,7 +258,7 @@ def _check_texts(body: Mapping[str, Json], key: str) -> None:
         texts += [file.get("stats") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     for text in texts:
         # The nesting depth is at most the number of opening brackets. The count avoids parsing most texts here.
-        if isinstance(text, str) and text.count("{") + text.count("[") > MOST_LEVELS:
+        if isinstance(text, str) and text.count("{") + text.count("[") > MAX_NESTING:
             read_json(text, key)
 
 

@@ -226,11 +226,11 @@ class Outcome:
         return self.result == "commit"
 
     @property
-    def has_pending_publishes(self) -> bool:
+    def requires_receipts(self) -> bool:
         """
         Whether the outcome is a commit with sinks outside the log, so that it requires receipts.
 
-        This property does not tell whether the receipts exist. :attr:`ClosedHead.has_pending_publishes` does.
+        This property does not tell whether the receipts exist. :attr:`ClosedHead.requires_receipts` does.
         """
         return self.committed and bool(self.publish)
 

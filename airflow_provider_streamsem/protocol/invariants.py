@@ -38,9 +38,9 @@ def check_i2(plan: Plan, outcome: Outcome) -> None:
         raise LogDamagedError("an outcome has no plan of the same version", invariant="I2", version=outcome.version)
 
 
-def check_i2_receipts(plan: Plan, *, has_pending_publishes: bool) -> None:
+def check_i2_receipts(plan: Plan, *, requires_receipts: bool) -> None:
     """Check that no plan follows a commit with pending publishes."""
-    if has_pending_publishes:
+    if requires_receipts:
         raise LogDamagedError(
             "a plan follows a commit whose receipts are missing", invariant="I2", version=plan.version
         )
@@ -328,7 +328,7 @@ def check_i16(pointer: RunPointer, plan: Plan) -> None:
 
 def check_i18(receipts: Receipts, outcome: Outcome, *, outcome_sha: str) -> None:
     """Check that receipts belong to the stored commit and contain a result for exactly the sinks that it names."""
-    if (receipts.version, receipts.outcome) != (outcome.version, outcome_sha) or not outcome.has_pending_publishes:
+    if (receipts.version, receipts.outcome) != (outcome.version, outcome_sha) or not outcome.requires_receipts:
         raise LogDamagedError("receipts do not belong to the stored outcome", invariant="I18", version=outcome.version)
     if set(receipts.sinks) != set(outcome.publish):
         raise LogDamagedError(

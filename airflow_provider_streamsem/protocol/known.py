@@ -169,7 +169,7 @@ def insert(root: Opened, added: Mapping[FileKey, bool]) -> Procedure[list[Child]
     """
     children: list[Child] = (yield from _push(root.children, added)) if root.children else _leaves(added)
     while len(children) > NODE_RANGES:
-        children = [Opened({}, part) for part in _even(children, NODE_RANGES)]
+        children = [Opened({}, part) for part in _split_evenly(children, NODE_RANGES)]
     return children
 
 
@@ -195,14 +195,14 @@ def _insert(node: Opened, added: Mapping[FileKey, bool]) -> Procedure[list[Child
         return [node]
     if not node.children:
         return _leaves(node.files)
-    return [Opened({}, part) for part in _even((yield from _push(node.children, node.files)), NODE_RANGES)]
+    return [Opened({}, part) for part in _split_evenly((yield from _push(node.children, node.files)), NODE_RANGES)]
 
 
 def _leaves(files: Mapping[FileKey, bool]) -> list[Child]:
-    return [Opened(dict(part)) for part in _even(sorted(files.items()), NODE_FILES)]
+    return [Opened(dict(part)) for part in _split_evenly(sorted(files.items()), NODE_FILES)]
 
 
-def _even(items: Sequence[T], most: int) -> list[list[T]]:
+def _split_evenly(items: Sequence[T], most: int) -> list[list[T]]:
     """Split a list into as few consecutive parts as possible. Each part has at most ``most`` items, and their lengths differ by at most one."""
     parts = -(-len(items) // most)
     return [list(items[len(items) * n // parts : len(items) * (n + 1) // parts]) for n in range(parts)]

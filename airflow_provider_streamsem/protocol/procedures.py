@@ -152,12 +152,10 @@ def _closed_head(outcome: Outcome, outcome_sha: str) -> Procedure[ClosedHead]:
     head = ClosedHead(
         outcome=outcome,
         outcome_sha=outcome_sha,
-        has_pending_publishes=outcome.has_pending_publishes,
+        requires_receipts=outcome.requires_receipts,
         markers=outcome.markers,
     )
-    receipts = (
-        (yield from read_entry(Receipts, keys.receipts(outcome.version))) if outcome.has_pending_publishes else None
-    )
+    receipts = (yield from read_entry(Receipts, keys.receipts(outcome.version))) if outcome.requires_receipts else None
     return head if receipts is None else head.published(receipts[0])
 
 
@@ -182,7 +180,7 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
     """
     if isinstance(head, OpenHead):
         return Open(head=head)
-    if head.has_pending_publishes and head.outcome is not None:
+    if head.requires_receipts and head.outcome is not None:
         return PendingPublish(head=head, outcome=head.outcome)
     pointer = yield from _newest_pointer(run_key)
     if pointer is None:
@@ -195,7 +193,7 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
             )
         if isinstance(later, OpenHead):
             return Open(head=later)
-        if later.has_pending_publishes and later.outcome is not None:
+        if later.requires_receipts and later.outcome is not None:
             return PendingPublish(head=later, outcome=later.outcome)
         head = later
     plan = yield from read_entry(Plan, keys.plan(pointer.version))

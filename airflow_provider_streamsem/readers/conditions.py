@@ -99,11 +99,11 @@ class BatchCommitted:
             deleted and recreated
         """
         if self.pipeline is None:
-            return self._look(self.log, clock)
+            return self._check(self.log, clock)
         with located(self.pipeline) as pipeline:
-            return self._look(pipeline.log, clock)
+            return self._check(pipeline.log, clock)
 
-    def _look(self, url: str, clock: Clock) -> Finding:
+    def _check(self, url: str, clock: Clock) -> Finding:
         log = open_commit_log(url, clock=clock)
         record = log.read_pipeline()
         if record is None:
@@ -165,9 +165,9 @@ class Freshness:
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
         """Compare the end of the source with the committed offsets."""
         with located(self.pipeline) as pipeline:
-            return self._look(pipeline, clock)
+            return self._check(pipeline, clock)
 
-    def _look(self, pipeline: Pipeline, clock: Clock) -> Finding:
+    def _check(self, pipeline: Pipeline, clock: Clock) -> Finding:
         dry = dry_run(pipeline, clock=clock)
         start, now_ms = dry.head.next, clock.now_ms()
         lag = dry.planner.lag(start, dry.head.hint)
@@ -215,9 +215,9 @@ class Retention:
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
         """Compare the retention of the source with the committed offsets."""
         with located(self.pipeline) as pipeline:
-            return self._look(pipeline, clock)
+            return self._check(pipeline, clock)
 
-    def _look(self, pipeline: Pipeline, clock: Clock) -> Finding:
+    def _check(self, pipeline: Pipeline, clock: Clock) -> Finding:
         dry = dry_run(pipeline, clock=clock)
         source = pipeline.source
         assert isinstance(source, Expiring)
@@ -232,7 +232,7 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunNeedsItsTask:
+class DriverWait:
     """
     Met if a task that waits for its submitted driver must resume.
 
@@ -272,7 +272,7 @@ _NAMES: Mapping[str, Any] = {
     "batch_committed": BatchCommitted,
     "freshness": Freshness,
     "retention": Retention,
-    "run_needs_its_task": RunNeedsItsTask,
+    "run_needs_its_task": DriverWait,
 }
 
 

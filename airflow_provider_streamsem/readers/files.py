@@ -276,7 +276,7 @@ class CommittedLog:
         numbers = range(newest, -1, -1) if newest_first else range(newest + 1)
         for number in list(numbers)[:limit]:
             plan, outcome = self.log.plan(number), self.log.outcome(number)
-            receipts = self.log.receipts(number) if outcome is not None and outcome[0].has_pending_publishes else None
+            receipts = self.log.receipts(number) if outcome is not None and outcome[0].requires_receipts else None
             if plan is not None:
                 found = None if outcome is None else outcome[0]
                 yield Version(version=number, plan=plan[0], outcome=found, receipts=receipts)

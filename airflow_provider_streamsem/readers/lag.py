@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.pipeline.location import on_its_log
+from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import read_head
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.readers.files import open_log
@@ -30,7 +30,7 @@ class Lag:
     last_commit_age_ms: int | None
 
 
-@on_its_log
+@with_log_location
 def lag(pipeline: Pipeline) -> Lag:
     """
     Compute the lag of a pipeline from its source and its log. The function writes nothing.

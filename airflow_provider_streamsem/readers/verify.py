@@ -19,7 +19,7 @@ from airflow_provider_streamsem.errors import (
     NewerFormatError,
     StreamsemError,
 )
-from airflow_provider_streamsem.pipeline.location import on_its_log
+from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import claim_dataset, find_record
 from airflow_provider_streamsem.pipeline.publish import publishing
 from airflow_provider_streamsem.pipeline.spec import Pipeline
@@ -120,7 +120,7 @@ def _of_log(opened: CommittedLog, *, files: bool) -> Verdict:
     return check.verdict
 
 
-@on_its_log
+@with_log_location
 def _verified(pipeline: Pipeline, *, files: bool) -> Verdict:
     commit_log = open_commit_log(pipeline.log)
     if find_record(pipeline, commit_log) is None:
@@ -210,7 +210,7 @@ class _Verification:
             if outcome is not None:
                 head = ClosedHead(outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers)
                 outcomes.append(outcome)
-                if outcome[0].has_pending_publishes:
+                if outcome[0].requires_receipts:
                     head = self._receipts(head, newest)
         self._try(partial(invariants.check_i5, ranges, initial_offsets=initial_offsets, next=head.next))
         self.verdict.versions = len(outcomes)
@@ -298,7 +298,7 @@ class _Verification:
         self._try(partial(head.planned, *plan), version=version)
         if outcome is None:
             return
-        if head.outcome is not None and head.outcome.has_pending_publishes and head.closed not in self._published:
+        if head.outcome is not None and head.outcome.requires_receipts and head.closed not in self._published:
             head = replace(head, markers=outcome[0].markers)  # receipts that cannot be read are a separate finding
         opened = OpenHead(before=head, plan=plan[0], plan_sha=plan[1])
         self._try(partial(opened.decided, *outcome), version=version)

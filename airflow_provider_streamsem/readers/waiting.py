@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Consuming, Planner
-from airflow_provider_streamsem.pipeline.location import on_its_log
+from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import read_head
 from airflow_provider_streamsem.pipeline.plan import may_wait
 from airflow_provider_streamsem.pipeline.spec import Pipeline
@@ -104,7 +104,7 @@ def limited(pipeline: Pipeline, *, min_rows: int | None, max_delay_s: int | None
     return pipeline.replace(limits=dataclasses.replace(pipeline.limits, min_rows=rows, max_delay_s=delay))
 
 
-@on_its_log
+@with_log_location
 def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     """
     Plan the next batch as a run would, and determine whether it is due.
@@ -134,7 +134,7 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     return Waiting(
         pipeline=pipeline.name,
         log=pipeline.log,
-        is_due=is_left or is_ready or dry.is_new or head.has_pending_publishes,
+        is_due=is_left or is_ready or dry.is_new or head.requires_receipts,
         is_new=dry.is_new,
         version=head.closed,
         open_version=head.plan.version if isinstance(head, OpenHead) else None,

@@ -69,7 +69,7 @@ class BatchCommittedSensor(HasPipeline, ConditionSensor):
         self.log_url = log
         self.pipeline, self.pipeline_file = None, None
         if pipeline is not None:
-            self.take_pipeline(pipeline)
+            self.set_pipeline(pipeline)
         self.version = version
         self.run_of = run
         self.offsets = offsets

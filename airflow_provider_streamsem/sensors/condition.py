@@ -16,7 +16,7 @@ from airflow_provider_streamsem.hooks.failures import airflow_exception, mapped
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.readers.conditions import Condition, to_text
-from airflow_provider_streamsem.triggers.condition import ConditionTrigger, answer_of, asked
+from airflow_provider_streamsem.triggers.condition import ConditionTrigger, asked, result_of_event
 
 
 class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
@@ -69,7 +69,7 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
         """
         try:
             with self._mapped():
-                return answer_of(event)
+                return result_of_event(event)
         except StreamsemError as error:
             if self.never_fail:
                 raise airflow_exception("AirflowSkipException")("skipped, because never_fail is set") from error
@@ -91,7 +91,7 @@ class PipelineSensor(HasPipeline, ConditionSensor):
 
     def __init__(self, *, pipeline: Pipeline | str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.take_pipeline(pipeline)
+        self.set_pipeline(pipeline)
 
     def condition_of(self, pipeline: Pipeline) -> Condition:
         """

@@ -25,7 +25,7 @@ from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswer
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
 _MISSING = {"NoSuchKey", "NoSuchUpload", "404", "NotFound"}
-_PASSING = {"RequestTimeout", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+_TRANSIENT_CODES = {"RequestTimeout", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _REFUSED_STATUS = {400, 401, 403, 404, 405, 411, 413, 501}
 
 
@@ -46,7 +46,7 @@ _ACCESS: ContextVar[S3Access] = ContextVar("streamsem_s3_access", default=_DEFAU
 
 
 @contextmanager
-def reached_by(access: S3Access) -> Iterator[None]:
+def use_s3_access(access: S3Access) -> Iterator[None]:
     """Use ``access`` within the block for logs, datasets, and the files that Spark reads and writes."""
     token = _ACCESS.set(access)
     try:
@@ -56,7 +56,7 @@ def reached_by(access: S3Access) -> Iterator[None]:
 
 
 def access() -> S3Access:
-    """Return the active access, which :func:`reached_by` sets; by default an access without values."""
+    """Return the active access, which :func:`use_s3_access` sets; by default an access without values."""
     return _ACCESS.get()
 
 
@@ -185,7 +185,7 @@ class S3Store:
                 code="NoSuchBucket",
             ).advising("create the bucket, or correct the location and the endpoint; then run again.")
         if isinstance(error, ClientError):
-            if _status(error) in _REFUSED_STATUS and _code(error) not in _PASSING:
+            if _status(error) in _REFUSED_STATUS and _code(error) not in _TRANSIENT_CODES:
                 return StoreRefusedError(
                     "S3 refused a request; the request had no effect",
                     location=self.url,

@@ -161,7 +161,7 @@ class _Trial:
         self._returned: dict[str, Any] = {}
 
     def run(self, steps: Steps) -> None:
-        with self._laid(steps), stepped_messages(steps):
+        with self._bench_at(steps), stepped_messages(steps):
             dag_run = run_dag(self._dag, self._run_id)
         if dag_run.state != "success":
             raise AssertionError(
@@ -179,7 +179,7 @@ class _Trial:
         return {**parts, **answers, "observed": self._observe()}
 
     @contextmanager
-    def _laid(self, steps: Steps) -> Iterator[None]:
+    def _bench_at(self, steps: Steps) -> Iterator[None]:
         """Within the block, the tasks run the pipelines of the benches, and the Spark engines that they create stage through the engines of the benches."""
         by_location = {laid.arrivals.source.path: laid for laid in self.benches.values()}
         by_spark = SparkEngine.stage

@@ -46,7 +46,7 @@ class PipelineHarness:
         self._location = location / self._name
         self._logs = (log or "memory://harness").rstrip("/")
         self._matrices, self._runs = count(), count()
-        self._bench = self._laid("main", self._arrivals("main"))
+        self._bench = self._bench_at("main", self._arrivals("main"))
 
     @property
     def pipeline(self) -> Pipeline:
@@ -105,14 +105,14 @@ class PipelineHarness:
 
         def trial() -> _Trial:
             prepare()
-            return _Trial(self._laid(f"{name}/{next(numbers)}", arrivals), ignore, observe)
+            return _Trial(self._bench_at(f"{name}/{next(numbers)}", arrivals), ignore, observe)
 
         return crash_matrix(trial)
 
     def _arrivals(self, name: str) -> Arrivals:
         return Arrivals(self._original.source, self._location / name / "in", self._spark)
 
-    def _laid(self, name: str, arrivals: Arrivals) -> Bench:
+    def _bench_at(self, name: str, arrivals: Arrivals) -> Bench:
         return bench(
             self._original,
             arrivals,

@@ -89,7 +89,7 @@ class FaultyStore:
     :param store: the other store
     :param at: index of the request with the fault, from 0. ``stat`` and ``delete`` are not counted
     :param fault: the fault
-    :param meanwhile: called once, to simulate other processes: while the process is paused, or before a create fails with :class:`UnknownAnswerError`
+    :param other_processes: called once, to simulate other processes: while the process is paused, or before a create fails with :class:`UnknownAnswerError`
     :param unless: requests for keys with this prefix are forwarded and not counted
     :attr seen: number of requests so far
     """
@@ -97,7 +97,7 @@ class FaultyStore:
     store: Store
     at: int
     fault: Fault
-    meanwhile: Callable[[], object] | None = None
+    other_processes: Callable[[], object] | None = None
     unless: str = "doctor/"
     seen: int = field(default=0, init=False)
     url: str = field(default="", init=False)
@@ -176,6 +176,6 @@ class FaultyStore:
             self._others()
 
     def _others(self) -> None:
-        if self.meanwhile is not None:
-            meanwhile, self.meanwhile = self.meanwhile, None
-            meanwhile()
+        if self.other_processes is not None:
+            other_processes, self.other_processes = self.other_processes, None
+            other_processes()

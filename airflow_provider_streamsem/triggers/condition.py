@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_streamsem import errors
-from airflow_provider_streamsem.connections import looked_up_by
+from airflow_provider_streamsem.connections import use_resolver
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.hooks.lookup import airflow_connection
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 def asked(question: Callable[[], T]) -> T:
     """Call a function while connection ids are resolved by Airflow, and return its result. Blocks until the function returns."""
-    with looked_up_by(airflow_connection):
+    with use_resolver(airflow_connection):
         return question()
 
 
@@ -79,7 +79,7 @@ class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
             await asyncio.sleep(self.poll_interval_s)
 
 
-def answer_of(event: dict[str, Any]) -> dict[str, Any]:
+def result_of_event(event: dict[str, Any]) -> dict[str, Any]:
     """
     Return the observed values of an event of :class:`ConditionTrigger`.
 
@@ -99,7 +99,7 @@ def _check(condition: str) -> Finding:
 
 
 def _error(error: StreamsemError) -> dict[str, Any]:
-    """Return the JSON from which :func:`answer_of` recreates the error. It does not contain the cause, which may contain secrets."""
+    """Return the JSON from which :func:`result_of_event` recreates the error. It does not contain the cause, which may contain secrets."""
     known = next(cls for cls in type(error).__mro__ if cls.__module__ == StreamsemError.__module__)
     fields = {name: v if v is None or isinstance(v, (str, int)) else repr(v) for name, v in error.fields.items()}
     return {"error": known.__name__, "truth": error.summary, "fields": fields}

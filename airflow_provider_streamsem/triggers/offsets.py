@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.pipeline.spec import Pipeline
     from airflow_provider_streamsem.readers.waiting import Waiting
 
-UNSAID_WAIT_S = 300
+DEFAULT_MAX_WAIT_S = 300
 """Default of ``max_wait`` in seconds, if the pipeline has no ``limits.max_delay_s``."""
 
 
@@ -83,25 +83,25 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
         clock = asyncio.get_running_loop().time
         spec = json.loads(self.pipeline)
         name, again_after_s = spec["name"], spec["limits"]["max_delay_s"]
-        spoke_of, spoke_at, error_told = "", 0.0, ""
+        emitted_state, emitted_at, logged_error = "", 0.0, ""
         while True:
             try:
-                found = await in_thread(partial(_look, self.pipeline))
+                found = await in_thread(partial(_check, self.pipeline))
             except StreamsemError as error:
                 kind = type(error).__name__
                 if error.retryable:
                     self.log.warning("polling pipeline %s failed: %s", name, error)
-                elif error_told != kind:
+                elif logged_error != kind:
                     self.log.error("polling pipeline %s failed: %s", name, error)
                     yield TriggerEvent({"pipeline": name, "log": spec["log"], "error": f"{kind}: {error}"})
-                    error_told = kind
+                    logged_error = kind
             except Exception:
                 self.log.exception("polling pipeline %s failed", name)
             else:
-                error_told = ""
-                if found.is_due and (spoke_of != _state(found) or clock() >= spoke_at + again_after_s):
+                logged_error = ""
+                if found.is_due and (emitted_state != _state(found) or clock() >= emitted_at + again_after_s):
                     yield TriggerEvent(found.to_json())
-                    spoke_of, spoke_at = _state(found), clock()
+                    emitted_state, emitted_at = _state(found), clock()
             await asyncio.sleep(self.poll_interval_s)
 
 
@@ -114,7 +114,7 @@ def _state(found: Waiting) -> str:
     return "new" if found.is_new else repr(sorted(found.taken.items()))
 
 
-def _look(pipeline: str) -> Waiting:
+def _check(pipeline: str) -> Waiting:
     # Imported in the thread, because the triggerer imports this module on its event loop.
     from airflow_provider_streamsem.readers.conditions import of_spec_text
     from airflow_provider_streamsem.readers.waiting import waiting
@@ -133,7 +133,7 @@ def _spec(pipeline: object, min_rows: int | None, max_wait: timedelta | float | 
     found = pipeline if isinstance(pipeline, Pipeline) else load_pipeline(text("pipeline", pipeline, accepted=accepted))
     max_delay_s = None if max_wait is None else seconds("max_wait", max_wait)
     if max_delay_s is None and found.limits.max_delay_s is None:
-        max_delay_s = UNSAID_WAIT_S
+        max_delay_s = DEFAULT_MAX_WAIT_S
     found = limited(found, min_rows=min_rows, max_delay_s=max_delay_s)
     if holds_templates(found):
         what = "the pipeline of an asset watcher must not contain templates, because no run renders them"

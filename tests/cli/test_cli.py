@@ -22,7 +22,7 @@ from airflow_provider_streamsem.cli import commands as commands_
 from airflow_provider_streamsem.cli import output
 from airflow_provider_streamsem.cli.arguments import COMMANDS, Command, parser
 from airflow_provider_streamsem.cli.main import main
-from airflow_provider_streamsem.cli.output import Answer, Table
+from airflow_provider_streamsem.cli.output import CommandResult, Table
 from airflow_provider_streamsem.stores.local import LocalStore
 from tests.pipeline_fixture import PipelineFixture
 
@@ -492,7 +492,7 @@ SHOWN = r"a\u001b]0;owned\u0007\u009b31m[bold red]b[/]\u202egpj\u2066\u007f\u000
 
 def test_what_a_terminal_would_execute_is_printed_as_an_escape(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table(title=HOSTILE, columns=[HOSTILE], rows=[["[red]x[/]\x1b[2J"]])
-    output.show(Answer(document={}, lines=[HOSTILE], tables=[table]))
+    output.show(CommandResult(document={}, lines=[HOSTILE], tables=[table]))
     output.show_error(HOSTILE)
     output.show_json({HOSTILE: [HOSTILE, "x" * 1000]})
     out, err = capsys.readouterr()

@@ -91,7 +91,9 @@ def test_fault_at_any_request_of_a_move_beside_runs_on_both_logs(tmp_path: Path,
                     fixture.move()
             fixture.follow(fixture.new, "new, meanwhile")
 
-        store = FaultyStore(getattr(fixture, side).store, at, fault, meanwhile=meanwhile if fault in PAUSES else None)
+        store = FaultyStore(
+            getattr(fixture, side).store, at, fault, other_processes=meanwhile if fault in PAUSES else None
+        )
         with suppress(Crash):
             fixture.move(**{side: store})
         if not store.reached:
@@ -118,7 +120,7 @@ def test_late_discovery_at_the_old_place_never_reaches_the_new_log(tmp_path: Pat
             fixture.old.arrive(1)
             zombie.poll(None)
 
-        store = FaultyStore(fixture.old.store, at, Fault.PAUSE_BEFORE, meanwhile=meanwhile)
+        store = FaultyStore(fixture.old.store, at, Fault.PAUSE_BEFORE, other_processes=meanwhile)
         fixture.move(old=store)
         if not store.reached:
             return

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_streamsem import FilesSource, Pipeline, open_log, run_batch, verify
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.connections import Connection, looked_up_by
+from airflow_provider_streamsem.connections import Connection, use_resolver
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.location import access, located, root
 from airflow_provider_streamsem.pipeline.opening import open_pipeline
@@ -175,7 +175,7 @@ def test_connections_that_cannot_hold_a_log_are_named(connection: Connection, me
         "other": Connection(conn_id="other", conn_type="http"),
         "role": Connection(conn_id="role", conn_type="aws", extra={"role_arn": "arn:aws:iam::1:role/x"}),
     }
-    with looked_up_by(known.__getitem__), pytest.raises(InvalidError, match=message):
+    with use_resolver(known.__getitem__), pytest.raises(InvalidError, match=message):
         _ = (access(connection), root(connection))
 
 
@@ -185,7 +185,7 @@ def test_settings_of_the_connection_override_those_of_its_aws_connection() -> No
         "aws_session_token": "t",
     }  # fmt: skip
     aws = Connection(conn_id="a", conn_type="aws", login="k", password="s", extra=extra)
-    with looked_up_by(lambda conn_id: aws):
+    with use_resolver(lambda conn_id: aws):
         assert access(given(aws_conn_id="a")) == s3.S3Access(
             endpoint_url="http://b",
             region_name="eu-west-1",

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import AmqpQueue, Pipeline, QueueSource
-from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.connectors.landing.messages import Landing
 from airflow_provider_streamsem.connectors.queue import source as module
 from airflow_provider_streamsem.errors import StoreRefusedError, UnavailableError
@@ -119,7 +119,9 @@ def test_lander_that_dies_before_or_after_any_call_loses_and_repeats_nothing(
     """The death closes the connection, so the broker redelivers unacknowledged messages."""
 
     def land(made: Queue, calls: Calls) -> None:
-        log = CommitLog(CalledStore(open_store(str(made.fixture.root / "in")), calls), ManualClock(), Patience(tries=4))
+        log = CommitLog(
+            CalledStore(open_store(str(made.fixture.root / "in")), calls), ManualClock(), RetryPolicy(tries=4)
+        )
         with made.queue.connect() as receiver:
             Landing(log, made.pipeline().source.window, made.queue.lineage).land(
                 CalledBroker(receiver, calls), most=100, seconds=60

@@ -21,7 +21,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from airflow_provider_streamsem.connectors.contract import Batch
 from airflow_provider_streamsem.connectors.kafka import sink as kafka
-from airflow_provider_streamsem.connectors.kafka.control_topic import Control
+from airflow_provider_streamsem.connectors.kafka.control_topic import ControlTopic
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, UnavailableError
 from airflow_provider_streamsem.pipeline.publish import skip
@@ -112,7 +112,7 @@ class WatchedClient:
 
 @pytest.fixture
 def watched_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedClient]:
-    made, let_go, marker = WatchedClient(), kafka._abort_quietly, Control.marker
+    made, let_go, marker = WatchedClient(), kafka._abort_quietly, ControlTopic.marker
 
     class Producer(confluent_kafka.Producer):  # type: ignore[misc]
         def __init__(self, *args: Any) -> None:
@@ -139,7 +139,7 @@ def watched_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedClient]:
             call(*args)
             made.step(f"after {name}")
 
-    def read(self: Control, *args: Any, **named: Any) -> Any:
+    def read(self: ControlTopic, *args: Any, **named: Any) -> Any:
         made.step("before marker")
         found = marker(self, *args, **named)
         made.step("after marker")
@@ -151,7 +151,7 @@ def watched_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedClient]:
             let_go(producer)
 
     monkeypatch.setattr(confluent_kafka, "Producer", Producer)
-    monkeypatch.setattr(Control, "marker", read)
+    monkeypatch.setattr(ControlTopic, "marker", read)
     monkeypatch.setattr(kafka, "_abort_quietly", unless_dead)
     monkeypatch.setattr(kafka, "_POLL_S", 0.1)
     yield made

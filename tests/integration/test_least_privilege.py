@@ -28,7 +28,7 @@ from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.errors import StoreRefusedError
 from airflow_provider_streamsem.pipeline.maintenance import vacuum
 from airflow_provider_streamsem.protocol import keys
-from airflow_provider_streamsem.stores.s3 import S3Access, reached_by
+from airflow_provider_streamsem.stores.s3 import S3Access, use_s3_access
 from tests.integration.parts.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.integration.parts.server import running
 
@@ -106,7 +106,7 @@ def test_each_role_works_with_the_documented_rights_and_has_no_others(roles: Rol
         )
 
     arrive("a.json", range(5))
-    with reached_by(roles.access("runner")):
+    with use_s3_access(roles.access("runner")):
         assert doctor.examine(open_commit_log("s3://p-log")).passed
         run_batch(PIPELINE, run_key="a")
         arrive("b.json", range(5, 9))
@@ -119,7 +119,7 @@ def test_each_role_works_with_the_documented_rights_and_has_no_others(roles: Rol
     assert roles.refuses("runner", put("p-in", "x.json"))
     assert all(roles.refuses("runner", delete(bucket, "x")) for bucket in BUCKETS.values())
 
-    with reached_by(roles.access("reader")):
+    with use_s3_access(roles.access("reader")):
         assert verify("s3://p-log").findings == []
         assert len(open_log("s3://p-log").files()) == 2
         assert len([*open_log("s3://p-log").quarantined()]) == 2
@@ -128,7 +128,7 @@ def test_each_role_works_with_the_documented_rights_and_has_no_others(roles: Rol
     assert all(roles.refuses("reader", delete(bucket, "x")) for bucket in BUCKETS.values())
     assert roles.refuses("reader", lambda s3: s3.get_object(Bucket="p-in", Key="a.json"))
 
-    with reached_by(roles.access("vacuum")):
+    with use_s3_access(roles.access("vacuum")):
         assert {attempt for _, _, attempt in vacuum(PIPELINE).attempts} == {"lost"}
         assert verify(PIPELINE).findings == []
     assert all(roles.refuses("vacuum", put(bucket, "data/0/x")) for bucket in BUCKETS.values())
@@ -161,5 +161,5 @@ def committed(roles: Roles, spark: SparkSession) -> list[Any]:
         for name, value in settings.items():
             session.conf.set(f"spark.hadoop.fs.s3a.bucket.{bucket}.{name}", str(value))
             session.conf.set(f"fs.s3a.bucket.{bucket}.{name}", str(value))
-    with reached_by(access):
+    with use_s3_access(access):
         return read_committed(session, "s3://p-log").collect()

@@ -21,7 +21,7 @@ import pyarrow
 import pytest
 
 from airflow_provider_streamsem import FilesSource, Pipeline, run_batch
-from airflow_provider_streamsem.connections import Connection, looked_up_by
+from airflow_provider_streamsem.connections import Connection, use_resolver
 from airflow_provider_streamsem.connectors.contract import Batch
 from airflow_provider_streamsem.connectors.sql import sink as jdbc
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
@@ -636,7 +636,7 @@ def test_rows_that_spark_staged_arrive_with_airflows_connections(
             "named_struct('a', id, 'at', at) AS o", "map('k', id) AS mp", "X'00FF' AS x",
         ),
     )  # fmt: skip
-    with looked_up_by(lambda conn_id: {"db": known}[conn_id]):
+    with use_resolver(lambda conn_id: {"db": known}[conn_id]):
         run_batch(pipeline, run_key="a", drain=True, engine=SparkEngine())
         verdict = verify(pipeline)
     assert verdict.findings == []

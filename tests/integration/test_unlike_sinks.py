@@ -24,7 +24,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_streamsem import FilesSink, Pipeline
-from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
@@ -91,7 +91,9 @@ class ManyFixture(PipelineFixture):
 
     def log(self, store: Store | None = None) -> CommitLog:
         """Use run ids that no other fixture has, since the servers outlive the fixture."""
-        return CommitLog(store or self.store, ManualClock(name=f"{self.name}p{next(self.clocks)}"), Patience(tries=6))
+        return CommitLog(
+            store or self.store, ManualClock(name=f"{self.name}p{next(self.clocks)}"), RetryPolicy(tries=6)
+        )
 
     def sql(self, statement: str) -> list[Any]:
         with psycopg.connect(self.servers.postgres.dsn, autocommit=True) as connection:

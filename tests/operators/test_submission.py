@@ -25,7 +25,7 @@ from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.operators.submission import Recorded
 from airflow_provider_streamsem.pipeline import submit_app
 from airflow_provider_streamsem.pipeline.run import plan_run
-from airflow_provider_streamsem.readers.conditions import RunNeedsItsTask, of_text, to_text
+from airflow_provider_streamsem.readers.conditions import DriverWait, of_text, to_text
 from airflow_provider_streamsem.testing.clock import ManualClock
 from tests.operators.test_airflow import context
 from tests.pipeline_fixture import PipelineFixture
@@ -107,7 +107,7 @@ def test_driver_without_progress_is_declared_lost_and_the_retry_may_submit_anoth
     pipeline: Pipeline, conn_id: str
 ) -> None:
     assert plan_run(pipeline, run_key="r") is None
-    condition = of_text(to_text(RunNeedsItsTask(pipeline=pipeline, run_key="r", patience_s=60)))
+    condition = of_text(to_text(DriverWait(pipeline=pipeline, run_key="r", patience_s=60)))
     planned_ms = open_log(pipeline.log).log.plan(0)[0].planned_at_ms  # type: ignore[index]
     assert not condition.check(clock=ManualClock(now_ms=planned_ms + 59_000)).met
     finding = condition.check(clock=ManualClock(now_ms=planned_ms + 61_000))
@@ -115,7 +115,7 @@ def test_driver_without_progress_is_declared_lost_and_the_retry_may_submit_anoth
     made = operator(pipeline, conn_id, patience=60)
     with pytest.raises(StageError, match="treats the driver as lost"):
         made.execute_complete(context(), {"seen": finding.seen})
-    again = RunNeedsItsTask(pipeline=pipeline, run_key="r", patience_s=60, since_ms=planned_ms + 100_000)
+    again = DriverWait(pipeline=pipeline, run_key="r", patience_s=60, since_ms=planned_ms + 100_000)
     assert not again.check(clock=ManualClock(now_ms=planned_ms + 159_000)).met
     assert again.check(clock=ManualClock(now_ms=planned_ms + 161_000)).met
 

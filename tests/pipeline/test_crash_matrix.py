@@ -233,7 +233,7 @@ class TestEveryRequest:
         for at in range(stage.requests()):
             fixture = stage.fixture()
             store = FaultyStore(
-                fixture.store, at, fault, meanwhile=lambda fixture=fixture: stage.run(fixture, run_key=other)
+                fixture.store, at, fault, other_processes=lambda fixture=fixture: stage.run(fixture, run_key=other)
             )
             stage.run(fixture, store=store)
             assert store.reached

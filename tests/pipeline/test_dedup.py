@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import Pipeline, guarantee
-from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.dedup import Dedup, Layer, absorbed, layers_of, state_of
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
 from airflow_provider_streamsem.pipeline.maintenance import vacuum
@@ -54,7 +54,7 @@ class RepeatingFixture(PipelineFixture):
     def log(self, store: Store | None = None) -> CommitLog:
         clock = ManualClock(name=f"p{next(self.clocks)}")
         clock.sleep(self.at_s)
-        return CommitLog(store or self.store, clock, Patience(tries=6))
+        return CommitLog(store or self.store, clock, RetryPolicy(tries=6))
 
     def pipeline(self, **changes: Any) -> Pipeline:
         return super().pipeline(**{"dedup": Dedup(keys=["id"], ttl_s=self.ttl_s), **changes})

@@ -135,7 +135,7 @@ def test_create_of_the_first_plan_decides_between_two_specs(tmp_path: Path, faul
         results: dict[str, str] = {}
 
         right = partial(ran_into, results, fixture, "right", fixture.pipeline())
-        store = FaultyStore(fixture.store, at, fault, meanwhile=right)
+        store = FaultyStore(fixture.store, at, fault, other_processes=right)
         ran_into(results, fixture, "wrong", wrong, store)
         if not store.reached:
             break

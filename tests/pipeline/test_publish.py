@@ -83,7 +83,7 @@ def test_nothing_is_planned_before_the_receipts_are_there(fixture: PublishingFix
 def test_a_commit_that_waits_for_receipts_cannot_be_aborted(fixture: PublishingFixture) -> None:
     refused(fixture)
     opened = fixture.opened()
-    with pytest.raises(InvalidError, match="has_pending_publishes=True"):
+    with pytest.raises(InvalidError, match="requires_receipts=True"):
         abort(opened.log, opened.record, 0, reason="poison")
 
 
@@ -235,7 +235,7 @@ def test_no_plan_follows_a_commit_whose_receipts_are_not_there(fixture: Publishi
     log = fixture.log()
     head, stored = log.find_head(), log.plan(0)
     assert stored is not None
-    assert head.has_pending_publishes
+    assert head.requires_receipts
     with pytest.raises(LogDamagedError, match="I2"):
         log.put_plan(head, replace(stored[0], version=1, previous=head.outcome_sha, initial_offsets=None))
     assert log.plan(1) is None

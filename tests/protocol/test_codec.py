@@ -167,7 +167,7 @@ def nested(levels: int) -> str:
     return "[" * levels + "1" + "]" * levels
 
 
-@pytest.mark.parametrize("levels", [codec.MOST_LEVELS + 1, 900, 100_000])
+@pytest.mark.parametrize("levels", [codec.MAX_NESTING + 1, 900, 100_000])
 def test_json_in_storage_that_is_nested_too_deep_is_damage(levels: int) -> None:
     deep = nested(levels)
     for cls in (
@@ -202,7 +202,7 @@ def test_nested_spill_schema_and_bounds_are_damage() -> None:
 
 
 def test_json_as_deep_as_is_accepted_comes_back() -> None:
-    pins = json.loads(nested(codec.MOST_LEVELS - 1))
+    pins = json.loads(nested(codec.MAX_NESTING - 1))
     assert codec.decode(Plan, "k", codec.encode(samples.plan(pins=pins)).data).pins == pins
     wide = json.dumps([[i] for i in range(1_000)])
     entry = samples.outcome(samples.plan(), schemas={"out": wide})

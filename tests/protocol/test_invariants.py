@@ -339,12 +339,12 @@ def receipts(**changes: Any) -> Receipts:
 
 
 def test_I2_plan_after_a_commit_with_pending_publishes() -> None:
-    assert PENDING.has_pending_publishes
+    assert PENDING.requires_receipts
     with broken("I2"):  # type: ignore[attr-defined]
         PENDING.planned(samples.plan(1, previous="sha"), "plan")
     published = PENDING.published(receipts())
-    assert not published.has_pending_publishes
-    assert not published.planned(samples.plan(1, previous="sha"), "plan").has_pending_publishes
+    assert not published.requires_receipts
+    assert not published.planned(samples.plan(1, previous="sha"), "plan").requires_receipts
 
 
 @pytest.mark.parametrize("changes", [{"version": 1}, {"outcome": "other"}, {"sinks": {}}])

@@ -24,7 +24,7 @@ from airflow_provider_streamsem import (
     load_pipeline,
 )
 from airflow_provider_streamsem.arguments import secret_settings
-from airflow_provider_streamsem.connections import Connection, looked_up_by
+from airflow_provider_streamsem.connections import Connection, use_resolver
 from airflow_provider_streamsem.connectors.parsing.decoders import Avro
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
@@ -67,7 +67,7 @@ def test_iceberg_property_that_names_code_is_refused_in_specs_and_connections(tm
         IcebergSink(str(tmp_path), "a.b", properties={"type": "sql", "uri": "sqlite://", name: "subprocess.Popen"})
     sink = IcebergSink(str(tmp_path), "a.b", conn_id="lake")
     named = Connection(conn_id="lake", extra={"type": "sql", "uri": "sqlite://", name: "subprocess.Popen"})
-    with looked_up_by(lambda conn_id: named), pytest.raises(InvalidError, match="may load code"):
+    with use_resolver(lambda conn_id: named), pytest.raises(InvalidError, match="may load code"):
         sink.marker("u", "s")
 
 

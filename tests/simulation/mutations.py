@@ -174,12 +174,12 @@ def drain_looks_at_its_own_last_outcome_only(patch: pytest.MonkeyPatch) -> None:
 
 
 def vacuum_deletes_attempts_of_open_versions(patch: pytest.MonkeyPatch) -> None:
-    real = maintenance._Losers.__call__
+    real = maintenance._LostAttempts.__call__
 
     def has_lost(self: Any, attempt_id: str) -> bool:
         return real(self, attempt_id) or self._outcome() is None
 
-    patch.setattr(maintenance._Losers, "__call__", has_lost)
+    patch.setattr(maintenance._LostAttempts, "__call__", has_lost)
     patch.setattr(maintenance, "range", lambda *bounds: range(*bounds[:-1], bounds[-1] + 1), raising=False)
 
 

@@ -93,7 +93,7 @@ def receipts_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
 
     def read_head(version: int) -> Any:
         head = yield from real(version)
-        return replace(head, has_pending_publishes=False) if isinstance(head, ClosedHead) else head
+        return replace(head, requires_receipts=False) if isinstance(head, ClosedHead) else head
 
     patch.setattr(procedures, "read_head", read_head)
 
@@ -174,7 +174,7 @@ def skip_claims_nothing(patch: pytest.MonkeyPatch) -> None:
     def skipped_sinks(self: Publication, at: Any) -> Any:
         return self._effects.record(at.chunk, at.number, done=0, skipped=at.rows)
 
-    patch.setattr(Publication, "_given_up", skipped_sinks)
+    patch.setattr(Publication, "_skip_or_mark_unknown", skipped_sinks)
 
 
 def other_runs_close_claims(patch: pytest.MonkeyPatch) -> None:

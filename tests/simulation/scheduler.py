@@ -9,7 +9,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
@@ -88,7 +88,7 @@ class Process:
         self.log = CommitLog(
             View(self, scheduler.summary),
             TurningClock(self, scheduler.rng.randrange(-5_000, 5_000)),
-            Patience(tries=scheduler.rng.choice((2, 3, 5))),
+            RetryPolicy(tries=scheduler.rng.choice((2, 3, 5))),
         )
         self._body = body
         self.greenlet = greenlet(self._run)

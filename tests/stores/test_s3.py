@@ -15,7 +15,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
 )
 
-from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError, open_store
 from airflow_provider_streamsem.stores.s3 import S3Store
@@ -106,7 +106,7 @@ def test_412_is_exists() -> None:
 
 
 def log(client: Client, tries: int = 3) -> CommitLog:
-    return CommitLog(S3Store("b", "p", client), ManualClock(), Patience(tries=tries))
+    return CommitLog(S3Store("b", "p", client), ManualClock(), RetryPolicy(tries=tries))
 
 
 def test_retried_create_that_had_landed_is_found_to_be_ours() -> None:
@@ -174,7 +174,7 @@ def test_waits_between_repeated_requests_double_up_to_a_bound() -> None:
     opened = CommitLog(
         S3Store("b", "p", Client(*[refused(503)] * 5, {})),
         Watched(),
-        Patience(tries=9, first_wait_s=1, longest_wait_s=4),
+        RetryPolicy(tries=9, first_wait_s=1, longest_wait_s=4),
     )
     assert opened.create("k", b"x").mine
     assert waits == [1, 2, 4, 4, 4]

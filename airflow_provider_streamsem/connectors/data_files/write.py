@@ -100,7 +100,7 @@ def write_files(frame: DataFrame, sink: _Sink, location: str) -> frozenset[str] 
         visible
     """
     by_name = {field.name: field.dataType for field in frame.schema.fields}
-    _refuse_twins(frame, sink)
+    _refuse_names_differing_in_case(frame, sink)
     missing = [name for name in sink.partition_by if name not in by_name]
     if missing:
         raise DataError(
@@ -228,7 +228,7 @@ def _is_on_s3(location: str) -> bool:
     return location.startswith("s3a://")
 
 
-def _refuse_twins(frame: DataFrame, sink: _Sink) -> None:
+def _refuse_names_differing_in_case(frame: DataFrame, sink: _Sink) -> None:
     """
     Refuse columns with equal names, and names that differ only in case.
 

@@ -25,7 +25,7 @@ from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
 from airflow_provider_streamsem.connectors.delta import merge as delta_merge
 from airflow_provider_streamsem.connectors.delta.requirements import Requirements, is_append_only, unwritable
-from airflow_provider_streamsem.connectors.delta.table import OWN_ENTRY, HeldTable, create, is_transient, take
+from airflow_provider_streamsem.connectors.delta.table import OWN_ENTRY, CachedTable, create, is_transient, take
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.table_sink import TableSink, attempts_named
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure
@@ -69,7 +69,7 @@ class _Open:
     :param entry: number of the entry that this try has committed; ``None`` if it has committed none
     """
 
-    held: HeldTable | None
+    held: CachedTable | None
     entry: int | None = None
 
 
@@ -102,7 +102,7 @@ class DeltaSink(TableSink[_Open]):
     keys: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self.take_arguments("sink delta:")
+        self.validate_arguments("sink delta:")
         accepted = "a path without backslashes and %XX, which delta-rs and Spark read in different ways"
         arguments.text("sink delta: path", self.path, pattern=r"(?:[^%\\]|%(?![0-9A-Fa-f]{2}))*", accepted=accepted)
 
@@ -266,7 +266,7 @@ class DeltaSink(TableSink[_Open]):
         error.__cause__ = cause
         return error
 
-    def _check_not_restored(self, batch: Batch, held: HeldTable, found: SinkMarker) -> None:
+    def _check_not_restored(self, batch: Batch, held: CachedTable, found: SinkMarker) -> None:
         """
         Refuse a restored table. RESTORE keeps the transaction identifiers but removes the rows.
 
@@ -441,7 +441,7 @@ def _marks(batch: Batch, app: str, *, skipped: bool) -> dict[str, int]:
     return {**marks, f"{app}#skipped": batch.version} if skipped else marks
 
 
-def _marker(held: HeldTable, app: str) -> SinkMarker | None:
+def _marker(held: CachedTable, app: str) -> SinkMarker | None:
     """Build the marker from the table's transaction numbers."""
     version, outcome, skipped = (held.transaction(name) for name in (app, f"{app}#outcome", f"{app}#skipped"))
     if version is None:

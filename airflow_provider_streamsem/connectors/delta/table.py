@@ -27,11 +27,11 @@ _OF_THE_STORE = re.compile(
     r"object ?store|Generic \w+ error|error sending request|timed? ?out|connection|throttl|SlowDown|Too ?Many ?Requests|\b(429|50[0-9])\b",
     re.IGNORECASE,
 )
-_kept: dict[str, HeldTable] = {}
+_kept: dict[str, CachedTable] = {}
 _lock = Lock()
 
 
-class HeldTable:
+class CachedTable:
     """
     An opened table at one version. One caller at a time uses it; the cache holds it in between.
 
@@ -151,7 +151,7 @@ def _kind(error: BaseException, refusal: type[StreamsemError]) -> type[Streamsem
     return UnavailableError if is_transient(error) else refusal
 
 
-def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> HeldTable | None:
+def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> CachedTable | None:
     """
     Open the table at its newest version, from the cache if possible. Returns ``None`` if there is no table.
 
@@ -172,7 +172,7 @@ def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> Held
             "the deltalake library is not installed", accepted="pip install 'airflow-provider-streamsem[delta]'"
         ) from error
     try:
-        return HeldTable(path, options, DeltaTable(normalised(path), storage_options=options or None))
+        return CachedTable(path, options, DeltaTable(normalised(path), storage_options=options or None))
     except TableNotFoundError:
         return None
     except Exception as error:
@@ -181,7 +181,7 @@ def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> Held
         ) from error
 
 
-def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str]) -> HeldTable:
+def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str]) -> CachedTable:
     """
     Create an empty table, or return the table that another process created concurrently.
 
@@ -208,7 +208,7 @@ def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequenc
             what = "the Delta table cannot be created; nothing of the batch is in it"
             raise _kind(error, PublishError)(what, table=path, problem=type(error).__name__) from error
         return held
-    return HeldTable(path, options, table)
+    return CachedTable(path, options, table)
 
 
 def _store_options(path: str) -> dict[str, str]:

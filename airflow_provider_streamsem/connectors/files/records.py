@@ -316,9 +316,9 @@ class FileRecords:
             if not condition or condition == "PATH_NOT_FOUND":
                 raise
             what = "the columns of a planned file cannot be read, or contradict those of the other files; nothing became visible"
-            raise DataError(what, condition=condition, **self._culprit(reader)) from error
+            raise DataError(what, condition=condition, **self._find_unreadable_file(reader)) from error
 
-    def _culprit(self, reader: DataFrameReader) -> dict[str, str]:
+    def _find_unreadable_file(self, reader: DataFrameReader) -> dict[str, str]:
         """Return the file whose columns Spark cannot read, else two files that contradict each other."""
         assert self._footers is not None
         for path in columnar.distinct(self._footers):

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger
-from airflow_provider_streamsem.connectors.http.endpoint import Address, Answer, Endpoint
+from airflow_provider_streamsem.connectors.http.endpoint import Address, CallResult, Endpoint
 from airflow_provider_streamsem.connectors.http.rate import Pace
 from airflow_provider_streamsem.connectors.json_rows.rows import json_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import record_batches
@@ -106,7 +106,7 @@ class Publication:
 
     def skip(self) -> Receipt:
         """Record the records whose result no publisher has recorded as skipped, or as unknown if they may have been sent. Makes no call."""
-        return self._over_all(self._given_up)
+        return self._over_all(self._skip_or_mark_unknown)
 
     def _over_all(self, close: Callable[[_Round], Effects]) -> Receipt:
         chunks = range(-(-self._rows // self._sink.chunk_rows))
@@ -194,7 +194,7 @@ class Publication:
             counts[kind] += call.rows
         return counts
 
-    def _answer(self, endpoint: Endpoint, call: _Call) -> Answer:
+    def _answer(self, endpoint: Endpoint, call: _Call) -> CallResult:
         answer = endpoint.call(call.body, self._headers(call))
         for wait_s in () if self._claims else _UNCLEAR_WAITS_S:
             if answer.kind not in ("unclear", "unsent"):
@@ -207,7 +207,7 @@ class Publication:
         position_headers = {VERSION_HEADER: str(self._batch.version), POSITION_HEADER: str(call.position)}
         return {self._sink.key_header: call.key, **position_headers}
 
-    def _deferral(self, at: _Round, answer: Answer) -> StreamsemError | None:
+    def _deferral(self, at: _Round, answer: CallResult) -> StreamsemError | None:
         """Reduce the rate after a deferred call. Returns an error if the total wait for the call would exceed ``max_wait_s``."""
         wait_s = self._pace.backoff_s(answer.retry_after_s)
         if self._pace.waited_s + wait_s <= self._sink.max_wait_s:
@@ -226,7 +226,7 @@ class Publication:
             run_again_at=again.isoformat(),
         )
 
-    def _refusal(self, at: _Round, call: _Call, answer: Answer) -> StreamsemError | None:
+    def _refusal(self, at: _Round, call: _Call, answer: CallResult) -> StreamsemError | None:
         """Return the error that ends the round before this call, so that the next round begins with this call; ``None`` if the round continues."""
         where = {**self._where(at), "record": call.index, "status": answer.status}
         if answer.kind == "turned_away":
@@ -284,7 +284,7 @@ class Publication:
             )
         return found or self._effects.record(at.chunk, at.number, done=0, unknown=at.rows)
 
-    def _given_up(self, at: _Round) -> Effects:
+    def _skip_or_mark_unknown(self, at: _Round) -> Effects:
         if self._claims and self._effects.claim(at.chunk, at.number):
             return self._effects.record(at.chunk, at.number, done=0, skipped=at.rows)
         return self._effects.record(at.chunk, at.number, done=0, unknown=at.rows)

@@ -25,16 +25,16 @@ NOT_PERFORMED = (425, 429)
 """Statuses with which a server reports that it did not perform the call, and that the client may send it again (RFC 8470, RFC 6585)."""
 NOT_PERFORMED_IF_DATED = (503,)
 """Statuses that mean the same, but only with a ``Retry-After`` header (RFC 9110). Without it, the server may have performed a part of the call."""
-TURNED_AWAY = (401, 403, 404, 405, 407)
+CALLER_REJECTED = (401, 403, 404, 405, 407)
 """Statuses that reject the caller for every record: credentials, address or method are wrong."""
 _UNCLEAR = (408,)
 _NO_SECRETS = ("accept", "accept-language", "content-type", "user-agent")
-NOT_PERFORMED_TEXT = f"{', '.join(map(str, (*TURNED_AWAY, *NOT_PERFORMED)))}, {', '.join(map(str, NOT_PERFORMED_IF_DATED))} with Retry-After"
+NOT_PERFORMED_TEXT = f"{', '.join(map(str, (*CALLER_REJECTED, *NOT_PERFORMED)))}, {', '.join(map(str, NOT_PERFORMED_IF_DATED))} with Retry-After"
 _LONGEST_WAIT_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CallResult:
     """
     The result of a call: its kind, and details of the response.
 
@@ -136,7 +136,7 @@ class Endpoint:
             self._session.mount(scheme, HTTPAdapter(max_retries=0))
         self._session.headers.update({**at.headers, "Content-Type": "application/json"})
         # Without an explicit auth, requests reads credentials from ~/.netrc.
-        auth: Any = (at.login.encode(), at.password.encode()) if at.login or at.password else _as_it_is
+        auth: Any = (at.login.encode(), at.password.encode()) if at.login or at.password else _no_auth
         self._session.auth = auth
         self._settings = self._session.merge_environment_settings(at.url, at.proxies or {}, None, at.verify, at.cert)
 
@@ -171,7 +171,7 @@ class Endpoint:
                 problem=type(error).__name__,
             ) from None
 
-    def call(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+    def call(self, body: bytes, headers: Mapping[str, str]) -> CallResult:
         """Send one call and classify the response. Errors of the network or the endpoint are returned, never raised."""
         try:
             response = self._session.request(
@@ -185,7 +185,7 @@ class Endpoint:
             )
         except Exception as error:
             # Only the class name is kept, because the text of the error may contain a header or a query string.
-            return Answer("unsent" if _is_unsent(error) else "unclear", problem=type(error).__name__)
+            return CallResult("unsent" if _is_unsent(error) else "unclear", problem=type(error).__name__)
         status = response.status_code
         after_s = retry_after_s(response.headers, self._clock.now_ms())
         with suppress(Exception):
@@ -193,16 +193,16 @@ class Endpoint:
             response.raw.read(_AT_ONCE_BYTES)
         response.close()
         if 200 <= status < 300:
-            return Answer("done", status)
+            return CallResult("done", status)
         if 300 <= status < 400:
-            return Answer("redirect", status)
+            return CallResult("redirect", status)
         if status in NOT_PERFORMED or (status in NOT_PERFORMED_IF_DATED and after_s is not None):
-            return Answer("deferred", status, retry_after_s=after_s)
-        if status in TURNED_AWAY:
-            return Answer("turned_away", status)
+            return CallResult("deferred", status, retry_after_s=after_s)
+        if status in CALLER_REJECTED:
+            return CallResult("turned_away", status)
         if 400 <= status < 500 and status not in _UNCLEAR:
-            return Answer("refused", status)
-        return Answer("unclear", status)
+            return CallResult("refused", status)
+        return CallResult("unclear", status)
 
 
 def retry_after_s(headers: Mapping[str, str], now_ms: int) -> float | None:
@@ -255,5 +255,5 @@ def _is_unsent(error: Exception) -> bool:
     return isinstance(cause, (ConnectTimeoutError, NewConnectionError, ssl.SSLCertVerificationError))
 
 
-def _as_it_is(request: Any) -> Any:
+def _no_auth(request: Any) -> Any:
     return request

@@ -116,7 +116,7 @@ class IcebergSink(TableSink[_Open]):
             arguments.text(f"{where} conn_id", self.conn_id)
         if self.expire_after_s is not None:
             arguments.integer(f"{where} expire_after_s", self.expire_after_s, least=1)
-        self.take_arguments(where)
+        self.validate_arguments(where)
         if len(self.keys) > 1 or any("." in key for key in self.keys):
             what = "mode upsert of an Iceberg table needs exactly one key, without a dot in its name"
             raise InvalidError(what, given=list(self.keys))

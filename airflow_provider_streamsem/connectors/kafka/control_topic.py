@@ -19,7 +19,7 @@ _LOOK_AGAIN_S = (0.5, 1.0, 2.0)  # A new topic becomes known to the brokers at d
 _CONFIG = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.1"}
 
 
-class Control:
+class ControlTopic:
     """
     Reads the markers of a control topic, and the topic metadata that the sink needs.
 

@@ -83,7 +83,7 @@ class KafkaRecords:
             columns += [F.col(name).alias(f"kafka_{name}") for name in _OWN if name != "key"] + [
                 key_column.alias("kafka_key")
             ]
-            _refuse_taken(parts["value"].fields)
+            _refuse_reserved_names(parts["value"].fields)
         else:
             columns = [F.col(name) for name in _OWN if name != "key"] + [key_column.alias("key"), F.col("value")]
         self.frame = read.select(*columns, bad.alias(_BAD), location.alias(_RECORD_LOCATION))
@@ -347,7 +347,7 @@ def _ask(url: str) -> Any:
         ) from error
 
 
-def _refuse_taken(names: Iterable[str]) -> None:
+def _refuse_reserved_names(names: Iterable[str]) -> None:
     taken = sorted({name for name in names if name.lower() in {f"kafka_{own}" for own in _OWN}})
     if taken:
         raise DataError(

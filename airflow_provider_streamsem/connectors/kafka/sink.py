@@ -25,7 +25,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
 from airflow_provider_streamsem.connectors.kafka.client import QUIET, REFUSALS, error_name, settings_of
-from airflow_provider_streamsem.connectors.kafka.control_topic import Control
+from airflow_provider_streamsem.connectors.kafka.control_topic import ControlTopic
 from airflow_provider_streamsem.connectors.kafka.rows import COLUMNS, OVERHEAD_BYTES, Measured, check_columns, records
 from airflow_provider_streamsem.connectors.kafka.starting import TOPIC
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink, record_batches
@@ -232,8 +232,8 @@ class KafkaSink(TransactionalSink[_Open]):
         """Return the newest marker in the control topic."""
         return self._control().marker(f"{pipeline_uuid}/{sink}", within_s=self.transaction_timeout_s)
 
-    def _control(self) -> Control:
-        return Control(settings_of(self.conn_id, self.bootstrap_servers), self.control_topic)
+    def _control(self) -> ControlTopic:
+        return ControlTopic(settings_of(self.conn_id, self.bootstrap_servers), self.control_topic)
 
     @contextmanager
     def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
@@ -260,13 +260,13 @@ class KafkaSink(TransactionalSink[_Open]):
         finally:
             _abort_quietly(producer)
 
-    def _check_control(self, control: Control, batch: Batch, *, skips: bool) -> None:
+    def _check_control(self, control: ControlTopic, batch: Batch, *, skips: bool) -> None:
         try:
             self._require_control(control, batch, creates=skips)
         except InvalidError as error:
             raise PublishError(error.summary, **error.fields, version=batch.version) from None
 
-    def _require_control(self, control: Control, batch: Batch, *, creates: bool) -> None:
+    def _require_control(self, control: ControlTopic, batch: Batch, *, creates: bool) -> None:
         if creates:
             control.ensure()
             return
@@ -374,14 +374,14 @@ class KafkaSink(TransactionalSink[_Open]):
                 send(topic=self.control_topic, partition=0, key=_key(batch), value=_value(batch, state))
                 producer.commit_transaction(self.transaction_timeout_s + 10)
                 return
-            raise _NotTakenError(refused[0])
+            raise _RecordRejectedError(refused[0])
         except KafkaException as error:
-            raise (_NotTakenError(refused[0]) if refused and refused[0] in _PERMANENT else error) from error
+            raise (_RecordRejectedError(refused[0]) if refused and refused[0] in _PERMANENT else error) from error
 
     def _records(self, batch: Batch, state: str) -> Iterator[dict[str, Any]]:
         return records(record_batches(self.staging, batch), self.topic) if state == "applied" else iter(())
 
-    def _awaited(self, control: Control, batch: Batch) -> SinkMarker | None:
+    def _awaited(self, control: ControlTopic, batch: Batch) -> SinkMarker | None:
         """
         Wait until the publisher that fenced this one has published the batch, at most ``transaction_timeout_s``. Returns the marker that was read last.
         """
@@ -393,13 +393,13 @@ class KafkaSink(TransactionalSink[_Open]):
         return found
 
 
-class _NotTakenError(Exception):
+class _RecordRejectedError(Exception):
     """Kafka rejected a record. The message is the name of Kafka's error. The exception never leaves this module."""
 
 
 def _name(error: Exception) -> str:
     """Return Kafka's name of an error."""
-    return str(error) if isinstance(error, _NotTakenError) else error_name(error)
+    return str(error) if isinstance(error, _RecordRejectedError) else error_name(error)
 
 
 def _abort_quietly(producer: Any) -> None:

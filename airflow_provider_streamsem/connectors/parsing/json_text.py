@@ -46,11 +46,11 @@ from airflow_provider_streamsem.connectors.parsing.sql_text import (
     literal,
     map_of,
     names_where,
+    null_as_false,
     quoted,
     reason_of,
     rlike,
     struct_of,
-    surely,
     try_cast,
     type_name,
     when,
@@ -148,7 +148,7 @@ def with_json(frame: DataFrame, raw: str, columns: StructType, options: Mapping[
             **dict(zip(values.values(), found, strict=True)),
             doubt: is_suspicious,
             exactly: when((is_suspicious, slow.decided(again))),
-            whole: f"{_one_value(raw, given)} AND is_valid_utf8({raw}) AND NOT ({_half_a_pair(raw)})",
+            whole: f"{_one_value(raw, given)} AND is_valid_utf8({raw}) AND NOT ({has_unpaired_surrogate(raw)})",
         },
     )
     chosen = {
@@ -381,7 +381,7 @@ def _tests(parsed: str, columns: StructType, values: Sequence[str] | None, leaf:
 
     :param values: the result of :func:`_build` for each column; ``None``: not available
     """
-    found = [f"{parsed} IS NULL", surely(f"{parsed}.{_CORRUPT} IS NOT NULL")]
+    found = [f"{parsed} IS NULL", null_as_false(f"{parsed}.{_CORRUPT} IS NOT NULL")]
     for n, field in enumerate(columns.fields):
         built = None if values is None else values[n]
         some = _some(f"{parsed}.{quoted(field.name)}", field.dataType, leaf, test, built)
@@ -399,17 +399,17 @@ def _some(parsed: str, kind: DataType, leaf: Leaf, test: Test, built: str | None
         return _some_element(parsed, kind.elementType, leaf, test)
     if isinstance(kind, MapType):
         keys = f"map_keys({parsed})"
-        twice = surely(f"size({keys}) != size(array_distinct({keys}))")
+        twice = null_as_false(f"size({keys}) != size(array_distinct({keys}))")
         some = _some_element(f"map_values({parsed})", kind.valueType, leaf, test)
         return twice if some is None else any_of([twice, some])
     tested = test(parsed, leaf(parsed, kind) if built is None else built, kind)
-    return None if tested is None else surely(tested)
+    return None if tested is None else null_as_false(tested)
 
 
 def _some_element(parsed: str, kind: DataType, leaf: Leaf, test: Test) -> str | None:
     if _some("NULL", kind, leaf, test) is None:
         return None
-    return surely(for_each("exists", parsed, lambda element: _some(element, kind, leaf, test) or "false"))
+    return null_as_false(for_each("exists", parsed, lambda element: _some(element, kind, leaf, test) or "false"))
 
 
 def _missing(values: Mapping[str, str], columns: StructType) -> list[str]:
@@ -441,7 +441,7 @@ def _missing_inside(value: str, kind: DataType) -> str | None:
         return None
     if _missing_inside("NULL", of) is None:
         return None
-    return surely(for_each("exists", elements, lambda element: _missing_inside(element, of) or "false"))
+    return null_as_false(for_each("exists", elements, lambda element: _missing_inside(element, of) or "false"))
 
 
 # --- the text as a whole
@@ -457,7 +457,7 @@ def _reason(raw: str, values: Mapping[str, str], columns: StructType, given: Map
     return reason_of(when((f"{fields} IS NULL", "'no JSON object'")), listed(UNFIT, unfit), listed(MISSING, missing))
 
 
-def _half_a_pair(raw: str) -> str:
+def has_unpaired_surrogate(raw: str) -> str:
     """Return a condition that is true if a text contains the escape of an unpaired surrogate, which is not a character. Spark would replace it with ``?``."""
     return f"contains({raw}, {literal(_ESCAPE)}) AND NOT {rlike(raw, _PAIRED)}"
 
@@ -471,5 +471,5 @@ def _one_value(raw: str, given: Mapping[str, str]) -> str:
     """
     word = secrets.token_hex(16)
     elements = f"""from_json(concat('[', {raw}, ',"{word}"]'), 'array<string>', {map_of(given)})"""
-    exactly = surely(f"size({elements}) = 2 AND element_at({elements}, -1) = '{word}'")
+    exactly = null_as_false(f"size({elements}) = 2 AND element_at({elements}, -1) = '{word}'")
     return when((rlike(raw, _ENDS_ONCE), "true"), otherwise=exactly)

@@ -88,7 +88,7 @@ def when(*branches: tuple[str, str], otherwise: str = "NULL") -> str:
     return f"CASE {cases} ELSE {otherwise} END"
 
 
-def surely(condition: str) -> str:
+def null_as_false(condition: str) -> str:
     """Return a condition that is false if ``condition`` is null."""
     return f"coalesce({condition}, false)"
 

@@ -52,7 +52,7 @@ class QueueRecords:
             fields = [F.expr(column) for column in parsed.columns]
         else:
             names, fields = ["body"], [body.alias("body")]
-        _refuse_taken(names)
+        _refuse_reserved_names(names)
         own = [
             message["id"].alias("queue_message_id"),
             F.timestamp_millis(message["received_ms"]).alias("queue_received_at"),
@@ -78,7 +78,7 @@ class QueueRecords:
             yield BadRecord(location=location, raw=message["body"] if is_message else line, error=error)
 
 
-def _refuse_taken(names: list[str]) -> None:
+def _refuse_reserved_names(names: list[str]) -> None:
     taken = sorted({name for name in names if name.lower() in _OWN})
     if taken:
         raise DataError(

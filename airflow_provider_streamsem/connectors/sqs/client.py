@@ -20,7 +20,7 @@ _AT_ONCE = 10
 _REGION = re.compile(r"https?://sqs\.([a-z0-9-]+)\.amazonaws\.com(\.cn)?/")
 _URL = r"https?://[^@\s/]+/[^@\s]+"
 _GONE = ("ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight")
-_PASSING = ("Throttl", "RequestLimit", "Expired", "RequestTimeout", "OverLimit")
+_TRANSIENT_CODES = ("Throttl", "RequestLimit", "Expired", "RequestTimeout", "OverLimit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class SqsReceiver:
         except ClientError as error:
             code = error.response.get("Error", {}).get("Code", "")
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            if 400 <= status < 500 and not any(word in code for word in _PASSING):
+            if 400 <= status < 500 and not any(word in code for word in _TRANSIENT_CODES):
                 raise StoreRefusedError(
                     "SQS refused a request; landed messages are kept",
                     queue=self._queue.url,

@@ -40,7 +40,7 @@ class TableSink(TransactionalSink[H]):
     mode: str
     keys: Sequence[str]
 
-    def take_arguments(self, where: str) -> None:
+    def validate_arguments(self, where: str) -> None:
         """
         Validate the fields, and convert lists to tuples.
 

@@ -31,7 +31,7 @@ class Call:
         return [row["id"] for row in (self.body if isinstance(self.body, list) else [self.body])]
 
 
-Answer = int | str | tuple[int, dict[str, str]]
+Reply = int | str | tuple[int, dict[str, str]]
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Recorder:
     headers does not perform it.
     """
 
-    answers: Callable[[Call], Answer] = lambda call: 200
+    answers: Callable[[Call], Reply] = lambda call: 200
     calls: list[Call] = field(default_factory=list)
     heard: list[Call] = field(default_factory=list)
     port: int = 0

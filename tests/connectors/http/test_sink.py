@@ -22,7 +22,7 @@ import pytest
 from airflow_provider_streamsem import Limits, guarantee, run_batch
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.http.endpoint import TURNED_AWAY, Address, Endpoint, retry_after_s
+from airflow_provider_streamsem.connectors.http.endpoint import CALLER_REJECTED, Address, Endpoint, retry_after_s
 from airflow_provider_streamsem.connectors.http.operations import OPERATIONS
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
 from airflow_provider_streamsem.connectors.json_rows.rows import check_types, json_rows
@@ -43,7 +43,7 @@ from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.steps import SteppedStore
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
-from tests.connectors.http.endpoints import Answer, Call, Recorder, serving
+from tests.connectors.http.endpoints import Call, Recorder, Reply, serving
 from tests.pipeline_fixture import PipelineFixture
 
 CHOICES: dict[str, dict[str, Any]] = {
@@ -130,14 +130,14 @@ def die() -> None:
     raise Crash
 
 
-def always_ok(recorder: Recorder) -> Callable[[Call], Answer]:
+def always_ok(recorder: Recorder) -> Callable[[Call], Reply]:
     return lambda call: 200
 
 
-def limited(recorder: Recorder) -> Callable[[Call], Answer]:
+def limited(recorder: Recorder) -> Callable[[Call], Reply]:
     """Rate-limit the first call of two records. One wait is so long that the publisher records its progress before it waits."""
 
-    def answer(call: Call) -> Answer:
+    def answer(call: Call) -> Reply:
         wait_s = {3: 10, 4: 1}.get(call.ids[0])
         is_first = sum(heard.ids == call.ids for heard in recorder.heard) == 1
         return (429, {"Retry-After": str(wait_s)}) if wait_s and is_first else 200
@@ -256,7 +256,7 @@ def test_every_faulty_ledger_reply_while_another_run_publishes(
             with suppress(UnavailableError):  # another run may not close a foreign claim as unknown
                 w.run(who, pipeline=pipeline)  # noqa: B023
 
-        store = LedgerFaults(w.store, at, fault, meanwhile=meanwhile)
+        store = LedgerFaults(w.store, at, fault, other_processes=meanwhile)
         with suppress(UnavailableError):
             w.run("a", pipeline=pipeline, store=store)
         w.run("a", pipeline=pipeline)
@@ -404,7 +404,7 @@ def test_pipelines_of_the_docs_page_are_accepted_and_the_mail_example_is_at_most
     "answer", [500, 503, (500, {"Retry-After": "1"}), (503, {"Retry-After": "soon"}), 408, "lost", "dropped", "silent"]
 )
 def test_unclear_reply_is_retried_or_counted_unknown_by_delivery_choice(
-    answer: Answer, tmp_path: Path, recorder: Recorder
+    answer: Reply, tmp_path: Path, recorder: Recorder
 ) -> None:
     for choice, given in CHOICES.items():
         w = fixture(tmp_path / choice)
@@ -424,7 +424,7 @@ def test_unclear_reply_is_retried_or_counted_unknown_by_delivery_choice(
 )
 @pytest.mark.parametrize("choice", CHOICES)
 def test_call_that_the_endpoint_did_not_perform_is_retried_under_the_same_claim(
-    choice: str, answer: Answer, tmp_path: Path, recorder: Recorder
+    choice: str, answer: Reply, tmp_path: Path, recorder: Recorder
 ) -> None:
     w = fixture(tmp_path)
     recorder.answers = lambda call: answer if call.ids == [3] and recorder.heard.count(call) < 4 else 200
@@ -442,7 +442,7 @@ class Window:
         self.clock, self.calls = clock, calls
         self.performed: Counter[int] = Counter()
 
-    def __call__(self, call: Call) -> Answer:
+    def __call__(self, call: Call) -> Reply:
         window, into_ms = divmod(self.clock.now_ms(), 60_000)
         if self.performed[window] == self.calls:
             return 429, {"Retry-After": str(-(-(60_000 - into_ms) // 1000))}
@@ -647,7 +647,7 @@ def test_run_fails_if_the_only_chunk_of_a_batch_had_no_clear_reply(
 
 
 @pytest.mark.parametrize("chunk_rows", [2, 100])
-@pytest.mark.parametrize("answer", TURNED_AWAY)
+@pytest.mark.parametrize("answer", CALLER_REJECTED)
 def test_rejected_caller_loses_no_record(answer: int, chunk_rows: int, tmp_path: Path, recorder: Recorder) -> None:
     w = fixture(tmp_path)
     pipeline = pushing(w, recorder, delivery="at_most_once", chunk_rows=chunk_rows)

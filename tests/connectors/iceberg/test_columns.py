@@ -19,7 +19,7 @@ from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
-from airflow_provider_streamsem.connections import Connection, looked_up_by
+from airflow_provider_streamsem.connections import Connection, use_resolver
 from airflow_provider_streamsem.connectors.iceberg.columns import iceberg_schema
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, StreamsemError
@@ -465,7 +465,7 @@ def test_connection_secrets_never_appear_in_specs_logs_or_errors(tmp_path: Path,
     lake, fixture = Lake(tmp_path).with_options(properties={}, conn_id="lake"), PipelineFixture(tmp_path)
     fixture.arrive(3)
     pipeline = fixture.pipeline(sinks={"t": lake.sink})
-    with looked_up_by(resolve):
+    with use_resolver(resolve):
         fixture.run(drain=True, pipeline=pipeline)
         assert lake.rows() == list(range(9))
         extra["type"] = "no-such-type"
@@ -484,7 +484,7 @@ def test_connection_that_names_code_is_refused(tmp_path: Path) -> None:
     def resolve(conn_id: str) -> Connection:
         return Connection(conn_id=conn_id, extra={"py-catalog-impl": "os.system"})
 
-    with looked_up_by(resolve), pytest.raises(InvalidError, match="may load code"):
+    with use_resolver(resolve), pytest.raises(InvalidError, match="may load code"):
         Lake(tmp_path).with_options(conn_id="lake").marker()
 
 

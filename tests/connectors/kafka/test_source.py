@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_streamsem import Avro, FilesSink, Json, KafkaSource, Limits, Pipeline
-from airflow_provider_streamsem.connections import Connection, connection, looked_up_by
+from airflow_provider_streamsem.connections import Connection, connection, use_resolver
 from airflow_provider_streamsem.connectors.contract import Batch
 from airflow_provider_streamsem.connectors.kafka import cluster as kafka_cluster
 from airflow_provider_streamsem.connectors.kafka.client import answer, settings_of
@@ -108,7 +108,7 @@ def test_settings_come_from_the_connection_and_spark_gets_the_same() -> None:
         "bootstrap.servers": "h:1", "group.id": "g", "security.protocol": "sasl_ssl", "sasl.mechanism": "SCRAM-SHA-512", "sasl.username": 'u"x', "sasl.password": "p\\w",
         "socket.timeout.ms": 5, "auto.offset.reset": "latest",
     }  # fmt: skip
-    with looked_up_by(lambda conn_id: Connection(conn_id=conn_id, conn_type="kafka", extra=extra)):
+    with use_resolver(lambda conn_id: Connection(conn_id=conn_id, conn_type="kafka", extra=extra)):
         settings = settings_of("k", None)
     assert not {"group.id", "auto.offset.reset"} & set(settings)
     assert java_settings(settings) == {
@@ -131,7 +131,7 @@ HOSTILE = (
 def connection_with(extra: dict[str, object]) -> Any:
     """Resolve every connection id to a connection with this extra."""
     whole = {"bootstrap.servers": "127.0.0.1:1", **extra}
-    return looked_up_by(lambda conn_id: Connection(conn_id=conn_id, conn_type="kafka", extra=whole))
+    return use_resolver(lambda conn_id: Connection(conn_id=conn_id, conn_type="kafka", extra=whole))
 
 
 @pytest.mark.parametrize("name", HOSTILE)

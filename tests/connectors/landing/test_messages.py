@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.connectors.landing import messages as module
 from airflow_provider_streamsem.connectors.landing.messages import Landing, Message, Window
 from airflow_provider_streamsem.errors import LogDamagedError, StoreRefusedError, UnavailableError
@@ -46,7 +46,7 @@ def land(
 ) -> int:  # fmt: skip
     """Land messages as a separate process would."""
     calls = calls or Calls()
-    log = CommitLog(CalledStore(store, calls), ManualClock(at_ms), Patience(tries=4))  # type: ignore[arg-type]
+    log = CommitLog(CalledStore(store, calls), ManualClock(at_ms), RetryPolicy(tries=4))  # type: ignore[arg-type]
     return Landing(log, window, QUEUE).land(CalledBroker(queue, calls), most=most, seconds=1000)
 
 
@@ -170,7 +170,7 @@ def test_two_landers_interleaved_at_every_call_while_the_second_dies_at_every_ca
 def test_lander_that_repeatedly_loses_the_race_lands_the_remaining_messages() -> None:
     queue, store = broker(3), MemoryStore()
     others = iter(range(3, 8))
-    log = CommitLog(store, ManualClock(START_MS), Patience(tries=4))
+    log = CommitLog(store, ManualClock(START_MS), RetryPolicy(tries=4))
 
     class LosesRaces(MemoryStore):
         url = "memory://"
@@ -185,7 +185,7 @@ def test_lander_that_repeatedly_loses_the_race_lands_the_remaining_messages() ->
 
         read, list = store.read, store.list  # type: ignore[assignment]
 
-    log = CommitLog(LosesRaces(), ManualClock(START_MS), Patience(tries=4))
+    log = CommitLog(LosesRaces(), ManualClock(START_MS), RetryPolicy(tries=4))
     assert Landing(log, DAY, QUEUE).land(queue, most=100, seconds=1000) == 2
     assert landed(store) == once(8)
     assert queue.queue == []

@@ -23,7 +23,7 @@ from airflow_provider_streamsem import (
     guarantee,
     run_batch,
 )
-from airflow_provider_streamsem.commitlog.log import CommitLog, Patience
+from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.connectors.landing.messages import Message
 from airflow_provider_streamsem.connectors.queue import source as module
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
@@ -67,7 +67,7 @@ class QueueFixture:
         """Run as a separate process would. Its calls to queue, landing and log are numbered."""
         calls = calls or Calls()
         connected(self.queue, CalledBroker(self.broker, calls))
-        log = CommitLog(CalledStore(self.fixture.store, calls, "log "), ManualClock(name=f"p{next(self.fixture.clocks)}"), Patience(tries=4))  # fmt: skip
+        log = CommitLog(CalledStore(self.fixture.store, calls, "log "), ManualClock(name=f"p{next(self.fixture.clocks)}"), RetryPolicy(tries=4))  # fmt: skip
         opened = module.open_store
         module.open_store = lambda url: CalledStore(open_store(url), calls)
         try:
