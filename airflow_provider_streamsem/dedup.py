@@ -208,7 +208,7 @@ def _told(layer: Layer) -> Json:
     return {"newest_ms": layer.newest_ms, "rows": layer.rows, "files": files}
 
 
-def state_files(log: str, *, bucketed: bool = False) -> FilesSink:
+def layers_dataset(log: str, *, bucketed: bool = False) -> FilesSink:
     """Return the dataset that contains the layers of a log, at ``state/`` below the log's root. Each attempt writes to its own directory."""
     return FilesSink(f"{log.rstrip('/')}/{STATE}", partition_by=(BUCKET,) if bucketed else ())
 
@@ -216,4 +216,4 @@ def state_files(log: str, *, bucketed: bool = False) -> FilesSink:
 def is_complete(log: str, state: Json) -> bool:
     """Whether every file of a state exists with the recorded size and checksum (W17)."""
     files = tuple(file for layer in stored_layers(state) for file in layer.files)
-    return not files or state_files(log).is_complete(Committable(format="parquet", rows=0, files=files))
+    return not files or layers_dataset(log).is_complete(Committable(format="parquet", rows=0, files=files))

@@ -15,7 +15,6 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.protocol.codec import build, plain
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.stores.contract import Store
 
 OUTPUT_MODES = ("append", "update", "complete")
 LOCATION = "state/operators"
@@ -40,18 +39,27 @@ class State:
         batch
     :param late: what a batch does with records that are older than the watermark. ``drop``: Spark drops them, and the count ``late`` is their number. ``fail``:
         the batch fails without retries, and no offset is committed
+    :param close_after_s: how many seconds a pipeline waits for new records before a batch without records closes windows by the clock. The batch moves the
+        watermark to ``close_after_s`` before the time of its plan; records that arrive later with an older event time are late. ``None``: only records move the
+        watermark
+    :param keep_versions: how many of the newest versions can be reprocessed, at least 1. Vacuum deletes the state before older versions
     :raises InvalidError: an argument is not valid
     """
 
     output_mode: str
     partitions: int | None = None
     late: str = "drop"
+    close_after_s: int | None = None
+    keep_versions: int = 100
 
     def __post_init__(self) -> None:
         arguments.choice("state.output_mode", self.output_mode, OUTPUT_MODES)
         arguments.choice("state.late", self.late, ("drop", "fail"))
         if self.partitions is not None:
             arguments.integer("state.partitions", self.partitions, least=1)
+        if self.close_after_s is not None:
+            arguments.integer("state.close_after_s", self.close_after_s, least=1)
+        arguments.integer("state.keep_versions", self.keep_versions, least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +68,12 @@ class Operator:
     A stateful operator in the query plan of the transform.
 
     :param name: Spark's name of the operator
+    :param rows: the number of rows in its state
     :param ids: for each partition of the state, the unique ids of its state stores
     """
 
     name: str
+    rows: int
     ids: tuple[tuple[str, ...], ...]
 
 
@@ -76,6 +86,7 @@ class OperatorState:
         first batch under fixed names
     :param batches: the number of batches that the state includes, which is Spark's id of the next batch
     :param partitions: the number of partitions of each operator's state
+    :param columns: the columns of the records that the transform receives, as schema JSON in Spark's form. A batch without records uses them
     :param operators: the stateful operators, in the order of Spark's operator ids
     :param watermark_ms: the watermark of the batch, in milliseconds since the epoch; 0 if there was none. The next batch drops older records as late
     :param next_watermark_ms: the watermark after the batch, in milliseconds since the epoch. The next batch closes windows that end at or before it
@@ -85,6 +96,7 @@ class OperatorState:
     root: str
     batches: int
     partitions: int
+    columns: str
     operators: tuple[Operator, ...]
     watermark_ms: int = 0
     next_watermark_ms: int = 0
@@ -110,23 +122,21 @@ def operator_state(state: Json) -> OperatorState | None:
     return found
 
 
-def is_complete(store: Store, state: Json) -> bool:
+def watermark_of_idle_batch(settings: State, last: OperatorState, *, closed_ms: int, now_ms: int) -> int | None:
     """
-    Return whether the files of the operators' state exist (W17). Spark checks their content when the next batch loads them.
+    Return the watermark of a batch without records, in milliseconds since the epoch; ``None`` if none is due (W29).
 
-    :param store: the store of the log
-    :param state: the field ``state`` of a manifest
+    :param last: the state after the newest version
+    :param closed_ms: when the newest version was closed, in milliseconds since the epoch
+    :param now_ms: the time of the plan, in milliseconds since the epoch
     """
-    found = operator_state(state)
-    for number, operator in enumerate(() if found is None else found.operators):
-        assert found is not None
-        for partition, ids in enumerate(operator.ids):
-            # The files of a state store with a name are in a subdirectory of the partition's directory.
-            listed = store.list(f"{LOCATION}/{found.root}/state/{number}/{partition}/")
-            names = {item.key.rpartition("/")[2] for item in listed if item.bytes > 0}
-            if not {f"{found.batches}_{id}.zip" for id in ids} <= names:
-                return False
-    return True
+    if settings.output_mode == "complete" or not any(operator.rows for operator in last.operators):
+        return None
+    if settings.close_after_s is not None:
+        moved = now_ms - settings.close_after_s * 1000
+        if closed_ms <= moved:
+            return max(last.next_watermark_ms, moved)
+    return last.next_watermark_ms if last.next_watermark_ms > last.watermark_ms else None
 
 
 def with_operator_state(state: Json, found: OperatorState | None) -> Json:

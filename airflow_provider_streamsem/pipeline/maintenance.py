@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem import state_files, telemetry
 from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
-from airflow_provider_streamsem.dedup import STATE, state_files
+from airflow_provider_streamsem.dedup import STATE, layers_dataset
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import claim_datasets, find_record
@@ -21,6 +21,8 @@ from airflow_provider_streamsem.protocol import invariants, keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
 from airflow_provider_streamsem.protocol.view import OpenHead
+from airflow_provider_streamsem.state import operator_state
+from airflow_provider_streamsem.stores.contract import ObjectStat
 
 logger = telemetry.log_of(__name__)
 
@@ -106,7 +108,8 @@ def vacuum(
 ) -> Vacuumed:
     """
     Delete the output of losing attempts of closed versions: files, then quarantined records, then manifests (V1 to V3). Also delete the rows that were staged
-    for sinks outside the log, once the receipts exist (V4).
+    for sinks outside the log, once the receipts exist (V4), and the operators' state that only older versions than the newest ``state.keep_versions`` need
+    (V7).
 
     Vacuum is safe while writers run. Once a version's outcome exists, no other attempt of the version can win. An attempt that still runs may write more
     files, which the next vacuum deletes. By default, vacuum skips the versions that an earlier vacuum inspected more than a day after they were closed (V6).
@@ -134,32 +137,58 @@ def vacuum(
     noted = _vacuumed_up_to(log)
     # If the log was restored from an older copy, the recorded progress may be above its head.
     begin = 0 if everything or noted > head.closed + 1 else noted
-    dedup_dataset = None if pipeline.dedup is None else state_files(log.store.url)
-    attempts, stale = [], []
-    size = 0
+    dedup_dataset = None if pipeline.dedup is None else layers_dataset(log.store.url)
+    deleted = _Deleted(log, dry_run=dry_run)
     for version in range(begin, head.closed + 1):
         lost = _LostAttempts(log, version)
         for location in locations:
             for attempt_id in location.spent(version, lost):
-                attempts.append((location.name, version, attempt_id))
-                size += location.sink.discard(version, attempt_id, dry_run=dry_run)
+                deleted.attempt(location.name, location.sink, version, attempt_id)
         if dedup_dataset is not None:
             for _, attempt_id in sorted(dedup_dataset.attempts(version)):
                 if lost(attempt_id):
-                    attempts.append((STATE, version, attempt_id))
-                    size += dedup_dataset.discard(version, attempt_id, dry_run=dry_run)
+                    deleted.attempt(STATE, dedup_dataset, version, attempt_id)
         for prefix in (keys.quarantined(version), keys.attempts(version)):
             for stat in list(log.store.list(prefix)):
                 if lost(_attempt_of(stat.key)[1]):
-                    stale.append(stat.key)
-                    size += stat.bytes
-                    if not dry_run:
-                        log.store.delete(stat.key)
+                    deleted.object(stat)
         if not dry_run and version % _NOTED_EACH == _NOTED_EACH - 1:
             _note(log, _first_after(log, log.clock.now_ms() - _LATE_MS, begin, min(version + 1, end)))
+    for stat in _unneeded_state(pipeline, log, head.closed):
+        deleted.object(stat)
     if not dry_run:
         _note(log, _first_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
-    return Vacuumed(attempts=tuple(attempts), keys=tuple(stale), bytes=size)
+    return Vacuumed(attempts=tuple(deleted.attempts), keys=tuple(deleted.keys), bytes=deleted.bytes)
+
+
+class _Deleted:
+    """Deletes what vacuum has found, and records it. In a dry run, it only records."""
+
+    def __init__(self, log: CommitLog, *, dry_run: bool) -> None:
+        self._log, self._dry_run = log, dry_run
+        self.attempts: list[tuple[str, int, str]] = []
+        self.keys: list[str] = []
+        self.bytes = 0
+
+    def attempt(self, name: str, sink: Sink, version: int, attempt_id: str) -> None:
+        self.attempts.append((name, version, attempt_id))
+        self.bytes += sink.discard(version, attempt_id, dry_run=self._dry_run)
+
+    def object(self, stat: ObjectStat) -> None:
+        self.keys.append(stat.key)
+        self.bytes += stat.bytes
+        if not self._dry_run:
+            self._log.store.delete(stat.key)
+
+
+def _unneeded_state(pipeline: Pipeline, log: CommitLog, closed: int) -> Iterator[ObjectStat]:
+    """Yield the files of the operators' state that no run needs to reprocess one of the newest ``keep_versions`` versions, or to plan the next (V7)."""
+    if pipeline.state is None:
+        return
+    found = log.outcome(max(0, closed - pipeline.state.keep_versions))
+    oldest = None if found is None else operator_state(found[0].state)
+    if oldest is not None:
+        yield from state_files.unneeded(log.store, oldest)
 
 
 class _SinkLocation:

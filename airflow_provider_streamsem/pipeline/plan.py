@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from airflow_provider_streamsem import telemetry
-from airflow_provider_streamsem.connectors.contract import Limits, Planner, SourceEnd
+from airflow_provider_streamsem.connectors.contract import Limits, Planner, SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import InternalError
 from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.opening import Opened
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Plan
 from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import add_counts
+from airflow_provider_streamsem.state import operator_state, watermark_of_idle_batch
 
 logger = telemetry.log_of(__name__)
 
@@ -38,7 +40,8 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
 
     :param ready: the position of the run
     :param drain: whether the run plans further versions until it reaches the target
-    :returns: ``None`` if the source has nothing new (W15), or if the run leaves the rows for a later run
+    :returns: ``None`` if the source has nothing new (W15), or if the run leaves the rows for a later run. If a pipeline with state has windows to close, a plan
+        without ranges (W29) in place of ``None``
     :raises StreamsemError: the source cannot be polled or has lost records; see :class:`airflow_provider_streamsem.connectors.contract.Planner`
     """
     clock = opened.log.clock
@@ -54,16 +57,14 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     if drain and ready.j == 0:
         target = end.offsets
     found = planner.slice(start, end, limits, hint, on_data_loss=opened.pipeline.on_data_loss)
+    watermark_ms = None
     if found is None:
-        if ready.before is not None and ready.target is not None:
-            raise InternalError(
-                "a drain has not reached its target, but the source returned nothing to read; nothing was planned",
-                target=dict(ready.target),
-                next=dict(start),
-            )
-        return None
+        watermark_ms = _watermark_without_records(opened.pipeline, ready, planned_at_ms)
+        if watermark_ms is None:
+            return None
+        found = SourceSlice(ranges={}, pins=(), hint=hint, rows=0)
     since_ms = None if last is None else last.decided_at_ms
-    if ready.j == 0 and may_wait(limits, found.rows, since_ms=since_ms, now_ms=planned_at_ms):
+    if found.ranges and ready.j == 0 and may_wait(limits, found.rows, since_ms=since_ms, now_ms=planned_at_ms):
         logger.info("%s", report.waiting(found.rows, limits))
         return None
     before_plan, before_outcome = ready.before or (None, None)
@@ -88,5 +89,25 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
         planned_at_ms=planned_at_ms,
         spec=opened.spec,
         transform=opened.pipeline.transform_name,
+        watermark_ms=watermark_ms,
         nonce=clock.new_id(),
     )
+
+
+def _watermark_without_records(pipeline: Pipeline, ready: Ready, now_ms: int) -> int | None:
+    """
+    Return the watermark of a batch without records, in milliseconds since the epoch; ``None`` if none is due.
+
+    :raises InternalError: a drain is below its target, so there must be records
+    """
+    if ready.before is not None and ready.target is not None:
+        raise InternalError(
+            "a drain has not reached its target, but the source returned nothing to read; nothing was planned",
+            target=dict(ready.target),
+            next=dict(ready.head.next),
+        )
+    last = ready.head.outcome
+    found = None if last is None else operator_state(last.state)
+    if pipeline.state is None or last is None or found is None:
+        return None
+    return watermark_of_idle_batch(pipeline.state, found, closed_ms=last.decided_at_ms, now_ms=now_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timezone
 
 from airflow_provider_streamsem.connectors.contract import Limits
 from airflow_provider_streamsem.pipeline import changes
@@ -45,9 +46,11 @@ def resumed(plan: Plan, run_key: str) -> str:
 
 
 def _what(plan: Plan) -> str:
-    return (
-        "reprocessing of version " + str(plan.replaces.version) if plan.replaces is not None else _ranges(plan.ranges)
-    )
+    if plan.replaces is not None:
+        return f"reprocessing of version {plan.replaces.version}"
+    if plan.watermark_ms is not None:
+        return f"no records, watermark {_time(plan.watermark_ms)}"
+    return _ranges(plan.ranges)
 
 
 def closed(outcome: Outcome, ms: int) -> str:
@@ -88,6 +91,10 @@ def counted(counts: Mapping[str, int]) -> str:
     told = [f"{counts.get('read', 0):,} rows read", *(f"{rows:,} written to {sink}" for sink, rows in written)]
     told += [f"{counts[name]:,} {name}" for name in ("filtered", "duplicates", "quarantined") if counts.get(name)]
     return ", ".join(told)
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, tz=timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _ranges(ranges: Ranges) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem import state_files, telemetry
 from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engine import Engine
@@ -194,15 +194,35 @@ def _plan_reprocess(opened: Opened, version: int, run_key: str, ready: Ready) ->
         planned_at_ms=planned_at_ms,
         spec=opened.spec,
         transform=opened.pipeline.transform_name,
+        watermark_ms=plan[0].watermark_ms,
         nonce=clock.new_id(),
     )
     invariants.check_i20(reprocessed, plan[0], outcome[0])
     # Check before the plan is created: an open version blocks every other run, and so does a commit that a sink cannot publish.
+    _refuse_deleted_state(opened, current)
     source = opened.pipeline.source
     source.check_pins(source.read_pins(reprocessed.pins), was_read=False)
     for name in opened.pipeline.publishes:
         publishing(opened.pipeline, name).check_reprocess(current_output(opened.log, current, name))
     return reprocessed
+
+
+def _refuse_deleted_state(opened: Opened, current: int) -> None:
+    """
+    Refuse a version if vacuum has deleted the state before it.
+
+    :raises InvalidError: a state file is missing
+    """
+    if opened.pipeline.state is None:
+        return
+    root = opened.log.find_root(current)
+    before = opened.log.outcome(root - 1) if root > 0 else None
+    if before is not None and not state_files.is_complete(opened.log.store, before[0].state):
+        raise InvalidError(
+            "the state before this version was deleted by vacuum; nothing was written",
+            version=root,
+            keep_versions=opened.pipeline.state.keep_versions,
+        ).advising("reprocess newer versions only. To keep the state of more versions, raise state.keep_versions.")
 
 
 def _current(opened: Opened, head: Head, version: int) -> int:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from airflow_provider_streamsem import dedup, registry, telemetry
-from airflow_provider_streamsem import state as operators
+from airflow_provider_streamsem import dedup, registry, state_files, telemetry
 from airflow_provider_streamsem.arguments import flag, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Compacting, Planner, Source
@@ -37,7 +36,7 @@ from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, Sta
 from airflow_provider_streamsem.protocol.procedures import Open, PendingPublish, Position, Ready, RunComplete, settled
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.spark import schema
-from airflow_provider_streamsem.state import operator_state, with_operator_state
+from airflow_provider_streamsem.state import LOCATION, operator_state, with_operator_state
 
 logger = telemetry.log_of(__name__)
 
@@ -271,7 +270,7 @@ class Run:
                 set(manifest.sinks) == set(sinks)
                 and all(sinks[name].is_complete(c) for name, c in manifest.sinks.items())
                 and dedup.is_complete(self.opened.pipeline.log, manifest.state)
-                and operators.is_complete(self.opened.log.store, manifest.state)
+                and state_files.is_complete(self.opened.log.store, manifest.state)
             ):
                 logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
                 telemetry.emit(telemetry.Adopted, version=manifest.version, attempt_id=manifest.attempt_id)
@@ -296,6 +295,10 @@ class Run:
         started_ms = log.clock.now_ms()
         recorded = {} if head.outcome is None else head.outcome.schemas
         state, dedup_at_ms = self._dedup_state(head, plan)
+        if plan.replaces is not None and not state_files.is_complete(log.store, state):
+            raise SourceChangedError(
+                "vacuum has deleted the state before the version; nothing became visible", version=plan.replaces.version
+            )
         job = Job(
             source=pipeline.source,
             pins=pipeline.source.read_pins(plan.pins),
@@ -338,19 +341,20 @@ class Run:
     def _check_first_state(self, state: Json) -> None:
         """Check that the first batch with state wrote its files into the log. Executors may see another disk or S3 endpoint under the log's URL."""
         found = operator_state(state)
-        if found is not None and found.batches == 1 and not operators.is_complete(self.opened.log.store, state):
+        if found is not None and found.batches == 1 and not state_files.is_complete(self.opened.log.store, state):
             raise StageError(
                 "the executors' state files are not in the log, as if the executors had another disk or S3 endpoint; nothing became visible",
-                directory=f"{self.opened.log.store.url}/{operators.LOCATION}/{found.root}",
+                directory=f"{self.opened.log.store.url}/{LOCATION}/{found.root}",
             ).advising("use a log on S3 or on a disk that driver and executors share, and run again.")
 
     def _produce(self, job: Job) -> Produced:
         """Stage the rows. Then check that the source still has the pinned items, and that the row counts of read and written rows agree."""
         source = job.source
         try:
-            # Without pins every offset of the plan is a gap: there is nothing to read.
+            # Without pins every offset of the plan is a gap, or the plan only moves the watermark.
             state = job.state if job.chain is None else job.chain.current
-            produced = self.engine.stage(job, self.opened.log) if job.pins else nothing_produced(job.sinks, state)
+            has_work = job.pins or job.plan.watermark_ms is not None
+            produced = self.engine.stage(job, self.opened.log) if has_work else nothing_produced(job.sinks, state)
         except DataError:
             source.check_pins(job.pins, was_read=False)  # an item may have been changed or deleted
             raise

@@ -92,6 +92,10 @@ def check_i4(plan: Plan, *, closed: int, next: Offsets) -> None:
         )
     if plan.kind == "reprocess":
         return
+    if plan.watermark_ms is not None and plan.ranges:
+        raise LogDamagedError(
+            "a plan with ranges also moves the watermark by the clock", invariant="I4", version=plan.version
+        )
     for partition, (start, end) in plan.ranges.items():
         if start != offsets.position(next, partition) or end <= start:
             raise LogDamagedError(
@@ -341,8 +345,8 @@ def check_i18(receipts: Receipts, outcome: Outcome, *, outcome_sha: str) -> None
 
 
 def check_i20(plan: Plan, replaced: Plan, outcome: Outcome) -> None:
-    """Check that a reprocessing run has the ranges and gaps of the commit that it replaces, and records the counts of that commit."""
-    same = plan.ranges == replaced.ranges and plan.gaps == replaced.gaps
+    """Check that a reprocessing run has the ranges, gaps and watermark of the commit that it replaces, and records the counts of that commit."""
+    same = (plan.ranges, plan.gaps, plan.watermark_ms) == (replaced.ranges, replaced.gaps, replaced.watermark_ms)
     if plan.replaces is None or not (same and outcome.committed and plan.replaces.counts == outcome.counts):
         raise LogDamagedError(
             "a reprocessing run does not match the commit that it replaces",

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from airflow_provider_streamsem import dedup
-from airflow_provider_streamsem import state as operators
+from airflow_provider_streamsem import dedup, state_files
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.errors import (
@@ -366,7 +365,7 @@ class _Verification:
             self._found(
                 "I6", "a file of the deduplication state is missing or was changed", version=outcomes[-1].version
             )
-        if self._try(partial(operators.is_complete, self.opened.log.store, state)) is False:
+        if self._try(partial(state_files.is_complete, self.opened.log.store, state)) is False:
             self._found("I6", "a file of the operators' state is missing", version=outcomes[-1].version)
         named: set[tuple[str, str]] = set()
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}

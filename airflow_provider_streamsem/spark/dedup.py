@@ -147,7 +147,7 @@ class Deduplication:
         """
         least, most = counts
         bucketed = most >= layers_.BUCKETED_ROWS
-        location = layers_.state_files(self.location, bucketed=bucketed)
+        location = layers_.layers_dataset(self.location, bucketed=bucketed)
         ids = ids.withColumn(BUCKET, _bucket(F.col(ID)))
         accepted = location.stage(
             ids.repartition(BUCKETS if bucketed else 1, BUCKET).sortWithinPartitions(BUCKET, ID), version, attempt_id
@@ -196,7 +196,7 @@ class Deduplication:
         return self._read(keys) if keys else None
 
     def _read(self, keys: list[str]) -> DataFrame:
-        state = layers_.state_files(self.location).location
+        state = layers_.layers_dataset(self.location).location
         return self.session.read.schema(f"{ID} binary, {AT} long").parquet(*[spark_path(state, key) for key in keys])
 
     def _id(self, records: DataFrame) -> Column:

@@ -465,7 +465,7 @@ def _of_condition(
 
 def _files(job: Job) -> dict[str, object]:
     """Return the number of planned files and the first of them, for errors in which Spark does not name a file."""
-    if not isinstance(job.source, FilesSource):
+    if not isinstance(job.source, FilesSource) or not job.pins:
         return {}
     return {"files": len(job.pins), "first_file": job.pins[0].path}
 

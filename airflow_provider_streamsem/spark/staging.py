@@ -7,9 +7,9 @@ This module imports pyspark.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark import StorageLevel
 from pyspark.errors import AnalysisException
@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.columns import types as column_types
-from airflow_provider_streamsem.connectors.contract import Counted, Loaded
+from airflow_provider_streamsem.connectors.contract import BadRecord, Counted, Loaded
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.parsing.sql_text import quoted
 from airflow_provider_streamsem.engine import Job, Produced
@@ -88,6 +88,18 @@ class Inspection(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _NoRecords:
+    """The records of a plan that reads none. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`."""
+
+    frame: DataFrame
+    bad: Any = None
+    drop: tuple[str, ...] = ()
+
+    def bad_records(self) -> Iterator[BadRecord]:
+        return iter(())
+
+
 _RECORDS_PER_PART = 5_000
 _COLUMNS_A_COUNT = 100  # for a count of n columns, Spark nests expressions n levels deep
 _COUNTS = ("read", "bad", "filtered")
@@ -117,7 +129,7 @@ class Staging:
 
         :raises DataError: the transform, the predicate or the columns are not valid, or there are too many bad records
         """
-        loaded = self.job.source.load(self.session, self.job.pins)
+        loaded = self._loaded()
         watched = Observation()
         marked = self._marked(loaded)
         asked = self._asked(loaded, marked)
@@ -126,7 +138,7 @@ class Staging:
             # An observation does not count rows in a streaming plan, so the records are counted from the cache.
             marked = self._keep(marked)
         records = self.inspect.observe(marked, watched, *asked)
-        if self.job.dedup is not None:
+        if self.job.dedup is not None and self.job.pins:
             self._seen = Deduplication(
                 session=self.session, dedup=self.job.dedup, location=self.log.store.url, now_ms=self.job.dedup_at_ms,
                 state=self.job.state, chain=self.job.chain, keep=self._keep,
@@ -198,8 +210,15 @@ class Staging:
         root = f"s3a://{path}" if scheme == "s3" else f"file:{path}"
         return MicroBatch(
             session=self.session, state=state, location=f"{root}/{LOCATION}", base=operator_state(self.job.state),
-            attempt_id=self.job.attempt_id, now_ms=self.job.dedup_at_ms,
+            attempt_id=self.job.attempt_id, now_ms=self.job.dedup_at_ms, watermark_ms=self.job.plan.watermark_ms,
         )  # fmt: skip
+
+    def _loaded(self) -> Loaded:
+        """Return the planned records. A plan that only moves the watermark has none, so their columns are those of the batch before."""
+        base = operator_state(self.job.state)
+        if self.job.pins or base is None:
+            return self.job.source.load(self.session, self.job.pins)
+        return _NoRecords(self.session.createDataFrame([], StructType.fromJson(json.loads(base.columns))))
 
     def _asked(self, loaded: Loaded, marked: DataFrame) -> list[Column]:
         """

@@ -51,6 +51,7 @@ class MicroBatch:
     :param base: the state before the batch; ``None`` for the first batch
     :param attempt_id: id of the attempt; the name of the root directory of a new state
     :param now_ms: processing time of the batch, which is when it was planned, in milliseconds since the epoch
+    :param watermark_ms: the watermark of a batch without records, in milliseconds since the epoch; ``None``: the watermark of the base
     """
 
     session: SparkSession
@@ -59,6 +60,8 @@ class MicroBatch:
     base: OperatorState | None
     attempt_id: str
     now_ms: int
+    watermark_ms: int | None = None
+    _columns: str = ""
     _planned: Any = None
     _partitions: int = 0
 
@@ -69,6 +72,7 @@ class MicroBatch:
         :raises InvalidError: the number of state partitions differs from that of the base
         """
         self._configure()
+        self._columns = records.schema.json()
         inner: Any = records
         rows = inner._jdf.queryExecution().toRdd()
         return DataFrame(self._jsession.internalCreateDataFrame(rows, inner._jdf.schema(), True), self.session)
@@ -117,18 +121,22 @@ class MicroBatch:
         for node in _nodes(self._planned.executedPlan()):
             if writer.isInstance(node):
                 number = node.stateInfo().get().operatorId()
-                operators[number] = Operator(name=node.shortName(), ids=self._ids(node, number))
-                late += json.loads(node.getProgress().json())["numRowsDroppedByWatermark"]
+                progress = json.loads(node.getProgress().json())
+                operators[number] = Operator(
+                    name=node.shortName(), rows=progress["numRowsTotal"], ids=self._ids(node, number)
+                )
+                late += progress["numRowsDroppedByWatermark"]
             elif watermark.isInstance(node):
                 known = before[len(watermarks)] if len(watermarks) < len(before) else None
                 seen = node.eventTimeStats().value()
                 watermarks.append(known if seen.count() == 0 else max(seen.max() - node.delayMs(), known or 0))
         chosen = min((mark or 0 for mark in watermarks), default=0)
-        watermark_ms = 0 if self.base is None else self.base.next_watermark_ms
+        watermark_ms = self._watermark_ms
         after = OperatorState(
             root=self._root,
             batches=self._number + 1,
             partitions=self._partitions,
+            columns=self._columns,
             operators=tuple(operators[id] for id in sorted(operators)),
             watermark_ms=watermark_ms,
             next_watermark_ms=max(chosen, watermark_ms),
@@ -146,6 +154,12 @@ class MicroBatch:
     @property
     def _root(self) -> str:
         return self.attempt_id if self.base is None else self.base.root
+
+    @property
+    def _watermark_ms(self) -> int:
+        """The watermark that the batch applies, in milliseconds since the epoch."""
+        before = 0 if self.base is None else self.base.next_watermark_ms
+        return max(before, self.watermark_ms or 0)
 
     @property
     def _number(self) -> int:
@@ -197,7 +211,7 @@ class MicroBatch:
         conf = self._jsession.conf()
         metadata = self._jvm(f"{_STREAMING}.checkpointing.OffsetSeqMetadata")
         base = self.base
-        now = metadata.apply(0 if base is None else base.next_watermark_ms, self.now_ms, conf)
+        now = metadata.apply(self._watermark_ms, self.now_ms, conf)
         before = None if base is None else metadata.apply(base.watermark_ms, 0, conf)
         run_id = self._jvm("java.util.UUID").fromString(str(uuid.uuid4()))  # noqa: TID251  no id of the log: it names nothing that is stored
         empty = self._jvm("scala.collection.mutable.HashMap")

@@ -138,7 +138,7 @@ class RowsEngine:
         kept, older = ([], layers) if removed else dedup.split(layers, len(added))
         gone = {(key, now_ms) for key in removed}
         old = _read_layers(log, older, 0 if removed else wanted.cutoff_ms(now_ms)) - gone
-        location = dedup.state_files(log.store.url)
+        location = dedup.layers_dataset(log.store.url)
         table = [{dedup.ID: key, dedup.AT: at} for key, at in sorted(old | {(key, now_ms) for key in added})]
         self._write(location.attempt_location(job.plan.version, job.attempt_id), table, "parquet")
         written = location.collect(job.plan.version, job.attempt_id)
@@ -208,7 +208,7 @@ def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) 
     import pyarrow.parquet
 
     found: set[tuple[bytes, int]] = set()
-    store = open_store(dedup.state_files(log.store.url).location)
+    store = open_store(dedup.layers_dataset(log.store.url).location)
     for key in [key for layer in layers for key in layer.files_of(None)]:
         data = store.read(key)
         if data is None:

@@ -1,0 +1,119 @@
+"""
+The files of the operators' state in the log: whether those of a state exist, and which files no state needs any more.
+
+Spark writes a snapshot ``<batches>_<id>.zip`` for each partition, state store and batch, into the store's directory. The snapshot names the SST files of the
+batch in the subdirectory ``SSTs``. Consecutive snapshots share most SST files, and an SST file that a batch no longer uses is never used again.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.state import LOCATION, OperatorState, operator_state
+from airflow_provider_streamsem.stores.contract import ObjectStat, Store
+
+logger = telemetry.log_of(__name__)
+
+# Hadoop's local file system adds hidden files with checksums: `.name.crc`, and checksums of these.
+_SNAPSHOT = re.compile(r"(?P<directory>.+)/\.?(?P<batches>[0-9]+)_(?P<id>[\w-]+)\.zip(\.crc)*")
+_SST = re.compile(r"(?P<directory>.+)/SSTs/\.?(?P<name>[\w-]+\.sst)(\.crc)*")
+_OFFSETS = re.compile(r"offsets/\.?(?P<batch>[0-9]+)(\.crc)*")
+
+
+def is_complete(store: Store, state: Json) -> bool:
+    """
+    Return whether the snapshots of the operators' state exist (W17). Spark checks their content when the next batch loads them.
+
+    :param store: the store of the log
+    :param state: the field ``state`` of a manifest
+    """
+    found = operator_state(state)
+    for number, operator in enumerate(() if found is None else found.operators):
+        assert found is not None
+        for partition, ids in enumerate(operator.ids):
+            # The files of a state store with a name are in a subdirectory of the partition's directory.
+            listed = store.list(f"{LOCATION}/{found.root}/state/{number}/{partition}/")
+            names = {item.key.rpartition("/")[2] for item in listed if item.bytes > 0}
+            if not {f"{found.batches}_{id}.zip" for id in ids} <= names:
+                return False
+    return True
+
+
+def unneeded(store: Store, oldest: OperatorState) -> Iterator[ObjectStat]:
+    """
+    Yield the state files that only states before ``oldest`` need, or that belong to attempts that lost (V7). SST files come before their snapshots.
+
+    The function reads the snapshots that it yields, and those of ``oldest``.
+
+    :param oldest: the oldest state that is kept
+    """
+    root = f"{LOCATION}/{oldest.root}/"
+    directories: dict[str, _Directory] = {}
+    for stat in list(store.list(f"{LOCATION}/")):
+        name = stat.key.removeprefix(root)
+        if name == stat.key:
+            yield stat  # the root of a first attempt that lost
+        elif found := _SNAPSHOT.fullmatch(name):
+            directories.setdefault(found["directory"], _Directory()).add_snapshot(int(found["batches"]), stat)
+        elif found := _SST.fullmatch(name):
+            directories.setdefault(found["directory"], _Directory()).ssts.setdefault(found["name"], []).append(stat)
+        elif (found := _OFFSETS.fullmatch(name)) and int(found["batch"]) < oldest.batches:
+            yield stat
+    kept = {f"{oldest.batches}_{id}.zip" for operator in oldest.operators for ids in operator.ids for id in ids}
+    for directory in directories.values():
+        yield from directory.unneeded(store, oldest.batches, kept)
+
+
+@dataclass(slots=True)
+class _Directory:
+    """The files of one state store: number of batches → snapshots, and name → SST file with its checksums."""
+
+    snapshots: dict[int, list[ObjectStat]] = field(default_factory=dict)
+    ssts: dict[str, list[ObjectStat]] = field(default_factory=dict)
+
+    def add_snapshot(self, batches: int, stat: ObjectStat) -> None:
+        self.snapshots.setdefault(batches, []).append(stat)
+
+    def unneeded(self, store: Store, oldest: int, kept: set[str]) -> Iterator[ObjectStat]:
+        """
+        Yield the files that are not needed.
+
+        :param oldest: number of batches of the oldest state that is kept
+        :param kept: names of the snapshots of that state
+        """
+        older = [stat for batches, stats in sorted(self.snapshots.items()) if batches < oldest for stat in stats]
+        base = [stat.key for stat in self.snapshots.get(oldest, []) if stat.key.rpartition("/")[2] in kept]
+        needed = _named_ssts(store, base[0]) if base else None
+        if not older:
+            return
+        if needed is None:
+            logger.warning("vacuum keeps the state files of %s: the oldest snapshot to keep is missing", older[0].key)
+            return
+        named: set[str] = set()
+        for stat in older:
+            named |= _named_ssts(store, stat.key) or set()
+        for name in sorted(named - needed):
+            yield from self.ssts.get(name, [])
+        yield from older
+
+
+def _named_ssts(store: Store, key: str) -> set[str] | None:
+    """Return the names of the SST files that a snapshot names; ``None`` if the object is missing or no snapshot."""
+    data = store.read(key) if key.endswith(".zip") else None
+    if data is None:
+        return None
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _, _, metadata = (
+                archive.read("metadata").decode().partition("\n")
+            )  # the first line is the version of the format
+        return {sst["dfsSstFileName"] for sst in json.loads(metadata).get("sstFiles", [])}
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError):
+        return None

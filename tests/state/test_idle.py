@@ -1,0 +1,141 @@
+"""A batch without records closes windows whose time has come, once, whatever is retried."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem import Dedup, FilesSource, Pipeline, State, read_committed, reprocess, run_batch, verify
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.errors import StreamsemError
+from airflow_provider_streamsem.spark.stateful import MicroBatch
+from airflow_provider_streamsem.testing.clock import ManualClock
+from tests.state.test_commits import dies_after
+from tests.state.test_operators import START, arrive, outcome, pipeline, windowed
+
+pytestmark = pytest.mark.spark
+
+HOUR = 3_600
+ORIGIN_MS = int(START.timestamp() * 1000)
+IDLE = State(output_mode="append", partitions=2, close_after_s=HOUR)
+EVENTS = [(1, "a"), (2, "a"), (7, "b"), (8, "b")]
+
+
+def minutes(ms: int | None) -> float:
+    """A time as minutes after the first event's hour."""
+    assert ms is not None
+    return (ms - ORIGIN_MS) / 60_000
+
+
+def at(root: Path, minute: float) -> CommitLog:
+    """The log of a process whose clock shows this minute."""
+    return dataclasses.replace(open_commit_log(str(root / "log")), clock=ManualClock(ORIGIN_MS + int(minute * 60_000)))
+
+
+def run(root: Path, minute: float, key: str, spec: Pipeline | None = None) -> str:
+    return run_batch(spec or pipeline(root, windowed, "append", state=IDLE), run_key=key, log=at(root, minute)).status
+
+
+def rows(spark: SparkSession, root: Path) -> list[tuple[float, str, int]]:
+    found = read_committed(spark, str(root / "log")).collect()
+    return sorted(((row["at"] - START).total_seconds() / 60, row["k"], row["n"]) for row in found)
+
+
+def test_batch_without_records_closes_the_windows_that_the_watermark_has_passed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """As in Structured Streaming: the batch that moves the watermark is followed by one that applies it."""
+    state = State(output_mode="append", partitions=2)
+    spec = pipeline(tmp_path, windowed, "append", state=state)
+    arrive(tmp_path, 0, [*EVENTS, (14, "c")])
+    assert run(tmp_path, 0, "first", spec) == "committed"
+    assert rows(spark, tmp_path) == []
+    assert run(tmp_path, 0, "second", spec) == "committed"
+    assert rows(spark, tmp_path) == [(0.0, "a", 2)]
+    assert run(tmp_path, 10 * HOUR, "third", spec) == "empty"
+    assert outcome(tmp_path, 1).counts["read"] == 0
+    assert outcome(tmp_path, 1).next == outcome(tmp_path, 0).next
+    assert verify(str(tmp_path / "log")).findings == []
+
+
+def test_idle_source_closes_windows_by_the_clock(spark: SparkSession, tmp_path: Path) -> None:
+    arrive(tmp_path, 0, EVENTS)
+    run(tmp_path, 10, "first")
+    run(tmp_path, 10, "the watermark of the records")
+    assert [minutes(outcome(tmp_path, n).watermark_ms) for n in (0, 1)] == [3, 3]
+    assert run(tmp_path, 69, "too early") == "empty"
+    assert run(tmp_path, 71, "idle") == "committed"
+    assert minutes(outcome(tmp_path, 2).watermark_ms) == 11
+    assert rows(spark, tmp_path) == [(0.0, "a", 2), (5.0, "b", 2)]
+    assert run(tmp_path, 10_000, "nothing is left to close") == "empty"
+
+    arrive(tmp_path, 1, [(9, "late"), (10, "late"), (11, "d")])
+    run(tmp_path, 10_000, "later")
+    assert outcome(tmp_path, 3).counts["late"] == 1, "the window of minute 9 was closed, and that of minute 10 was not"
+    run(tmp_path, 20_000, "idle again")
+    assert rows(spark, tmp_path) == [(0.0, "a", 2), (5.0, "b", 2), (10.0, "d", 1), (10.0, "late", 1)]
+    assert verify(str(tmp_path / "log")).findings == []
+
+
+@pytest.mark.parametrize("step", ["result", "after"])
+def test_retry_of_a_batch_without_records_applies_the_watermark_of_its_plan(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    arrive(tmp_path, 0, EVENTS)
+    run(tmp_path, 10, "first")
+    dies_after(monkeypatch, MicroBatch, step)
+    with pytest.raises(StreamsemError):
+        run(tmp_path, 71, "idle")
+    arrive(tmp_path, 1, [(30, "c")])
+    assert run(tmp_path, 10_000, "idle") == "committed"
+    assert minutes(outcome(tmp_path, 1).watermark_ms) == 11
+    assert outcome(tmp_path, 1).counts["read"] == 0, "the records that have arrived belong to the next version"
+    assert rows(spark, tmp_path) == [(0.0, "a", 2), (5.0, "b", 2)]
+    run(tmp_path, 10_000, "next")
+    assert outcome(tmp_path, 2).counts["read"] == 1
+
+
+def test_reprocessed_batch_without_records_closes_the_same_windows(spark: SparkSession, tmp_path: Path) -> None:
+    arrive(tmp_path, 0, EVENTS)
+    run(tmp_path, 10, "first")
+    run(tmp_path, 71, "idle")
+    spec = pipeline(tmp_path, lambda events: windowed(events).withColumn("n", F.col("n") * 10), "append", state=IDLE)
+    reprocess(spec, 1, log=at(tmp_path, 10_000))
+    assert rows(spark, tmp_path) == [(0.0, "a", 20), (5.0, "b", 20)]
+    assert minutes(outcome(tmp_path, 2).watermark_ms) == 11, "a reprocessing run changes no state"
+    assert verify(str(tmp_path / "log")).findings == []
+
+
+def test_batch_without_records_uses_columns_that_the_files_define(spark: SparkSession, tmp_path: Path) -> None:
+    """A source without a schema has its columns from its files, and this batch reads none. Dedup and `where` have nothing to do."""
+    spark.sql("SELECT timestamp'2024-01-01 00:01:00Z' AS t, 'a' AS k, 1L AS id").write.parquet(str(tmp_path / "in"))
+    spec = pipeline(
+        tmp_path, windowed, "append", state=IDLE, where="id > 0", dedup=Dedup(keys=["id"], rows=10),
+        source=FilesSource(path=str(tmp_path / "in"), format="parquet"),
+    )  # fmt: skip
+    run(tmp_path, 10, "first", spec)
+    run(tmp_path, 71, "idle", spec)
+    assert rows(spark, tmp_path) == [(0.0, "a", 1)]
+
+
+def test_drain_ends_after_one_batch_without_records(spark: SparkSession, tmp_path: Path) -> None:
+    spec = pipeline(tmp_path, windowed, "append", state=IDLE)
+    arrive(tmp_path, 0, EVENTS)
+    run_batch(spec, run_key="first", drain=True, log=at(tmp_path, 10))
+    result = run_batch(spec, run_key="idle", drain=True, log=at(tmp_path, 71))
+    assert (result.batches, result.counts["written.out"]) == (1, 2)
+    assert run_batch(spec, run_key="idle", drain=True, log=at(tmp_path, 200)).version == result.version
+
+
+def test_pipeline_without_rows_in_its_state_plans_no_batch_without_records(tmp_path: Path) -> None:
+    def stateless(events: DataFrame) -> DataFrame:
+        return events.selectExpr("t AS at", "k", "1L AS n")
+
+    spec = pipeline(tmp_path, stateless, "append", state=IDLE)
+    arrive(tmp_path, 0, EVENTS)
+    run(tmp_path, 10, "first", spec)
+    assert run(tmp_path, 10_000, "idle", spec) == "empty"

@@ -1,0 +1,119 @@
+"""Vacuum deletes the operators' state that no retained version needs, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_streamsem import Pipeline, State, reprocess, run_batch, verify
+from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.pipeline.maintenance import vacuum
+from airflow_provider_streamsem.pipeline.run import plan_run
+from airflow_provider_streamsem.spark.stateful import MicroBatch
+from airflow_provider_streamsem.state import operator_state
+from airflow_provider_streamsem.state_files import unneeded
+from airflow_provider_streamsem.stores.contract import open_store
+from tests.state.test_commits import counts, dies_after
+from tests.state.test_operators import arrive, keyed, outcome, pipeline
+
+pytestmark = pytest.mark.spark
+
+BATCHES = 7
+KEPT = State(output_mode="update", partitions=2, keep_versions=2)
+
+
+def counting(root: Path) -> Pipeline:
+    return pipeline(root, keyed, "update", state=KEPT)
+
+
+def snapshots(root: Path) -> dict[Path, set[str]]:
+    """snapshot → the SST files that it names"""
+    found = {}
+    for path in (root / "log/state/operators").rglob("*.zip"):
+        with zipfile.ZipFile(path) as archive:
+            _, _, metadata = archive.read("metadata").decode().partition("\n")
+        found[path] = {sst["dfsSstFileName"] for sst in json.loads(metadata)["sstFiles"]}
+    return found
+
+
+def batches_of(path: Path) -> int:
+    return int(path.name.partition("_")[0])
+
+
+@pytest.fixture
+def root(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pipeline of seven versions. Of each even version, the first attempt wrote its state and died."""
+    for number in range(BATCHES):
+        arrive(tmp_path, number, [(number, "a"), (number, f"k{number}")])
+        if number % 2 == 0:
+            dies_after(monkeypatch, MicroBatch, "after")
+            with pytest.raises(StreamsemError):
+                run_batch(counting(tmp_path), run_key=f"run {number}")
+        run_batch(counting(tmp_path), run_key=f"run {number}")
+    return tmp_path
+
+
+def test_vacuum_keeps_the_state_of_the_retained_versions_alone(spark: SparkSession, root: Path) -> None:
+    before = len(snapshots(root))
+    planned = vacuum(counting(root), dry_run=True)
+    assert len(snapshots(root)) == before
+    assert vacuum(counting(root)) == planned
+    left = snapshots(root)
+    assert {batches_of(path) for path in left} == {BATCHES - 2, BATCHES - 1, BATCHES}
+    stored = {path.name for path in root.rglob("*.sst")}
+    assert set().union(*left.values()) == stored, "each SST file that a snapshot names exists, and no other"
+    assert len({path.parent.parent.parent for path in left}) == 1, "the root of the first attempt that lost is empty"
+    assert vacuum(counting(root)).keys == ()
+
+    arrive(root, BATCHES, [(BATCHES, "a"), (BATCHES, "k0")])
+    run_batch(counting(root), run_key="next")
+    assert counts(spark, root) == {"a": BATCHES + 1, "k0": 2, **{f"k{n}": 1 for n in range(1, BATCHES)}}
+    assert verify(str(root / "log")).findings == []
+
+
+def test_only_versions_whose_state_is_kept_can_be_reprocessed(spark: SparkSession, root: Path) -> None:
+    vacuum(counting(root))
+    for version in (BATCHES - 2, BATCHES - 1):
+        reprocess(counting(root), version)
+    with pytest.raises(InvalidError, match="deleted by vacuum"):
+        reprocess(counting(root), BATCHES - 3)
+    assert plan_run(counting(root), run_key="idle") is not None, "no version is left open"
+    assert counts(spark, root) == {"a": BATCHES, **{f"k{n}": 1 for n in range(BATCHES)}}
+
+
+def test_vacuum_that_dies_after_any_deletion_loses_no_needed_file_and_is_completed(root: Path) -> None:
+    whole = root / "log"
+    state = operator_state(outcome(root, BATCHES - 3).state)
+    assert state is not None
+    found = [stat.key for stat in unneeded(open_store(str(whole)), state)]
+    needed = {p.name for path in snapshots(root) if batches_of(path) >= state.batches for p in (path,)}
+    assert found
+    for died_after in range(len(found) + 1):
+        copy = root / f"copy {died_after}"
+        shutil.copytree(whole, copy / "log")
+        store = open_store(str(copy / "log"))
+        for key in found[:died_after]:
+            store.delete(key)
+        for stat in unneeded(store, state):
+            store.delete(stat.key)
+        left = snapshots(copy)
+        assert {path.name for path in left} >= needed
+        stored = {path.name for path in copy.rglob("*.sst")}
+        assert set().union(*left.values()) == stored
+        shutil.rmtree(copy)
+
+
+def test_state_without_its_oldest_snapshot_is_not_vacuumed(root: Path) -> None:
+    state = operator_state(outcome(root, BATCHES - 3).state)
+    assert state is not None
+    for path in snapshots(root):
+        if batches_of(path) == state.batches:
+            path.unlink()
+    kept = [path for path in snapshots(root) if state.root in path.parts]
+    vacuum(counting(root))
+    assert all(path.exists() for path in kept)
