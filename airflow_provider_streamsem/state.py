@@ -69,11 +69,13 @@ class Operator:
 
     :param name: Spark's name of the operator
     :param rows: the number of rows in its state
+    :param bytes: the size of the SST files of its state, in bytes
     :param ids: for each partition of the state, the unique ids of its state stores
     """
 
     name: str
     rows: int
+    bytes: int
     ids: tuple[tuple[str, ...], ...]
 
 

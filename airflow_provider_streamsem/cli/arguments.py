@@ -135,6 +135,12 @@ COMMANDS = (
         ),
     ),
     Command(
+        "state",
+        "Show the state that the transform keeps after each version, newest first.",
+        "s3://lake/_streamsem/orders --limit 5",
+        (_argument("--limit", type=int, default=20, help="number of versions (default: 20)"),),
+    ),
+    Command(
         "quarantine",
         "Show the records that could not be parsed, and their positions in the source.",
         "s3://lake/_streamsem/orders --limit 100",

@@ -48,6 +48,7 @@ from airflow_provider_streamsem.readers.files import CommittedLog, Version, open
 from airflow_provider_streamsem.readers.lag import lag as lag_of
 from airflow_provider_streamsem.readers.verify import verify as verify_
 from airflow_provider_streamsem.spark import packages
+from airflow_provider_streamsem.state import operator_state
 
 _LINES = 6
 """The maximum number of partitions or sinks of a version that the table of ``streamsem log`` shows."""
@@ -224,6 +225,7 @@ def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Versi
         "ranges": plain(version.plan.ranges),
         "files": 0 if outcome is None else sum(len(c.files) for c in outcome.sinks.values()),
         "counts": {} if outcome is None else plain(outcome.counts),
+        "watermark_ms": None if outcome is None else outcome.watermark_ms,
         "attempts": len(maintenance.attempts_of(opened.log, sinks, version.version)),
         "duration_ms": None if outcome is None else outcome.duration_ms,
         "planned_at_ms": version.plan.planned_at_ms,
@@ -272,13 +274,15 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
         "result": lambda row: (
             row["result"] if row.get("replaces") is None else f"{row['result']}, replaces {row['replaces']}"
         ),
-        "closed (UTC)": lambda row: "" if row["decided_at_ms"] is None else _time(row["decided_at_ms"]),
+        "closed (UTC)": lambda row: _utc(row["decided_at_ms"]),
         "age": lambda row: "" if row["decided_at_ms"] is None else _age(now_ms - row["decided_at_ms"]),
         "offsets": lambda row: _in_lines(f"{p} [{start}, {end})" for p, (start, end) in sorted(row["ranges"].items())),
         "read": lambda row: row["counts"].get("read", ""),
         "written": lambda row: _in_lines(_written(row)),
         "filtered": lambda row: row["counts"].get("filtered", ""),
         "quarantined": lambda row: row["counts"].get("quarantined", ""),
+        "late": lambda row: row["counts"].get("late", ""),
+        "watermark (UTC)": lambda row: _utc(row.get("watermark_ms")),
         "sinks": lambda row: _in_lines(f"{sink} {state}" for sink, state in sorted(row["sinks"].items())),
         "files": lambda row: row["files"],
         "attempts": lambda row: row["attempts"],
@@ -289,7 +293,17 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
     if all(state == "committed" for row in rows for state in row["sinks"].values()):
         del cells["sinks"]  # the column `result` shows the same
     shown = [title for title, column in cells.items() if not rows or any(column)]
-    first = ["attempts", "files", "duration", "closed (UTC)", "sinks", "changed in the spec", "age", "filtered"]
+    first = [
+        "attempts",
+        "files",
+        "duration",
+        "closed (UTC)",
+        "sinks",
+        "changed in the spec",
+        "age",
+        "filtered",
+        "watermark (UTC)",
+    ]
     return Table(
         title=f"commit log of {name}",
         columns=shown,
@@ -363,6 +377,51 @@ def files(args: argparse.Namespace) -> CommandResult:
     """List the visible files (``streamsem files``)."""
     found = open_log(args.log, pipeline=args.pipeline).files(version=args.at, since=args.since, sink=args.sink)
     return CommandResult(document={"files": [plain(file) for file in found]}, lines=[file.path for file in found])
+
+
+def state(args: argparse.Namespace) -> CommandResult:
+    """Show the state of the transform's operators (``streamsem state``)."""
+    integer("limit", args.limit, least=1)
+    opened = open_log(args.log)
+    versions: list[Json] = []
+    for version in opened.versions(limit=args.limit):
+        found = None if version.outcome is None else operator_state(version.outcome.state)
+        if version.outcome is not None and found is not None:
+            operators = [{"name": one.name, "rows": one.rows, "bytes": one.bytes} for one in found.operators]
+            late = version.outcome.counts.get("late")
+            versions.append(
+                {
+                    "version": version.version,
+                    "watermark_ms": version.outcome.watermark_ms,
+                    "late": late,
+                    "operators": operators,
+                }
+            )
+    rows = [
+        [
+            str(row["version"]),
+            _utc(row.get("watermark_ms")),
+            str(row["late"] or 0),
+            one["name"],
+            f"{one['rows']:,}",
+            f"{one['bytes']:,}",
+        ]
+        for row in versions
+        for one in row["operators"]
+    ]
+    table = Table(
+        title=f"state of {opened.record.name}",
+        columns=["version", "watermark (UTC)", "late", "operator", "rows", "bytes"],
+        rows=rows,
+        left_out_first=["bytes", "late"],
+    )
+    lines = [] if rows else ["no version in this range keeps state"]
+    document = {"log": opened.log.store.url, "pipeline": opened.record.name, "versions": versions}
+    return CommandResult(document=document, tables=[table] if rows else [], lines=lines)
+
+
+def _utc(ms: int | None) -> str:
+    return "" if ms is None else _time(ms)
 
 
 def quarantine(args: argparse.Namespace) -> CommandResult:

@@ -123,7 +123,10 @@ class MicroBatch:
                 number = node.stateInfo().get().operatorId()
                 progress = json.loads(node.getProgress().json())
                 operators[number] = Operator(
-                    name=node.shortName(), rows=progress["numRowsTotal"], ids=self._ids(node, number)
+                    name=node.shortName(),
+                    rows=progress["numRowsTotal"],
+                    bytes=progress["customMetrics"].get("rocksdbSstFileSize", 0),
+                    ids=self._ids(node, number),
                 )
                 late += progress["numRowsDroppedByWatermark"]
             elif watermark.isInstance(node):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import Dedup, FilesSource, Pipeline, State, read_committed, reprocess, run_batch, verify
+from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.spark.stateful import MicroBatch
@@ -139,3 +141,21 @@ def test_pipeline_without_rows_in_its_state_plans_no_batch_without_records(tmp_p
     arrive(tmp_path, 0, EVENTS)
     run(tmp_path, 10, "first", spec)
     assert run(tmp_path, 10_000, "idle", spec) == "empty"
+
+
+def test_state_command_shows_operators_rows_and_watermark_of_each_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrive(tmp_path, 0, EVENTS)
+    run(tmp_path, 10, "first")
+    run(tmp_path, 71, "idle")
+    assert main(["state", str(tmp_path / "log"), "--json"]) == 0
+    newest, first = json.loads(capsys.readouterr().out)["versions"]
+    assert (first["version"], first["watermark_ms"]) == (0, ORIGIN_MS + 3 * 60_000)
+    assert [(one["name"], one["rows"]) for one in first["operators"]] == [("stateStoreSave", 2)]
+    assert first["operators"][0]["bytes"] > 0
+    assert [(one["name"], one["rows"]) for one in newest["operators"]] == [("stateStoreSave", 0)]
+    assert main(["state", str(tmp_path / "log"), "--limit", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "2024-01-01 00:11:00" in out
+    assert "stateStoreSave" in out
