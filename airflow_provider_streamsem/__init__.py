@@ -28,7 +28,7 @@ _NAMES = {
     "Json": "airflow_provider_streamsem.connectors.parsing.decoders",
     "KafkaSink": "airflow_provider_streamsem.connectors.kafka.sink",
     "KafkaSource": "airflow_provider_streamsem.connectors.kafka.source",
-    "Limits": "airflow_provider_streamsem.connectors.contract",
+    "Limits": "airflow_provider_streamsem.limits",
     "MicroBatchOperator": "airflow_provider_streamsem.operators.micro_batch",
     "OffsetRangeTrigger": "airflow_provider_streamsem.triggers.offsets",
     "OffsetsAvailableSensor": "airflow_provider_streamsem.sensors.offsets",
@@ -99,7 +99,6 @@ __all__ = [
 if TYPE_CHECKING:
     from airflow_provider_streamsem.assets import log_uri
     from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
-    from airflow_provider_streamsem.connectors.contract import Limits
     from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
     from airflow_provider_streamsem.connectors.files.sink import FilesSink
     from airflow_provider_streamsem.connectors.files.source import FilesSource
@@ -113,6 +112,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
     from airflow_provider_streamsem.dedup import Dedup
     from airflow_provider_streamsem.errors import StreamsemError
+    from airflow_provider_streamsem.limits import Limits
     from airflow_provider_streamsem.operators.maintenance import VacuumOperator, VerifyOperator
     from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
     from airflow_provider_streamsem.operators.reprocess import ReprocessOperator

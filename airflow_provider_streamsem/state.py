@@ -88,7 +88,8 @@ class OperatorState:
         first batch under fixed names
     :param batches: the number of batches that the state includes, which is Spark's id of the next batch
     :param partitions: the number of partitions of each operator's state
-    :param columns: the columns of the records that the transform receives, as schema JSON in Spark's form. A batch without records uses them
+    :param columns: source → the columns of the records that the transform receives, as schema JSON in Spark's form. A batch without records uses them. The
+        only source of a pipeline has the name ``""``
     :param operators: the stateful operators, in the order of Spark's operator ids
     :param watermark_ms: the watermark of the batch, in milliseconds since the epoch; 0 if there was none. The next batch drops older records as late
     :param next_watermark_ms: the watermark after the batch, in milliseconds since the epoch. The next batch closes windows that end at or before it
@@ -98,7 +99,7 @@ class OperatorState:
     root: str
     batches: int
     partitions: int
-    columns: str
+    columns: Mapping[str, str]
     operators: tuple[Operator, ...]
     watermark_ms: int = 0
     next_watermark_ms: int = 0

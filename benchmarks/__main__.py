@@ -6,7 +6,7 @@
 3. A batch on Spark against a plain read and Parquet write of the same files in the same process.
 4. A retry of a committed batch, and the import of the package.
 5. Only if named, on real servers: ``kafka``, Kafka to Parquet against peers; ``delta``, the same into Delta tables; ``connect``, ``dedup``; ``files``, many
-   columns and many files; ``iceberg_publish``, ``postgres``; ``start``, from the start of a process to the commit.
+   columns and many files; ``iceberg_publish``, ``postgres``; ``start``, from the start of a process to the commit; ``state``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from benchmarks import discovery
 from tests.integration.parts.server import stop_servers_on_sigterm
 
 console = Console(width=120)
-ON_REAL_PARTS = ("connect", "dedup", "delta", "files", "iceberg_publish", "kafka", "postgres", "start")
+ON_REAL_PARTS = ("connect", "dedup", "delta", "files", "iceberg_publish", "kafka", "postgres", "start", "state")
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:

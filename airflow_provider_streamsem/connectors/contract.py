@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from airflow_provider_streamsem.clock import Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import InvalidError, MarkerConflictError, MarkerLostError
+from airflow_provider_streamsem.errors import MarkerConflictError, MarkerLostError
+from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Committable, Effects, Json, Marker, Receipt
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 
@@ -21,51 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _NOTHING = "Nothing was created or applied in the sink; the batch stays committed, and its staged rows are kept"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """
-    Bounds for one batch.
-
-    A maximum size never stops a pipeline: a single item that exceeds it becomes a batch of one item. ``max_quarantined`` does stop a pipeline.
-
-    :param max_files: maximum number of files, 1 or more
-    :param max_bytes: maximum size in bytes as stored in the source, 1 or more
-    :param max_rows: maximum number of rows, 1 or more. The files source estimates rows from the bytes per row of the last committed batch (100 bytes
-        per row before the first). Kafka counts offsets
-    :param min_rows: minimum number of rows, 1 or more, estimated as for ``max_rows``. A run leaves fewer rows for a later run until ``max_delay_s``
-        after the last outcome. The first batch of a pipeline and later batches of a drain never wait
-    :param max_delay_s: how long fewer than ``min_rows`` rows wait, in seconds, 1 or more. Required with ``min_rows``
-    :param max_quarantined: maximum number of records of a batch that cannot be parsed, 0 or more, inclusive. A batch with more fails, and no offset
-        advances
-    :raises InvalidError: a limit is out of bounds, only one of ``min_rows`` and ``max_delay_s`` is given, or ``min_rows`` is above ``max_rows``
-    """
-
-    max_files: int | None = None
-    max_bytes: int | None = None
-    max_rows: int | None = None
-    min_rows: int | None = None
-    max_delay_s: int | None = None
-    max_quarantined: int = 10_000
-
-    def __post_init__(self) -> None:
-        for name in ("max_files", "max_bytes", "max_rows", "min_rows", "max_delay_s"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise InvalidError(f"limits.{name} must be an integer of 1 or more, or absent", given=value)
-        if (self.min_rows is None) != (self.max_delay_s is None):
-            raise InvalidError(
-                "limits.min_rows and limits.max_delay_s must be given together",
-                min_rows=self.min_rows,
-                max_delay_s=self.max_delay_s,
-            )
-        if self.min_rows is not None and self.max_rows is not None and self.min_rows > self.max_rows:
-            raise InvalidError(
-                "limits.min_rows must not be above limits.max_rows", min_rows=self.min_rows, max_rows=self.max_rows
-            )
-        if type(self.max_quarantined) is not int or self.max_quarantined < 0:
-            raise InvalidError("limits.max_quarantined must be an integer of 0 or more", given=self.max_quarantined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +147,26 @@ class Loaded(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedTogether:
+    """The records of several sources. ``parts`` maps the name of each source to its records."""
+
+    parts: Mapping[str, Loaded]
+
+
+@dataclass(slots=True)
+class NoRecords:
+    """A DataFrame without records. Implements :class:`Loaded`."""
+
+    frame: DataFrame
+    bad: Any = None
+    drop: tuple[str, ...] = ()
+
+    def bad_records(self) -> Iterator[BadRecord]:
+        """Yield nothing."""
+        return iter(())
+
+
 @runtime_checkable
 class Counted(Protocol):
     """Additional interface of a :class:`Loaded` whose source stores its number of records, as Parquet footers do."""
@@ -251,8 +227,6 @@ class Source(Protocol):
     * For the same ranges and pins, a source returns the same records every time, or raises ``SourceChangedError``.
     * :attr:`delivery` is the strongest guarantee of a pipeline that reads this source. ``exactly_once`` requires that the same ranges always return
       the same records, once each.
-    * ``unit`` is the plural noun for the items that offsets count, as messages show it, such as ``files``.
-    * ``limits`` lists the fields of :class:`Limits` that the source supports. ``reasons`` are the reasons for :attr:`delivery`, one sentence each.
     * A source with an argument that is not a JSON value has a method ``to_json()``, which returns the arguments in their TOML form.
     """
 
@@ -271,9 +245,20 @@ class Source(Protocol):
         """The extra of this package that installs the source's client library; ``""`` if there is no such extra."""
         ...
 
-    unit: ClassVar[str]
-    limits: ClassVar[tuple[str, ...]]
-    reasons: ClassVar[tuple[str, ...]]
+    @property
+    def unit(self) -> str:
+        """The plural noun for the items that offsets count, as messages show it, such as ``files``."""
+        ...
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """The fields of :class:`Limits` that the source supports."""
+        ...
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons for :attr:`delivery`, one sentence each."""
+        ...
 
     @property
     def spark_packages(self) -> tuple[str, ...]:
@@ -342,8 +327,13 @@ class Source(Protocol):
         """
         ...
 
-    def load(self, spark: SparkSession, pins: Sequence[Any]) -> Loaded:
-        """Return the planned records as a DataFrame. This call reads no record. Spark reads the records when an action evaluates the DataFrame."""
+    def load(self, spark: SparkSession, pins: Sequence[Any]) -> Loaded | LoadedTogether:
+        """
+        Return the planned records as a DataFrame. This call reads no record. Spark reads the records when an action evaluates the DataFrame.
+
+        :param pins: the pins of a plan. If there are none, the DataFrame has the columns of the source and no rows
+        :raises DataError: there are no pins, and the columns of the source depend on its records
+        """
         ...
 
 

@@ -82,7 +82,7 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
     reasons.append(_of_transform(pipeline))
     if pipeline.state is not None:
         reasons.append(_of_state(pipeline.state))
-    read = pipeline.source.delivery if pipeline.dedup is None else _weaker(pipeline.source.delivery, "effectively_once")
+    read = pipeline.source.delivery if pipeline.dedup is None else weaker(pipeline.source.delivery, "effectively_once")
     labels = {}
     for name, sink in sorted(pipeline.sinks.items()):
         reasons += [f"sink {name}: {reason}" for reason in sink.reasons]
@@ -91,7 +91,7 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
         reasons.append(_of_sinks(pipeline))
     label = "exactly_once"
     for other in labels.values():
-        label = _weaker(label, other)
+        label = weaker(label, other)
     if label == "none":
         reasons.append(
             "one sink may lose records and another may repeat them: see the label of each sink; separate pipelines would each have one label"
@@ -117,10 +117,10 @@ def _read_and_written(source: str, sink: str) -> str:
     """
     if source == "effectively_once":
         return source if sink == "exactly_once" else sink
-    return _weaker(source, sink)
+    return weaker(source, sink)
 
 
-def _weaker(label: str, other: str) -> str:
+def weaker(label: str, other: str) -> str:
     """Return the strongest label that both labels satisfy; ``none`` if there is no such label."""
     both = SATISFIES[label] & SATISFIES[other]
     return next((name for name in SATISFIES if name in both), "none")

@@ -95,7 +95,7 @@ def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
 
     :raises ConflictError: the log's versions were planned with other immutable fields, or the log was moved
     """
-    extras.check([pipeline.source.extra], pipeline=pipeline.name)
+    extras.check(pipeline.source_extras, pipeline=pipeline.name)
     head = log.find_head()
     if head.spec is None:
         return replace(head, initial_offsets=initial_offsets(pipeline, log, fixes=False))

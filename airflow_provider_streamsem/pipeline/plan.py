@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from airflow_provider_streamsem import telemetry
-from airflow_provider_streamsem.connectors.contract import Limits, Planner, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.contract import Planner, SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import InternalError
+from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.opening import Opened
 from airflow_provider_streamsem.pipeline.spec import Pipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timezone
 
-from airflow_provider_streamsem.connectors.contract import Limits
+from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import changes
 from airflow_provider_streamsem.pipeline.result import RunResult
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan

@@ -7,15 +7,17 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from importlib import import_module
 from typing import Any
 
 from airflow_provider_streamsem import arguments, registry
-from airflow_provider_streamsem.connectors.contract import Limits, ReplacesRows, Sink, Source
+from airflow_provider_streamsem.connectors.contract import ReplacesRows, Sink, Source
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline.guarantee import require
+from airflow_provider_streamsem.pipeline.several_sources import SeveralSources
 from airflow_provider_streamsem.protocol.codec import canonical, plain, read_json, sha256
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.spark import packages
@@ -40,7 +42,8 @@ class Pipeline:
     :param log: location of the commit log: ``s3://bucket/prefix``, ``file:///path`` or an absolute path. Exactly one of ``log`` and ``log_conn_id`` must be
         given
     :param log_conn_id: a connection of type ``streamsem``. The log is at the connection's root + ``/`` + ``name``
-    :param source: the source of the records
+    :param source: the source of the records. Exactly one of ``source`` and ``sources`` must be given
+    :param sources: several sources: name → source. The transform receives a mapping of these names to DataFrames. Each limit applies to each source by itself
     :param sinks: sink name → sink. One commit makes the rows of a batch in all file sinks visible; sinks outside the log are published after it
     :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``, or its name ``"package.module:function"``. Evaluated once per attempt.
         Default: rows pass unchanged
@@ -61,7 +64,8 @@ class Pipeline:
 
     name: str
     log: str = ""
-    source: Source
+    source: Source = None  # type: ignore[assignment]  # __post_init__ sets it from ``sources``
+    sources: InitVar[Mapping[str, Source] | None] = None
     sinks: Mapping[str, Sink]
     log_conn_id: str | None = None
     transform: Callable[[Any], Any] | str | None = None
@@ -73,7 +77,7 @@ class Pipeline:
     on_data_loss: str = "fail"
     require: str | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, sources: Mapping[str, Source] | None) -> None:
         arguments.text("pipeline name", self.name, pattern=NAME, accepted=NAME)
         if self.log_conn_id is not None:
             arguments.text("log_conn_id", self.log_conn_id)
@@ -86,7 +90,7 @@ class Pipeline:
             )
         if self.log_conn_id is None:
             split_url(arguments.text("log", self.log))
-        registry.name_of("sources", self.source)
+        self._set_source(sources)
         if not isinstance(self.sinks, Mapping) or not self.sinks:
             raise InvalidError(
                 "sinks must map at least one name to a sink", given=type(self.sinks).__name__, pipeline=self.name
@@ -126,13 +130,44 @@ class Pipeline:
             arguments.choice("require", self.require, LABELS)
             require(self, self.require)
 
+    def _set_source(self, sources: Mapping[str, Source] | None) -> None:
+        if (self.source is None) == (sources is None):
+            raise InvalidError("a pipeline must have exactly one of source and sources", pipeline=self.name)
+        if sources is not None:
+            if not isinstance(sources, Mapping) or not sources:
+                what = "sources must map at least one name to a source"
+                raise InvalidError(what, given=type(sources).__name__, pipeline=self.name)
+            object.__setattr__(self, "source", SeveralSources(dict(sources)))
+        for name, source in self.source_parts.items():
+            if name:
+                arguments.text("source name", name, pattern=NAME, accepted=NAME)
+            registry.name_of("sources", source)
+        if not isinstance(self.source, SeveralSources):
+            return
+        unfit = [name for name in ("where", "dedup") if getattr(self, name) is not None]
+        unfit += ["rows"] if self.rows == "filter" else []
+        if unfit:
+            raise InvalidError(
+                "these arguments apply to the records of one source; they are not valid with several sources",
+                given=unfit,
+                accepted="filter and deduplicate in the transform",
+            )
+
+    @property
+    def source_parts(self) -> Mapping[str, Source]:
+        """Return name → source. The only source of a pipeline has the name ``""``."""
+        return self.source.parts if isinstance(self.source, SeveralSources) else {"": self.source}
+
+    @property
+    def source_extras(self) -> list[str]:
+        """Return the extras of this package that install the client libraries of the sources, sorted."""
+        return sorted({source.extra for source in self.source_parts.values()} - {""})
+
     def _check_state(self) -> None:
         if self.state is None:
             return
         if not isinstance(self.state, State):
             raise InvalidError("state must be a State", given=type(self.state).__name__)
-        if self.transform is None:
-            raise InvalidError("a pipeline with state requires a transform", pipeline=self.name)
         if self.rows == "filter":
             raise InvalidError(
                 'rows="filter" is not valid with state, because a stateful transform changes the number of rows'
@@ -161,8 +196,9 @@ class Pipeline:
         locations = {f"sinks.{name}": sink.location for name, sink in self.sinks.items()}
         if self.log_conn_id is None:
             locations = {"log": self.log, **locations}
-        if self.source.location is not None:
-            locations["source"] = self.source.location
+        for name, source in self.source_parts.items():
+            if source.location is not None:
+                locations[f"sources.{name}" if name else "source"] = source.location
         taken: list[tuple[str, tuple[str, str]]] = [(name, split_url(url)) for name, url in locations.items()]
         for at, (name, (scheme, path)) in enumerate(taken):
             for other, (other_scheme, other_path) in taken[:at]:
@@ -180,7 +216,9 @@ class Pipeline:
         :param changes: arguments of :class:`Pipeline`
         :raises InvalidError: an argument is unknown or not valid
         """
-        arguments.known_keys("Pipeline.replace", changes, [f.name for f in dataclasses.fields(self)])
+        arguments.known_keys("Pipeline.replace", changes, [*(f.name for f in dataclasses.fields(self)), "sources"])
+        if "sources" in changes:
+            changes = {"source": None, **changes}
         return dataclasses.replace(self, **changes)
 
     @property
@@ -214,7 +252,7 @@ class Pipeline:
             "transform": self.transform_name,
             "where": self.where,
             "rows": self.rows,
-            "source": _arguments("sources", self.source),
+            **self._source_arguments,
             "sinks": {name: _arguments("sinks", sink) for name, sink in self.sinks.items()},
             **({} if self.dedup is None else {"dedup": plain(self.dedup)}),
             **({} if self.state is None else {"state": plain(self.state)}),
@@ -240,7 +278,15 @@ class Pipeline:
     @property
     def source_sha256(self) -> str:
         """Return the sha256 of the source's arguments, under which the log stores the initial offsets."""
-        return sha256(canonical(_arguments("sources", self.source)))
+        (given,) = self._source_arguments.values()
+        return sha256(canonical(given))
+
+    @property
+    def _source_arguments(self) -> dict[str, Json]:
+        """Return the arguments of the source in the structure of the TOML form, under ``source``; of several sources, under ``sources``."""
+        if isinstance(self.source, SeveralSources):
+            return {"sources": {name: _arguments("sources", source) for name, source in self.source.parts.items()}}
+        return {"source": _arguments("sources", self.source)}
 
     @property
     def spark_packages(self) -> list[Package]:
@@ -250,16 +296,20 @@ class Pipeline:
     @property
     def extras(self) -> list[str]:
         """Return the extras of this package that install the client libraries for this pipeline, sorted."""
-        return sorted({self.source.extra, *(sink.extra for sink in self.sinks.values())} - {""})
+        return sorted({*self.source_extras, *(sink.extra for sink in self.sinks.values())} - {""})
 
     def load_transform(self) -> Callable[[Any], Any]:
         """
         Return the transform as a function. If the spec has the name of the function, the function is imported.
 
         :returns: the function; without a transform, a function that returns its argument
-        :raises InvalidError: the module or function does not exist or cannot be imported, or the name is not that of a function
+        :raises InvalidError: the module or function does not exist or cannot be imported, or the name is not that of a function; or there is no transform, and
+            the pipeline has state or several sources
         """
         if self.transform is None:
+            needing = "state" if self.state is not None else "sources"
+            if self.state is not None or isinstance(self.source, SeveralSources):
+                raise InvalidError(f"a pipeline with `{needing}` requires a transform", pipeline=self.name)
             return lambda frame: frame
         if callable(self.transform):
             return self.transform
@@ -293,11 +343,20 @@ def from_json(spec: Mapping[str, Any], *, where: str = "the spec") -> Pipeline:
     :param where: name of the spec in errors, such as the path of the file
     :raises InvalidError: a key is unknown or missing, or an argument is not valid
     """
-    arguments.known_keys(where, spec, [f.name for f in dataclasses.fields(Pipeline)] + ["format", "immutable_config"])
+    arguments.known_keys(
+        where, spec, [f.name for f in dataclasses.fields(Pipeline)] + ["sources", "format", "immutable_config"]
+    )
     given = {
         key: value for key, value in spec.items() if key not in ("format", "immutable_config") and value is not None
     }
-    given["source"] = _build("sources", given.get("source"), f"{where} [source]")
+    several = given.pop("sources", None)
+    if several is None:
+        given["source"] = _build("sources", given.get("source"), f"{where} [source]")
+    elif not isinstance(several, Mapping) or "source" in given:
+        raise InvalidError(f"{where} must have either a table [source], or a table [sources.<name>] for each source")
+    else:
+        parts = {name: _build("sources", part, f"{where} [sources.{name}]") for name, part in several.items()}
+        given["source"] = SeveralSources(parts)
     sinks = given.get("sinks")
     if not isinstance(sinks, Mapping):
         raise InvalidError(f"{where} must have a table [sinks.<name>] for each sink", given=type(sinks).__name__)

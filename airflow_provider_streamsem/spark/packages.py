@@ -37,7 +37,7 @@ KAFKA = Package(
 )
 AVRO = Package("org.apache.spark:spark-avro_{scala}:{spark}", "org.apache.spark.sql.avro.AvroDataToCatalyst")
 S3A = Package("org.apache.hadoop:hadoop-aws:{hadoop}", "org.apache.hadoop.fs.s3a.S3AFileSystem")
-_NAMED = {"kafka": KAFKA, "avro": AVRO}
+_NAMED = {"kafka": KAFKA, "avro": AVRO, "s3a": S3A}
 
 
 def needed(source: Source, sinks: Mapping[str, Sink], dedup: Dedup | None, log: str) -> list[Package]:
@@ -52,9 +52,8 @@ def needed(source: Source, sinks: Mapping[str, Sink], dedup: Dedup | None, log: 
         *(sink.attempt_location(0, "0") for sink in sinks.values()),
         *([log] if dedup is not None and dedup.scope == "pipeline" else []),
     ]
-    return (
-        [*found, S3A] if any(location and location.startswith(("s3://", "s3a://")) for location in locations) else found
-    )
+    on_s3 = any(location and location.startswith(("s3://", "s3a://")) for location in locations)
+    return [*found, S3A] if on_s3 and S3A not in found else found
 
 
 def coordinates(packages: Iterable[Package]) -> str | None:

@@ -7,7 +7,7 @@ This module imports pyspark.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.columns import types as column_types
-from airflow_provider_streamsem.connectors.contract import BadRecord, Counted, Loaded
+from airflow_provider_streamsem.connectors.contract import Counted, Loaded, LoadedTogether, NoRecords
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.parsing.sql_text import quoted
 from airflow_provider_streamsem.engine import Job, Produced
@@ -88,22 +88,31 @@ class Inspection(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _NoRecords:
-    """The records of a plan that reads none. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`."""
-
-    frame: DataFrame
-    bad: Any = None
-    drop: tuple[str, ...] = ()
-
-    def bad_records(self) -> Iterator[BadRecord]:
-        return iter(())
+def _given(frames: Mapping[str, DataFrame]) -> Any:
+    """Return the argument of the transform: the DataFrame of the only source, or the mapping of several sources."""
+    return frames[""] if "" in frames else dict(frames)
 
 
 _RECORDS_PER_PART = 5_000
 _COLUMNS_A_COUNT = 100  # for a count of n columns, Spark nests expressions n levels deep
 _COUNTS = ("read", "bad", "filtered")
 _KEPT = "__streamsem_kept"
+
+
+@dataclass(slots=True)
+class _Input:
+    """
+    The planned records of one source.
+
+    :param name: name of the source; ``""`` for the only source of a pipeline
+    :param marked: the records, with the value of the predicate ``where`` as a column
+    :param asked: the aggregates that count the records
+    """
+
+    name: str
+    loaded: Loaded
+    marked: DataFrame
+    asked: list[Column]
 
 
 @dataclass(slots=True)
@@ -129,39 +138,38 @@ class Staging:
 
         :raises DataError: the transform, the predicate or the columns are not valid, or there are too many bad records
         """
-        loaded = self._loaded()
+        inputs = self._inputs()
         watched = Observation()
-        marked = self._marked(loaded)
-        asked = self._asked(loaded, marked)
         if self.job.operators is not None:
             self._micro_batch = self._stateful(self.job.operators)
             # An observation does not count rows in a streaming plan, so the records are counted from the cache.
-            marked = self._keep(marked)
-        records = self.inspect.observe(marked, watched, *asked)
+            for one in inputs:
+                one.marked = self._keep(one.marked)
         if self.job.dedup is not None and self.job.pins:
             self._seen = Deduplication(
                 session=self.session, dedup=self.job.dedup, location=self.log.store.url, now_ms=self.job.dedup_at_ms,
                 state=self.job.state, chain=self.job.chain, keep=self._keep,
             )  # fmt: skip
         try:
-            outputs = {
-                name: self._fitted(name, frame) for name, frame in self._outputs(self._good(loaded, records)).items()
-            }
-            reread = self.inspect.may_have_run(watched, self.session) or not all(
-                self.inspect.reads_input_once(frame) for frame in outputs.values()
+            good = {one.name: self._good(one.loaded, self._records(one, inputs, watched)) for one in inputs}
+            outputs = {name: self._fitted(name, frame) for name, frame in self._outputs(good).items()}
+            reread = (
+                len(inputs) > 1
+                or self.inspect.may_have_run(watched, self.session)
+                or not all(self.inspect.reads_input_once(frame) for frame in outputs.values())
             )
             handed = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
             state = self._remember()
             counted = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
-            if counted is None:
-                counted = self._count(marked, asked)
+            found = {one.name: self._count(one.marked, one.asked) if counted is None else counted for one in inputs}
         finally:
             if self._micro_batch is not None:
                 self._micro_batch.close()
             for frame in self._kept:
                 frame.unpersist()
-        if isinstance(loaded, Counted):
-            loaded.check_read(counted["read"])
+        for one in inputs:
+            if isinstance(one.loaded, Counted):
+                one.loaded.check_read(found[one.name]["read"])
         with telemetry.phase("collect"):
             sinks = {
                 name: sink.collect(self.job.plan.version, self.job.attempt_id, self._accepted[name])
@@ -170,17 +178,32 @@ class Staging:
         return Produced(
             sinks=sinks,
             schemas=self._schemas,
-            quarantine=self._quarantine(loaded, counted.get("bad", 0)),
-            counts=self._counts(counted, sinks),
+            quarantine=self._quarantine(inputs, found),
+            counts=self._counts(found, sinks),
             handed=handed,
             state=state,
         )
 
-    def _counts(self, counted: Mapping[str, int], sinks: Mapping[str, Committable]) -> dict[str, int]:
-        """Return the counts of the attempt."""
-        bad = counted.get("bad", 0)
-        counts = {"read": counted["read"], "parsed": counted["read"] - bad, "quarantined": bad}
-        counts["filtered"] = counted.get("filtered", 0)
+    def _inputs(self) -> list[_Input]:
+        """Return the planned records of each source."""
+        return [
+            _Input(name, loaded, marked := self._marked(loaded), self._asked(loaded, marked))
+            for name, loaded in self._loaded().items()
+        ]
+
+    def _records(self, one: _Input, inputs: Sequence[_Input], watched: Observation) -> DataFrame:
+        """Return the records of a source, with the observation if it is the only one: an observation counts one source."""
+        return self.inspect.observe(one.marked, watched, *one.asked) if len(inputs) == 1 else one.marked
+
+    def _counts(self, found: Mapping[str, Mapping[str, int]], sinks: Mapping[str, Committable]) -> dict[str, int]:
+        """
+        Return the counts of the attempt.
+
+        :param found: source → its counts
+        """
+        read, bad, filtered = (sum(counted.get(name, 0) for counted in found.values()) for name in _COUNTS)
+        counts = {"read": read, "parsed": read - bad, "quarantined": bad, "filtered": filtered}
+        counts |= {f"read.{name}": counted["read"] for name, counted in found.items() if name}
         counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
         counts |= {} if self._seen is None else self._seen.counts
         counts |= {} if self._micro_batch is None else {"late": self._late}
@@ -213,12 +236,20 @@ class Staging:
             attempt_id=self.job.attempt_id, now_ms=self.job.dedup_at_ms, watermark_ms=self.job.plan.watermark_ms,
         )  # fmt: skip
 
-    def _loaded(self) -> Loaded:
-        """Return the planned records. A plan that only moves the watermark has none, so their columns are those of the batch before."""
+    def _loaded(self) -> Mapping[str, Loaded]:
+        """
+        Return source → planned records. The only source of a pipeline has the name ``""``.
+
+        A plan that only moves the watermark has no records, so their columns are those of the batch before.
+        """
         base = operator_state(self.job.state)
-        if self.job.pins or base is None:
-            return self.job.source.load(self.session, self.job.pins)
-        return _NoRecords(self.session.createDataFrame([], StructType.fromJson(json.loads(base.columns))))
+        if not self.job.pins and base is not None:
+            return {
+                name: NoRecords(self.session.createDataFrame([], StructType.fromJson(json.loads(columns))))
+                for name, columns in base.columns.items()
+            }
+        loaded = self.job.source.load(self.session, self.job.pins)
+        return loaded.parts if isinstance(loaded, LoadedTogether) else {"": loaded}
 
     def _asked(self, loaded: Loaded, marked: DataFrame) -> list[Column]:
         """
@@ -265,21 +296,24 @@ class Staging:
         good = good.drop(*loaded.drop) if loaded.drop else good
         return good if self._seen is None else self._seen.passing(good)
 
-    def _outputs(self, good: DataFrame) -> dict[str, DataFrame]:
+    def _outputs(self, good: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """
         Call the transform, and return sink → DataFrame.
 
         A DataFrame that several sinks use is persisted, so that it is evaluated once.
+
+        :param good: source → its records. The transform receives a mapping only if the pipeline has several sources
         """
         names = list(self.job.sinks)
         if self._micro_batch is not None:
-            result = self.job.transform(self._micro_batch.streaming(good))
+            result = self.job.transform(_given(self._micro_batch.streaming(good)))
             if not isinstance(result, DataFrame):
                 what = "the transform of a pipeline with state must return one DataFrame; nothing became visible"
                 raise DataError(what, transform=self.job.transform_name, returned=type(result).__name__)
             rows = self._micro_batch.result(result)
             return dict.fromkeys(names, self._keep(rows) if len(names) > 1 else rows)
-        result = self.job.transform(self._keep(good) if len(names) > 1 else good)
+        kept = {name: self._keep(frame) for name, frame in good.items()} if len(names) > 1 else good
+        result = self.job.transform(_given(kept))
         if isinstance(result, DataFrame):
             shared = self._keep(result) if len(names) > 1 else result
             return dict.fromkeys(names, shared)
@@ -339,34 +373,47 @@ class Staging:
         row = marked.agg(*asked).first()
         return {} if row is None else row.asDict()
 
-    def _quarantine(self, loaded: Loaded, bad: int) -> Quarantine:
+    def _quarantine(self, inputs: Sequence[_Input], found: Mapping[str, Mapping[str, int]]) -> Quarantine:
         """
         Store the bad records in the log, in objects of at most 5,000 records. If there are any, this method reads the planned records a second time.
 
-        :param bad: the number of bad records in the first pass
+        :param found: source → its counts in the first pass
         :raises DataError: there are more than ``max_quarantined`` bad records, or the two passes found different numbers of them
         """
+        bad = {one.name: found[one.name].get("bad", 0) for one in inputs}
         most = self.job.max_quarantined
-        if bad > most:
-            location = next(loaded.bad_records()).location
+        if sum(bad.values()) > most:
+            first = next(one for one in inputs if bad[one.name])
+            location = next(first.loaded.bad_records()).location
             raise DataError(
                 "the number of records that cannot be parsed exceeds limits.max_quarantined; nothing became visible",
                 version=self.job.plan.version,
-                found=bad,
+                found=sum(bad.values()),
                 allowed=most,
                 **({"first_file": location["path"]} if "path" in location else {}),
             ).advising(
                 "raise limits.max_quarantined and run again: the records are then quarantined, and `streamsem quarantine` shows them. Or correct the schema. "
                 "Do not edit a planned file, because it would no longer match its pin."
             )
-        if bad == 0:
-            return Quarantine()
         stored: list[str] = []
+        for one in inputs:
+            if bad[one.name]:
+                self._store_bad(one, bad[one.name], stored)
+        return Quarantine(rows=sum(bad.values()), keys=tuple(stored))
+
+    def _store_bad(self, one: _Input, bad: int, stored: list[str]) -> None:
+        """
+        Store the bad records of one source, and add the keys of the objects to ``stored``.
+
+        :param bad: the number of bad records in the first pass
+        :raises DataError: the second pass found another number of them
+        """
+        source = {"source": one.name} if one.name else {}
         part: list[bytes] = []
         rows = 0
-        for record in loaded.bad_records():
+        for record in one.loaded.bad_records():
             rows += 1
-            part.append(canonical({**record.location, "raw": record.raw, "error": record.error}) + b"\n")
+            part.append(canonical({**source, **record.location, "raw": record.raw, "error": record.error}) + b"\n")
             if len(part) == _RECORDS_PER_PART:
                 stored.append(self._store_part(len(stored), part))
                 part = []
@@ -379,7 +426,6 @@ class Staging:
                 first=bad,
                 second=rows,
             )
-        return Quarantine(rows=rows, keys=tuple(stored))
 
     def _store_part(self, number: int, part: list[bytes]) -> str:
         key = keys.quarantine(self.job.plan.version, self.job.attempt_id, number)

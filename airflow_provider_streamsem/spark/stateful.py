@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -61,18 +61,22 @@ class MicroBatch:
     attempt_id: str
     now_ms: int
     watermark_ms: int | None = None
-    _columns: str = ""
+    _columns: dict[str, str] = field(default_factory=dict)
     _planned: Any = None
     _partitions: int = 0
 
-    def streaming(self, records: DataFrame) -> DataFrame:
+    def streaming(self, records: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """
-        Return the records as a streaming DataFrame.
+        Return the records of each source as a streaming DataFrame.
 
+        :param records: source → its records
         :raises InvalidError: the number of state partitions differs from that of the base
         """
         self._configure()
-        self._columns = records.schema.json()
+        self._columns = {name: frame.schema.json() for name, frame in records.items()}
+        return {name: self._stream(frame) for name, frame in records.items()}
+
+    def _stream(self, records: DataFrame) -> DataFrame:
         inner: Any = records
         rows = inner._jdf.queryExecution().toRdd()
         return DataFrame(self._jsession.internalCreateDataFrame(rows, inner._jdf.schema(), True), self.session)

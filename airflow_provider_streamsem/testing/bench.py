@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.contract import Limits, Sink
+from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline.result import RunResult
 from airflow_provider_streamsem.pipeline.run import run_batch
 from airflow_provider_streamsem.pipeline.spec import Pipeline

@@ -61,7 +61,7 @@ TOML = [(page, n) for page in PAGES for n in range(len(blocks(page, "toml")))]
 def test_toml_of_a_page_is_accepted(page: Path, n: int) -> None:
     """A block with a source and sinks is a pipeline; others are parts of one."""
     spec = tomllib.loads(blocks(page, "toml")[n])
-    if {"name", "source", "sinks"} <= {*spec}:
+    if {"name", "sinks"} <= {*spec}:
         spec.pop("spark_conf", None)
         from_json(spec, where=page.name)
 

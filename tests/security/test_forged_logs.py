@@ -12,9 +12,10 @@ import pytest
 
 from airflow_provider_streamsem import FilesSink, KafkaSource, dedup, open_log, read_committed, registry, verify
 from airflow_provider_streamsem.cli.main import main
-from airflow_provider_streamsem.connectors.contract import Limits, SourceEnd
+from airflow_provider_streamsem.connectors.contract import SourceEnd
 from airflow_provider_streamsem.connectors.kafka.pins import RangePin
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, LogDamagedError
+from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline.maintenance import vacuum
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.codec import plain

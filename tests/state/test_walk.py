@@ -44,7 +44,7 @@ def step(session: SparkSession, location: str, base: Known, rows: list[tuple[int
             session=clone, state=SUMS, location=location, base=base.state, attempt_id=uuid.uuid4().hex, now_ms=0
         )
         records = clone.createDataFrame(rows, "key int, value int")
-        result = batch.result(batch.streaming(records).groupBy("key").agg(F.sum("value").alias("sum")))
+        result = batch.result(batch.streaming({"": records})[""].groupBy("key").agg(F.sum("value").alias("sum")))
         found = {row["key"]: row["sum"] for row in result.collect()}
         after, _ = batch.after()
         batch.close()

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DecimalType, StringType, StructField, StructType
 
-from airflow_provider_streamsem.connectors.contract import BadRecord
+from airflow_provider_streamsem.connectors.contract import BadRecord, NoRecords
 from airflow_provider_streamsem.connectors.files import columnar, partitions
 from airflow_provider_streamsem.connectors.files.columnar import Footer
 from airflow_provider_streamsem.connectors.files.csv_lines import Csv
@@ -436,3 +436,16 @@ def plain_root(location: str) -> str:
     """Return a source's path in the form of :func:`plain_path`, with a trailing slash."""
     scheme, rest = split_url(location)
     return (f"s3a://{rest}" if scheme == "s3" else rest.rstrip("/")) + "/"
+
+
+def nothing(spark: SparkSession, source: _Source) -> NoRecords:
+    """
+    Return the columns of a source, without records.
+
+    :raises DataError: the columns are those of the files, because the source has no schema
+    """
+    schema = "value string" if source.format == "text" else source.schema
+    if schema is None:
+        what = "a batch has no files of this source, and its columns are unknown without a file; nothing became visible"
+        raise DataError(what, path=source.path).advising("give the source a schema, and run again.")
+    return NoRecords(spark.createDataFrame([], parsing.struct(schema, "source files")))

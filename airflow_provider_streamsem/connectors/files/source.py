@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Limits, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.contract import Loaded, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.files import partitions, tables, truncation
 from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.connectors.files.pins import FilePin, read_pins
@@ -33,6 +33,7 @@ from airflow_provider_streamsem.errors import (
     SourceChangedError,
     UnavailableError,
 )
+from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import FoundFile, Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
 from airflow_provider_streamsem.stores.contract import (
@@ -49,7 +50,6 @@ from airflow_provider_streamsem.stores.local import LocalStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_streamsem.connectors.files.records import FileRecords
 
 logger = logging.getLogger(__name__)
 
@@ -300,10 +300,12 @@ class FilesSource:
             contexts = [copy_context() for _ in paths]
             return list(pool.map(lambda context, path: context.run(self.stat, path), contexts, paths))
 
-    def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> FileRecords:
+    def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> Loaded:
         """Load the pinned files on Spark."""
-        from airflow_provider_streamsem.connectors.files.records import FileRecords
+        from airflow_provider_streamsem.connectors.files.records import FileRecords, nothing
 
+        if not pins:
+            return nothing(spark, self)
         return FileRecords(spark, self, pins)
 
 

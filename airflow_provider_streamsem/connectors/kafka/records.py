@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 logger = telemetry.log_of(__name__)
 
+COLUMNS = (
+    "topic string, partition int, offset long, timestamp timestamp, headers array<struct<key: string, value: binary>>, "
+    "key binary, value binary"
+)
+"""The columns of Kafka records, as Spark DDL."""
 _OWN = ("topic", "partition", "offset", "timestamp", "headers", "key")
 _BAD, _RECORD_LOCATION, _DECODED = "__streamsem_bad", "__streamsem_place", "__streamsem_decoded_"
 _REASON = "__streamsem_reason"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Expiry, Limits, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.contract import Expiry, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.kafka.client import settings_of
 from airflow_provider_streamsem.connectors.kafka.cluster import (
     End,
@@ -34,6 +34,7 @@ from airflow_provider_streamsem.connectors.kafka.starting import TOPIC, starting
 from airflow_provider_streamsem.connectors.parsing import decoders as decoding
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
 from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError
+from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length, position
 
@@ -259,10 +260,13 @@ class KafkaSource:
 
     def load(self, spark: SparkSession, pins: Sequence[RangePin]) -> KafkaRecords:
         """Return the records of the pinned ranges as a DataFrame. This call reads no record."""
-        from airflow_provider_streamsem.connectors.kafka.records import KafkaRecords, read_ranges
+        from airflow_provider_streamsem.connectors.kafka.records import COLUMNS, KafkaRecords, read_ranges
 
-        settings = {**self.options, **java_settings(settings_of(self.conn_id, self.bootstrap_servers))}
-        read = read_ranges(spark, settings, pins, isolation=self.isolation)
+        if pins:
+            settings = {**self.options, **java_settings(settings_of(self.conn_id, self.bootstrap_servers))}
+            read = read_ranges(spark, settings, pins, isolation=self.isolation)
+        else:
+            read = spark.createDataFrame([], COLUMNS)
         return KafkaRecords(read, key=self.key, value=self.value, topics=sorted({pin.topic for pin in pins}))
 
     def reads(self, topic: str) -> bool:

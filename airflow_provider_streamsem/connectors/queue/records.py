@@ -38,8 +38,11 @@ class QueueRecords:
             "not a message with an id and "
             + ("a body in UTF-8" if schema is None else f"a body of the schema {schema}")
         )  # fmt: skip
-        lines = spark.read.options(ignoreCorruptFiles="false", ignoreMissingFiles="false").text(list(located))
-        lines = lines.select(F.col("value").alias(RAW), F.col("_metadata.file_path").alias(PATH))
+        if located:
+            lines = spark.read.options(ignoreCorruptFiles="false", ignoreMissingFiles="false").text(list(located))
+            lines = lines.select(F.col("value").alias(RAW), F.col("_metadata.file_path").alias(PATH))
+        else:
+            lines = spark.createDataFrame([], f"{RAW} string, {PATH} string")
         landed = lines.withColumn(_MESSAGE, F.from_json(RAW, _LANDED))
         message, body = F.col(_MESSAGE), F.col(_MESSAGE)["body"]
         bad = message["id"].isNull() | body.isNull() | message["encoding"].isNotNull()

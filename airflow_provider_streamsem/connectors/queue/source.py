@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
-from airflow_provider_streamsem.connectors.contract import Limits, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.files.pins import FilePin
 from airflow_provider_streamsem.connectors.files.source import PARTITION, FilesPlanner, FilesSource
 from airflow_provider_streamsem.connectors.landing.messages import Landing, Window
 from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position

@@ -1,0 +1,271 @@
+"""
+Several sources of one pipeline, as one source. The transform receives a mapping of source names to DataFrames.
+
+Each partition has the name of its source as a prefix, as in ``orders/orders-0``. So ranges, gaps, offsets and targets of all sources are in one plan and one
+outcome. A source without new records has no range in a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.contract import (
+    Compacting,
+    Consuming,
+    Expiring,
+    Expiry,
+    LoadedTogether,
+    Planner,
+    Source,
+    SourceEnd,
+    SourceSlice,
+)
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError
+from airflow_provider_streamsem.limits import Limits
+from airflow_provider_streamsem.pipeline.guarantee import weaker
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SEPARATOR = "/"
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePins:
+    """
+    The pins of one source.
+
+    :param source: name of the source
+    :param pins: its pins, at least one
+    """
+
+    source: str
+    pins: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralEnd(SourceEnd):
+    """The end of all sources. ``ends`` maps source name → the end that its own planner has found."""
+
+    ends: Mapping[str, SourceEnd]
+
+
+@dataclass(frozen=True)
+class SeveralSources:
+    """
+    Sources that one pipeline reads together. Implements :class:`airflow_provider_streamsem.connectors.contract.Source`.
+
+    :param parts: name → source, in the order in which messages list them
+    """
+
+    parts: Mapping[str, Source]
+
+    @property
+    def delivery(self) -> str:
+        """The strongest guarantee that all sources have."""
+        return reduce(weaker, (source.delivery for source in self.parts.values()))
+
+    @property
+    def extra(self) -> str:
+        """``""``: the pipeline lists the extras of each source."""
+        return ""
+
+    @property
+    def terms(self) -> str:
+        """The conditions of all sources."""
+        return ", ".join(dict.fromkeys(source.terms for source in self.parts.values() if source.terms))
+
+    @property
+    def unit(self) -> str:
+        """The unit of all sources, or ``items`` if they differ."""
+        units = {source.unit for source in self.parts.values()}
+        return units.pop() if len(units) == 1 else "items"
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """The limits that all sources support. Each limit applies to each source by itself."""
+        first, *others = (source.limits for source in self.parts.values())
+        return tuple(name for name in first if all(name in other for other in others))
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons of each source, after its name."""
+        return tuple(f"{name}: {reason}" for name, source in self.parts.items() for reason in source.reasons)
+
+    @property
+    def spark_packages(self) -> tuple[str, ...]:
+        """The packages of all sources."""
+        packages = [package for source in self.parts.values() for package in source.spark_packages]
+        on_s3 = [source for source in self.parts.values() if (source.location or "").startswith("s3://")]
+        return tuple(dict.fromkeys([*packages, *(["s3a"] if on_s3 else [])]))
+
+    @property
+    def location(self) -> None:
+        """``None``: the pipeline checks the location of each source."""
+        return None
+
+    @property
+    def compacts(self) -> bool:
+        """Whether a source compacts its records."""
+        return any(isinstance(source, Compacting) and source.compacts for source in self.parts.values())
+
+    def warnings(self) -> list[str]:
+        """Return the warnings of all sources."""
+        return [text for source in self.parts.values() for text in getattr(source, "warnings", list)()]
+
+    def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
+        """Return the inputs of all sources."""
+        return [name for key, source in self.parts.items() for name in source.lineage(_part(ranges, key))]
+
+    def immutable_config(self) -> Json:
+        """Return the identity of each source."""
+        return {name: source.immutable_config() for name, source in self.parts.items()}
+
+    def initial_offsets(self) -> Offsets:
+        """Return the initial offsets of all sources."""
+        return _together({name: source.initial_offsets() for name, source in self.parts.items()})
+
+    def open(self, log: CommitLog, hint: Json) -> SeveralPlanner:
+        """Open each source with the keys of the log below its name."""
+        planners = {
+            name: source.open(log.under(f"{name}{_SEPARATOR}"), _hint_of(hint, name))
+            for name, source in self.parts.items()
+        }
+        return SeveralPlanner(planners)
+
+    def peek(self, log: CommitLog, hint: Json) -> SeveralPlanner:
+        """Return a planner for dry runs. It removes no records from a source."""
+        planners: dict[str, Planner] = {}
+        for name, source in self.parts.items():
+            opens = source.peek if isinstance(source, Consuming) else source.open
+            planners[name] = opens(log.under(f"{name}{_SEPARATOR}"), _hint_of(hint, name))
+        return SeveralPlanner(planners)
+
+    def read_pins(self, pins: Json) -> Sequence[SourcePins]:
+        """Decode the pins of each source."""
+        if not isinstance(pins, Sequence) or not all(isinstance(item, Mapping) for item in pins):
+            raise LogDamagedError("the pins of a plan with several sources have another form", invariant="R6")
+        names = [item.get("source") for item in pins]
+        if len(set(names)) < len(names) or any(name not in self.parts for name in names):
+            raise LogDamagedError(
+                "the pins of a plan name a source that the pipeline does not have", invariant="R6", sources=names
+            )
+        return [
+            SourcePins(name, tuple(self.parts[name].read_pins(item.get("pins"))))
+            for name, item in zip(names, pins, strict=True)
+        ]
+
+    def next_hint(self, hint: Json, pins: Sequence[SourcePins], counts: Mapping[str, int]) -> Json:
+        """Return the hint of each source. A source that the plan does not read keeps its hint."""
+        planned = {item.source: item.pins for item in pins}
+        return {
+            name: source.next_hint(
+                _hint_of(hint, name), planned[name], {**counts, "read": counts.get(f"read.{name}", 0)}
+            )
+            if name in planned
+            else _hint_of(hint, name)
+            for name, source in self.parts.items()
+        }
+
+    def check_pins(self, pins: Sequence[SourcePins], *, was_read: bool) -> None:
+        """Check the pins of each source; an error names the source."""
+        for item in pins:
+            try:
+                self.parts[item.source].check_pins(item.pins, was_read=was_read)
+            except SourceChangedError as error:
+                error.fields = {"source": item.source, **error.fields}
+                raise
+
+    def load(self, spark: SparkSession, pins: Sequence[SourcePins]) -> LoadedTogether:
+        """Load each source. A source that the plan does not read has no records."""
+        planned = {item.source: item.pins for item in pins}
+        return LoadedTogether({name: source.load(spark, planned.get(name, ())) for name, source in self.parts.items()})  # type: ignore[misc]
+
+    def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
+        """
+        Count the expired items of the sources whose items expire.
+
+        :raises InvalidError: the items of no source expire
+        """
+        expiring = {name: source for name, source in self.parts.items() if isinstance(source, Expiring)}
+        if not expiring:
+            raise InvalidError(
+                "the items of these sources have no retention, so they never expire", sources=[*self.parts]
+            )
+        found = [
+            source.expiry(_part(start, name), within_ms=within_ms, now_ms=now_ms) for name, source in expiring.items()
+        ]
+        spares = [one.spare for one in found if one.spare is not None]
+        return Expiry(
+            lost=sum(one.lost for one in found),
+            at_risk=sum(one.at_risk for one in found),
+            spare=min(spares, default=None),
+        )
+
+
+class SeveralPlanner:
+    """The planners of several sources. Implements :class:`airflow_provider_streamsem.connectors.contract.Planner`."""
+
+    def __init__(self, planners: Mapping[str, Planner]) -> None:
+        self._planners = planners
+
+    def poll(self, hint: Json) -> SeveralEnd:
+        """Poll each source."""
+        ends = {name: planner.poll(_hint_of(hint, name)) for name, planner in self._planners.items()}
+        return SeveralEnd(_together({name: end.offsets for name, end in ends.items()}), ends)
+
+    def slice(
+        self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
+    ) -> SourceSlice | None:
+        """Slice each source by itself. A source without new records is not part of the slice."""
+        found: dict[str, SourceSlice] = {}
+        hints = {name: _hint_of(hint, name) for name in self._planners}
+        for name, planner in self._planners.items():
+            own = end.ends[name] if isinstance(end, SeveralEnd) else SourceEnd(_part(end.offsets, name))
+            try:
+                part = planner.slice(_part(start, name), own, limits, hints[name], on_data_loss=on_data_loss)
+            except SourceChangedError as error:
+                error.fields = {"source": name, **error.fields}
+                raise
+            if part is not None:
+                found[name], hints[name] = part, part.hint
+        if not found:
+            return None
+        return SourceSlice(
+            ranges=_together({name: part.ranges for name, part in found.items()}),
+            gaps=_together({name: part.gaps for name, part in found.items()}),
+            pins=[SourcePins(name, tuple(part.pins)) for name, part in found.items() if part.pins],
+            hint=hints,
+            rows=sum(part.rows for part in found.values()),
+        )
+
+    def lag(self, start: Offsets, hint: Json) -> int:
+        """Return the sum of the lags of all sources."""
+        return sum(planner.lag(_part(start, name), _hint_of(hint, name)) for name, planner in self._planners.items())
+
+    def unread_before(self, start: Offsets, at_ms: int) -> int:
+        """Return the sum over all sources."""
+        return sum(planner.unread_before(_part(start, name), at_ms) for name, planner in self._planners.items())
+
+
+def _together(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the values of all sources, with the name of the source before the name of the partition."""
+    return {
+        f"{name}{_SEPARATOR}{partition}": value for name, part in parts.items() for partition, value in part.items()
+    }
+
+
+def _part(whole: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the values of one source, under the names of its partitions."""
+    prefix = f"{name}{_SEPARATOR}"
+    return {key.removeprefix(prefix): value for key, value in whole.items() if key.startswith(prefix)}
+
+
+def _hint_of(hint: Json, name: str) -> Json:
+    return hint.get(name) if isinstance(hint, Mapping) else None

@@ -1,0 +1,129 @@
+"""
+``make bench ARGS=state``: the cost of a batch with state, against a Structured Streaming query with RocksDB that runs the same transform on the same cuts.
+
+The first batch has as many keys as the case says. Batches of ``rows`` records follow, with one Parquet file each; nine tenths of their keys are new. Both
+subjects run in one session, in turn, and write Parquet to local disk. Ours is timed from the call to its result, including the opening of the log, which a
+drain does once. The peer is timed by its own progress reports.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, State, run_batch
+from airflow_provider_streamsem.spark.engine import SparkEngine
+from benchmarks import results
+from benchmarks.dedup import BATCHES, ROCKS, SCHEMA, make
+from benchmarks.kafka import show
+
+KEYS = [int(n) for n in os.environ.get("KEYS", "10000 1000000 10000000").split()]
+PARTITIONS = 2
+
+
+def distinct(events: DataFrame) -> DataFrame:
+    """Drop repeated ids."""
+    return events.dropDuplicates(["id"])
+
+
+def sums(events: DataFrame) -> DataFrame:
+    """Sum the amounts of each id."""
+    return events.groupBy("id").agg(F.sum("amount").alias("amount"))
+
+
+def windows(events: DataFrame) -> DataFrame:
+    """Count the records of each hour and id. The ids are taken as seconds, so that older windows close."""
+    timed = events.withColumn("at", F.timestamp_seconds("id")).withWatermark("at", "1 hour")
+    return (
+        timed.groupBy(F.window("at", "1 hour"), F.expr("id % 1000")).count().selectExpr("window.start AS at", "count")
+    )
+
+
+TRANSFORMS: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
+    "dropDuplicates": (distinct, "append"),
+    "sum by key": (sums, "update"),
+    "windowed count": (windows, "append"),
+}
+
+
+def ours(location: Path, root: Path, transform: Callable[[DataFrame], DataFrame], mode: str) -> tuple[list[float], int]:
+    """Return the milliseconds of each batch after the first, and the number of rows written."""
+    pipeline = Pipeline(
+        name="bench", log=str(root / "log"), source=FilesSource(path=str(location), format="parquet", schema=SCHEMA), limits=Limits(max_files=1),
+        sinks={"out": FilesSink(str(root / "out"))}, transform=transform, state=State(output_mode=mode, partitions=PARTITIONS),
+    )  # fmt: skip
+    took, rows = [], 0
+    for n in range(BATCHES + 1):
+        began = time.perf_counter()
+        result = run_batch(pipeline, run_key=f"run-{n}")
+        took.append((time.perf_counter() - began) * 1000)
+        assert result.counts["read"] > 0, "each file is a batch"
+        rows += result.counts["written.out"]
+    # As the query does at its end, a batch without records closes windows.
+    return took[1:], rows + run_batch(pipeline, run_key="last").counts.get("written.out", 0)
+
+
+def streamed(
+    spark: Any, location: Path, root: Path, transform: Callable[[DataFrame], DataFrame], mode: str
+) -> tuple[list[float], int]:
+    """Return the same for the peer. In update mode it writes the rows of each batch with ``foreachBatch``, since Spark's file sink refuses them."""
+    stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(location))
+    writer = transform(stream).writeStream.outputMode(mode).option("checkpointLocation", str(root / "checkpoint"))
+    out = str(root / "out")
+    if mode == "update":
+        writer = writer.foreachBatch(lambda rows, number: rows.write.mode("append").parquet(f"{out}/batch={number}"))
+    else:
+        writer = writer.format("parquet").option("path", out)
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    progress = [p for p in query.recentProgress if p.numInputRows]
+    assert len(progress) == BATCHES + 1
+    last = max(p.batchId for p in progress)
+    written = spark.read.parquet(out)
+    rows = written.where(f"batch <= {last}").count() if mode == "update" else written.count()
+    return [p.durationMs["triggerExecution"] for p in progress[1:]], rows
+
+
+def measured(spark: Any, name: str, rows: int, keys: int) -> dict[str, float]:
+    """Return subject → median milliseconds of a batch. Both subjects must write the same number of rows."""
+    transform, mode = TRANSFORMS[name]
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        make(spark, root / "in", keys, rows)
+        mine, written = ours(root / "in", root / "ours", transform, mode)
+        theirs, expected = streamed(spark, root / "in", root / "streamed", transform, mode)
+    assert written == expected > 0, (written, expected)
+    return {"provider": statistics.median(mine), "streaming query": statistics.median(theirs)}
+
+
+def main() -> None:
+    """Measure each transform with large and small batches over each number of keys."""
+    conf = {
+        "spark.driver.memory": "3g", "spark.sql.shuffle.partitions": str(PARTITIONS),
+        "spark.sql.streaming.stateStore.providerClass": ROCKS, "spark.sql.streaming.numRecentProgressUpdates": str(BATCHES + 5),
+    }  # fmt: skip
+    spark = SparkEngine(master="local[2]", conf=conf).session()
+    spark.sparkContext.setLogLevel("OFF")
+    for name in TRANSFORMS:
+        table = []
+        for rows in (50_000, 1_000):
+            for keys in KEYS:
+                medians = measured(spark, name, rows, keys)
+                results.record("state", f"{name}, {rows:,} rows, {keys:,} keys", medians)
+                mine, theirs = medians.values()
+                table.append([f"{rows:,}", f"{keys:,}", f"{mine:.0f} ms", f"{theirs:.0f} ms", f"{mine / theirs:.2f}"])
+                print(name, table[-1], flush=True)
+        show(name, ["rows", "keys", "provider", "streaming query", "provider / query"], table)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

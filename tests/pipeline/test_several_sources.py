@@ -1,0 +1,274 @@
+"""Several sources of one pipeline: ranges and offsets for each source, records of all in one transform, nothing lost when one stands still."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem import (
+    Dedup,
+    FilesSink,
+    FilesSource,
+    KafkaSource,
+    Limits,
+    Pipeline,
+    State,
+    guarantee,
+    read_committed,
+    reprocess,
+    run_batch,
+    verify,
+)
+from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, SourceChangedError
+from airflow_provider_streamsem.pipeline.several_sources import SeveralSources
+from airflow_provider_streamsem.pipeline.spec import from_json, load_pipeline
+from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.readers.lag import lag
+from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
+
+pytestmark = pytest.mark.spark
+
+ORDERS = "id long, customer string, at timestamp"
+PAYMENTS = "order_id long, paid long, at timestamp"
+
+
+def files(root: Path, name: str, schema: str | None) -> FilesSource:
+    return FilesSource(path=str(root / name), format="json", schema=schema, hive_partitions=False)
+
+
+def union(frames: Mapping[str, DataFrame]) -> DataFrame:
+    orders = frames["orders"].selectExpr("'order' AS kind", "id")
+    return orders.unionByName(frames["payments"].selectExpr("'payment' AS kind", "order_id AS id"))
+
+
+def joined(frames: Mapping[str, DataFrame]) -> DataFrame:
+    orders = frames["orders"].withWatermark("at", "10 minutes").alias("o")
+    payments = frames["payments"].withWatermark("at", "10 minutes").alias("p")
+    both = orders.join(payments, F.expr("o.id = p.order_id AND p.at <= o.at + INTERVAL 1 HOUR"))
+    return both.selectExpr("o.id", "o.customer", "p.paid")
+
+
+def pipeline(root: Path, **changes: Any) -> Pipeline:
+    for name in ("orders", "payments"):
+        (root / name).mkdir(exist_ok=True)
+    given = {
+        "name": "several", "log": str(root / "log"), "transform": union, "sinks": {"out": FilesSink(path=str(root / "out"))},
+        "sources": {"orders": files(root, "orders", ORDERS), "payments": files(root, "payments", PAYMENTS)},
+    }  # fmt: skip
+    return Pipeline(**{**given, **changes})
+
+
+def put(root: Path, source: str, name: str, *lines: dict[str, Any] | str) -> None:
+    (root / source).mkdir(parents=True, exist_ok=True)
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    (root / source / f"{name}.json").write_text("\n".join(texts) + "\n")
+
+
+def order(id: int, minute: int = 0) -> dict[str, Any]:
+    return {"id": id, "customer": f"c{id}", "at": f"2024-01-01T00:{minute:02d}:00Z"}
+
+
+def payment(order_id: int, minute: int = 0) -> dict[str, Any]:
+    return {"order_id": order_id, "paid": 10 * order_id, "at": f"2024-01-01T00:{minute:02d}:00Z"}
+
+
+def rows(spark: SparkSession, root: Path) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in read_committed(spark, str(root / "log")).collect())
+
+
+def test_each_source_has_its_own_ranges_and_one_may_stand_still(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "orders", "0", order(1), order(2))
+    put(tmp_path, "payments", "0", payment(1))
+    run(tmp_path, "first")
+    assert lag(pipeline(tmp_path)).lag == 0
+    first = run_of(tmp_path, 0)
+    assert first.ranges == {"orders/files": (0, 1), "payments/files": (0, 1)}
+    put(tmp_path, "payments", "1", payment(2))
+    assert lag(pipeline(tmp_path)).lag == 1
+    run(tmp_path, "second")
+    assert run_of(tmp_path, 1).ranges == {"payments/files": (1, 2)}
+    put(tmp_path, "orders", "1", order(3))
+    run(tmp_path, "third")
+    assert rows(spark, tmp_path) == [("order", 1), ("order", 2), ("order", 3), ("payment", 1), ("payment", 2)]
+    newest = open_log(str(tmp_path / "log")).log.outcome(2)
+    assert newest is not None
+    assert dict(newest[0].next) == {"orders/files": 2, "payments/files": 2}
+    assert (newest[0].counts["read"], newest[0].counts["read.orders"], newest[0].counts["read.payments"]) == (1, 1, 0)
+    assert verify(str(tmp_path / "log")).findings == []
+
+
+def run(root: Path, key: str, **changes: Any) -> None:
+    run_batch(pipeline(root, **changes), run_key=key)
+
+
+def run_of(root: Path, version: int) -> Any:
+    found = open_log(str(root / "log")).log.plan(version)
+    assert found is not None
+    return found[0]
+
+
+def test_drain_reads_all_sources_up_to_their_ends(spark: SparkSession, tmp_path: Path) -> None:
+    for n in range(3):
+        put(tmp_path, "orders", str(n), order(n))
+    put(tmp_path, "payments", "0", payment(0))
+    result = run_batch(pipeline(tmp_path, limits=Limits(max_files=1)), run_key="all", drain=True)
+    assert (result.batches, result.counts["read"]) == (3, 4)
+    assert result.ranges == {"orders/files": (0, 3), "payments/files": (0, 1)}
+    assert len(rows(spark, tmp_path)) == 4
+
+
+def test_bad_records_are_quarantined_with_the_name_of_their_source(tmp_path: Path) -> None:
+    put(tmp_path, "orders", "0", order(1), "{broken")
+    put(tmp_path, "payments", "0", payment(1), '{"order_id": "x"}', "nothing")
+    run(tmp_path, "first")
+    found = [(record["source"], record["raw"]) for record in open_log(str(tmp_path / "log")).quarantined()]
+    assert sorted(found) == [("orders", "{broken"), ("payments", "nothing"), ("payments", '{"order_id": "x"}')]
+    put(tmp_path, "orders", "1", "{broken")
+    put(tmp_path, "payments", "1", "nothing")
+    with pytest.raises(DataError, match="max_quarantined"):
+        run(tmp_path, "second", limits=Limits(max_quarantined=1))
+
+
+def test_streams_of_two_sources_are_joined_across_batches(spark: SparkSession, tmp_path: Path) -> None:
+    """A payment finds the order of an earlier batch, through batches in which one source has no records, and the first may be empty."""
+    state = State(output_mode="append", partitions=2)
+    put(tmp_path, "orders", "0", order(1, 1), order(2, 2))
+    run(tmp_path, "orders alone", transform=joined, state=state)
+    put(tmp_path, "payments", "0", payment(2, 3))
+    run(tmp_path, "payments alone", transform=joined, state=state)
+    assert rows(spark, tmp_path) == [(2, "c2", 20)]
+    put(tmp_path, "orders", "1", order(3, 4))
+    put(tmp_path, "payments", "1", payment(1, 4), payment(3, 5))
+    run(tmp_path, "both", transform=joined, state=state)
+    assert rows(spark, tmp_path) == [(1, "c1", 10), (2, "c2", 20), (3, "c3", 30)]
+    reprocess(pipeline(tmp_path, transform=joined, state=state), 1)
+    assert rows(spark, tmp_path) == [(1, "c1", 10), (2, "c2", 20), (3, "c3", 30)]
+    assert verify(str(tmp_path / "log")).findings == []
+
+
+def test_crash_at_any_request_of_a_batch_reads_each_record_once(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "orders", "0", order(1))
+    run(tmp_path, "first")
+    put(tmp_path, "orders", "1", order(2))
+    put(tmp_path, "payments", "0", payment(1))
+    log = open_commit_log(str(tmp_path / "log"))
+    at = 0
+    while True:
+        store = FaultyStore(log.store, at, Fault.CRASH_AFTER)
+        try:
+            run_batch(pipeline(tmp_path), run_key="second", log=open_commit_log_on(store))
+        except Crash:
+            at += 1
+            continue
+        break
+    assert at > 5
+    assert rows(spark, tmp_path) == [("order", 1), ("order", 2), ("payment", 1)]
+    assert verify(str(tmp_path / "log")).findings == []
+
+
+def open_commit_log_on(store: Any) -> Any:
+    from airflow_provider_streamsem.commitlog.log import CommitLog
+
+    return CommitLog(store)
+
+
+def test_changed_item_is_reported_with_the_name_of_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "orders", "0", order(1))
+    put(tmp_path, "payments", "0", payment(1))
+
+    def changing(frames: Mapping[str, DataFrame]) -> DataFrame:
+        put(tmp_path, "payments", "0", payment(1), payment(2))
+        return union(frames)
+
+    with pytest.raises(SourceChangedError) as caught:
+        run(tmp_path, "first", transform=changing)
+    assert caught.value.fields["source"] == "payments"
+
+
+def test_source_without_a_schema_needs_a_file_in_each_batch(tmp_path: Path) -> None:
+    put(tmp_path, "orders", "0", order(1))
+    sources = {
+        "orders": files(tmp_path, "orders", ORDERS),
+        "payments": FilesSource(path=str(tmp_path / "payments"), format="parquet"),
+    }
+    with pytest.raises(DataError, match="columns are unknown"):
+        run(tmp_path, "first", sources=sources)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"where": "id > 1"}, "records of one source"),
+        ({"dedup": Dedup(keys=["id"], rows=5)}, "records of one source"),
+        ({"rows": "filter"}, "records of one source"),
+        ({"sources": {}}, "at least one name"),
+        ({"sources": {"Orders/": None}}, "source name"),
+        ({"sources": None}, "exactly one of source and sources"),
+        ({"limits": Limits(max_rows=5), "sources": {"a": KafkaSource(topics=["a"], bootstrap_servers="b:1"), "b": FilesSource(path="/x", format="text")}}, ""),
+        ({"sources": {"a": FilesSource(path="/x", format="text"), "b": FilesSource(path="/x/y", format="text")}}, "overlap"),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_several_sources_are_refused(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    if not reason:
+        assert pipeline(tmp_path, **changes).limits.max_rows == 5
+        return
+    with pytest.raises(InvalidError, match=reason):
+        pipeline(tmp_path, **changes)
+
+
+def test_spec_with_several_sources_is_the_same_in_toml_json_and_python(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(f"""
+name = "several"
+log = "{tmp_path}/log"
+transform = "tests.pipeline.test_several_sources:union"
+[sources.orders]
+type = "files"
+path = "{tmp_path}/orders"
+format = "json"
+schema = "{ORDERS}"
+hive_partitions = false
+[sources.payments]
+type = "kafka"
+topics = ["payments"]
+bootstrap_servers = "broker:9092"
+value = {{type = "json", schema = "{PAYMENTS}"}}
+[sinks.out]
+type = "files"
+path = "{tmp_path}/out"
+""")
+    loaded = load_pipeline(str(tmp_path / "p.toml"))
+    assert isinstance(loaded.source, SeveralSources)
+    assert list(loaded.source.parts) == ["orders", "payments"]
+    spec = loaded.without_transform()
+    assert from_json({**spec, "transform": loaded.transform_name}).to_json() == loaded.to_json()
+    assert loaded.replace(limits=Limits(max_rows=9)).source == loaded.source
+    assert loaded.replace(sources={"only": files(tmp_path, "orders", ORDERS)}).source.location is None
+    assert loaded.extras == ["kafka"]
+    assert ["kafka" in package.coordinates for package in loaded.spark_packages] == [True]
+    found = guarantee(loaded)
+    assert found.label == "exactly_once"
+    assert any(reason.startswith("source: payments: ") for reason in found.reasons)
+
+
+def test_run_without_a_transform_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """A pipeline without one is valid, because `@task.micro_batch` adds it."""
+    put(tmp_path, "orders", "0", order(1))
+    with pytest.raises(InvalidError, match="`sources` requires a transform"):
+        run(tmp_path, "first", transform=None)
+    assert open_log(str(tmp_path / "log")).log.plan(0) is None
+
+
+def test_forged_pins_of_another_source_are_refused() -> None:
+    source = SeveralSources({"a": FilesSource(path="/a", format="text")})
+    for forged in ({"a": []}, [{"source": "b", "pins": []}], [{"source": "a", "pins": []}] * 2, ["a"]):
+        with pytest.raises(LogDamagedError):
+            source.read_pins(forged)
