@@ -1,4 +1,4 @@
-"""The payments and metrics examples, run on Airflow's own execution and real Spark."""
+"""The payments, metrics and readings examples, run on Airflow's own execution and real Spark."""
 
 from __future__ import annotations
 
@@ -115,6 +115,38 @@ def test_metrics_are_pushed_once_and_unknown_ones_are_reported_and_not_pushed_ag
         assert (receipt(1).result, receipt(1).rows, receipt(1).detail["unknown"]) == ("unknown", 1, 1)
     assert verify(str(tmp_path / "log")).findings == []
     sys.modules.pop("streamsem_metrics", None)
+
+
+def test_windows_of_readings_are_written_once_through_retries_and_clears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
+
+    def arrive_readings(name: str, *readings: tuple[str, float]) -> None:
+        (tmp_path / "arrivals").mkdir(exist_ok=True)
+        lines = [
+            json.dumps({"sensor": "hall", "at": f"2026-01-01T{at}Z", "celsius": celsius}) for at, celsius in readings
+        ]
+        (tmp_path / "arrivals" / name).write_text("\n".join(lines) + "\n")
+
+    initialise_airflow()
+    monkeypatch.setenv("STREAMSEM_READINGS_HOME", str(tmp_path))
+    monkeypatch.syspath_prepend(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    sys.modules.pop("streamsem_readings", None)
+    import streamsem_readings
+
+    dag = streamsem_readings.streamsem_readings()
+    arrive_readings("1.json", ("12:01:00", 19.5), ("12:03:00", 20.5), ("12:07:00", 21.0))
+    assert run_dag(dag, "first").state == "success"
+    assert ledger(tmp_path) == []
+    arrive_readings("2.json", ("12:04:00", 23.0), ("12:21:00", 22.0))
+    assert run_dag(dag, "second").state == "success"
+    assert run_dag(dag, "second", clear=["average"]).state == "success"
+    assert run_dag(dag, "without-records").state == "success"
+    (row,) = ledger(tmp_path)
+    assert (row["sensor"], row["celsius"], row["readings"]) == ("hall", 21.0, 3)
+    assert verify(str(tmp_path / "log")).findings == []
+    sys.modules.pop("streamsem_readings", None)
 
 
 def test_airflow_loads_every_example() -> None:

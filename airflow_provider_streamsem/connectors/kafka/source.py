@@ -262,11 +262,10 @@ class KafkaSource:
         """Return the records of the pinned ranges as a DataFrame. This call reads no record."""
         from airflow_provider_streamsem.connectors.kafka.records import COLUMNS, KafkaRecords, read_ranges
 
-        if pins:
-            settings = {**self.options, **java_settings(settings_of(self.conn_id, self.bootstrap_servers))}
-            read = read_ranges(spark, settings, pins, isolation=self.isolation)
-        else:
-            read = spark.createDataFrame([], COLUMNS)
+        settings = {**self.options, **java_settings(settings_of(self.conn_id, self.bootstrap_servers))}
+        read = (
+            read_ranges(spark, settings, pins, isolation=self.isolation) if pins else spark.createDataFrame([], COLUMNS)
+        )
         return KafkaRecords(read, key=self.key, value=self.value, topics=sorted({pin.topic for pin in pins}))
 
     def reads(self, topic: str) -> bool:
