@@ -19,6 +19,8 @@ from airflow_provider_streamsem.protocol.entries import Json
 OUTPUT_MODES = ("append", "update", "complete")
 LOCATION = "state/operators"
 """The directory of the state files of the operators, relative to the root of the log."""
+_WITH_TIMERS = ("transformWithState", "flatMapGroupsWithState", "applyInPandasWithState")
+"""The first letters of Spark's names of the operators that may have timers in processing time."""
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 FIELD = "spark"
 """The field of an outcome's ``state`` that contains the :class:`OperatorState`."""
@@ -135,10 +137,12 @@ def watermark_of_idle_batch(settings: State, last: OperatorState, *, closed_ms: 
     """
     if settings.output_mode == "complete" or not any(operator.rows for operator in last.operators):
         return None
+    has_watermark = any(watermark is not None for watermark in last.watermarks)
+    has_timers = any(operator.rows and operator.name.startswith(_WITH_TIMERS) for operator in last.operators)
     if settings.close_after_s is not None:
         moved = now_ms - settings.close_after_s * 1000
-        if closed_ms <= moved:
-            return max(last.next_watermark_ms, moved)
+        if closed_ms <= moved and (has_timers or (has_watermark and moved > last.next_watermark_ms)):
+            return max(last.next_watermark_ms, moved) if has_watermark else last.next_watermark_ms
     return last.next_watermark_ms if last.next_watermark_ms > last.watermark_ms else None
 
 

@@ -46,6 +46,22 @@ def is_complete(store: Store, state: Json) -> bool:
     return True
 
 
+def is_loadable(store: Store, state: Json) -> bool:
+    """Return whether the snapshots of a state exist, and the SST files that they name, which vacuum deletes first. Reads each snapshot."""
+    found = operator_state(state)
+    if found is None:
+        return True
+    if not is_complete(store, state):
+        return False
+    names = {f"{found.batches}_{id}.zip" for operator in found.operators for ids in operator.ids for id in ids}
+    listed = {stat.key for stat in store.list(f"{LOCATION}/{found.root}/state/")}
+    for key in (key for key in listed if key.rpartition("/")[2] in names):
+        ssts = _named_ssts(store, key)
+        if ssts is None or not {f"{key.rpartition('/')[0]}/SSTs/{name}" for name in ssts} <= listed:
+            return False
+    return True
+
+
 def unneeded(store: Store, oldest: OperatorState) -> Iterator[ObjectStat]:
     """
     Yield the state files that only states before ``oldest`` need, or that belong to attempts that lost (V7). SST files come before their snapshots.

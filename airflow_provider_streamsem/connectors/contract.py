@@ -110,6 +110,16 @@ class Consuming(Protocol):
 
 
 @runtime_checkable
+class NeedsRecords(Protocol):
+    """Additional interface of a :class:`Source` whose columns may depend on its records, so that it cannot be one of several sources."""
+
+    @property
+    def needs_records(self) -> str:
+        """Why the columns are not known without records, with the setting that makes them known; ``""`` if they are known."""
+        ...
+
+
+@runtime_checkable
 class Compacting(Protocol):
     """
     Additional interface of a :class:`Source` that may lose records inside a range, for example by log compaction. A reprocessing run of such a source fails if

@@ -11,7 +11,7 @@ from airflow_provider_streamsem.pipeline.opening import Opened
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
-from airflow_provider_streamsem.protocol.entries import Plan
+from airflow_provider_streamsem.protocol.entries import Outcome, Plan
 from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import add_counts
 from airflow_provider_streamsem.state import operator_state, watermark_of_idle_batch
@@ -107,7 +107,16 @@ def _watermark_without_records(pipeline: Pipeline, ready: Ready, now_ms: int) ->
             target=dict(ready.target),
             next=dict(ready.head.next),
         )
-    last = ready.head.outcome
+    return due_watermark(pipeline, ready.head.outcome, now_ms=now_ms)
+
+
+def due_watermark(pipeline: Pipeline, last: Outcome | None, *, now_ms: int) -> int | None:
+    """
+    Return the watermark of a batch without records, in milliseconds since the epoch; ``None`` if none is due (W29).
+
+    :param last: the newest outcome
+    :param now_ms: the current time in milliseconds since the epoch
+    """
     found = None if last is None else operator_state(last.state)
     if pipeline.state is None or last is None or found is None:
         return None

@@ -295,7 +295,7 @@ class Run:
         started_ms = log.clock.now_ms()
         recorded = {} if head.outcome is None else head.outcome.schemas
         state, dedup_at_ms = self._dedup_state(head, plan)
-        if plan.replaces is not None and not state_files.is_complete(log.store, state):
+        if plan.replaces is not None and not state_files.is_loadable(log.store, state):
             raise SourceChangedError(
                 "vacuum has deleted the state before the version; nothing became visible", version=plan.replaces.version
             )
@@ -359,7 +359,7 @@ class Run:
             source.check_pins(job.pins, was_read=False)  # an item may have been changed or deleted
             raise
         source.check_pins(job.pins, was_read=True)
-        _check_record_count(source, job.plan, produced.counts)
+        _check_record_count(self.opened.pipeline.source_parts, job.plan, produced.counts)
         invariants.check_i14_staged(
             produced.counts, produced.sinks, handed=produced.handed, rows=self.opened.pipeline.rows
         )
@@ -444,16 +444,20 @@ def _watermark(state: Json) -> int | None:
     return found.next_watermark_ms if found is not None and found.watermarks else None
 
 
-def _check_record_count(source: Source, plan: Plan, counts: Mapping[str, int]) -> None:
+def _check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mapping[str, int]) -> None:
     """
-    Refuse a reprocessing run that has read fewer records than the version that it replaces.
+    Refuse a reprocessing run that has read fewer records of a compacting source than the version that it replaces.
 
     Compaction may have removed records from the source. The commit of the reprocessing run would then remove their rows from the sinks.
 
     :raises SourceChangedError: the attempt has read fewer records. Nothing became visible
     """
-    before = 0 if plan.replaces is None else plan.replaces.counts.get("read", 0)
-    found = counts.get("read", 0)
-    if isinstance(source, Compacting) and found < before:
-        what = "the source has fewer records than the replaced version read: records were deleted, or the isolation level changed; nothing became visible"
-        raise SourceChangedError(what, version=plan.replaces and plan.replaces.version, read=before, found=found)
+    if plan.replaces is None:
+        return
+    for name, source in sources.items():
+        count = f"read.{name}" if name else "read"
+        before, found = plan.replaces.counts.get(count, 0), counts.get(count, 0)
+        if isinstance(source, Compacting) and found < before:
+            what = "the source has fewer records than the replaced version read: records were deleted, or the isolation level changed; nothing became visible"
+            named = {"source": name} if name else {}
+            raise SourceChangedError(what, version=plan.replaces.version, **named, read=before, found=found)

@@ -7,14 +7,14 @@ outcome. A source without new records has no range in a plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import (
-    Compacting,
     Consuming,
     Expiring,
     Expiry,
@@ -24,7 +24,7 @@ from airflow_provider_streamsem.connectors.contract import (
     SourceEnd,
     SourceSlice,
 )
-from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline.guarantee import weaker
 from airflow_provider_streamsem.protocol.entries import Json
@@ -110,11 +110,6 @@ class SeveralSources:
         """``None``: the pipeline checks the location of each source."""
         return None
 
-    @property
-    def compacts(self) -> bool:
-        """Whether a source compacts its records."""
-        return any(isinstance(source, Compacting) and source.compacts for source in self.parts.values())
-
     def warnings(self) -> list[str]:
         """Return the warnings of all sources."""
         return [text for source in self.parts.values() for text in getattr(source, "warnings", list)()]
@@ -176,16 +171,17 @@ class SeveralSources:
     def check_pins(self, pins: Sequence[SourcePins], *, was_read: bool) -> None:
         """Check the pins of each source; an error names the source."""
         for item in pins:
-            try:
+            with _naming(item.source):
                 self.parts[item.source].check_pins(item.pins, was_read=was_read)
-            except SourceChangedError as error:
-                error.fields = {"source": item.source, **error.fields}
-                raise
 
     def load(self, spark: SparkSession, pins: Sequence[SourcePins]) -> LoadedTogether:
         """Load each source. A source that the plan does not read has no records."""
         planned = {item.source: item.pins for item in pins}
-        return LoadedTogether({name: source.load(spark, planned.get(name, ())) for name, source in self.parts.items()})  # type: ignore[misc]
+        loaded: dict[str, Any] = {}
+        for name, source in self.parts.items():
+            with _naming(name):
+                loaded[name] = source.load(spark, planned.get(name, ()))
+        return LoadedTogether(loaded)
 
     def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
         """
@@ -217,7 +213,10 @@ class SeveralPlanner:
 
     def poll(self, hint: Json) -> SeveralEnd:
         """Poll each source."""
-        ends = {name: planner.poll(_hint_of(hint, name)) for name, planner in self._planners.items()}
+        ends: dict[str, SourceEnd] = {}
+        for name, planner in self._planners.items():
+            with _naming(name):
+                ends[name] = planner.poll(_hint_of(hint, name))
         return SeveralEnd(_together({name: end.offsets for name, end in ends.items()}), ends)
 
     def slice(
@@ -228,11 +227,8 @@ class SeveralPlanner:
         hints = {name: _hint_of(hint, name) for name in self._planners}
         for name, planner in self._planners.items():
             own = end.ends[name] if isinstance(end, SeveralEnd) else SourceEnd(_part(end.offsets, name))
-            try:
+            with _naming(name):
                 part = planner.slice(_part(start, name), own, limits, hints[name], on_data_loss=on_data_loss)
-            except SourceChangedError as error:
-                error.fields = {"source": name, **error.fields}
-                raise
             if part is not None:
                 found[name], hints[name] = part, part.hint
         if not found:
@@ -269,3 +265,13 @@ def _part(whole: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _hint_of(hint: Json, name: str) -> Json:
     return hint.get(name) if isinstance(hint, Mapping) else None
+
+
+@contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Add the name of the source to the fields of an error that the block raises."""
+    try:
+        yield
+    except StreamsemError as error:
+        error.fields = {"source": source, **error.fields}
+        raise

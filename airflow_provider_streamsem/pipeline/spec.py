@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from airflow_provider_streamsem import arguments, registry
-from airflow_provider_streamsem.connectors.contract import ReplacesRows, Sink, Source
+from airflow_provider_streamsem.connectors.contract import NeedsRecords, ReplacesRows, Sink, Source
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.limits import Limits
@@ -134,16 +134,21 @@ class Pipeline:
         if (self.source is None) == (sources is None):
             raise InvalidError("a pipeline must have exactly one of source and sources", pipeline=self.name)
         if sources is not None:
-            if not isinstance(sources, Mapping) or not sources:
-                what = "sources must map at least one name to a source"
-                raise InvalidError(what, given=type(sources).__name__, pipeline=self.name)
-            object.__setattr__(self, "source", SeveralSources(dict(sources)))
+            given = dict(sources) if isinstance(sources, Mapping) else {}
+            object.__setattr__(self, "source", SeveralSources(given))
+        if not self.source_parts:
+            what = "sources must map at least one name to a source"
+            raise InvalidError(what, given=type(sources).__name__, pipeline=self.name)
         for name, source in self.source_parts.items():
             if name:
                 arguments.text("source name", name, pattern=NAME, accepted=NAME)
             registry.name_of("sources", source)
         if not isinstance(self.source, SeveralSources):
             return
+        for name, source in self.source.parts.items():
+            if isinstance(source, NeedsRecords) and source.needs_records:
+                what = "a batch may have no records of one of several sources, so the columns of each must be known without records"
+                raise InvalidError(what, source=name, reason=source.needs_records)
         unfit = [name for name in ("where", "dedup") if getattr(self, name) is not None]
         unfit += ["rows"] if self.rows == "filter" else []
         if unfit:

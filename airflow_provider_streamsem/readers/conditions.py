@@ -206,7 +206,7 @@ class Retention:
     records: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.pipeline.source, Expiring):
+        if not any(isinstance(source, Expiring) for source in self.pipeline.source_parts.values()):
             what = (
                 "the items of this source have no retention, so they never expire, and this sensor would never succeed"
             )

@@ -10,7 +10,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Consuming, Planner
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import read_head
-from airflow_provider_streamsem.pipeline.plan import may_wait
+from airflow_provider_streamsem.pipeline.plan import due_watermark, may_wait
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.codec import plain
@@ -61,7 +61,8 @@ class Waiting:
 
     :param pipeline: name of the pipeline
     :param log: URL of the log
-    :param is_due: whether the run would find work: a batch, an open version without progress, a commit with pending publishes, or no log yet
+    :param is_due: whether the run would find work: a batch (also one without records, which closes windows), an open version without progress, a commit with
+        pending publishes, or no log yet
     :param is_new: whether there is no log yet. The first run creates it
     :param version: the newest closed version; -1 before the first
     :param open_version: the version that has a plan and no outcome, or ``None``
@@ -130,11 +131,12 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     is_open = isinstance(head, OpenHead) or taken != dict(head.next)
     is_left = is_open and not may_wait(limits, 0, since_ms=since_ms, now_ms=now_ms)
     is_ready = found is not None and not may_wait(limits, rows, since_ms=since_ms, now_ms=now_ms)
+    closes = found is None and not is_open and due_watermark(pipeline, head.outcome, now_ms=now_ms) is not None
     left = offsets.between(head.next, taken) if is_left else {}
     return Waiting(
         pipeline=pipeline.name,
         log=pipeline.log,
-        is_due=is_left or is_ready or dry.is_new or head.requires_receipts,
+        is_due=is_left or is_ready or closes or dry.is_new or head.requires_receipts,
         is_new=dry.is_new,
         version=head.closed,
         open_version=head.plan.version if isinstance(head, OpenHead) else None,

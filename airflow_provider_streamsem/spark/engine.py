@@ -404,7 +404,8 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
         return DataError(what, version=version, condition=condition, **named(error), **_files(job)).advising(
             "correct the line of the transform that the traceback shows, and run again: the same range is read again."
         )
-    if isinstance(job.source, KafkaSource) and any(
+    sources = getattr(job.source, "parts", {"": job.source}).values()
+    if any(isinstance(source, KafkaSource) for source in sources) and any(
         "ArithmeticException: long overflow" in text for text in _texts(error)
     ):
         return DataError(

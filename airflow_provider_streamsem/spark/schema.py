@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.connectors.columns.types import Grows, widened
 from airflow_provider_streamsem.errors import DataError, LogDamagedError
 from airflow_provider_streamsem.protocol.entries import Json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 
 def fields(schema: str) -> list[Json]:
@@ -107,3 +112,18 @@ def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda
 
 def _text(schema: Json) -> str:
     return json.dumps(schema, separators=(",", ":"))
+
+
+def with_new_columns(recorded: str, frame: DataFrame | None) -> StructType:
+    """
+    Return recorded columns, followed by the columns of a DataFrame that are not recorded.
+
+    :param recorded: schema JSON in Spark's form
+    :param frame: ``None``: there are no new columns
+    """
+    from pyspark.sql.types import StructType
+
+    columns = StructType.fromJson(json.loads(recorded))
+    known = {name.lower() for name in columns.names}
+    new = [] if frame is None else [field for field in frame.schema.fields if field.name.lower() not in known]
+    return StructType([*columns.fields, *new])

@@ -211,7 +211,8 @@ class Staging:
 
     def _remember(self) -> Json:
         """Write the new ids of the deduplication, read the state of the stateful operators, and return the state after the batch."""
-        state = self.job.state
+        # Without records, the deduplication state stays as it is at the head. A reprocessing run has another state in `job.state`.
+        state = self.job.state if self.job.chain is None else self.job.chain.current
         if self._seen is not None:
             state = self._seen.write_state(self.job.plan.version, self.job.attempt_id)
         if self._micro_batch is None:
@@ -240,15 +241,20 @@ class Staging:
         """
         Return source → planned records. The only source of a pipeline has the name ``""``.
 
-        A plan that only moves the watermark has no records, so their columns are those of the batch before.
+        A plan that only moves the watermark has no records, so their columns are those of the batch before, and those that the source has got since then.
         """
         base = operator_state(self.job.state)
-        if not self.job.pins and base is not None:
-            return {
-                name: NoRecords(self.session.createDataFrame([], StructType.fromJson(json.loads(columns))))
-                for name, columns in base.columns.items()
-            }
-        loaded = self.job.source.load(self.session, self.job.pins)
+        if self.job.pins or base is None:
+            return self._parts(self.job.pins)
+        try:
+            frames = {name: loaded.frame.drop(*loaded.drop) for name, loaded in self._parts(()).items()}
+        except DataError:  # the columns of the source are those of its records
+            frames = {}
+        found = {name: schema.with_new_columns(columns, frames.get(name)) for name, columns in base.columns.items()}
+        return {name: NoRecords(self.session.createDataFrame([], columns)) for name, columns in found.items()}
+
+    def _parts(self, pins: Sequence[Any]) -> Mapping[str, Loaded]:
+        loaded = self.job.source.load(self.session, pins)
         return loaded.parts if isinstance(loaded, LoadedTogether) else {"": loaded}
 
     def _asked(self, loaded: Loaded, marked: DataFrame) -> list[Column]:

@@ -175,6 +175,15 @@ def test_invalid_avro_key_is_quarantined_with_its_location_key_and_value(topics:
     ]
 
 
+def test_source_without_records_has_its_columns_and_asks_no_schema_registry(
+    topics: Topics, spark: SparkSession
+) -> None:
+    """One of several sources may have no new records in a batch."""
+    value = Avro(json.dumps(V1), registry="http://127.0.0.1:1")
+    source = KafkaSource(topics=["a"], bootstrap_servers=topics.broker.bootstrap, value=value)
+    assert source.load(spark, []).frame.columns[:2] == ["id", "user"]
+
+
 class Registry(BaseHTTPRequestHandler):
     """Two endpoints of a schema registry: the versions of a subject, and one version."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,9 +27,11 @@ from airflow_provider_streamsem import (
     verify,
 )
 from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.connectors.files.pins import FilePin
 from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, SourceChangedError
 from airflow_provider_streamsem.pipeline.several_sources import SeveralSources
 from airflow_provider_streamsem.pipeline.spec import from_json, load_pipeline
+from airflow_provider_streamsem.readers.conditions import Retention
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
@@ -192,14 +195,42 @@ def test_changed_item_is_reported_with_the_name_of_its_source(tmp_path: Path, mo
     assert caught.value.fields["source"] == "payments"
 
 
-def test_source_without_a_schema_needs_a_file_in_each_batch(tmp_path: Path) -> None:
-    put(tmp_path, "orders", "0", order(1))
-    sources = {
-        "orders": files(tmp_path, "orders", ORDERS),
-        "payments": FilesSource(path=str(tmp_path / "payments"), format="parquet"),
-    }
-    with pytest.raises(DataError, match="columns are unknown"):
-        run(tmp_path, "first", sources=sources)
+@pytest.mark.parametrize("format", ["json", "csv", "parquet", "text"])
+def test_columns_without_records_are_those_with_records(spark: SparkSession, tmp_path: Path, format: str) -> None:
+    """Otherwise the stored state of a join would not fit its schema when the first records of a source arrive."""
+    (tmp_path / "in").mkdir()
+    written = spark.sql("SELECT 'a' AS id, 5L AS n") if format != "text" else spark.sql("SELECT 'a' AS value")
+    written.coalesce(1).write.format(format).save(str(tmp_path / "in" / "x"))
+    schema = None if format == "text" else "id string NOT NULL, n long"
+    source = FilesSource(path=str(tmp_path / "in"), format=format, schema=schema, hive_partitions=False)
+    (path,) = (tmp_path / "in" / "x").glob("part-*")
+    pins = [FilePin(path=str(path.relative_to(tmp_path / "in")), bytes=path.stat().st_size, identity="")]
+    with_records, without = source.load(spark, pins), source.load(spark, [])
+    assert with_records.frame.drop(*with_records.drop).schema == without.frame.schema
+    assert without.frame.count() == 0
+
+
+def test_fewer_records_of_a_source_that_does_not_compact_are_accepted_in_a_reprocessing_run(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """With the header option, a line is no record any more."""
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "orders" / "a.csv").write_text("id,customer\n1,x\n")
+    put(tmp_path, "payments", "0", payment(1))
+    csv = FilesSource(
+        path=str(tmp_path / "orders"), format="csv", schema="id string, customer string", hive_partitions=False
+    )
+    texts = {"transform": lambda frames: frames["orders"].selectExpr("id"), "limits": Limits()}
+    sources = {"orders": csv, "payments": files(tmp_path, "payments", PAYMENTS)}
+    run(tmp_path, "first", sources=sources, **texts)
+    fixed = {**sources, "orders": dataclasses.replace(csv, options={"header": "true"})}
+    reprocess(pipeline(tmp_path, sources=fixed, **texts), 0)
+    assert rows(spark, tmp_path) == [("1",)]
+
+
+def test_sensor_of_retention_is_refused_if_no_source_expires(tmp_path: Path) -> None:
+    with pytest.raises(InvalidError, match="no retention"):
+        Retention(pipeline=pipeline(tmp_path), within_s=1)
 
 
 @pytest.mark.parametrize(
@@ -209,10 +240,12 @@ def test_source_without_a_schema_needs_a_file_in_each_batch(tmp_path: Path) -> N
         ({"dedup": Dedup(keys=["id"], rows=5)}, "records of one source"),
         ({"rows": "filter"}, "records of one source"),
         ({"sources": {}}, "at least one name"),
+        ({"sources": {"a": FilesSource(path="/x", format="parquet", hive_partitions=False)}}, "give it a schema"),
+        ({"sources": {"a": FilesSource(path="/x", format="text")}}, "hive_partitions=False"),
         ({"sources": {"Orders/": None}}, "source name"),
         ({"sources": None}, "exactly one of source and sources"),
-        ({"limits": Limits(max_rows=5), "sources": {"a": KafkaSource(topics=["a"], bootstrap_servers="b:1"), "b": FilesSource(path="/x", format="text")}}, ""),
-        ({"sources": {"a": FilesSource(path="/x", format="text"), "b": FilesSource(path="/x/y", format="text")}}, "overlap"),
+        ({"limits": Limits(max_rows=5), "sources": {"a": KafkaSource(topics=["a"], bootstrap_servers="b:1"), "b": FilesSource(path="/x", format="text", hive_partitions=False)}}, ""),
+        ({"sources": {name: FilesSource(path=path, format="text", hive_partitions=False) for name, path in (("a", "/x"), ("b", "/x/y"))}}, "overlap"),
     ],
 )  # fmt: skip
 def test_arguments_that_do_not_fit_several_sources_are_refused(
@@ -249,6 +282,8 @@ path = "{tmp_path}/out"
     assert isinstance(loaded.source, SeveralSources)
     assert list(loaded.source.parts) == ["orders", "payments"]
     spec = loaded.without_transform()
+    with pytest.raises(InvalidError, match="at least one name"):
+        from_json({**spec, "sources": {}})
     assert from_json({**spec, "transform": loaded.transform_name}).to_json() == loaded.to_json()
     assert loaded.replace(limits=Limits(max_rows=9)).source == loaded.source
     assert loaded.replace(sources={"only": files(tmp_path, "orders", ORDERS)}).source.location is None

@@ -14,10 +14,11 @@ from airflow_provider_streamsem import Dedup, FilesSource, Pipeline, State, read
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import StreamsemError
+from airflow_provider_streamsem.readers.waiting import waiting
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.testing.clock import ManualClock
 from tests.state.test_commits import dies_after
-from tests.state.test_operators import START, arrive, outcome, pipeline, windowed
+from tests.state.test_operators import START, arrive, keyed, outcome, pipeline, windowed
 
 pytestmark = pytest.mark.spark
 
@@ -122,6 +123,62 @@ def test_batch_without_records_uses_columns_that_the_files_define(spark: SparkSe
     run(tmp_path, 10, "first", spec)
     run(tmp_path, 71, "idle", spec)
     assert rows(spark, tmp_path) == [(0.0, "a", 1)]
+
+
+def test_reprocessed_batch_without_records_keeps_the_ids_of_later_versions(tmp_path: Path) -> None:
+    source = FilesSource(path=str(tmp_path / "in"), format="json", schema="t timestamp, k string")
+    spec = pipeline(tmp_path, windowed, "append", state=IDLE, source=source, dedup=Dedup(keys=["k"], rows=10))
+    arrive(tmp_path, 0, [(1, "a")])
+    run(tmp_path, 10, "first", spec)
+    run(tmp_path, 71, "idle", spec)
+    arrive(tmp_path, 1, [(100, "b")])
+    run(tmp_path, 110, "later", spec)
+    reprocess(spec, 1, log=at(tmp_path, 120))
+    arrive(tmp_path, 2, [(101, "b"), (102, "c")])
+    run(tmp_path, 130, "last", spec)
+    assert (outcome(tmp_path, 4).counts["duplicates"], outcome(tmp_path, 4).counts["parsed"]) == (1, 2)
+
+
+def test_batch_without_records_has_the_columns_that_the_source_got_since_the_last_batch(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    arrive(tmp_path, 0, EVENTS)
+    run(tmp_path, 10, "first")
+    source = FilesSource(path=str(tmp_path / "in"), format="json", schema="t timestamp, origin string, k string")
+    spec = pipeline(
+        tmp_path, lambda events: windowed(events.where("origin IS NULL")), "append", state=IDLE, source=source,
+        where="origin IS NULL",
+    )  # fmt: skip
+    assert run(tmp_path, 71, "idle", spec) == "committed"
+    assert rows(spark, tmp_path) == [(0.0, "a", 2), (5.0, "b", 2)]
+
+
+def test_state_that_no_watermark_can_close_gets_no_batches_without_records(tmp_path: Path) -> None:
+    """A keyed count has no watermark; and a watermark in the future passes no window when the clock moves."""
+    spec = pipeline(tmp_path, keyed, "update", state=State(output_mode="update", partitions=2, close_after_s=60))
+    arrive(tmp_path, 0, EVENTS)
+    run(tmp_path, 10, "first", spec)
+    assert [run(tmp_path, minute, f"idle {minute}", spec) for minute in (20, 30)] == ["empty"] * 2
+    ahead = tmp_path / "ahead"
+    arrive(ahead, 0, [(1_000, "a"), (1_010, "b")])
+    run(ahead, 10, "first")
+    assert run(ahead, 20, "the watermark of the records") == "committed"
+    assert [run(ahead, minute, f"idle {minute}") for minute in (100, 200, 300)] == ["empty"] * 3
+    assert run(ahead, 1_100, "the clock has passed the watermark") == "committed"
+
+
+def test_sensor_finds_a_batch_without_records_due(tmp_path: Path) -> None:
+    spec = pipeline(tmp_path, windowed, "append", state=IDLE)
+    arrive(tmp_path, 0, EVENTS)
+    run(tmp_path, 10, "first")
+    run(tmp_path, 10, "the watermark of the records")
+
+    def is_due(minute: float) -> bool:
+        return waiting(spec, clock=ManualClock(ORIGIN_MS + int(minute * 60_000))).is_due
+
+    assert [is_due(69), is_due(71)] == [False, True]
+    run(tmp_path, 71, "idle")
+    assert not is_due(10_000)
 
 
 def test_drain_ends_after_one_batch_without_records(spark: SparkSession, tmp_path: Path) -> None:

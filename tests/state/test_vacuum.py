@@ -13,12 +13,12 @@ from pyspark.sql import SparkSession
 from airflow_provider_streamsem import Pipeline, State, reprocess, run_batch, verify
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance import vacuum
-from airflow_provider_streamsem.pipeline.run import plan_run
+from airflow_provider_streamsem.pipeline.run import Run, plan_run
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.state_files import unneeded
 from airflow_provider_streamsem.stores.contract import open_store
-from tests.state.test_commits import counts, dies_after
+from tests.state.test_commits import Crash, counts, dies_after
 from tests.state.test_operators import arrive, keyed, outcome, pipeline
 
 pytestmark = pytest.mark.spark
@@ -106,6 +106,39 @@ def test_vacuum_that_dies_after_any_deletion_loses_no_needed_file_and_is_complet
         stored = {path.name for path in copy.rglob("*.sst")}
         assert set().union(*left.values()) == stored
         shutil.rmtree(copy)
+
+
+def test_open_reprocessing_version_whose_state_is_partly_deleted_is_aborted_by_the_next_run(
+    spark: SparkSession, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vacuum died between an SST file and its snapshot, and the process of the reprocessing run is gone."""
+
+    def dies(*_: object, **__: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "close", dies)
+        with pytest.raises(Crash):
+            reprocess(counting(root), 2, run_key="fix")
+    state = operator_state(outcome(root, 1).state)
+    assert state is not None
+    found = snapshots(root)
+    needed = set().union(*(ssts for path, ssts in found.items() if batches_of(path) == BATCHES))
+    only_older = [
+        path.parent / "SSTs" / name
+        for path, ssts in found.items()
+        if batches_of(path) == state.batches
+        for name in ssts - needed
+    ]
+    assert only_older
+    for sst in only_older:
+        sst.unlink(missing_ok=True)
+    arrive(root, BATCHES, [(BATCHES, "z")])
+    run_batch(counting(root), run_key="next")
+    assert outcome(root, BATCHES).result == "abort"
+    assert counts(spark, root)["z"] == 1
+    with pytest.raises(InvalidError, match="deleted by vacuum"):
+        reprocess(counting(root), 2)
 
 
 def test_state_without_its_oldest_snapshot_is_not_vacuumed(root: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, DecimalType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
 
 from airflow_provider_streamsem.connectors.contract import BadRecord, NoRecords
 from airflow_provider_streamsem.connectors.files import columnar, partitions
@@ -440,12 +440,34 @@ def plain_root(location: str) -> str:
 
 def nothing(spark: SparkSession, source: _Source) -> NoRecords:
     """
-    Return the columns of a source, without records.
+    Return the columns of a source, without records. Columns of directories are missing, unless the schema names them.
 
     :raises DataError: the columns are those of the files, because the source has no schema
     """
-    schema = "value string" if source.format == "text" else source.schema
-    if schema is None:
+    if source.format == "text":
+        return NoRecords(spark.createDataFrame([], "value string"))
+    if source.schema is None:
         what = "a batch has no files of this source, and its columns are unknown without a file; nothing became visible"
         raise DataError(what, path=source.path).advising("give the source a schema, and run again.")
-    return NoRecords(spark.createDataFrame([], parsing.struct(schema, "source files")))
+    columns = parsing.struct(source.schema, "source files")
+    if source.format not in ("json", "csv"):
+        return NoRecords(spark.createDataFrame([], _nullable(columns)))
+    # Parse no lines, because the parser determines which columns may be null.
+    found = spark.createDataFrame([], f"{RAW} string")
+    if source.format == "csv":
+        parsed = Csv(columns, source.options).with_columns(found, RAW, _RECORD)
+    else:
+        options = {name: text for name, text in source.options.items() if name.lower() != ENCODING}
+        parsed = parsing.with_json(found, RAW, columns, options, _RECORD)
+    return NoRecords(parsed.frame.selectExpr(*parsed.columns))
+
+
+def _nullable(kind: Any) -> Any:
+    """Return a type in which every column, element and value may be null, as Spark's readers of files return it."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _nullable(field.dataType)) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(_nullable(kind.keyType), _nullable(kind.valueType))
+    return kind

@@ -300,6 +300,13 @@ class FilesSource:
             contexts = [copy_context() for _ in paths]
             return list(pool.map(lambda context, path: context.run(self.stat, path), contexts, paths))
 
+    @property
+    def needs_records(self) -> str:
+        """Why the columns are not known without files; ``""`` if they are known."""
+        if self.hive_partitions:
+            return "its directories may define columns: set hive_partitions=False"
+        return "its files define the columns: give it a schema" if self.schema is None and self.format != "text" else ""
+
     def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> Loaded:
         """Load the pinned files on Spark."""
         from airflow_provider_streamsem.connectors.files.records import FileRecords, nothing

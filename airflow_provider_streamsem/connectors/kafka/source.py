@@ -263,9 +263,11 @@ class KafkaSource:
         from airflow_provider_streamsem.connectors.kafka.records import COLUMNS, KafkaRecords, read_ranges
 
         settings = {**self.options, **java_settings(settings_of(self.conn_id, self.bootstrap_servers))}
-        read = (
-            read_ranges(spark, settings, pins, isolation=self.isolation) if pins else spark.createDataFrame([], COLUMNS)
-        )
+        if not pins:  # the reader's schema determines the columns, so no writer's schema is requested
+            read = spark.createDataFrame([], COLUMNS)
+            key, value = decoding.without_registry(self.key), decoding.without_registry(self.value)
+            return KafkaRecords(read, key=key, value=value, topics=[])
+        read = read_ranges(spark, settings, pins, isolation=self.isolation)
         return KafkaRecords(read, key=self.key, value=self.value, topics=sorted({pin.topic for pin in pins}))
 
     def reads(self, topic: str) -> bool:

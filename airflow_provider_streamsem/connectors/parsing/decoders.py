@@ -6,6 +6,7 @@ A message that cannot be parsed is quarantined.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -100,6 +101,11 @@ def decoder(where: str, given: object) -> Decoder | None:
     if "schema" not in rest:
         raise InvalidError(f"{where} lacks required arguments", missing=["schema"])
     return chosen(**rest)
+
+
+def without_registry(given: Decoder | None) -> Decoder | None:
+    """Return a decoder with the same columns that needs no schema registry."""
+    return dataclasses.replace(given, registry=None) if isinstance(given, Avro) else given
 
 
 def to_json(given: Decoder | None) -> Any:
