@@ -423,6 +423,7 @@ def test_serialized_dag_is_the_same_in_every_process(dag_file: str) -> None:
     assert " at 0x" not in texts.pop()
 
 
+@pytest.mark.prove  # `make demo` runs the same DAG with kills, retries and a clear
 @pytest.mark.spark
 def test_quickstart_dag_runs_retries_continues_and_clears(
     tmp_path: Path, airflow_db: None, spark: object, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from airflow_provider_streamsem import FilesSink, Limits, Pipeline
 from airflow_provider_streamsem.connectors.http.calls import VERSION_HEADER
-from airflow_provider_streamsem.connectors.http.endpoint import Address, Answer
+from airflow_provider_streamsem.connectors.http.endpoint import Address, CallResult
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
 from airflow_provider_streamsem.errors import PublishError, UnavailableError
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError
@@ -187,7 +187,7 @@ class TurningEndpoint:
             raise UnavailableError("the endpoint cannot be reached; no call was made")
         process.answered(fate, self._name, f"{self._name}: reached")
 
-    def call(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+    def call(self, body: bytes, headers: Mapping[str, str]) -> CallResult:
         fixture, process = self._fixture, self._scheduler.current
         name, version, record = self._name, int(headers[VERSION_HEADER]), body.decode()
         by = process.name if process is not None else "by hand"
@@ -198,12 +198,12 @@ class TurningEndpoint:
             process.deferred = True
             self._scheduler.count["calls deferred"] += 1
             process.answered(fate, what, f"{what}: {_DEFERRED}, after {wait_s} s")
-            return Answer("deferred", _DEFERRED, retry_after_s=wait_s)
+            return CallResult("deferred", _DEFERRED, retry_after_s=wait_s)
         fixture.calls[name, version, record].append(by)
         if fate is Fate.LATE:
             self._scheduler.later(what, lambda: fixture.perform(name, version, headers[KEY], record))
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
-            return Answer("unclear", 503 if fate is Fate.CONFLICT else 0, "no answer")
+            return CallResult("unclear", 503 if fate is Fate.CONFLICT else 0, "no answer")
         status = fixture.refusal(name, record)
         if not status:
             fixture.perform(name, version, headers[KEY], record)
@@ -214,5 +214,5 @@ class TurningEndpoint:
             if process is not None:
                 process.answered(fate, what, f"{what}: {status or 200}")
         except UnknownAnswerError:
-            return Answer("unclear", 0, "no answer")
-        return Answer("refused", status) if status else Answer("done", 200)
+            return CallResult("unclear", 0, "no answer")
+        return CallResult("refused", status) if status else CallResult("done", 200)

@@ -270,6 +270,7 @@ class TestComparison:
 
 @pytest.mark.spark
 class TestOnSpark:
+    @pytest.mark.prove
     def test_kafka_pipeline_with_two_sinks_survives_a_kill_at_every_step(self, streamsem_harness: Harness) -> None:
         def split(frame: DataFrame) -> dict[str, DataFrame]:
             return {"lake": frame.withColumn("at", F.current_timestamp()), "users": frame.select("user").distinct()}
