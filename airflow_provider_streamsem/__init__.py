@@ -48,6 +48,7 @@ _NAMES = {
     "log_uri": "airflow_provider_streamsem.assets",
     "open_log": "airflow_provider_streamsem.readers.files",
     "read_committed": "airflow_provider_streamsem.readers.spark",
+    "read_state": "airflow_provider_streamsem.readers.state",
     "reprocess": "airflow_provider_streamsem.pipeline.reprocess",
     "run_batch": "airflow_provider_streamsem.pipeline.run",
     "verify": "airflow_provider_streamsem.readers.verify",
@@ -91,6 +92,7 @@ __all__ = [
     "log_uri",
     "open_log",
     "read_committed",
+    "read_state",
     "reprocess",
     "run_batch",
     "verify",
@@ -123,6 +125,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
     from airflow_provider_streamsem.readers.files import open_log
     from airflow_provider_streamsem.readers.spark import read_committed
+    from airflow_provider_streamsem.readers.state import read_state
     from airflow_provider_streamsem.readers.verify import verify
     from airflow_provider_streamsem.sensors.committed import BatchCommittedSensor
     from airflow_provider_streamsem.sensors.freshness import FreshnessSensor

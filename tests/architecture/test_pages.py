@@ -47,7 +47,7 @@ def test_python_of_a_page_is_accepted(page: Path, n: int, tmp_path: Path, monkey
     text = blocks(page, "python")[n]
     # Pages name the pipeline of the README, and do not run it.
     is_whole = "from airflow_provider_streamsem" in text and "(..." not in text and "def test_" not in text
-    if is_whole and not re.search(r"^from (dags\.|orders |my_)|^read_committed\(spark", text, re.MULTILINE):
+    if is_whole and not re.search(r"^from (dags\.|orders |my_)|^read_(committed|state)\(spark", text, re.MULTILINE):
         monkeypatch.setitem(os.environ, "AIRFLOW_HOME", str(tmp_path / "airflow"))
         # Not in its own module: a module that the page imports first would keep the replacement.
         monkeypatch.setattr(airflow_provider_streamsem, "run_batch", lambda pipeline, *, run_key: None)

@@ -20,6 +20,7 @@ from airflow_provider_streamsem import (
     State,
     open_log,
     read_committed,
+    read_state,
     reprocess,
     run_batch,
     verify,
@@ -95,6 +96,10 @@ def test_state_on_s3_survives_a_crash_and_restarts(
     for row in read_committed(spark, given.log).collect():
         newest[row["s"]] = max(row["count"], newest.get(row["s"], 0))
     assert newest == {"a": 8, "b": 6}
+    maintenance.vacuum(given.replace(state=State(output_mode="update", partitions=2, keep_versions=1)))
+    for version, expected in ((3, {"a": 8, "b": 6}), (2, {"a": 5, "b": 4})):
+        held = read_state(spark, given.log, version=version).selectExpr("key.*", "value.*").collect()
+        assert {row["s"]: row["count"] for row in held} == expected
     assert any("/state/operators/" in key for key in keys(f"{lake}/log"))
     assert verify(given.log).findings == []
 

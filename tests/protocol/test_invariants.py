@@ -57,7 +57,13 @@ def test_I3_chain_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"version": 3}, {"ranges": {"files": (1, 2)}}, {"ranges": {"files": (0, 0)}}, {"ranges": {"other": (5, 6)}}],
+    [
+        {"version": 3},
+        {"ranges": {"files": (1, 2)}},
+        {"ranges": {"files": (0, 0)}},
+        {"ranges": {"other": (5, 6)}},
+        {"watermark_ms": 5},
+    ],
 )
 def test_I4_plan_that_does_not_start_where_the_last_ended(changes: dict[str, object]) -> None:
     with broken("I4"):  # type: ignore[attr-defined]

@@ -1,0 +1,113 @@
+"""
+Reads the state of a transform at a version as a DataFrame, with Spark's data source for state.
+
+The data source reads a checkpoint directory. This module gives it one that consists of links: to the state files in the log, and to a temporary directory with
+the entries of the offset log and the commit log that the outcome of the version implies. So reading writes nothing to the log.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_provider_streamsem import state_files
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.readers.files import CommittedLog, open_log
+from airflow_provider_streamsem.state import LOCATION, OperatorState, operator_state
+from airflow_provider_streamsem.stores.contract import split_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+_STORE = {
+    "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+}
+
+
+def read_state(
+    spark: SparkSession,
+    log: str | CommittedLog,
+    *,
+    operator: int = 0,
+    version: int | None = None,
+    options: dict[str, str] | None = None,
+) -> DataFrame:
+    """
+    Return the state of one stateful operator after a version as a DataFrame.
+
+    The columns are ``key`` and ``value``, structs of the operator's own columns, and ``partition_id``. The DataFrame belongs to a new session of the same Spark
+    application.
+
+    :param spark: a classic session
+    :param log: URL of the log, or an open log
+    :param operator: number of the operator, in the order in which ``streamsem state`` shows the operators of a version; 0 is the first
+    :param version: the version; default: the newest closed one
+    :param options: further options of Spark's data source ``statestore``, such as ``{"joinSide": "left"}`` for a join
+    :raises InvalidError: there is no such log, version or operator, the version keeps no state, vacuum has deleted its state, the operator is a stateful
+        processor, or the session is one of Spark Connect
+    """
+    from pyspark.sql.utils import is_remote
+
+    if is_remote():
+        raise InvalidError("Spark Connect cannot read state", accepted="a classic Spark session")
+    opened = open_log(log) if isinstance(log, str) else log
+    at = opened.head if version is None else version
+    outcome = opened.log.outcome(at)
+    stored = None if outcome is None else outcome[0].state
+    found = operator_state(stored)
+    if found is None:
+        what = (
+            "the version keeps no state of operators" if outcome is not None else "the log has no such closed version"
+        )
+        raise InvalidError(what, log=opened.log.store.url, version=at, newest_closed=opened.head)
+    if not 0 <= operator < len(found.operators):
+        names = [one.name for one in found.operators]
+        raise InvalidError("the version has no such operator", version=at, given=operator, operators=names)
+    if found.operators[operator].name.startswith("transformWithState"):
+        what = "the state of transformWithState cannot be read: its metadata names files by their absolute paths"
+        raise InvalidError(what, version=at, operator=found.operators[operator].name).advising(
+            "read the state of another operator, or emit the state as rows of the transform."
+        )
+    if not state_files.is_loadable(opened.log.store, stored):
+        what = "files of the state after this version were deleted by vacuum"
+        raise InvalidError(what, version=at).advising("read a newer version, or raise state.keep_versions.")
+    scheme, path = split_url(opened.log.store.url)
+    root = f"{f's3a://{path}' if scheme == 's3' else f'file:{path}'}/{LOCATION}/{found.root}/state"
+    session = spark.newSession()
+    settings = {
+        **_STORE,
+        "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
+        **_links(table := f"streamsem-{SYSTEM_CLOCK.new_id()}", {"state": root, **_checkpoint(found)}),
+    }
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    given = {"batchId": str(found.batches - 1), "operatorId": str(operator), **(options or {})}
+    return session.read.format("statestore").options(**given).load(f"viewfs://{table}/")
+
+
+def _checkpoint(found: OperatorState) -> dict[str, str]:
+    """Write the entries of the two logs for the newest batch of a state to a temporary directory. Returns name of the log → URL of its directory."""
+    home = Path(tempfile.mkdtemp(prefix="streamsem-state-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    conf = {**_STORE, "spark.sql.shuffle.partitions": str(found.partitions)}
+    offsets = {"batchWatermarkMs": found.watermark_ms, "batchTimestampMs": 0, "conf": conf}
+    ids = {str(number): [list(stores) for stores in one.ids] for number, one in enumerate(found.operators)}
+    commit = {"nextBatchWatermarkMs": found.next_watermark_ms, "stateUniqueIds": ids}
+    entries = {"offsets": f"v1\n{json.dumps(offsets)}\n0", "commits": f"v2\n{json.dumps(commit)}"}
+    for name, text in entries.items():
+        (home / name).mkdir()
+        (home / name / str(found.batches - 1)).write_text(text)
+    return {name: f"file:{home / name}" for name in entries}
+
+
+def _links(table: str, links: dict[str, str]) -> dict[str, str]:
+    """Return the settings of a mount table of Hadoop's view file system."""
+    mounted = {f"fs.viewfs.mounttable.{table}.link./{name}": url for name, url in links.items()}
+    return {"fs.viewfs.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystem", **mounted}
