@@ -24,10 +24,11 @@ class Job:
     :param max_quarantined: maximum number of records that may fail to parse, inclusive; with more, the attempt fails
     :param schemas: sink → the columns that the log has recorded, as schema JSON in Spark's form
     :param dedup: the deduplication settings, or ``None``
-    :param state: the deduplication state before the batch; for reprocessing, before the batch at the root of the chain
-    :param dedup_at_ms: the time, in milliseconds UTC, at which the engine evaluates the expiry of ids. It is ``planned_at_ms`` of the batch; for
+    :param base_state: the deduplication state, and the state of the stateful operators, before the batch; for reprocessing, before the batch at the root of
+        the chain
+    :param batch_time_ms: the processing time of the batch, at which ids expire and timers fire, in milliseconds UTC. It is ``planned_at_ms`` of the batch; for
         reprocessing, of the batch at the root of the chain
-    :param operators: the settings of the transform's state, or ``None``. ``state`` contains the state of its operators before the batch
+    :param state_settings: the settings of the transform's state, or ``None``. ``base_state`` contains the state of its operators
     :param chain: for reprocessing with deduplication across batches: the states of the chain and of the log's head
     """
 
@@ -42,10 +43,10 @@ class Job:
     plan: Plan
     attempt_id: str
     dedup: Dedup | None = None
-    state: Json = None
-    dedup_at_ms: int = 0
+    base_state: Json = None
+    batch_time_ms: int = 0
     chain: ChainStates | None = None
-    operators: State | None = None
+    state_settings: State | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

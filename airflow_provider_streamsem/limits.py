@@ -10,7 +10,7 @@ from airflow_provider_streamsem.errors import InvalidError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """
-    Bounds for one batch.
+    Bounds for one batch. With several sources, ``max_files``, ``max_bytes`` and ``max_rows`` apply to each source by itself.
 
     A maximum size never stops a pipeline: a single item that exceeds it becomes a batch of one item. ``max_quarantined`` does stop a pipeline.
 

@@ -1,9 +1,9 @@
 """
 The state that a transform keeps across batches: its settings, and its representation in an outcome.
 
-The transform uses the stateful operators of Structured Streaming. Spark stores their state in files below ``state/`` in the log. For each partition of the
-state and each attempt, the file names contain a new unique id. The outcome names the ids of the committed attempt. So the state is committed together with the
-batch, and an attempt that does not commit changes no state.
+The transform uses stateful operators of Structured Streaming. Spark stores their state in files below ``state/operators/`` in the log. For each partition of
+the state and each attempt, the file names contain a new unique id. The outcome names the ids of the committed attempt. So the state is committed together with
+the batch, and an attempt that does not commit changes no state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OUTPUT_MODES = ("append", "update", "complete")
 LOCATION = "state/operators"
 """The directory of the state files of the operators, relative to the root of the log."""
 _WITH_TIMERS = ("transformWithState", "flatMapGroupsWithState", "applyInPandasWithState")
-"""The first letters of Spark's names of the operators that may have timers in processing time."""
+"""Prefixes of Spark's names of the operators that may have timers in processing time."""
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 FIELD = "spark"
 """The field of an outcome's ``state`` that contains the :class:`OperatorState`."""
@@ -33,17 +33,17 @@ class State:
 
     The transform receives a streaming DataFrame, and must return one streaming DataFrame. It may use ``withWatermark``, ``groupBy`` with ``window`` or
     ``session_window``, ``dropDuplicates``, ``dropDuplicatesWithinWatermark``, stream-stream joins, ``applyInPandasWithState`` and
-    ``transformWithStateInPandas``. It must not start a query. The result of a batch is that of a Structured Streaming micro-batch with the same records.
+    ``transformWithStateInPandas``. It must not start a query. The result of a batch is that of a Structured Streaming micro-batch with the same records,
+    except that ``current_timestamp()`` is the clock of the attempt.
 
     :param output_mode: the output mode of Structured Streaming. ``append``: rows that no later record can change, such as closed windows. ``update``: rows that
         the batch changed. ``complete``: all rows of the result, in every batch
     :param partitions: the number of partitions of the state, at least 1. It cannot be changed later. Default: ``spark.sql.shuffle.partitions`` of the first
         batch
-    :param late: what a batch does with records that are older than the watermark. ``drop``: Spark drops them, and the count ``late`` is their number. ``fail``:
-        the batch fails without retries, and no offset is committed
-    :param close_after_s: how many seconds a pipeline waits for new records before a batch without records closes windows by the clock. The batch moves the
-        watermark to ``close_after_s`` before the time of its plan; records that arrive later with an older event time are late. ``None``: only records move the
-        watermark
+    :param late: what a batch does with late rows. ``drop``: Spark drops them, and the count ``late`` is Spark's ``numRowsDroppedByWatermark``. ``fail``: the
+        batch fails without retries, and no offset is committed
+    :param close_after_s: if no source has new records and the newest version was closed this many seconds ago, a run plans a no-data batch that advances the
+        watermark to ``close_after_s`` before the time of its plan. Not with ``complete``. ``None``: only records move the watermark
     :param keep_versions: how many of the newest versions can be reprocessed, at least 1. Vacuum deletes the state before older versions
     :raises InvalidError: an argument is not valid
     """
@@ -86,11 +86,11 @@ class OperatorState:
     """
     The state of all stateful operators after a batch.
 
-    :param root: directory of the state files below ``state/``. Its name is the id of the attempt that created the state, because Spark writes some files of the
-        first batch under fixed names
+    :param root: directory of the state files below ``state/operators/``. Its name is the id of the attempt that created the state, because Spark writes some
+        files of the first batch under fixed names
     :param batches: the number of batches that the state includes, which is Spark's id of the next batch
     :param partitions: the number of partitions of each operator's state
-    :param columns: source → the columns of the records that the transform receives, as schema JSON in Spark's form. A batch without records uses them. The
+    :param columns: source → the columns of the records that the transform receives, as schema JSON in Spark's form. A no-data batch uses them. The
         only source of a pipeline has the name ``""``
     :param operators: the stateful operators, in the order of Spark's operator ids
     :param watermark_ms: the watermark of the batch, in milliseconds since the epoch; 0 if there was none. The next batch drops older records as late
@@ -122,14 +122,16 @@ def operator_state(state: Json) -> OperatorState | None:
     texts = [found.root, *(id for operator in found.operators for ids in operator.ids for id in ids)]
     if any(not text or set(text) - _PLAIN for text in texts):
         raise LogDamagedError(
-            "the state of an outcome names a file outside the log's state; it was not read", invariant="R6"
+            "a root or an id in the state of an outcome has other characters than letters, digits, - and _; the state was not read",
+            invariant="R6",
+            values=[text for text in texts if not text or set(text) - _PLAIN],
         )
     return found
 
 
-def watermark_of_idle_batch(settings: State, last: OperatorState, *, closed_ms: int, now_ms: int) -> int | None:
+def no_data_watermark_ms(settings: State, last: OperatorState, *, closed_ms: int, now_ms: int) -> int | None:
     """
-    Return the watermark of a batch without records, in milliseconds since the epoch; ``None`` if none is due (W29).
+    Return the watermark of a no-data batch, in milliseconds since the epoch; ``None`` if no such batch is due (W29).
 
     :param last: the state after the newest version
     :param closed_ms: when the newest version was closed, in milliseconds since the epoch
@@ -166,5 +168,7 @@ def check_same_operators(before: OperatorState | None, after: OperatorState) -> 
             "the stateful operators or watermarks of the transform differ from those that created the stored state; nothing became visible",
             before=names[0],
             now=names[1],
-            accepted="the operators of `before`, or a new pipeline with a new log",
+            watermarks_before=len(before.watermarks),
+            watermarks_now=len(after.watermarks),
+            accepted="the former operators and withWatermark calls, or a new pipeline with a new log",
         )

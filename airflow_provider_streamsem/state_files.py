@@ -64,7 +64,7 @@ def is_loadable(store: Store, state: Json) -> bool:
 
 def unneeded(store: Store, oldest: OperatorState) -> Iterator[ObjectStat]:
     """
-    Yield the state files that only states before ``oldest`` need, or that belong to attempts that lost (V7). SST files come before their snapshots.
+    Yield the state files of other roots, and those that only states before ``oldest`` use (V7). SST files come before their snapshots.
 
     The function reads the snapshots that it yields, and those of ``oldest``.
 
@@ -110,7 +110,8 @@ class _Directory:
         if not older:
             return
         if needed is None:
-            logger.warning("vacuum keeps the state files of %s: the oldest snapshot to keep is missing", older[0].key)
+            what = "vacuum deletes no state files in %s, because the snapshot of the oldest kept state is missing. Do: run `streamsem verify`"
+            logger.warning(what, older[0].key.rpartition("/")[0])
             return
         named: set[str] = set()
         for stat in older:

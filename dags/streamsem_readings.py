@@ -2,13 +2,16 @@ r"""
 Averages of sensor readings per sensor and five minutes, with state across batches.
 
 Sensors send their readings as JSON files, out of order and with delays. Each run of the DAG reads the new files. The averages of a window are written once,
-when no reading within the allowed delay can change them. If all sensors are silent for 15 minutes, a batch without records closes the windows that are open.
+when no reading within the allowed delay can change them. If no reading arrives for 15 minutes, no-data batches close the windows that are open.
 
-The DAG requires the folder ``arrivals``. This command creates it with two files; the second one moves the watermark past the windows of the first:
+The DAG requires the folder ``arrivals``. This command creates it with two files:
 
     mkdir -p /tmp/streamsem-readings/arrivals && cd /tmp/streamsem-readings/arrivals && printf '%s\n' > 1.json \
       '{"sensor": "hall", "at": "2026-01-01T12:01:00Z", "celsius": 19.5}' '{"sensor": "hall", "at": "2026-01-01T12:03:00Z", "celsius": 20.5}' && \
       printf '%s\n' '{"sensor": "hall", "at": "2026-01-01T12:30:00Z", "celsius": 21.0}' > 2.json
+
+The first run reads both files and writes no rows. The second run, five minutes later, is a no-data batch: it writes the average of the first window, because
+the reading of 12:30 has moved the watermark past its end.
 
 The environment variable STREAMSEM_READINGS_HOME replaces the folder ``/tmp/streamsem-readings``.
 """
@@ -39,7 +42,7 @@ READINGS = Pipeline(
     ),
     sinks={"averages": FilesSink(path=f"{HOME}/averages")},
     limits=Limits(max_files=100),
-    # Readings may arrive 15 minutes late: the watermark of the transform, and of a batch without records, waits that long.
+    # Readings may arrive 15 minutes late, so the delay of the watermark and close_after_s are both 15 minutes.
     state=State(output_mode="append", partitions=2, close_after_s=900),
     require="exactly_once",
 )

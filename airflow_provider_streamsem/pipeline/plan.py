@@ -14,7 +14,7 @@ from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
 from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import add_counts
-from airflow_provider_streamsem.state import operator_state, watermark_of_idle_batch
+from airflow_provider_streamsem.state import no_data_watermark_ms, operator_state
 
 logger = telemetry.log_of(__name__)
 
@@ -47,10 +47,8 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     """
     clock = opened.log.clock
     planned_at_ms = clock.now_ms()
-    start = ready.head.next
-    target = ready.target
-    last = ready.head.outcome
-    hint = None if last is None else last.hint
+    start, target = ready.head.next, ready.target
+    last, hint = ready.head.outcome, ready.head.hint
     end = planner.poll(hint) if target is None else SourceEnd(target)
     telemetry.emit(telemetry.SourcePolled.at, start, end.offsets)
     limits = opened.pipeline.limits
@@ -60,7 +58,8 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     found = planner.slice(start, end, limits, hint, on_data_loss=opened.pipeline.on_data_loss)
     watermark_ms = None
     if found is None:
-        watermark_ms = _watermark_without_records(opened.pipeline, ready, planned_at_ms)
+        _refuse_unfinished_drain(ready)
+        watermark_ms = due_watermark(opened.pipeline, last, now_ms=planned_at_ms)
         if watermark_ms is None:
             return None
         found = SourceSlice(ranges={}, pins=(), hint=hint, rows=0)
@@ -95,11 +94,11 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     )
 
 
-def _watermark_without_records(pipeline: Pipeline, ready: Ready, now_ms: int) -> int | None:
+def _refuse_unfinished_drain(ready: Ready) -> None:
     """
-    Return the watermark of a batch without records, in milliseconds since the epoch; ``None`` if none is due.
+    Refuse a drain that is below its target, if the source returned nothing to read.
 
-    :raises InternalError: a drain is below its target, so there must be records
+    :raises InternalError: always in this case, because there must be records
     """
     if ready.before is not None and ready.target is not None:
         raise InternalError(
@@ -107,12 +106,11 @@ def _watermark_without_records(pipeline: Pipeline, ready: Ready, now_ms: int) ->
             target=dict(ready.target),
             next=dict(ready.head.next),
         )
-    return due_watermark(pipeline, ready.head.outcome, now_ms=now_ms)
 
 
 def due_watermark(pipeline: Pipeline, last: Outcome | None, *, now_ms: int) -> int | None:
     """
-    Return the watermark of a batch without records, in milliseconds since the epoch; ``None`` if none is due (W29).
+    Return the watermark of a no-data batch, in milliseconds since the epoch; ``None`` if none is due (W29).
 
     :param last: the newest outcome
     :param now_ms: the current time in milliseconds since the epoch
@@ -120,4 +118,4 @@ def due_watermark(pipeline: Pipeline, last: Outcome | None, *, now_ms: int) -> i
     found = None if last is None else operator_state(last.state)
     if pipeline.state is None or last is None or found is None:
         return None
-    return watermark_of_idle_batch(pipeline.state, found, closed_ms=last.decided_at_ms, now_ms=now_ms)
+    return no_data_watermark_ms(pipeline.state, found, closed_ms=last.decided_at_ms, now_ms=now_ms)

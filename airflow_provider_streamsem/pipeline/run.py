@@ -294,7 +294,7 @@ class Run:
         log, pipeline = self.opened.log, self.opened.pipeline
         started_ms = log.clock.now_ms()
         recorded = {} if head.outcome is None else head.outcome.schemas
-        state, dedup_at_ms = self._dedup_state(head, plan)
+        state, batch_time_ms = self._dedup_state(head, plan)
         if plan.replaces is not None and not state_files.is_loadable(log.store, state):
             raise SourceChangedError(
                 "vacuum has deleted the state before the version; nothing became visible", version=plan.replaces.version
@@ -311,13 +311,13 @@ class Run:
             plan=plan,
             attempt_id=attempt_id,
             dedup=pipeline.dedup,
-            state=state,
-            dedup_at_ms=dedup_at_ms,
+            base_state=state,
+            batch_time_ms=batch_time_ms,
             chain=self._chain_states(head, plan),
-            operators=pipeline.state,
+            state_settings=pipeline.state,
         )
         produced = self._produce(job)
-        if job.operators is not None and plan.replaces is None:
+        if job.state_settings is not None and plan.replaces is None:
             self._check_first_state(produced.state)
         schemas = schema.evolve(recorded, produced.schemas)
         manifest = StagedManifest(
@@ -352,7 +352,7 @@ class Run:
         source = job.source
         try:
             # Without pins every offset of the plan is a gap, or the plan only moves the watermark.
-            state = job.state if job.chain is None else job.chain.current
+            state = job.base_state if job.chain is None else job.chain.current
             has_work = job.pins or job.plan.watermark_ms is not None
             produced = self.engine.stage(job, self.opened.log) if has_work else nothing_produced(job.sinks, state)
         except DataError:

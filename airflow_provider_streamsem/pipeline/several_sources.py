@@ -68,7 +68,7 @@ class SeveralSources:
 
     @property
     def delivery(self) -> str:
-        """The strongest guarantee that all sources have."""
+        """The weakest guarantee of the sources."""
         return reduce(weaker, (source.delivery for source in self.parts.values()))
 
     @property
@@ -127,7 +127,7 @@ class SeveralSources:
         return _together({name: source.initial_offsets() for name, source in self.parts.items()})
 
     def open(self, log: CommitLog, hint: Json) -> SeveralPlanner:
-        """Open each source with the keys of the log below its name."""
+        """Open each source with its own key prefix in the log."""
         planners = {
             name: source.open(log.under(f"{name}{_SEPARATOR}"), _hint_of(hint, name))
             for name, source in self.parts.items()
@@ -145,11 +145,15 @@ class SeveralSources:
     def read_pins(self, pins: Json) -> Sequence[SourcePins]:
         """Decode the pins of each source."""
         if not isinstance(pins, Sequence) or not all(isinstance(item, Mapping) for item in pins):
-            raise LogDamagedError("the pins of a plan with several sources have another form", invariant="R6")
+            raise LogDamagedError(
+                "the pins of a plan with several sources are not a list of {source, pins}", invariant="R6"
+            )
         names = [item.get("source") for item in pins]
         if len(set(names)) < len(names) or any(name not in self.parts for name in names):
             raise LogDamagedError(
-                "the pins of a plan name a source that the pipeline does not have", invariant="R6", sources=names
+                "the pins of a plan name a source twice, or one that the pipeline does not have",
+                invariant="R6",
+                sources=names,
             )
         return [
             SourcePins(name, tuple(self.parts[name].read_pins(item.get("pins"))))
@@ -246,7 +250,7 @@ class SeveralPlanner:
         return sum(planner.lag(_part(start, name), _hint_of(hint, name)) for name, planner in self._planners.items())
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Return the sum over all sources."""
+        """Return the number of unread items before ``at_ms``, summed over all sources."""
         return sum(planner.unread_before(_part(start, name), at_ms) for name, planner in self._planners.items())
 
 

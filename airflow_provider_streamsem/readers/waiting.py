@@ -61,7 +61,7 @@ class Waiting:
 
     :param pipeline: name of the pipeline
     :param log: URL of the log
-    :param is_due: whether the run would find work: a batch (also one without records, which closes windows), an open version without progress, a commit with
+    :param is_due: whether the run would find work: a batch (also a no-data batch, which closes windows), an open version without progress, a commit with
         pending publishes, or no log yet
     :param is_new: whether there is no log yet. The first run creates it
     :param version: the newest closed version; -1 before the first

@@ -211,7 +211,7 @@ class SparkEngine:
         :raises StoreRefusedError: a store refused a read or write of Spark
         :raises StageError: Spark failed, or the task was cancelled
         """
-        if job.operators is not None:
+        if job.state_settings is not None:
             versions.check_state(remote=self._remote is not None)
         needed = packages.needed(job.source, job.sinks, job.dedup, log.store.url)
         user_session = self.session(needed)

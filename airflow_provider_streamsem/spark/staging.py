@@ -96,7 +96,7 @@ def _given(frames: Mapping[str, DataFrame]) -> Any:
 _RECORDS_PER_PART = 5_000
 _COLUMNS_A_COUNT = 100  # for a count of n columns, Spark nests expressions n levels deep
 _COUNTS = ("read", "bad", "filtered")
-_KEPT = "__streamsem_kept"
+_PASSES_WHERE = "__streamsem_passes_where"
 
 
 @dataclass(slots=True)
@@ -123,11 +123,11 @@ class Staging:
     inspect: Inspection
     job: Job
     log: CommitLog
-    _kept: list[DataFrame] = field(default_factory=list)
+    _persisted: list[DataFrame] = field(default_factory=list)
     _accepted: dict[str, frozenset[str] | None] = field(default_factory=dict)
     _schemas: dict[str, str] = field(default_factory=dict)
     _late: int = 0
-    _seen: Deduplication | None = None
+    _dedup: Deduplication | None = None
     _micro_batch: MicroBatch | None = None
 
     def run(self) -> Produced:
@@ -140,15 +140,15 @@ class Staging:
         """
         inputs = self._inputs()
         watched = Observation()
-        if self.job.operators is not None:
-            self._micro_batch = self._stateful(self.job.operators)
+        if self.job.state_settings is not None:
+            self._micro_batch = self._stateful(self.job.state_settings)
             # An observation does not count rows in a streaming plan, so the records are counted from the cache.
             for one in inputs:
-                one.marked = self._keep(one.marked)
+                one.marked = self._persist(one.marked)
         if self.job.dedup is not None and self.job.pins:
-            self._seen = Deduplication(
-                session=self.session, dedup=self.job.dedup, location=self.log.store.url, now_ms=self.job.dedup_at_ms,
-                state=self.job.state, chain=self.job.chain, keep=self._keep,
+            self._dedup = Deduplication(
+                session=self.session, dedup=self.job.dedup, location=self.log.store.url, now_ms=self.job.batch_time_ms,
+                state=self.job.base_state, chain=self.job.chain, keep=self._persist,
             )  # fmt: skip
         try:
             good = {one.name: self._good(one.loaded, self._records(one, inputs, watched)) for one in inputs}
@@ -159,13 +159,13 @@ class Staging:
                 or not all(self.inspect.reads_input_once(frame) for frame in outputs.values())
             )
             handed = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
-            state = self._remember()
+            state = self._state_after_batch()
             counted = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
             found = {one.name: self._count(one.marked, one.asked) if counted is None else counted for one in inputs}
         finally:
             if self._micro_batch is not None:
                 self._micro_batch.close()
-            for frame in self._kept:
+            for frame in self._persisted:
                 frame.unpersist()
         for one in inputs:
             if isinstance(one.loaded, Counted):
@@ -205,26 +205,26 @@ class Staging:
         counts = {"read": read, "parsed": read - bad, "quarantined": bad, "filtered": filtered}
         counts |= {f"read.{name}": counted["read"] for name, counted in found.items() if name}
         counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
-        counts |= {} if self._seen is None else self._seen.counts
+        counts |= {} if self._dedup is None else self._dedup.counts
         counts |= {} if self._micro_batch is None else {"late": self._late}
         return counts
 
-    def _remember(self) -> Json:
+    def _state_after_batch(self) -> Json:
         """Write the new ids of the deduplication, read the state of the stateful operators, and return the state after the batch."""
-        # Without records, the deduplication state stays as it is at the head. A reprocessing run has another state in `job.state`.
-        state = self.job.state if self.job.chain is None else self.job.chain.current
-        if self._seen is not None:
-            state = self._seen.write_state(self.job.plan.version, self.job.attempt_id)
+        # Without records, the deduplication state stays as it is at the head. A reprocessing run has another state in `job.base_state`.
+        state = self.job.base_state if self.job.chain is None else self.job.chain.current
+        if self._dedup is not None:
+            state = self._dedup.write_state(self.job.plan.version, self.job.attempt_id)
         if self._micro_batch is None:
             return state
         after, self._late = self._micro_batch.after()
         if self._late and self._micro_batch.state.late == "fail":
             raise DataError(
-                'the batch has records from before the watermark, and state.late is "fail"; nothing became visible',
+                'Spark dropped rows as late, and state.late is "fail"; nothing became visible',
                 version=self.job.plan.version,
                 late=self._late,
-                watermark_ms=after.watermark_ms,
-            ).advising('set late="drop" to drop them, or use a longer delay in withWatermark in a new pipeline.')
+                watermark_ms=0 if self._micro_batch.base is None else self._micro_batch.base.watermark_ms,
+            ).advising('set late="drop". A longer delay in withWatermark applies only to later batches.')
         return with_operator_state(state, after)
 
     def _stateful(self, state: State) -> MicroBatch:
@@ -233,17 +233,17 @@ class Staging:
         scheme, path = split_url(self.log.store.url)
         root = f"s3a://{path}" if scheme == "s3" else f"file:{path}"
         return MicroBatch(
-            session=self.session, state=state, location=f"{root}/{LOCATION}", base=operator_state(self.job.state),
-            attempt_id=self.job.attempt_id, now_ms=self.job.dedup_at_ms, watermark_ms=self.job.plan.watermark_ms,
+            session=self.session, state=state, location=f"{root}/{LOCATION}", base=operator_state(self.job.base_state),
+            attempt_id=self.job.attempt_id, now_ms=self.job.batch_time_ms, watermark_ms=self.job.plan.watermark_ms,
         )  # fmt: skip
 
     def _loaded(self) -> Mapping[str, Loaded]:
         """
         Return source → planned records. The only source of a pipeline has the name ``""``.
 
-        A plan that only moves the watermark has no records, so their columns are those of the batch before, and those that the source has got since then.
+        A no-data batch uses the columns that the state before it has recorded, and the columns that were added to the source since.
         """
-        base = operator_state(self.job.state)
+        base = operator_state(self.job.base_state)
         if self.job.pins or base is None:
             return self._parts(self.job.pins)
         try:
@@ -272,7 +272,7 @@ class Staging:
                 for i in range(0, len(columns), _COLUMNS_A_COUNT)
             ]
         if self.job.where is not None:
-            dropped = ~F.col(_KEPT)
+            dropped = ~F.col(_PASSES_WHERE)
             asked.append(F.count_if(dropped if loaded.bad is None else ~loaded.bad & dropped).alias("filtered"))
         return asked
 
@@ -284,7 +284,7 @@ class Staging:
             kept = F.expr(self.job.where)
             if loaded.bad is not None:  # the values of a bad record are undefined, and a cast of them may fail
                 kept = F.when(~loaded.bad, kept)
-            marked = loaded.frame.withColumn(_KEPT, F.coalesce(kept, F.lit(False)))
+            marked = loaded.frame.withColumn(_PASSES_WHERE, F.coalesce(kept, F.lit(False)))
             marked.schema  # noqa: B018  with Spark Connect, reading the schema analyzes the plan, which raises AnalysisException
         except AnalysisException as error:
             raise DataError(
@@ -298,9 +298,9 @@ class Staging:
 
     def _good(self, loaded: Loaded, records: DataFrame) -> DataFrame:
         good = records if loaded.bad is None else records.where(~loaded.bad)
-        good = good if self.job.where is None else good.where(F.col(_KEPT)).drop(_KEPT)
+        good = good if self.job.where is None else good.where(F.col(_PASSES_WHERE)).drop(_PASSES_WHERE)
         good = good.drop(*loaded.drop) if loaded.drop else good
-        return good if self._seen is None else self._seen.passing(good)
+        return good if self._dedup is None else self._dedup.passing(good)
 
     def _outputs(self, good: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """
@@ -317,11 +317,11 @@ class Staging:
                 what = "the transform of a pipeline with state must return one DataFrame; nothing became visible"
                 raise DataError(what, transform=self.job.transform_name, returned=type(result).__name__)
             rows = self._micro_batch.result(result)
-            return dict.fromkeys(names, self._keep(rows) if len(names) > 1 else rows)
-        kept = {name: self._keep(frame) for name, frame in good.items()} if len(names) > 1 else good
+            return dict.fromkeys(names, self._persist(rows) if len(names) > 1 else rows)
+        kept = {name: self._persist(frame) for name, frame in good.items()} if len(names) > 1 else good
         result = self.job.transform(_given(kept))
         if isinstance(result, DataFrame):
-            shared = self._keep(result) if len(names) > 1 else result
+            shared = self._persist(result) if len(names) > 1 else result
             return dict.fromkeys(names, shared)
         if not isinstance(result, Mapping) or not all(isinstance(frame, DataFrame) for frame in result.values()):
             raise DataError(
@@ -337,7 +337,7 @@ class Staging:
             )
         once = {id(frame): frame for frame in result.values()}
         if len(once) < len(result):
-            once = {key: self._keep(frame) for key, frame in once.items()}
+            once = {key: self._persist(frame) for key, frame in once.items()}
         return {name: once[id(frame)] for name, frame in result.items()}
 
     def _fitted(self, name: str, frame: DataFrame) -> DataFrame:
@@ -362,9 +362,9 @@ class Staging:
             return frame
         return frame.to(StructType.fromJson(wanted))
 
-    def _keep(self, frame: DataFrame) -> DataFrame:
-        self._kept.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
-        return self._kept[-1]
+    def _persist(self, frame: DataFrame) -> DataFrame:
+        self._persisted.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        return self._persisted[-1]
 
     def _write(self, name: str, frame: DataFrame, watched: Observation) -> int | None:
         """Write the files of one sink, and return the number of rows that Spark passed to its writer; ``None`` if Spark did not count them."""

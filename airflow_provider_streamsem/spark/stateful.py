@@ -30,9 +30,9 @@ SETTINGS = {
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
     # Each batch uploads a snapshot, which shares files with earlier ones. With change logs, a new process would have to replay all of them.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false",
-    # Prevents Spark from deleting old state files. It selects them by batch id, and a batch may have several attempts.
-    # Spark then refuses a changed schema of the state.
+    # Spark refuses a changed schema of the state.
     "spark.sql.streaming.stateStore.stateSchemaCheck": "true",
+    # Prevents Spark from deleting old state files. It selects them by batch id, and a batch may have several attempts.
     "spark.sql.streaming.minBatchesToRetain": "2000000000",
     "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
 }
@@ -51,7 +51,7 @@ class MicroBatch:
     :param base: the state before the batch; ``None`` for the first batch
     :param attempt_id: id of the attempt; the name of the root directory of a new state
     :param now_ms: processing time of the batch, which is when it was planned, in milliseconds since the epoch
-    :param watermark_ms: the watermark of a batch without records, in milliseconds since the epoch; ``None``: the watermark of the base
+    :param watermark_ms: the watermark of a no-data batch, in milliseconds since the epoch; ``None``: the watermark of the base
     """
 
     session: SparkSession
@@ -96,7 +96,7 @@ class MicroBatch:
         logical = inner._jdf.queryExecution().analyzed()
         if not logical.isStreaming():
             raise InvalidError(
-                "the transform of a pipeline with state must return a streaming DataFrame, derived from the one that it receives; nothing became visible",
+                "the transform of a pipeline with state must return a streaming DataFrame, derived from one that it receives; nothing became visible",
                 accepted="df.groupBy(...).count(), for example; no collect(), createDataFrame() or cache()",
             )
         self._mark_batch(logical)
@@ -199,7 +199,7 @@ class MicroBatch:
                 "the number of state partitions cannot be changed; nothing became visible",
                 recorded=self.base.partitions,
                 given=self.state.partitions,
-            )
+            ).advising("set state.partitions to the recorded number, or remove it.")
         partitions = str(self._partitions)
         settings = {
             **SETTINGS,
@@ -263,11 +263,11 @@ class MicroBatch:
         builds_on_base = all(_texts(info.baseStateStoreCkptId()) == base[info.partitionId()] for info in infos if base)
         if not (is_complete and is_next and builds_on_base):
             raise StageError(
-                "tasks of a stateful operator ran more than once, for example because an executor was lost; nothing became visible",
+                "the tasks of a stateful operator did not report exactly one state for each partition; nothing became visible",
                 operator=node.shortName(),
                 partitions=partitions,
                 reported=len(infos),
-            )
+            ).advising("run again. If it fails again, look for executors that were lost and tasks that Spark repeated.")
         return tuple(ids[partition] for partition in range(partitions))
 
     def _mark_batch(self, logical: Any) -> None:

@@ -112,9 +112,9 @@ class RowsEngine:
         """Return the rows that pass, and the deduplication state after the batch. The files of the state are those that Spark would write."""
         wanted = job.dedup
         if wanted is None:
-            return rows, job.state
-        now_ms = job.dedup_at_ms
-        layers = dedup.layers_of(job.state, wanted, now_ms)
+            return rows, job.base_state
+        now_ms = job.batch_time_ms
+        layers = dedup.layers_of(job.base_state, wanted, now_ms)
         seen = {key for key, _ in _read_layers(log, layers, wanted.cutoff_ms(now_ms))}
         if job.chain is not None:
             seen |= _later(log, job, wanted)
@@ -181,7 +181,7 @@ def _id(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
 def _later(log: CommitLog, job: Job, wanted: dedup.Dedup) -> set[bytes]:
     """Return the ids that passed in a version after the reprocessed one, but not in the reprocessed one."""
     assert job.chain is not None
-    now_ms = job.dedup_at_ms
+    now_ms = job.batch_time_ms
     current = _read_layers(log, dedup.stored_layers(job.chain.current), now_ms + 1)
     end_ms = None if wanted.ttl_s is None else now_ms + wanted.ttl_s * 1000
     return {key for key, at in current if end_ms is None or at <= end_ms} - _passed_by(log, job.chain, now_ms)
@@ -254,7 +254,7 @@ def _refuse_what_needs_spark(job: Job) -> None:
         f"partitions of sink {name}": "yes" for name, sink in job.sinks.items() if getattr(sink, "partition_by", ())
     }
     asked: dict[str, object] = {"where": job.where} if job.where is not None else {}
-    asked |= {} if job.operators is None else {"state": job.operators.output_mode}
+    asked |= {} if job.state_settings is None else {"state": job.state_settings.output_mode}
     if asked or sinks:
         raise InvalidError(
             "an engine without Spark cannot run this pipeline", given={**asked, **sinks}, accepted="spark="

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, TimestampType
 
 _MANY = 200
-"""Spark needs seconds to plan an expression for each of more columns."""
+"""Above this number of columns, planning one expression for each column takes seconds."""
 UNFIT, MISSING = "values that do not fit", "required values that are missing"
 _PLAIN = re.compile(r"[ -&(-\[\]-~]*")  # printable ASCII except the single quote and the backslash
 
@@ -29,7 +29,7 @@ class Parsed:
 
     :param values: name of each declared column → SQL of its value in the frame
     :param bad: name of the boolean column that marks bad records
-    :param reason: SQL of a text: what is known about why a bad record is bad, without values; empty if nothing is known
+    :param reason: SQL of the reason why a record is bad, without values of the record; empty if it is not known
     """
 
     frame: DataFrame
