@@ -279,7 +279,7 @@ def test_late_records_fail_the_batch_if_they_must_not_be_dropped(tmp_path: Path)
         arrive(tmp_path, number, events)
         if number < 2:
             run_batch(pipeline(tmp_path, windowed, "append", state=strict), run_key=f"run {number}")
-    with pytest.raises(DataError, match=r"before the watermark.*late=1"):
+    with pytest.raises(DataError, match=r"dropped rows as late.*late=1"):
         run_batch(pipeline(tmp_path, windowed, "append", state=strict), run_key="run 2")
     assert run_batch(pipeline(tmp_path, windowed, "append"), run_key="run 2").counts["late"] == 1
 
