@@ -51,11 +51,12 @@ def is_loadable(store: Store, state: Json) -> bool:
     found = operator_state(state)
     if found is None:
         return True
-    if not is_complete(store, state):
-        return False
     names = {f"{found.batches}_{id}.zip" for operator in found.operators for ids in operator.ids for id in ids}
     listed = {stat.key for stat in store.list(f"{LOCATION}/{found.root}/state/")}
-    for key in (key for key in listed if key.rpartition("/")[2] in names):
+    snapshots = [key for key in listed if key.rpartition("/")[2] in names]
+    if len(snapshots) < len(names):
+        return False
+    for key in snapshots:
         ssts = _named_ssts(store, key)
         if ssts is None or not {f"{key.rpartition('/')[0]}/SSTs/{name}" for name in ssts} <= listed:
             return False
@@ -128,9 +129,8 @@ def _named_ssts(store: Store, key: str) -> set[str] | None:
         return None
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            _, _, metadata = (
-                archive.read("metadata").decode().partition("\n")
-            )  # the first line is the version of the format
+            # The first line is the version of the format.
+            _, _, metadata = archive.read("metadata").decode().partition("\n")
         return {sst["dfsSstFileName"] for sst in json.loads(metadata).get("sstFiles", [])}
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError):
         return None
