@@ -8,6 +8,7 @@ pipeline, or ``None`` if the user named a log. The commands call the public func
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import runpy
@@ -186,7 +187,7 @@ def _engine(args: argparse.Namespace, spark_packages: str | None) -> Engine:
 
 def _ran(pipeline: Pipeline, result: RunResult) -> CommandResult:
     kept = guarantee(pipeline)
-    lines = [f"run key    {result.run_key}", *f"guarantee  {kept}".split("\n"), f"status     {result.status}"]
+    lines = [f"run key    {result.run_key}", f"guarantee  {kept.named}", f"status     {result.status}"]
     lines += [f"version    {result.version}", f"ranges     {_ranges(result.ranges)}"]
     lines += [f"{name:<10} {count}" for name, count in sorted(result.counts.items())]
     lines += [
@@ -360,9 +361,14 @@ def show(args: argparse.Namespace) -> CommandResult:
     for title, hidden_fields in hidden.items():
         entry = document[title] or {}
         lines += [f"{title}:"] if entry else []
-        lines += [f"  {name:<14} {value}" for name, value in entry.items() if name not in hidden_fields]
+        lines += [f"  {name:<14} {_shown(value)}" for name, value in entry.items() if name not in hidden_fields]
     lines += _files_of(outcome[0]) if outcome is not None else []
     return CommandResult(document=document, lines=lines)
+
+
+def _shown(value: Json) -> str:
+    """Return a text as it is, and any other value as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _files_of(outcome: Outcome) -> list[str]:

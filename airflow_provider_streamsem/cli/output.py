@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -167,11 +168,16 @@ def show(answer: CommandResult, *, wide: bool = False) -> None:
 
 
 def show_table(table: Table, *, wide: bool = False) -> None:
-    """Print a table, and below it the names of the columns that were left out."""
+    """
+    Print a table, and below it the names of the columns that were left out.
+
+    A pipe and a file have no width, so all columns are printed there, unless the environment variable ``COLUMNS`` sets a width.
+    """
     from rich.console import Console
 
     terminal = Console()
-    fitting = table if wide else _fitting(table, terminal.width)
+    has_width = terminal.is_terminal or "COLUMNS" in os.environ
+    fitting = _fitting(table, terminal.width) if has_width and not wide else table
     Console(width=max(terminal.width, fitting.width)).print(_drawn(fitting))
     missing = [column for column in table.columns if column not in fitting.columns]
     if missing:

@@ -469,6 +469,23 @@ def test_log_never_cuts_a_number_and_says_which_columns_it_leaves_out(
             assert "1970-01-01 00:00:00" in out
 
 
+def test_log_in_a_pipe_leaves_out_no_column(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _, out, _ = run(capsys, "log", str(fixture.root / "log"))
+    assert "Not shown" not in out
+    assert all(column in out for column in ("version", "closed (UTC)", "offsets", "written", "duration"))
+
+
+def test_show_prints_values_as_json(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    _, stored, _ = run(capsys, "show", str(fixture.root / "log"), "0", "--json")
+    _, out, _ = run(capsys, "show", str(fixture.root / "log"), "0")
+    for name, value in json.loads(stored)["outcome"].items():
+        if isinstance(value, dict) and name not in ("sinks", "schemas"):
+            assert f"{name:<14} {json.dumps(value)}" in out
+
+
 def test_log_shows_which_sink_waits(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
     row = {
         "version": 0,
