@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -58,6 +58,23 @@ def seconds(name: str, value: object, *, least: int = 1) -> int:
             f"{name} must be an integer number of seconds, or a timedelta of whole seconds", given=str(value)
         )
     return integer(name, int(given), least=least)
+
+
+def time_ms(name: str, value: object) -> int:
+    """
+    Return a time in milliseconds since the epoch.
+
+    :param value: a ``datetime`` with a zone, or an ISO 8601 timestamp with a zone
+    :raises InvalidError: the value is neither
+    """
+    try:
+        at = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        accepted = 'a time with a zone, such as "2026-01-31T12:00:00+00:00" or "{{ data_interval_end }}"'
+        raise InvalidError(f"{name} must be a time with a zone", given=str(value)[:40], accepted=accepted)
+    return int(at.timestamp() * 1000)
 
 
 def flag(name: str, value: object) -> bool:

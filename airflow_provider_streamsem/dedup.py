@@ -200,10 +200,10 @@ def state_after(kept: Sequence[Layer], older: Sequence[Layer], written: Committa
 
 def state_of(layers: Sequence[Layer]) -> Json:
     """Return the layers as the JSON that an outcome stores. The order of ``layers`` is kept: oldest first."""
-    return {"dedup": [_told(layer) for layer in layers]}
+    return {"dedup": [_layer_json(layer) for layer in layers]}
 
 
-def _told(layer: Layer) -> Json:
+def _layer_json(layer: Layer) -> Json:
     files = [{name: value for name, value in plain(file).items() if name != "stats"} for file in layer.files]
     return {"newest_ms": layer.newest_ms, "rows": layer.rows, "files": files}
 

@@ -61,6 +61,12 @@ class State:
             arguments.integer("state.partitions", self.partitions, least=1)
         if self.close_after_s is not None:
             arguments.integer("state.close_after_s", self.close_after_s, least=1)
+            if self.output_mode == "complete":
+                raise InvalidError(
+                    'state.close_after_s has no effect with output_mode="complete", because no window is ever closed',
+                    given=self.close_after_s,
+                    accepted='None, or output_mode="append" or "update"',
+                )
         arguments.integer("state.keep_versions", self.keep_versions, least=1)
 
 

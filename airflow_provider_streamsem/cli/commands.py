@@ -451,8 +451,8 @@ def quarantine(args: argparse.Namespace) -> CommandResult:
 
 def _where(record: Mapping[str, Any]) -> str:
     """Return the position of a quarantined record in its source: every field except ``version``, ``raw``, ``encoding`` and ``error``, one a line."""
-    told = {name: value for name, value in record.items() if name not in ("version", "raw", "encoding", "error")}
-    return "\n".join(f"{name} {value}" for name, value in sorted(told.items()) if value is not None)
+    fields = {name: value for name, value in record.items() if name not in ("version", "raw", "encoding", "error")}
+    return "\n".join(f"{name} {value}" for name, value in sorted(fields.items()) if value is not None)
 
 
 def verify(args: argparse.Namespace) -> CommandResult:
@@ -496,17 +496,29 @@ def lag(args: argparse.Namespace) -> CommandResult:
     age = "never" if found.last_commit_age_ms is None else f"{found.last_commit_age_ms / 1000:.0f} s ago"
     return CommandResult(
         document=plain(found),
-        lines=[f"lag          {found.lag} {found.unit}", f"last commit  {age}", f"version      {found.version}"],
+        lines=[
+            f"lag            {found.lag} {found.unit}",
+            f"minimum clock  {_clock(found.minimum_clock_ms)}",
+            *([] if found.watermark_ms is None else [f"watermark      {_time(found.watermark_ms)} UTC"]),
+            f"last commit    {age}",
+            f"version        {found.version}",
+        ],
     )
+
+
+def _clock(minimum_clock_ms: int | None) -> str:
+    if minimum_clock_ms is None:
+        return "none: all items are committed"
+    return f"{_time(minimum_clock_ms)} UTC" if minimum_clock_ms else "unknown: messages wait in a queue"
 
 
 def abort(args: argparse.Namespace) -> CommandResult:
     """Abort the open version (``streamsem abort``)."""
     opened = open_log(args.log)
     outcome = maintenance.abort(opened.log, opened.record, args.version, reason=args.reason)
-    told = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"
+    fields = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"
     return CommandResult(
-        document={"version": args.version, "result": outcome.result}, lines=[f"version {args.version}: {told}"]
+        document={"version": args.version, "result": outcome.result}, lines=[f"version {args.version}: {fields}"]
     )
 
 
@@ -555,8 +567,8 @@ def explain(args: argparse.Namespace) -> CommandResult:
 def vacuum(args: argparse.Namespace) -> CommandResult:
     """Delete files that no reader and no run needs (``streamsem vacuum``)."""
     done = maintenance.vacuum(args.pipeline, dry_run=args.dry_run, everything=args.all)
-    said = f"{len(done.attempts)} attempts and {len(done.keys)} objects of the log, {done.bytes} bytes"
+    deleted = f"{len(done.attempts)} attempts and {len(done.keys)} objects of the log, {done.bytes} bytes"
     return CommandResult(
         document={**plain(done), "dry_run": args.dry_run},
-        lines=[f"{'would delete' if args.dry_run else 'deleted'} {said}"],
+        lines=[f"{'would delete' if args.dry_run else 'deleted'} {deleted}"],
     )

@@ -139,6 +139,29 @@ class ReplacesRows(Protocol):
         ...
 
 
+@runtime_checkable
+class MergesByKey(Protocol):
+    """A sink that can replace the rows of earlier versions by key."""
+
+    @property
+    def mode(self) -> str:
+        """``"upsert"`` if a row replaces an earlier row with the same key, else ``"append"``."""
+        ...
+
+
+@runtime_checkable
+class Warns(Protocol):
+    """Additional interface of a source or sink whose settings can be valid and still risky, such as a connection without encryption."""
+
+    def warnings(self) -> list[str]:
+        """
+        Return a sentence for each risk. Sends no request.
+
+        :raises InvalidError: the connection does not exist
+        """
+        ...
+
+
 class Loaded(Protocol):
     """
     The records of a plan as a DataFrame, in which a column marks the records that could not be parsed.
@@ -226,6 +249,14 @@ class Planner(Protocol):
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
         """Count the items at or above ``start`` that arrived before ``at_ms`` (milliseconds UTC, exclusive). Writes nothing."""
+        ...
+
+    def minimum_clock(self, start: Offsets) -> int | None:
+        """
+        Return the minimum clock: the time, in milliseconds UTC, before which no item at or above ``start`` arrived. It is the minimum over all partitions.
+
+        Returns ``None`` if there is no item at or above ``start``. The time may be up to a second before the oldest item. Writes nothing.
+        """
         ...
 
 

@@ -85,11 +85,11 @@ def of_account(account: Account) -> OperatorLineage:
 
 
 def _batch(account: Account, batch: Planned | VersionClosed) -> dict[str, Any]:
-    told: dict[str, Any] = {"version": batch.version, "ranges": {p: list(pair) for p, pair in batch.ranges.items()}}
+    facts: dict[str, Any] = {"version": batch.version, "ranges": {p: list(pair) for p, pair in batch.ranges.items()}}
     if isinstance(batch, Planned):
-        return {**told, "result": "open"}
+        return {**facts, "result": "open"}
     return {
-        **told,
+        **facts,
         "result": batch.result,
         "attemptId": batch.attempt_id,
         "adopted": batch.version in account.adopted,

@@ -20,7 +20,7 @@ from airflow_provider_streamsem.hooks.runs import run_key, times_cleared
 from airflow_provider_streamsem.observability.observed import Observed
 from airflow_provider_streamsem.operators.engines import HasEngine
 from airflow_provider_streamsem.operators.outlets import checked_partition_key, emit_outlet_events
-from airflow_provider_streamsem.operators.submission import Recorded, Submission, refuse_unnamed_transform
+from airflow_provider_streamsem.operators.submission import ConnectionRecorder, Submission, refuse_unnamed_transform
 from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
 from airflow_provider_streamsem.pipeline.result import RunResult
 from airflow_provider_streamsem.pipeline.run import plan_run, run_batch
@@ -157,7 +157,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
 
     def _submit(self, context: Any) -> RunResult:
         """Plan the run. If a version must be closed or published, submit a driver and wait until the run is complete or its task must continue it."""
-        key, connections = run_key(context["ti"]), Recorded()
+        key, connections = run_key(context["ti"]), ConnectionRecorder()
         with mapped(), use_resolver(connections):
             pipeline = self.rendered_pipeline(context)
             refuse_unnamed_transform(pipeline, self.task_id)

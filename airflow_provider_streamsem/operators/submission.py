@@ -23,7 +23,7 @@ _NAMES_OF_DRIVERS = ("_driver_id", "_yarn_application_id", "_kubernetes_driver_p
 
 
 @dataclass(slots=True)
-class Recorded:
+class ConnectionRecorder:
     """A connection resolver that records every connection that it returns. The task passes the recorded connections to the driver."""
 
     seen: dict[str, Connection] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Submission:
         )
         self._failed: list[BaseException] = []
 
-    def start(self, connections: Recorded) -> None:
+    def start(self, connections: ConnectionRecorder) -> None:
         """
         Submit the driver, and return without waiting for its end.
 
@@ -121,7 +121,7 @@ class Submission:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
 
-    def wait(self, connections: Recorded) -> None:
+    def wait(self, connections: ConnectionRecorder) -> None:
         """
         Submit the driver and return when ``spark-submit`` has ended. In client mode the driver has then ended too.
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from airflow_provider_streamsem.connectors.contract import Sink, Source
+from airflow_provider_streamsem.connectors.contract import Sink, Source, Warns
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.state import State
@@ -103,8 +103,9 @@ def warnings(pipeline: _Pipeline) -> list[str]:
     """Return warnings about connections without encryption, one sentence each. Skips a connection that does not exist, because a run refuses it."""
     found: list[str] = []
     for part in (pipeline.source, *pipeline.sinks.values()):
-        with suppress(InvalidError):
-            found += getattr(part, "warnings", list)()
+        if isinstance(part, Warns):
+            with suppress(InvalidError):
+                found += part.warnings()
     return found
 
 
@@ -142,23 +143,23 @@ def _of_dedup(dedup: Dedup) -> str:
 
 
 def _of_state(state: State) -> str:
-    said = "state: the outcome names the state of its batch, so attempts that are not committed change no state"
+    text = "state: the outcome names the state of its batch, so attempts that are not committed change no state"
     if state.output_mode == "update":
-        said += '. output_mode="update" emits a row at each change of its key: an appending sink gets a stream of changes, and mode="upsert" the newest row'
-    return said
+        text += '. output_mode="update" emits a row at each change of its key: an appending sink gets a stream of changes, and mode="upsert" the newest row'
+    return text
 
 
 def _of_transform(pipeline: _Pipeline) -> str:
     if pipeline.transform is None:
         return "transform: none, rows pass unchanged"
-    said = (
+    text = (
         "transform: the output of one attempt is committed as a whole, so random or clock values in it neither lose nor repeat rows. To shuffle rows by "
         "such values, use Spark 4.1 or later, which detects a retried shuffle with different rows"
     )
     if len(pipeline.sinks) == 1:
-        return said
+        return text
     shared = "A DataFrame that sinks share is evaluated once and cached. If an executor is lost, Spark evaluates partitions again, and random values may differ"
-    return f"{said}. {shared} between sinks"
+    return f"{text}. {shared} between sinks"
 
 
 def _of_sinks(pipeline: _Pipeline) -> str:

@@ -149,7 +149,7 @@ def batch_of(opened: Opened, outcome: Outcome, outcome_sha: str, name: str) -> B
     :param outcome_sha: sha256 of the bytes of ``outcome``
     :param name: name of the sink
     """
-    root, stands = _chain(opened.log, outcome, name)
+    root, current_rows = _chain(opened.log, outcome, name)
     return Batch(
         pipeline_uuid=opened.record.pipeline_uuid,
         sink=name,
@@ -158,7 +158,7 @@ def batch_of(opened: Opened, outcome: Outcome, outcome_sha: str, name: str) -> B
         committable=outcome.sinks[name],
         schema=_plain(outcome.schemas.get(name, "")),
         root=root,
-        replaced=stands,
+        replaced=current_rows,
         expected_marker=outcome.markers.get(name),
     )
 
@@ -179,11 +179,11 @@ def _chain(log: CommitLog, outcome: Outcome, name: str) -> tuple[int, Committabl
 
     :returns: the first version of the chain, and the rows of the newest earlier commit of the chain that was applied to the sink; ``None`` if none was
     """
-    stands = None
+    current_rows = None
     while outcome.replaces is not None:
         outcome = _outcome(log, outcome.replaces.version)
-        stands = stands or _applied(log, outcome, name)
-    return outcome.version, stands
+        current_rows = current_rows or _applied(log, outcome, name)
+    return outcome.version, current_rows
 
 
 def _outcome(log: CommitLog, version: int) -> Outcome:

@@ -32,7 +32,7 @@ def waiting(rows: int, limits: Limits) -> str:
 
 def planned(plan: Plan) -> str:
     """Format a new plan. Example: ``version 12 planned: files [120, 122)``."""
-    return f"version {plan.version} planned: {_what(plan)}"
+    return f"version {plan.version} planned: {_progress(plan)}"
 
 
 def resumed(plan: Plan, run_key: str) -> str:
@@ -42,10 +42,10 @@ def resumed(plan: Plan, run_key: str) -> str:
     Example: ``version 12 was planned by an earlier try of this run and is not closed: files [120, 122)``.
     """
     planner = "an earlier try of this run" if plan.run_key == run_key else f"run {changes.run_id(plan.run_key)}"
-    return f"version {plan.version} was planned by {planner} and is not closed: {_what(plan)}"
+    return f"version {plan.version} was planned by {planner} and is not closed: {_progress(plan)}"
 
 
-def _what(plan: Plan) -> str:
+def _progress(plan: Plan) -> str:
     if plan.replaces is not None:
         return f"reprocessing of version {plan.replaces.version}"
     if plan.watermark_ms is not None:
@@ -77,10 +77,10 @@ def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
     if result.batches == 0:
         return f"{run}: nothing was planned{also}"
     what = f"{result.batches} {'batch' if result.batches == 1 else 'batches'} up to version {result.version}"
-    told = f"{what}, {counted(result.counts)}" if result.counts else f"{what}, none committed"
+    parts = f"{what}, {counted(result.counts)}" if result.counts else f"{what}, none committed"
     if resumed:
-        return f"{run} was complete already ({told}); nothing was read or written{also}"
-    return f"{run} ended after {ms / 1000:.1f} s: {told}{also}"
+        return f"{run} was complete already ({parts}); nothing was read or written{also}"
+    return f"{run} ended after {ms / 1000:.1f} s: {parts}{also}"
 
 
 def counted(counts: Mapping[str, int]) -> str:
@@ -88,9 +88,9 @@ def counted(counts: Mapping[str, int]) -> str:
     written = [
         (name.removeprefix("written."), rows) for name, rows in sorted(counts.items()) if name.startswith("written.")
     ]
-    told = [f"{counts.get('read', 0):,} rows read", *(f"{rows:,} written to {sink}" for sink, rows in written)]
-    told += [f"{counts[name]:,} {name}" for name in ("filtered", "duplicates", "quarantined") if counts.get(name)]
-    return ", ".join(told)
+    parts = [f"{counts.get('read', 0):,} rows read", *(f"{rows:,} written to {sink}" for sink, rows in written)]
+    parts += [f"{counts[name]:,} {name}" for name in ("filtered", "duplicates", "quarantined") if counts.get(name)]
+    return ", ".join(parts)
 
 
 def _time(ms: int) -> str:
@@ -98,6 +98,6 @@ def _time(ms: int) -> str:
 
 
 def _ranges(ranges: Ranges) -> str:
-    told = [f"{partition} [{start}, {end})" for partition, (start, end) in sorted(ranges.items())]
-    more = len(told) - _PARTITIONS
-    return ", ".join(told if more <= 1 else [*told[:_PARTITIONS], f"and {more} more partitions"]) or "no offsets"
+    parts = [f"{partition} [{start}, {end})" for partition, (start, end) in sorted(ranges.items())]
+    more = len(parts) - _PARTITIONS
+    return ", ".join(parts if more <= 1 else [*parts[:_PARTITIONS], f"and {more} more partitions"]) or "no offsets"

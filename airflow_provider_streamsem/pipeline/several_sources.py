@@ -23,6 +23,7 @@ from airflow_provider_streamsem.connectors.contract import (
     Source,
     SourceEnd,
     SourceSlice,
+    Warns,
 )
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.limits import Limits
@@ -112,7 +113,7 @@ class SeveralSources:
 
     def warnings(self) -> list[str]:
         """Return the warnings of all sources."""
-        return [text for source in self.parts.values() for text in getattr(source, "warnings", list)()]
+        return [text for source in self.parts.values() if isinstance(source, Warns) for text in source.warnings()]
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
         """Return the inputs of all sources."""
@@ -252,6 +253,11 @@ class SeveralPlanner:
     def unread_before(self, start: Offsets, at_ms: int) -> int:
         """Return the number of unread items before ``at_ms``, summed over all sources."""
         return sum(planner.unread_before(_part(start, name), at_ms) for name, planner in self._planners.items())
+
+    def minimum_clock(self, start: Offsets) -> int | None:
+        """Return the minimum of the sources' minimum clocks; ``None`` if no source has an unread item."""
+        clocks = [planner.minimum_clock(_part(start, name)) for name, planner in self._planners.items()]
+        return min((clock for clock in clocks if clock is not None), default=None)
 
 
 def _together(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from airflow_provider_streamsem import arguments, registry
-from airflow_provider_streamsem.connectors.contract import NeedsRecords, ReplacesRows, Sink, Source
+from airflow_provider_streamsem.connectors.contract import MergesByKey, NeedsRecords, ReplacesRows, Sink, Source
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.limits import Limits
@@ -124,8 +124,8 @@ class Pipeline:
                 "this source does not support these limits", given=unheeded, accepted=list(self.source.limits)
             )
         arguments.choice("on_data_loss", self.on_data_loss, ("fail", "record_gap"))
-        told = {name: part for name, part in self.without_transform().items() if name != "where"}
-        arguments.without_secrets(f"pipeline {self.name}:", told)
+        settings = {name: part for name, part in self.without_transform().items() if name != "where"}
+        arguments.without_secrets(f"pipeline {self.name}:", settings)
         if self.require is not None:
             arguments.choice("require", self.require, LABELS)
             require(self, self.require)
@@ -178,7 +178,8 @@ class Pipeline:
                 'rows="filter" is not valid with state, because a stateful transform changes the number of rows'
             )
         mode = self.state.output_mode
-        appending = sorted(name for name, sink in self.sinks.items() if getattr(sink, "mode", "") != "upsert")
+        merging = {name for name, sink in self.sinks.items() if isinstance(sink, MergesByKey) and sink.mode == "upsert"}
+        appending = sorted(set(self.sinks) - merging)
         if mode == "complete" and appending:
             what = 'with output_mode="complete", each batch returns the whole result, and these sinks would append it again'
             raise InvalidError(

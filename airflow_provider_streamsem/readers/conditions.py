@@ -108,14 +108,14 @@ class BatchCommitted:
         record = log.read_pipeline()
         if record is None:
             return Finding(met=False, seen={"log": url, "version": -1})
-        told = {"pipeline": record.name, "log": url}
+        context = {"pipeline": record.name, "log": url}
         if self.version is not None:
             found = self._of_version(log, self.version)
         elif self.run_key is not None:
             found = self._of_run(log, log.find_head(), self.run_key)
         else:
             found = self._of_offsets(log.find_head(), self.offsets or {})
-        return Finding(met=found.met, seen={**told, **found.seen})
+        return Finding(met=found.met, seen={**context, **found.seen})
 
     def _of_version(self, log: CommitLog, version: int) -> Finding:
         found = log.outcome(version)
@@ -124,7 +124,7 @@ class BatchCommitted:
         if not found[0].committed:
             what = "the version was closed by an abort and will never be committed; a later version reads its range"
             raise InvalidError(what, log=log.store.url, version=version, reason=found[0].reason)
-        return Finding(met=True, seen=_told(found[0]))
+        return Finding(met=True, seen=_outcome_facts(found[0]))
 
     @staticmethod
     def _of_run(log: CommitLog, head: Head, run_key: str) -> Finding:
@@ -132,7 +132,7 @@ class BatchCommitted:
         position = log.locate(run_key, without_pending(head))
         if not isinstance(position, RunComplete):
             return Finding(met=False, seen={"run_key": run_key, "version": head.closed})
-        return Finding(met=True, seen={"run_key": run_key, **_told(position.outcome)})
+        return Finding(met=True, seen={"run_key": run_key, **_outcome_facts(position.outcome)})
 
     @staticmethod
     def _of_offsets(head: Head, upto: Offsets) -> Finding:
@@ -145,22 +145,26 @@ class BatchCommitted:
         return Finding(met=offsets.reached(committed, upto), seen={"version": head.closed, "next": committed})
 
 
-def _told(outcome: Outcome) -> dict[str, Any]:
+def _outcome_facts(outcome: Outcome) -> dict[str, Any]:
     return {"version": outcome.version, "counts": plain(outcome.counts), "outcome": keys.outcome(outcome.version)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
     """
-    Met if the log exists, at most ``max_lag`` items of the source are uncommitted, and none of them is older than ``max_age_s`` seconds.
+    Met if the log exists and each bound that is not ``None`` holds.
 
-    :param max_lag: maximum number of uncommitted items, inclusive; ``None``: not checked
-    :param max_age_s: maximum age of an uncommitted item in seconds, inclusive; ``None``: not checked
+    :param max_lag: maximum number of uncommitted items, inclusive
+    :param max_age_s: maximum age of an uncommitted item in seconds, inclusive
+    :param until_ms: every item that arrived before this time is committed, in milliseconds since the epoch. Not met before this time, because items may arrive
+    :param watermark_ms: the watermark after the newest version is at or above this time, in milliseconds since the epoch
     """
 
     pipeline: Pipeline
     max_lag: int | None = None
     max_age_s: int | None = None
+    until_ms: int | None = None
+    watermark_ms: int | None = None
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
         """Compare the end of the source with the committed offsets."""
@@ -172,16 +176,23 @@ class Freshness:
         start, now_ms = dry.head.next, clock.now_ms()
         lag = dry.planner.lag(start, dry.head.hint)
         too_old = 0 if self.max_age_s is None else dry.planner.unread_before(start, now_ms - self.max_age_s * 1000)
+        before = 0 if self.until_ms is None else dry.planner.unread_before(start, self.until_ms)
         last = dry.head.outcome
+        watermark_ms = None if last is None else last.watermark_ms
         is_within = self.max_lag is None or lag <= self.max_lag
+        is_past = (self.until_ms is None or now_ms >= self.until_ms) and (
+            self.watermark_ms is None or (watermark_ms is not None and watermark_ms >= self.watermark_ms)
+        )
         return Finding(
-            met=is_within and not too_old and not dry.is_new,
+            met=is_within and is_past and not too_old and not before and not dry.is_new,
             seen={
                 "pipeline": pipeline.name,
                 "log": pipeline.log,
                 "version": dry.head.closed,
                 "lag": lag,
                 "too_old": too_old,
+                "before_until": before,
+                "watermark_ms": watermark_ms,
                 "unit": pipeline.source.unit,
                 "last_commit_age_ms": None if last is None else max(0, now_ms - last.decided_at_ms),
             },
@@ -224,10 +235,10 @@ class Retention:
         within_ms = None if self.within_s is None else self.within_s * 1000
         found = source.expiry(dry.head.next, within_ms=within_ms, now_ms=clock.now_ms())
         is_near = self.records is not None and found.spare is not None and found.spare < self.records
-        told = {"pipeline": pipeline.name, "log": pipeline.log, "version": dry.head.closed}
+        context = {"pipeline": pipeline.name, "log": pipeline.log, "version": dry.head.closed}
         return Finding(
             met=bool(found.lost or found.at_risk) or is_near,
-            seen={**told, **plain(found), "unit": pipeline.source.unit},
+            seen={**context, **plain(found), "unit": pipeline.source.unit},
         )
 
 
@@ -258,13 +269,13 @@ class DriverWait:
                 return Finding(met=True, seen={"run_key": self.run_key, "version": -1, "stalled": False})
             head = log.find_head()
             position = log.locate(self.run_key, head)
-        told = {"run_key": self.run_key, "version": head.closed}
+        context = {"run_key": self.run_key, "version": head.closed}
         if isinstance(position, RunComplete) or (isinstance(position, Ready) and position.j == 0):
-            return Finding(met=True, seen={**told, "stalled": False})
+            return Finding(met=True, seen={**context, "stalled": False})
         moments = [self.since_ms, head.plan.planned_at_ms if isinstance(head, OpenHead) else 0]
         moments.append(0 if head.outcome is None else head.outcome.decided_at_ms)
         stalled = clock.now_ms() - max(moments) > self.patience_s * 1000
-        return Finding(met=stalled, seen={**told, "stalled": stalled})
+        return Finding(met=stalled, seen={**context, "stalled": stalled})
 
 
 _NAMES: Mapping[str, Any] = {

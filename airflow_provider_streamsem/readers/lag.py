@@ -21,6 +21,9 @@ class Lag:
     :param unit: unit of ``lag``, for example ``files`` or ``offsets``
     :param version: the newest closed version; -1 before the first
     :param last_commit_age_ms: milliseconds since the newest outcome, a commit or an abort; ``None`` before the first outcome
+    :param minimum_clock_ms: every item that arrived before this time is committed, in milliseconds since the epoch: the minimum over all partitions of all
+        sources. ``None`` if all items are committed. 0 if it is unknown, because messages wait in a queue
+    :param watermark_ms: the watermark of the state after the newest version, in milliseconds since the epoch; ``None`` without one
     """
 
     pipeline: str
@@ -28,6 +31,8 @@ class Lag:
     unit: str
     version: int
     last_commit_age_ms: int | None
+    minimum_clock_ms: int | None
+    watermark_ms: int | None
 
 
 @with_log_location
@@ -49,4 +54,6 @@ def lag(pipeline: Pipeline) -> Lag:
         unit=pipeline.source.unit,
         version=head.closed,
         last_commit_age_ms=age,
+        minimum_clock_ms=planner.minimum_clock(head.next) if items else None,
+        watermark_ms=None if head.outcome is None else head.outcome.watermark_ms,
     )

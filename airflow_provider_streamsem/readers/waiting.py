@@ -67,8 +67,8 @@ class Waiting:
     :param version: the newest closed version; -1 before the first
     :param open_version: the version that has a plan and no outcome, or ``None``
     :param ranges: the ranges of the run's first batch. If the run would continue work of other runs, all remaining ranges of that work
-    :param taken: partition → end, exclusive, of the offsets that are claimed: runs have planned them, or a drain will read them
-    :param rows: number of records in the first batch after ``taken``, an estimate (Kafka: an upper bound)
+    :param planned_ends: partition → end, exclusive, of the offsets that are claimed: runs have planned them, or a drain will read them
+    :param rows: number of records in the first batch after ``planned_ends``, an estimate (Kafka: an upper bound)
     :param lag: number of items of the source that no commit covers, in ``unit``
     :param unit: unit of ``lag``, for example ``files`` or ``offsets``
     """
@@ -80,14 +80,14 @@ class Waiting:
     version: int
     open_version: int | None
     ranges: Ranges
-    taken: Offsets
+    planned_ends: Offsets
     rows: int
     lag: int
     unit: str
 
     def to_json(self) -> Json:
-        """Return the fields as a JSON object for XCom and events, without ``is_due`` and ``taken``."""
-        return {name: value for name, value in plain(self).items() if name not in ("is_due", "taken")}
+        """Return the fields as a JSON object for XCom and events, without ``is_due`` and ``planned_ends``."""
+        return {name: value for name, value in plain(self).items() if name not in ("is_due", "planned_ends")}
 
 
 def limited(pipeline: Pipeline, *, min_rows: int | None, max_delay_s: int | None) -> Pipeline:
@@ -118,21 +118,21 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     dry = dry_run(pipeline, clock=clock)
     head, limits = dry.head, pipeline.limits
     newest = head.plan if isinstance(head, OpenHead) else _newest_plan(dry)
-    taken = _taken(head, newest)
+    planned_ends = _planned_ends(head, newest)
     times = [] if newest is None else [newest.planned_at_ms]
     times += [] if head.outcome is None else [head.outcome.decided_at_ms]
     since_ms = max(times, default=None)
-    # The hint in an open plan describes the source at `taken`. The hint in the outcome before it describes an earlier state.
+    # The hint in an open plan describes the source at `planned_ends`. The hint in the outcome before it describes an earlier state.
     hint = head.plan.hint if isinstance(head, OpenHead) and head.plan.kind == "batch" else head.hint
     end = dry.planner.poll(hint)
-    found = dry.planner.slice(taken, end, limits, hint, on_data_loss=pipeline.on_data_loss)
+    found = dry.planner.slice(planned_ends, end, limits, hint, on_data_loss=pipeline.on_data_loss)
     rows = 0 if found is None else found.rows
     now_ms = clock.now_ms()
-    is_open = isinstance(head, OpenHead) or taken != dict(head.next)
+    is_open = isinstance(head, OpenHead) or planned_ends != dict(head.next)
     is_left = is_open and not may_wait(limits, 0, since_ms=since_ms, now_ms=now_ms)
     is_ready = found is not None and not may_wait(limits, rows, since_ms=since_ms, now_ms=now_ms)
     closes = found is None and not is_open and due_watermark(pipeline, head.outcome, now_ms=now_ms) is not None
-    left = offsets.between(head.next, taken) if is_left else {}
+    left = offsets.between(head.next, planned_ends) if is_left else {}
     return Waiting(
         pipeline=pipeline.name,
         log=pipeline.log,
@@ -141,7 +141,7 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
         version=head.closed,
         open_version=head.plan.version if isinstance(head, OpenHead) else None,
         ranges=left if found is None or left else found.ranges,
-        taken=taken,
+        planned_ends=planned_ends,
         rows=rows,
         lag=offsets.length(offsets.between(head.next, end.offsets)),
         unit=pipeline.source.unit,
@@ -154,7 +154,7 @@ def _newest_plan(dry: DryRun) -> Plan | None:
     return None if found is None else found[0]
 
 
-def _taken(head: Head, newest: Plan | None) -> Offsets:
+def _planned_ends(head: Head, newest: Plan | None) -> Offsets:
     """Return partition → end, exclusive, of the offsets that runs have planned or that the newest drain will read."""
     if newest is None:
         return dict(head.next)

@@ -16,7 +16,7 @@ from airflow_provider_streamsem.hooks.failures import airflow_exception, mapped
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.readers.conditions import Condition, to_text
-from airflow_provider_streamsem.triggers.condition import ConditionTrigger, asked, result_of_event
+from airflow_provider_streamsem.triggers.condition import ConditionTrigger, checked, result_of_event
 
 
 class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
@@ -52,7 +52,7 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
         """
         with self._mapped():
             condition = self.condition(context)
-            finding = asked(condition.check)
+            finding = checked(condition.check)
         self.log.info("%s: %s", "met" if finding.met else "not yet", finding.seen)
         if self.deferrable and not finding.met:
             trigger = ConditionTrigger(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_provider_streamsem.arguments import integer, seconds
+from airflow_provider_streamsem.arguments import integer, seconds, time_ms
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.readers.conditions import Freshness
@@ -20,14 +21,21 @@ class FreshnessSensor(PipelineSensor):
     While the log does not exist, the sensor waits.
 
     XCom ``return_value``: ``pipeline``, ``log``, ``version`` (the newest closed version), ``lag`` (number of uncommitted items), ``too_old`` (number of
-    uncommitted items older than ``max_age``), ``unit`` (of both), ``last_commit_age_ms`` (milliseconds since the newest outcome).
+    uncommitted items older than ``max_age``), ``before_until`` (number of uncommitted items that arrived before ``until``), ``unit`` (of these three),
+    ``watermark_ms`` (milliseconds since the epoch; ``None`` without a watermark), ``last_commit_age_ms`` (milliseconds since the newest outcome).
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
     :param max_lag: maximum number of uncommitted items, inclusive. Items are offsets in Kafka, files in a files source, and landings in a queue source
     :param max_age: maximum age of an uncommitted item, by the Kafka timestamp or the modification time of the file. Integer seconds or a ``timedelta``, 1
-        second or more. At least one of ``max_lag`` and ``max_age`` must be given. If both are given, both must hold
-    :raises InvalidError: neither ``max_lag`` nor ``max_age`` is given, or an argument is not valid
+        second or more
+    :param until: wait until every item that arrived before this time is committed (templated): a time with a zone, like ``{{ data_interval_end }}``. The time
+        of arrival is that of ``max_age``. The sensor also waits until the time has passed
+    :param watermark: wait until the watermark of the pipeline's state has reached this time (templated): a time with a zone. The next batch
+        closes windows that end at or before it and are still open
+    :raises InvalidError: no bound is given, or an argument is not valid. If several bounds are given, all must hold
     """
+
+    template_fields: Sequence[str] = (*PipelineSensor.template_fields, "until", "watermark")
 
     def __init__(
         self,
@@ -35,15 +43,36 @@ class FreshnessSensor(PipelineSensor):
         pipeline: Pipeline | str,
         max_lag: int | None = None,
         max_age: timedelta | float | None = None,
+        until: datetime | str | None = None,
+        watermark: datetime | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(pipeline=pipeline, **kwargs)
-        if max_lag is None and max_age is None:
-            raise InvalidError("max_lag or max_age must be given", task=self.task_id)
+        if (max_lag, max_age, until, watermark) == (None, None, None, None):
+            raise InvalidError("max_lag, max_age, until or watermark must be given", task=self.task_id)
         self.max_lag = None if max_lag is None else integer("max_lag", max_lag, least=0)
         self.max_age_s = None if max_age is None else seconds("max_age", max_age)
+        self.until = until
+        self.watermark = watermark
         self._refuse_early()
 
     def condition_of(self, pipeline: Pipeline) -> Freshness:
-        """Return the condition for a pipeline, with this sensor's bounds."""
-        return Freshness(pipeline=pipeline, max_lag=self.max_lag, max_age_s=self.max_age_s)
+        """
+        Return the condition for a pipeline, with this sensor's bounds.
+
+        :raises InvalidError: ``until`` or ``watermark`` is not a time with a zone, or the pipeline has no state and so no watermark
+        """
+        if self.watermark is not None and pipeline.state is None:
+            raise InvalidError("this pipeline has no state, so it has no watermark", pipeline=pipeline.name)
+        return Freshness(
+            pipeline=pipeline,
+            max_lag=self.max_lag,
+            max_age_s=self.max_age_s,
+            until_ms=_time_ms("until", self.until),
+            watermark_ms=_time_ms("watermark", self.watermark),
+        )
+
+
+def _time_ms(name: str, given: datetime | str | None) -> int | None:
+    # While Airflow parses the DAG, a template is not rendered yet.
+    return None if given is None or "{{" in str(given) else time_ms(name, given)

@@ -19,8 +19,8 @@ def short(error: Exception) -> SparkError:
 
     :param error: an analysis error. Its message names columns and functions, but contains no values of records
     """
-    said = str(error).strip().split("\n")[0]
-    return SparkError(f"{type(error).__name__}: {said}").with_traceback(error.__traceback__)
+    message = str(error).strip().split("\n")[0]
+    return SparkError(f"{type(error).__name__}: {message}").with_traceback(error.__traceback__)
 
 
 @contextmanager

@@ -73,8 +73,8 @@ class Deduplication:
         else:
             # The state may be much larger than the batch. With a broadcast of the batch's ids, Spark scans the state without a shuffle.
             ids = named.select(F.col(_ID).alias(ID))
-            asked = seen.join(F.broadcast(ids) if given <= _SENT_IDS else ids, ID, "left_semi")
-            last = asked.groupBy(F.col(ID).alias(_ID)).agg(F.max(AT).alias(_SEEN))
+            candidates = seen.join(F.broadcast(ids) if given <= _SENT_IDS else ids, ID, "left_semi")
+            last = candidates.groupBy(F.col(ID).alias(_ID)).agg(F.max(AT).alias(_SEEN))
             cutoff = self.dedup.cutoff_ms(self.now_ms)
             once = once.join(last, _ID, "left").where(F.col(_SEEN).isNull() | (F.col(_SEEN) < cutoff))
         if self.chain is not None:

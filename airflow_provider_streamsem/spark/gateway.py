@@ -109,14 +109,14 @@ def interrupt(session: SparkSession, tag: str) -> None:
     session.sparkContext.cancelJobsWithTag(tag)
 
 
-def observe(frame: DataFrame, observation: Observation, *asked: Column) -> DataFrame:
+def observe(frame: DataFrame, observation: Observation, *aggregates: Column) -> DataFrame:
     """Attach an observation to a DataFrame; see :class:`airflow_provider_streamsem.spark.staging.Inspection`."""
-    return frame.observe(observation, *asked)
+    return frame.observe(observation, *aggregates)
 
 
-def observe_last(frame: DataFrame, observation: Observation, *asked: Column, watched: Observation) -> DataFrame:
+def observe_last(frame: DataFrame, observation: Observation, *aggregates: Column, watched: Observation) -> DataFrame:
     """Attach an observation that counts the rows passed to a writer. Spark's listener bus delivers the counts of ``watched`` too."""
-    return frame.observe(observation, *asked)
+    return frame.observe(observation, *aggregates)
 
 
 def observed(observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:

@@ -54,7 +54,7 @@ def interrupt(session: SparkSession, tag: str) -> None:
     session.interruptTag(tag)
 
 
-def observe(frame: DataFrame, observation: Observation, *asked: Column) -> DataFrame:
+def observe(frame: DataFrame, observation: Observation, *aggregates: Column) -> DataFrame:
     """
     Attach an observation to a DataFrame; see :class:`airflow_provider_streamsem.spark.staging.Inspection`.
 
@@ -63,12 +63,12 @@ def observe(frame: DataFrame, observation: Observation, *asked: Column) -> DataF
     """
     inner: Any = observation
     inner._name, inner._result = SYSTEM_CLOCK.new_id(), {}
-    return frame.observe(inner._name, *asked)
+    return frame.observe(inner._name, *aggregates)
 
 
-def observe_last(frame: DataFrame, observation: Observation, *asked: Column, watched: Observation) -> DataFrame:
+def observe_last(frame: DataFrame, observation: Observation, *aggregates: Column, watched: Observation) -> DataFrame:
     """Attach an observation that counts the rows passed to a writer. The same execution delivers the counts of ``watched``, which is below it in the plan."""
-    inner: Any = frame.observe(observation, *asked)
+    inner: Any = frame.observe(observation, *aggregates)
     return type(inner)(_Collecting(inner._plan, watched), inner._session)
 
 

@@ -57,7 +57,7 @@ If a query plan has only such nodes above an observation, the observation counts
 class Inspection(Protocol):
     """Protocol of the modules :mod:`gateway` (classic PySpark) and :mod:`remote` (Spark Connect)."""
 
-    def observe(self, frame: DataFrame, observation: Observation, *asked: Column) -> DataFrame:
+    def observe(self, frame: DataFrame, observation: Observation, *aggregates: Column) -> DataFrame:
         """
         Attach an observation to a DataFrame. It counts the rows each time that Spark evaluates them.
 
@@ -66,7 +66,7 @@ class Inspection(Protocol):
         ...
 
     def observe_last(
-        self, frame: DataFrame, observation: Observation, *asked: Column, watched: Observation
+        self, frame: DataFrame, observation: Observation, *aggregates: Column, watched: Observation
     ) -> DataFrame:
         """
         Attach an observation that counts the rows passed to a writer.
@@ -112,7 +112,7 @@ class _Input:
     name: str
     loaded: Loaded
     marked: DataFrame
-    asked: list[Column]
+    aggregates: list[Column]
 
 
 @dataclass(slots=True)
@@ -161,7 +161,9 @@ class Staging:
             handed = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
             state = self._state_after_batch()
             counted = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
-            found = {one.name: self._count(one.marked, one.asked) if counted is None else counted for one in inputs}
+            found = {
+                one.name: self._count(one.marked, one.aggregates) if counted is None else counted for one in inputs
+            }
         finally:
             if self._micro_batch is not None:
                 self._micro_batch.close()
@@ -187,13 +189,13 @@ class Staging:
     def _inputs(self) -> list[_Input]:
         """Return the planned records of each source."""
         return [
-            _Input(name, loaded, marked := self._marked(loaded), self._asked(loaded, marked))
+            _Input(name, loaded, marked := self._marked(loaded), self._aggregates(loaded, marked))
             for name, loaded in self._loaded().items()
         ]
 
     def _records(self, one: _Input, inputs: Sequence[_Input], watched: Observation) -> DataFrame:
         """Return the records of a source, with the observation if it is the only one: an observation counts one source."""
-        return self.inspect.observe(one.marked, watched, *one.asked) if len(inputs) == 1 else one.marked
+        return self.inspect.observe(one.marked, watched, *one.aggregates) if len(inputs) == 1 else one.marked
 
     def _counts(self, found: Mapping[str, Mapping[str, int]], sinks: Mapping[str, Committable]) -> dict[str, int]:
         """
@@ -257,24 +259,24 @@ class Staging:
         loaded = self.job.source.load(self.session, pins)
         return loaded.parts if isinstance(loaded, LoadedTogether) else {"": loaded}
 
-    def _asked(self, loaded: Loaded, marked: DataFrame) -> list[Column]:
+    def _aggregates(self, loaded: Loaded, marked: DataFrame) -> list[Column]:
         """
         Return the aggregates to observe on the records.
 
         If records can be bad, every column is counted, because Spark does not parse a column that the query does not use, and so finds no bad values in it.
         """
-        asked = [F.expr("count(1) AS read")]
+        aggregates = [F.expr("count(1) AS read")]
         if loaded.bad is not None:
             columns = [quoted(name) for name in marked.columns]
-            asked.append(F.count_if(loaded.bad).alias("bad"))
-            asked += [
+            aggregates.append(F.count_if(loaded.bad).alias("bad"))
+            aggregates += [
                 F.expr(f"count({', '.join(columns[i : i + _COLUMNS_A_COUNT])}) AS c{i}")
                 for i in range(0, len(columns), _COLUMNS_A_COUNT)
             ]
         if self.job.where is not None:
             dropped = ~F.col(_PASSES_WHERE)
-            asked.append(F.count_if(dropped if loaded.bad is None else ~loaded.bad & dropped).alias("filtered"))
-        return asked
+            aggregates.append(F.count_if(dropped if loaded.bad is None else ~loaded.bad & dropped).alias("filtered"))
+        return aggregates
 
     def _marked(self, loaded: Loaded) -> DataFrame:
         """Add the value of the predicate `where` as a column, so that counting and filtering use the same value."""
@@ -374,9 +376,9 @@ class Staging:
         counted = self.inspect.observed(handed, self.session, ("rows",))
         return None if counted is None else counted["rows"]
 
-    def _count(self, marked: DataFrame, asked: list[Column]) -> dict[str, int]:
+    def _count(self, marked: DataFrame, aggregates: list[Column]) -> dict[str, int]:
         """Count the records in a separate pass, because the transform may not have read each record exactly once."""
-        row = marked.agg(*asked).first()
+        row = marked.agg(*aggregates).first()
         return {} if row is None else row.asDict()
 
     def _quarantine(self, inputs: Sequence[_Input], found: Mapping[str, Mapping[str, int]]) -> Quarantine:

@@ -136,8 +136,8 @@ class RowsEngine:
             return passing, dedup.state_of(layers) if job.chain is None else job.chain.current
         self._step("remember")
         kept, older = ([], layers) if removed else dedup.split(layers, len(added))
-        gone = {(key, now_ms) for key in removed}
-        old = _read_layers(log, older, 0 if removed else wanted.cutoff_ms(now_ms)) - gone
+        expired = {(key, now_ms) for key in removed}
+        old = _read_layers(log, older, 0 if removed else wanted.cutoff_ms(now_ms)) - expired
         location = dedup.layers_dataset(log.store.url)
         table = [{dedup.ID: key, dedup.AT: at} for key, at in sorted(old | {(key, now_ms) for key in added})]
         self._write(location.attempt_location(job.plan.version, job.attempt_id), table, "parquet")
@@ -253,9 +253,9 @@ def _refuse_what_needs_spark(job: Job) -> None:
     sinks |= {
         f"partitions of sink {name}": "yes" for name, sink in job.sinks.items() if getattr(sink, "partition_by", ())
     }
-    asked: dict[str, object] = {"where": job.where} if job.where is not None else {}
-    asked |= {} if job.state_settings is None else {"state": job.state_settings.output_mode}
-    if asked or sinks:
+    settings: dict[str, object] = {"where": job.where} if job.where is not None else {}
+    settings |= {} if job.state_settings is None else {"state": job.state_settings.output_mode}
+    if settings or sinks:
         raise InvalidError(
-            "an engine without Spark cannot run this pipeline", given={**asked, **sinks}, accepted="spark="
+            "an engine without Spark cannot run this pipeline", given={**settings, **sinks}, accepted="spark="
         )

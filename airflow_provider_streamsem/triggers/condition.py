@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def asked(question: Callable[[], T]) -> T:
+def checked(question: Callable[[], T]) -> T:
     """Call a function while connection ids are resolved by Airflow, and return its result. Blocks until the function returns."""
     with use_resolver(airflow_connection):
         return question()
@@ -35,7 +35,7 @@ async def in_thread(question: Callable[[], T]) -> T:
     """
     from asgiref.sync import sync_to_async
 
-    return await sync_to_async(asked, thread_sensitive=False)(question)
+    return await sync_to_async(checked, thread_sensitive=False)(question)
 
 
 class ConditionTrigger(BaseTrigger):  # type: ignore[misc]

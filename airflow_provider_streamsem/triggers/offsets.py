@@ -111,7 +111,7 @@ def _state(found: Waiting) -> str:
 
     Before the log exists, the text is constant, because the initial offsets of the source may differ at every poll.
     """
-    return "new" if found.is_new else repr(sorted(found.taken.items()))
+    return "new" if found.is_new else repr(sorted(found.planned_ends.items()))
 
 
 def _check(pipeline: str) -> Waiting:

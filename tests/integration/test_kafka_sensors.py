@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from airflow_provider_streamsem import (
     run_batch,
 )
 from airflow_provider_streamsem.engine import Job, Produced, nothing_produced
+from airflow_provider_streamsem.readers.lag import lag
 from tests.integration.parts.kafka import Broker
 from tests.integration.topics import Topics
 from tests.operators.test_airflow import context
@@ -106,7 +108,13 @@ def test_retention_and_freshness_sensors_on_a_real_broker(topics: Topics) -> Non
     assert fresh(max_lag=100) is None  # nothing is committed
     run(spec, "first")
     assert fresh(max_lag=0, max_age=60)["lag"] == 0
+    assert lag(spec).minimum_clock_ms is None
     put(topics, 3, minutes_ago=3)
+    clock = lag(spec).minimum_clock_ms
+    assert clock is not None
+    assert 3 * 60_000 <= int(time.time() * 1000) - clock < 4 * 60_000
+    assert fresh(until=datetime.fromtimestamp(clock / 1000, tz=timezone.utc))["before_until"] == 0
+    assert fresh(until=datetime.fromtimestamp(clock / 1000 + 60, tz=timezone.utc)) is None
     assert fresh(max_age=2 * 60) is None
     assert fresh(max_age=4 * 60)["too_old"] == 0
     put(topics, 1, minutes_ago=50)  # late: written after records with newer timestamps

@@ -22,7 +22,7 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
-from airflow_provider_streamsem.operators.submission import Recorded
+from airflow_provider_streamsem.operators.submission import ConnectionRecorder
 from airflow_provider_streamsem.pipeline import submit_app
 from airflow_provider_streamsem.pipeline.run import plan_run
 from airflow_provider_streamsem.readers.conditions import DriverWait, of_text, to_text
@@ -124,7 +124,7 @@ def test_driver_gets_every_connection_of_the_spec_even_with_nothing_to_plan(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_MY_KAFKA", '{"conn_type": "kafka", "extra": {"bootstrap.servers": "h:1"}}')
-    recorded = Recorded()
+    recorded = ConnectionRecorder()
     recorded.need(pipeline.replace(source=KafkaSource(topics=["t"], conn_id="my_kafka")))
     assert json.loads(recorded.environment()["AIRFLOW_CONN_MY_KAFKA"])["extra"] == {"bootstrap.servers": "h:1"}
 
@@ -170,7 +170,7 @@ def test_spark_submit_that_cannot_start_fails_the_task_before_it_defers(
 
 
 def test_connection_secrets_are_in_the_drivers_environment_and_not_in_its_arguments(pipeline: Pipeline) -> None:
-    recorded = Recorded()
+    recorded = ConnectionRecorder()
     recorded.seen["my_kafka"] = Connection(conn_id="my_kafka", conn_type="kafka", password="hush", extra={"a": 1})
     environment = recorded.environment()
     assert json.loads(environment["AIRFLOW_CONN_MY_KAFKA"])["password"] == "hush"

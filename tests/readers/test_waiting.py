@@ -23,6 +23,7 @@ from airflow_provider_streamsem.readers.conditions import (
     of_text,
     to_text,
 )
+from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.readers.waiting import waiting
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.clock import ManualClock
@@ -298,6 +299,31 @@ def test_freshness_is_of_what_waits_not_of_the_last_commit(fixture: PipelineFixt
     assert not by_lag.check(clock=after(0)).met
     fixture.run("second")
     assert Freshness(pipeline=fixture.pipeline(), max_lag=0, max_age_s=1).check(clock=after(10**6)).met
+
+
+def test_freshness_until_a_time_waits_for_every_item_before_it_and_for_the_time_itself(
+    fixture: PipelineFixture,
+) -> None:
+    fixture.arrive(2)  # within 10 ms after START_MS
+    fixture.run("first")
+    until = Freshness(pipeline=fixture.pipeline(), until_ms=START_MS + 1_000)
+    assert not until.check(clock=after(0)).met
+    assert until.check(clock=after(1)).met
+    fixture.arrive(1)
+    found = until.check(clock=after(1))
+    assert (found.met, found.seen["before_until"]) == (False, 1)
+    assert Freshness(pipeline=fixture.pipeline(), until_ms=START_MS).check(clock=after(1)).met
+    watermark = Freshness(pipeline=fixture.pipeline(), watermark_ms=1)
+    assert not watermark.check(clock=after(1)).met  # the versions have no watermark
+
+
+def test_minimum_clock_is_the_arrival_of_the_oldest_unread_item(fixture: PipelineFixture) -> None:
+    fixture.arrive(2)
+    fixture.run("first")
+    assert lag(fixture.pipeline()).minimum_clock_ms is None
+    fixture.arrive(2)
+    found = lag(fixture.pipeline())
+    assert (found.lag, found.minimum_clock_ms, found.watermark_ms) == (2, START_MS + 2, None)
 
 
 def test_discovered_and_undiscovered_files_grow_old_alike(fixture: PipelineFixture) -> None:

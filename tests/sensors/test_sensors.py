@@ -55,7 +55,9 @@ MADE: dict[str, Callable[..., Any]] = {
         **given,
     ),
     "upto": lambda fixture, **given: BatchCommittedSensor(log=fixture.store.url, offsets={"files": 3}, **given),
-    "fresh": lambda fixture, **given: FreshnessSensor(pipeline=fixture.pipeline(), max_lag=0, **given),
+    "fresh": lambda fixture, **given: FreshnessSensor(
+        pipeline=fixture.pipeline(), max_lag=0, until="{{ '2023-01-01T00:00:00Z' }}", **given
+    ),
 }
 
 
@@ -103,7 +105,7 @@ def test_sensors_wait_and_return_small_json(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, kind: str, how: dict[str, Any]
 ) -> None:
     not_yet(fixture, kind)
-    real, findings = module.asked, []
+    real, findings = module.checked, []
 
     def looked(question: Any) -> Any:
         findings.append(real(question))
@@ -111,7 +113,7 @@ def test_sensors_wait_and_return_small_json(
             meet(fixture, kind)
         return findings[-1]
 
-    monkeypatch.setattr(module, "asked", looked)
+    monkeypatch.setattr(module, "checked", looked)
     seen = answer(MADE[kind](fixture, task_id="wait", poke_interval=0.1, timeout=60, **how), run_context())
     assert [peek.met for peek in findings] == [False, True][: 1 if "deferrable" in how else 2]
     assert (seen["pipeline"], seen["log"]) == ("world", fixture.store.url)
@@ -185,7 +187,7 @@ def test_sensors_run_on_airflows_own_execution(
             for n in range(3)
         ]
         tasks[0] >> tasks[1] >> tasks[2]
-    real, seen = module.asked, []
+    real, seen = module.checked, []
 
     def looked(question: Any) -> Any:
         finding = real(question)
@@ -196,7 +198,7 @@ def test_sensors_run_on_airflows_own_execution(
                 fixture.run(f"run {question.__self__.version}")
         return finding
 
-    monkeypatch.setattr(module, "asked", looked)
+    monkeypatch.setattr(module, "checked", looked)
     register_in_airflow(dag)
     assert run_dag(dag, "the_run").state == "success"
     with create_session() as session:
@@ -360,7 +362,13 @@ BAD: list[tuple[Callable[[PipelineFixture], Any], str]] = [
     (lambda fixture: BatchCommittedSensor(task_id="s", log="/l", version=1, run="r"), "exactly one"),
     (lambda fixture: BatchCommittedSensor(task_id="s", version=1), "exactly one of log and pipeline"),
     (lambda fixture: BatchCommittedSensor(task_id="s", pipeline=5, version=1), "pipeline must be"),
-    (lambda fixture: FreshnessSensor(task_id="s", pipeline=fixture.pipeline()), "max_lag or max_age"),
+    (lambda fixture: FreshnessSensor(task_id="s", pipeline=fixture.pipeline()), "max_lag, max_age"),
+    (lambda fixture: FreshnessSensor(task_id="s", pipeline=fixture.pipeline(), until="2026-01-31"), "with a zone"),
+    (lambda fixture: FreshnessSensor(task_id="s", pipeline=fixture.pipeline(), until="soon"), "with a zone"),
+    (
+        lambda fixture: FreshnessSensor(task_id="s", pipeline=fixture.pipeline(), watermark="{{ ds }}"),
+        "no watermark",
+    ),
     (lambda fixture: FreshnessSensor(task_id="s", pipeline=fixture.pipeline(), max_lag=-1), "max_lag"),
     (lambda fixture: FreshnessSensor(task_id="s", pipeline=fixture.pipeline(), max_age=True), "max_age"),
     (lambda fixture: RetentionSensor(task_id="s", pipeline=kafka(fixture)), "within or records"),

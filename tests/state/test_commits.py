@@ -367,6 +367,11 @@ def test_pipeline_that_cannot_keep_state_is_refused(tmp_path: Path, changes: dic
         pipeline(tmp_path, keyed, "update").replace(**changes)
 
 
+def test_idle_source_closes_no_window_of_a_complete_result() -> None:
+    with pytest.raises(InvalidError, match="no window is ever closed"):
+        State(output_mode="complete", close_after_s=60)
+
+
 def test_spark_connect_is_refused(tmp_path: Path) -> None:
     arrive(tmp_path, 0, [(1, "a")])
     with pytest.raises(InvalidError, match="Spark Connect"):

@@ -14,6 +14,8 @@ from airflow_provider_streamsem import Dedup, FilesSource, Pipeline, State, read
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import StreamsemError
+from airflow_provider_streamsem.readers.conditions import Freshness
+from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.readers.waiting import waiting
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.testing.clock import ManualClock
@@ -57,6 +59,10 @@ def test_batch_without_records_closes_the_windows_that_the_watermark_has_passed(
     arrive(tmp_path, 0, [*EVENTS, (14, "c")])
     assert run(tmp_path, 0, "first", spec) == "committed"
     assert rows(spark, tmp_path) == []
+    watermark_ms = lag(spec).watermark_ms
+    assert watermark_ms is not None
+    assert Freshness(pipeline=spec, watermark_ms=watermark_ms).check().met
+    assert not Freshness(pipeline=spec, watermark_ms=watermark_ms + 1).check().met
     assert run(tmp_path, 0, "second", spec) == "committed"
     assert rows(spark, tmp_path) == [(0.0, "a", 2)]
     assert run(tmp_path, 10 * HOUR, "third", spec) == "empty"

@@ -33,15 +33,15 @@ def anywhere(value: Column, kind: DataType, sought: type[DataType], is_bad: Call
     """
     found = [is_bad(value)] if isinstance(kind, sought) else []
 
-    def look_at_each(parts: Column, inner: DataType) -> None:
+    def check_each(parts: Column, inner: DataType) -> None:
         if holds(inner, sought):
             found.append(F.exists(parts, lambda part: anywhere(part, inner, sought, is_bad)))
 
     if isinstance(kind, ArrayType):
-        look_at_each(value, kind.elementType)
+        check_each(value, kind.elementType)
     elif isinstance(kind, MapType):
-        look_at_each(F.map_keys(value), kind.keyType)
-        look_at_each(F.map_values(value), kind.valueType)
+        check_each(F.map_keys(value), kind.keyType)
+        check_each(F.map_values(value), kind.valueType)
     elif isinstance(kind, StructType):
         for field in kind.fields:
             if holds(field.dataType, sought):

@@ -65,23 +65,23 @@ _DEFAULTS = ("CURRENT_DEFAULT", "EXISTS_DEFAULT")
 def unwritable(table: Any) -> list[str]:
     """Return the requirements of a table that this sink does not satisfy, by their Delta names; empty if the table is accepted."""
     protocol, metadata = table.protocol(), table.metadata()
-    asked = set(protocol.writer_features or ()) | set(protocol.reader_features or ())
-    asked -= _FEATURES
+    requirements = set(protocol.writer_features or ()) | set(protocol.reader_features or ())
+    requirements -= _FEATURES
     version = (protocol.min_reader_version, protocol.min_writer_version)
     if any(found > known for found, known in zip(version, _NEWEST_PROTOCOL, strict=True)):
-        asked.add(f"protocol version {version}")
+        requirements.add(f"protocol version {version}")
     if protocol.min_writer_version == _WITH_IDENTITY:
-        asked.add("identityColumns")
+        requirements.add("identityColumns")
     # A retention time of transaction identifiers is refused too. After it, a late publisher would find no marker and publish its batch twice.
-    asked |= {name for name, value in metadata.configuration.items() if not _is_accepted(name, value)}
+    requirements |= {name for name, value in metadata.configuration.items() if not _is_accepted(name, value)}
     for path, field in _fields(_schema(table)):
         name = ".".join(path)
-        asked |= {f"{name}: {note}" for note in field["metadata"] if _is_required(note)}
-        asked |= {f"{name}: NOT NULL inside an array or map" for kind in [field["type"]] if _has_required(kind)}
+        requirements |= {f"{name}: {note}" for note in field["metadata"] if _is_required(note)}
+        requirements |= {f"{name}: NOT NULL inside an array or map" for kind in [field["type"]] if _has_required(kind)}
         length = field["metadata"].get(_TEXT_LENGTH)
         if length is not None and (len(path) > 1 or _length(length) is None):
-            asked.add(f"{name}: {length} inside another type")
-    return sorted(asked)
+            requirements.add(f"{name}: {length} inside another type")
+    return sorted(requirements)
 
 
 def is_append_only(table: Any) -> bool:
@@ -200,7 +200,7 @@ def _with_nulls(dataset: Dataset, key: str, paths: Sequence[tuple[str, ...]]) ->
     if not paths:
         return set()
     found = set()
-    with dataset.open(_there(dataset, key)) as opened:
+    with dataset.open(_existing(dataset, key)) as opened:
         file = pyarrow.parquet.ParquetFile(opened)
         columns = {name.name for name in file.schema_arrow}
         for path in paths:
@@ -242,7 +242,7 @@ def _of_other_length(dataset: Dataset, key: str, lengths: Sequence[tuple[str, st
     if not lengths:
         return set()
     wrong = set()
-    with dataset.open(_there(dataset, key)) as opened:
+    with dataset.open(_existing(dataset, key)) as opened:
         file = pyarrow.parquet.ParquetFile(opened)
         existing = {field.name for field in file.schema_arrow}
         for batch in file.iter_batches(columns=[name for name, _, _ in lengths if name in existing]):
@@ -255,7 +255,7 @@ def _of_other_length(dataset: Dataset, key: str, lengths: Sequence[tuple[str, st
     return wrong
 
 
-def _there(dataset: Dataset, key: str) -> Any:
+def _existing(dataset: Dataset, key: str) -> Any:
     stat = dataset.stat(key)
     if stat is None:
         raise DataError("a staged file was deleted before it was published; nothing became visible", file=key)

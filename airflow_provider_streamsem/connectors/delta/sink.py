@@ -240,7 +240,7 @@ class DeltaSink(TableSink[_Open]):
         assert handle.held is not None
         return {"table_version": handle.held.table.version() if handle.entry is None else handle.entry}
 
-    def basis(self, handle: _Open) -> object:
+    def table_state(self, handle: _Open) -> object:
         """
         Return the version of the table.
 
@@ -401,11 +401,11 @@ class DeltaSink(TableSink[_Open]):
         :raises DataError: the staged files have another type than the table
         """
         fields = _fields(batch.schema)
-        there = {field["name"]: field for field in _columns(table)}
+        existing = {field["name"]: field for field in _columns(table)}
         for field, fitted in zip(fields, self._as_in(table, fields), strict=True):
             # The files are already written, and no reader casts them. So the types must be equal: the reverse direction is checked too.
             self._held(field, fitted["type"])
-        return [new for field in fields if (new := _added(there.get(field["name"]), field)) is not None]
+        return [new for field in fields if (new := _added(existing.get(field["name"]), field)) is not None]
 
     def _problems(self, table: Any) -> list[str]:
         """Return the requirements of the table that this sink does not satisfy."""
@@ -507,27 +507,27 @@ def _with_types(schema: str, fields: Sequence[dict[str, Any]]) -> str:
     return json.dumps({**given, "fields": typed}, separators=(",", ":"))
 
 
-def _added(there: dict[str, Any] | None, field: dict[str, Any]) -> dict[str, Any] | None:
+def _added(existing: dict[str, Any] | None, field: dict[str, Any]) -> dict[str, Any] | None:
     """Return the parts of a column that the table lacks, for example a field of a struct; ``None`` if the table has the whole column."""
-    if there is None:
+    if existing is None:
         return field
-    kind = _added_type(there["type"], field["type"])
-    return None if kind is None else {**there, "type": kind}
+    kind = _added_type(existing["type"], field["type"])
+    return None if kind is None else {**existing, "type": kind}
 
 
-def _added_type(there: Any, kind: Any) -> Any:
+def _added_type(existing: Any, kind: Any) -> Any:
     if not isinstance(kind, dict):
         return None
     if kind["type"] == "struct":
-        known = {field["name"]: field for field in there["fields"]}
+        known = {field["name"]: field for field in existing["fields"]}
         added = [part for field in kind["fields"] if (part := _added(known.get(field["name"]), field)) is not None]
-        return {**there, "fields": added} if added else None
-    parts = {name: _added_type(there[name], kind[name]) for name in ("elementType", "keyType", "valueType") if name in kind}  # fmt: skip
+        return {**existing, "fields": added} if added else None
+    parts = {name: _added_type(existing[name], kind[name]) for name in ("elementType", "keyType", "valueType") if name in kind}  # fmt: skip
     added_parts = {name: part for name, part in parts.items() if part is not None}
-    return {**there, **added_parts} if added_parts else None
+    return {**existing, **added_parts} if added_parts else None
 
 
 def _missing(table: Any, files: Sequence[DataFile]) -> list[str]:
     """Return the files that a table no longer references."""
-    there = set(table.file_uris()) if files else set()
-    return [file.key for file in files if not any(uri.endswith(f"/{file.key}") for uri in there)]
+    existing = set(table.file_uris()) if files else set()
+    return [file.key for file in files if not any(uri.endswith(f"/{file.key}") for uri in existing)]

@@ -124,18 +124,18 @@ class Csv:
         for n, field in enumerate(self._columns.fields):
             groups.setdefault((field.dataType, field.nullable), []).append(n)
         texts, values, tests = {}, {}, []
-        locations: dict[int, str] = {}
+        fields_at: dict[int, str] = {}
         for g, ((kind, nullable), positions) in enumerate(groups.items()):
             text, value = f"{into}_texts_{g}", f"{into}_values_{g}"
             texts[text] = self._texts(fields, positions, kind)
             values[value] = for_each("transform", text, partial(self._value, kind=kind))
             missing = _nulls(value)
             tests.append(f"{missing} != {_nulls(text)}" if nullable else f"{missing} > 0")
-            locations |= {n: f"get({value}, {at})" for at, n in enumerate(positions)}
+            fields_at |= {n: f"get({value}, {at})" for at, n in enumerate(positions)}
         tests += [f"{fields} IS NULL", f"size({fields}) != {len(self._columns.fields)}", f"NOT is_valid_utf8({raw})"]
         steps = with_sql(with_sql(with_sql(frame, {fields: self._split(raw)}), texts), values)
         steps = with_sql(steps, {f"{into}_bad": f"coalesce({any_of(tests)}, true)"})
-        found = {field.name: locations[n] for n, field in enumerate(self._columns.fields)}
+        found = {field.name: fields_at[n] for n, field in enumerate(self._columns.fields)}
         return Parsed(steps, found, f"{into}_bad", self._reason(fields, groups, texts, values))
 
     def _reason(

@@ -408,11 +408,15 @@ class FileRecords:
         from pyspark.sql import Observation
 
         for frame in self._explained:
-            asked = [
+            aggregates = [
                 F.expr(f"count({quoted(name)}) AS c{i}") for i, name in enumerate(frame.columns) if name != _REASON
             ]
             # Spark prunes columns that no operator uses, and does not parse their values. Observing every column prevents that, so the same records are bad.
-            rows = frame.observe(Observation(), *asked).where(self.bad).select(PATH, F.col(RAW).cast("binary"), _REASON)
+            rows = (
+                frame.observe(Observation(), *aggregates)
+                .where(self.bad)
+                .select(PATH, F.col(RAW).cast("binary"), _REASON)
+            )
             for path, line, reason in rows.toLocalIterator():
                 raw, encoding = text_of(bytes(line))
                 error = f"not a {self._source.format} record of the schema: {reason}" if reason else self._error

@@ -413,7 +413,7 @@ class FilesPlanner:
                 what = f'{flaw}; nothing was written. With on_data_loss="record_gap" such files become gaps'
                 raise DataError(what, location=location, file=files[at - first].path, files=len(flaws))
             logger.warning("recording a file as a gap: %s: %s", files[at - first].path, flaw)
-        missing = [at for at, file in enumerate(files, first) if at not in flaws and not self._is_there(file, listed)]
+        missing = [at for at, file in enumerate(files, first) if at not in flaws and not self._exists(file, listed)]
         if missing:
             self._source.refuse_empty_location()
             path = files[missing[0] - first].path
@@ -424,7 +424,7 @@ class FilesPlanner:
             logger.warning(what, len(missing), path)
         return sorted([*missing, *flaws])
 
-    def _is_there(self, file: FoundFile, listed: Mapping[str, tuple[int, str]]) -> bool:
+    def _exists(self, file: FoundFile, listed: Mapping[str, tuple[int, str]]) -> bool:
         """
         Return whether a file is unchanged since its discovery.
 
@@ -443,10 +443,18 @@ class FilesPlanner:
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
         """Return how many of the files that :meth:`lag` counts have a modification time before ``at_ms`` (milliseconds UTC, exclusive)."""
+        return sum(file.mtime_ns < at_ms * 1_000_000 for file in self._unread(start))
+
+    def minimum_clock(self, start: Offsets) -> int | None:
+        """Return the oldest modification time of the files that :meth:`lag` counts, in milliseconds UTC; ``None`` if it counts none."""
+        oldest = min((file.mtime_ns for file in self._unread(start)), default=None)
+        return None if oldest is None else oldest // 1_000_000
+
+    def _unread(self, start: Offsets) -> list[FoundFile]:
         newest = self._ledger.newest()
         first = position(start, PARTITION)
         discovered: Iterable[FoundFile] = () if newest is None else self._ledger.files(first, newest.end)
-        return sum(file.mtime_ns < at_ms * 1_000_000 for file in (*discovered, *self._unseen()))
+        return [*discovered, *self._unseen()]
 
     def discovered(self) -> bool:
         """Return whether any file was discovered."""

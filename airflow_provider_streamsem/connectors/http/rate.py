@@ -50,7 +50,7 @@ class Pace:
         self._rate = min(self._rate + self._step, self._fastest)
         self._hold(min(1 / self._rate, LONGEST_BACKOFF_S))
 
-    def backoff_s(self, asked_s: float | None) -> float:
+    def backoff_s(self, retry_after_s: float | None) -> float:
         """
         Return the seconds to wait after a deferral: the larger of ``asked_s`` and the exponential backoff.
 
@@ -58,7 +58,7 @@ class Pace:
 
         :param asked_s: seconds that the endpoint asked for; ``None``: it asked for none
         """
-        return max(asked_s or 0.0, min(FIRST_BACKOFF_S * 2.0 ** min(self._deferrals, 6), LONGEST_BACKOFF_S))
+        return max(retry_after_s or 0.0, min(FIRST_BACKOFF_S * 2.0 ** min(self._deferrals, 6), LONGEST_BACKOFF_S))
 
     def deferred(self, wait_s: float) -> None:
         """Record that the endpoint has deferred a call. The next call may be made after ``wait_s`` seconds, and at a lower rate."""

@@ -156,16 +156,16 @@ def is_transient(error: BaseException) -> bool:
     Transient errors are I/O errors, timeouts, throttling, refused commits, and tables that other writers created or dropped concurrently. All other
     errors would occur again, including denied permissions.
     """
-    from pyiceberg import exceptions as told
+    from pyiceberg import exceptions as errors
 
     from airflow_provider_streamsem.connectors.iceberg.commit import RefusedError
 
     if isinstance(error, PermissionError):
         return False
     named = (
-        told.CommitFailedException, told.CommitStateUnknownException, told.ServiceUnavailableError, told.ServerError, told.TooManyRequestsError,
-        told.AuthorizationExpiredError, told.WaitingForLockException, told.TableAlreadyExistsError, told.NamespaceAlreadyExistsError,
-        told.NoSuchTableError, told.GenericDynamoDbError, told.ConditionalCheckFailedException,
+        errors.CommitFailedException, errors.CommitStateUnknownException, errors.ServiceUnavailableError, errors.ServerError, errors.TooManyRequestsError,
+        errors.AuthorizationExpiredError, errors.WaitingForLockException, errors.TableAlreadyExistsError, errors.NamespaceAlreadyExistsError,
+        errors.NoSuchTableError, errors.GenericDynamoDbError, errors.ConditionalCheckFailedException,
     )  # fmt: skip
     if isinstance(error, (OSError, MemoryError, UnavailableError, RefusedError, *named)):
         return True

@@ -122,16 +122,16 @@ def unwritable(table: TableMetadata, *, expires: bool) -> list[str]:
 
     :param expires: whether the sink expires snapshots
     """
-    asked = []
+    requirements = []
     if table.format_version > _NEWEST_FORMAT:  # default values, row lineage, variant, deletion vectors
-        asked.append(f"format-version {table.format_version}")
-    asked += [f"{name}: must not be null" for name, required in _required(table.schema()) if required]
-    asked += [
+        requirements.append(f"format-version {table.format_version}")
+    requirements += [f"{name}: must not be null" for name, required in _required(table.schema()) if required]
+    requirements += [
         name for name in table.properties if name.startswith("encryption.") or name == "write.py-location-provider.impl"
     ]
     if expires and table.properties.get("gc.enabled", "true").lower() == "false":
-        asked.append("gc.enabled=false, and expire_after_s is set")
-    return sorted(asked)
+        requirements.append("gc.enabled=false, and expire_after_s is set")
+    return sorted(requirements)
 
 
 def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, lacks: bool) -> str:

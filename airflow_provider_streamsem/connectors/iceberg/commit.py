@@ -30,13 +30,13 @@ class OneCommit(Transaction):
             self._seen = (len(self._updates), super().table_metadata)
         return self._seen[1]
 
-    def add_snapshot(self, files: Sequence[DataFile], gone: Sequence[DataFile], properties: dict[str, str]) -> None:
+    def add_snapshot(self, files: Sequence[DataFile], removed: Sequence[DataFile], properties: dict[str, str]) -> None:
         """Stage one snapshot that adds ``files`` and removes ``gone``."""
         update = self.update_snapshot(snapshot_properties=properties)
         merges = self.table_metadata.properties.get("commit.manifest-merge.enabled", "").lower() == "true"
-        producer: Any = update.overwrite() if gone else update.merge_append() if merges else update.fast_append()
+        producer: Any = update.overwrite() if removed else update.merge_append() if merges else update.fast_append()
         with producer:
-            for file in gone:
+            for file in removed:
                 producer.delete_data_file(file)
             for file in files:
                 producer.append_data_file(file)

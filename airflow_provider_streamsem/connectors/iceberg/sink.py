@@ -235,7 +235,7 @@ class IcebergSink(TableSink[_Open]):
         ]
         return {"snapshot": str(made[-1])} if made else None
 
-    def basis(self, handle: _Open) -> object:
+    def table_state(self, handle: _Open) -> object:
         """
         Return the metadata location of the table.
 
@@ -400,12 +400,12 @@ class IcebergSink(TableSink[_Open]):
     def _fitted(self, table: Table, schema: str) -> str:
         """Refuse a table whose requirements this sink does not satisfy, and return the columns with the types of the table."""
         self._check_partitions(table)
-        asked = iceberg_columns.unwritable(table.metadata, expires=self.expire_after_s is not None)
-        if asked:
+        unwritable = iceberg_columns.unwritable(table.metadata, expires=self.expire_after_s is not None)
+        if unwritable:
             what = (
                 "the Iceberg table has requirements for writers that this sink does not satisfy; nothing became visible"
             )
-            raise DataError(what, table=self.table, requires=asked)
+            raise DataError(what, table=self.table, requires=unwritable)
         if not self.merges:
             iceberg_columns.check_names(table.metadata)
         return iceberg_columns.fitted(table.metadata, schema, self.partition_by, lacks=not self.merges)

@@ -63,7 +63,7 @@ class _Walk:
         elif _type(writer) == _type(reader) and _type(writer) in ("record", "array", "map"):
             yield from self._inside(_attributes(writer), _attributes(reader), at)
         elif not _is_exact(writer, reader):
-            yield f"{at.lstrip('.') or 'value'} ({_said(writer)} is read as {_said(reader)})"
+            yield f"{at.lstrip('.') or 'value'} ({_schema_text(writer)} is read as {_schema_text(reader)})"
 
     def _inside(self, writer: Mapping[str, Any], reader: Mapping[str, Any], at: str) -> Iterator[str]:
         if (id(writer), id(reader)) in self._entered:
@@ -169,7 +169,7 @@ def _precision(schema: Schema) -> int:
     return int(_attributes(schema).get("precision", 0))
 
 
-def _said(schema: Schema) -> str:
+def _schema_text(schema: Schema) -> str:
     given = _attributes(schema)
     if given.get("logicalType") == "decimal":
         return f"decimal({given.get('precision')},{given.get('scale', 0)})"

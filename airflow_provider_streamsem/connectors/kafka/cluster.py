@@ -28,7 +28,7 @@ Seconds between retries of a request for a partition without a leader.
 Kafka returns the errors in ``_ELECTING`` for a short time after a partition was created or has lost its leader. The client does not retry them.
 """
 
-_LOOK_AGAIN_S = (0.2, 0.5)
+_RETRY_DELAYS_S = (0.2, 0.5)
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
@@ -116,7 +116,7 @@ class KafkaCluster:
         """
         names = sorted(set(topics))
         found: list[Partition] = []
-        for wait_s in (*_LOOK_AGAIN_S, 0.0):
+        for wait_s in (*_RETRY_DELAYS_S, 0.0):
             found += self._described(sorted(set(names) - {p.topic for p in found}))
             if {p.topic for p in found} == set(names):
                 break

@@ -15,7 +15,7 @@ from airflow_provider_streamsem.connectors.kafka.starting import TOPIC
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.protocol.codec import read_json
 
-_LOOK_AGAIN_S = (0.5, 1.0, 2.0)  # A new topic becomes known to the brokers at different times.
+_RETRY_DELAYS_S = (0.5, 1.0, 2.0)  # A new topic becomes known to the brokers at different times.
 _CONFIG = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.1"}
 
 
@@ -77,7 +77,7 @@ class ControlTopic:
 
     def is_missing(self) -> bool:
         """Return whether the control topic is missing. Sends several requests before it returns ``True``. The requests do not create the topic."""
-        for wait_s in (*_LOOK_AGAIN_S, 0.0):
+        for wait_s in (*_RETRY_DELAYS_S, 0.0):
             if self.partitions([self.topic]):
                 return False
             time.sleep(wait_s)

@@ -76,7 +76,7 @@ class Measured:
     rows: int = 0
     bytes: int = 0
     largest: int = 0
-    locations: set[tuple[str | None, int | None]] = field(default_factory=set)
+    topic_partitions: set[tuple[str | None, int | None]] = field(default_factory=set)
     keyless: set[str | None] = field(default_factory=set)
 
     def add(self, batch: Any) -> None:
@@ -113,7 +113,7 @@ class Measured:
         }
         columns["key"] = compute.is_null(columns["key"])
         for row in pyarrow.table(columns).group_by(list(columns)).aggregate([]).to_pylist():
-            self.locations.add((row["topic"], row["partition"]))
+            self.topic_partitions.add((row["topic"], row["partition"]))
             if row["key"]:
                 self.keyless.add(row["topic"])
 

@@ -199,14 +199,17 @@ class KafkaSink(TransactionalSink[_Open]):
                 transaction_timeout_s=self.transaction_timeout_s,
                 rows_that_fit=int(measured.rows * self.transaction_timeout_s / needs_s),
             )
-        control, locations = self._control(), {(topic or self.topic, at) for topic, at in measured.locations}
-        if any(topic is None or topic == self.control_topic for topic, _ in locations):
+        control, topic_partitions = (
+            self._control(),
+            {(topic or self.topic, at) for topic, at in measured.topic_partitions},
+        )
+        if any(topic is None or topic == self.control_topic for topic, _ in topic_partitions):
             raise DataError(
                 "a row has no topic, or its topic is the control topic; nothing became visible", columns=COLUMNS
             )
-        topics = {str(topic) for topic, _ in locations}
+        topics = {str(topic) for topic, _ in topic_partitions}
         counts = control.partitions(topics)
-        for topic, at in sorted(locations, key=str):
+        for topic, at in sorted(topic_partitions, key=str):
             if topic not in counts or (at is not None and not 0 <= at < counts[topic]):
                 raise DataError(
                     "a row names a topic or partition that does not exist; nothing became visible",

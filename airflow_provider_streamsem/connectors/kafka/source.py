@@ -30,7 +30,7 @@ from airflow_provider_streamsem.connectors.kafka.cluster import (
 from airflow_provider_streamsem.connectors.kafka.expiry import expiry
 from airflow_provider_streamsem.connectors.kafka.limits import joined, shared
 from airflow_provider_streamsem.connectors.kafka.pins import RangePin, read_pins, refuse_other_topics
-from airflow_provider_streamsem.connectors.kafka.starting import TOPIC, starting, time_ms
+from airflow_provider_streamsem.connectors.kafka.starting import TOPIC, starting
 from airflow_provider_streamsem.connectors.parsing import decoders as decoding
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
 from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError
@@ -190,7 +190,7 @@ class KafkaSource:
         if self.starting == "latest":
             return {p.name: end.offset for p, end in sorted(cluster.ends(partitions).items())}
         if isinstance(self.starting, str) and self.starting != "earliest":
-            return _named(cluster.offsets_for_time(partitions, time_ms(self.starting)))
+            return _named(cluster.offsets_for_time(partitions, arguments.time_ms("starting", self.starting)))
         lows = cluster.lows(partitions)
         if isinstance(self.starting, Mapping):
             given = dict(self.starting)
@@ -460,3 +460,20 @@ class KafkaPlanner:
         """
         partitions = self._source.partitions(self._cluster)
         return length(between(start, _named(self._cluster.offsets_for_time(partitions, at_ms))))
+
+    def minimum_clock(self, start: Offsets) -> int | None:
+        """
+        Return a time in milliseconds UTC before which no unread record was written; ``None`` if no record is unread.
+
+        Kafka finds offsets for times, but not times for offsets. So this method searches: first backwards from now, in steps that double, then by bisection
+        until the interval is a second or less.
+        """
+        if self.lag(start, None) == 0:
+            return None
+        read, unread, step = SYSTEM_CLOCK.now_ms(), None, 1_000
+        while read > 0 and self.unread_before(start, read):
+            read, unread, step = max(0, read - step), read, 2 * step
+        while unread is not None and unread - read > 1_000:
+            middle = (read + unread) // 2
+            read, unread = (read, middle) if self.unread_before(start, middle) else (middle, unread)
+        return read

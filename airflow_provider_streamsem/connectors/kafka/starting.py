@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError
@@ -30,23 +29,11 @@ def starting(where: str, given: object) -> str | Mapping[str, int]:
         return dict(given)
     if given not in ("earliest", "latest"):
         try:
-            time_ms(arguments.text(where, given))
-        except ValueError as error:
+            arguments.time_ms(where, arguments.text(where, given))
+        except InvalidError as error:
             raise InvalidError(
                 f"{where} is not valid",
                 given=given,
                 accepted=["earliest", "latest", "2026-01-31T00:00:00Z", '{"orders-0": 42}'],
             ) from error
     return str(given)
-
-
-def time_ms(text: str) -> int:
-    """
-    Convert an ISO 8601 timestamp with a zone to milliseconds UTC.
-
-    :raises ValueError: the text is not such a timestamp
-    """
-    at = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    if at.tzinfo is None:
-        raise ValueError("the timestamp has no time zone")
-    return int(at.timestamp() * 1000)

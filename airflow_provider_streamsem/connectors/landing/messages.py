@@ -294,8 +294,8 @@ class Landing:
         """
         run = self._known[i]
         while run[0].i > 0 and (before := self._run(run[0].i - 1)):
-            here, there = _count(run), _count(before)
-            if there >= 2 * max(here, 1) or here + there > IDS_PER_OBJECT:
+            here, previous = _count(run), _count(before)
+            if previous >= 2 * max(here, 1) or here + previous > IDS_PER_OBJECT:
                 break
             run = (*before, *run)
         self._known[i] = run

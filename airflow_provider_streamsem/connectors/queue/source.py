@@ -228,6 +228,14 @@ class QueuePlanner:
         """
         return self._files.unread_before(start, at_ms) + self._to_come(self._waiting())
 
+    def minimum_clock(self, start: Offsets) -> int | None:
+        """
+        Return when the oldest unread landing was written, in milliseconds UTC; ``None`` if nothing is unread.
+
+        A queue does not report the age of waiting messages. While messages wait, the result is 0.
+        """
+        return 0 if self._waiting() else self._files.minimum_clock(start)
+
     def _waiting(self) -> int:
         with self._source.queue.connect() as receiver:
             return receiver.waiting()

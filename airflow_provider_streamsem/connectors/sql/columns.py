@@ -131,13 +131,13 @@ def _mysql_uniques(
     """
     import sqlalchemy as sa
 
-    asked = sa.text(
+    query = sa.text(
         "SELECT index_name, column_name, sub_part FROM information_schema.statistics"
         " WHERE table_schema = :schema AND table_name = :name AND non_unique = 0"
     )
     columns: dict[str, set[str]] = {}
     partial = set()
-    for index, column, length in connection.execute(asked, {"schema": schema, "name": name}):
+    for index, column, length in connection.execute(query, {"schema": schema, "name": name}):
         columns.setdefault(index, set()).add(str(column))
         if length is not None or column is None:
             partial.add(index)
@@ -199,7 +199,7 @@ def check(target: Target, schema: str, *, keys: Collection[str], version_column:
         elif column.get("computed") or (column.get("identity") or {}).get("always"):
             wrong[name] = "the database generates its values"
         elif not _fits(kind, column["type"], target.dialect):
-            wrong.setdefault(name, f"{_said(kind)} does not fit {_sql(column['type'])}")
+            wrong.setdefault(name, f"{_type_text(kind)} does not fit {_sql(column['type'])}")
         elif keys and target.dialect in _MYSQL and "%" in name:
             wrong.setdefault(name, "MySQL's driver cannot update a column with % in its name")
     if schema and fields_of(schema):
@@ -348,8 +348,8 @@ def _holds_decimal(precision: int, scale: int, into: Any, dialect: str) -> bool:
         return precision <= _EXACT_DIGITS_OF_A_FLOAT  # SQLite stores NUMERIC as a float
     if into.precision is None:
         return dialect == "postgresql"
-    locations = into.scale or 0
-    return locations >= scale and into.precision - locations >= precision - scale
+    places = into.scale or 0
+    return places >= scale and into.precision - places >= precision - scale
 
 
 def _holds_time(kind: str, into: Any, dialect: str) -> bool:
@@ -365,7 +365,7 @@ def _holds_time(kind: str, into: Any, dialect: str) -> bool:
     return True
 
 
-def _said(kind: Any) -> str:
+def _type_text(kind: Any) -> str:
     return kind if isinstance(kind, str) else str(kind.get("type"))
 
 

@@ -181,11 +181,11 @@ def make_markers(connection: sa.Connection, table: sa.Table) -> None:
     """
     import sqlalchemy as sa
 
-    def is_there() -> bool:
+    def exists() -> bool:
         with connection.begin():
             return sa.inspect(connection).has_table(table.name, schema=table.schema)
 
-    if is_there():
+    if exists():
         return
     problem = ""
     try:
@@ -193,7 +193,7 @@ def make_markers(connection: sa.Connection, table: sa.Table) -> None:
             table.create(connection)
     except sa.exc.DBAPIError as error:  # created concurrently by another process, or not permitted
         problem = f"{type(error).__name__} {code_of(error)}".strip()
-    if not is_there():
+    if not exists():
         raise UnavailableError(
             "the marker table is missing and could not be created; nothing became visible. Create it with the statement in docs/connectors/sql.md",
             table=table.name,
@@ -250,12 +250,12 @@ def set_marker(
             )
             raise UnavailableError(what, sink=name[1])
         return done == 1
-    was_there = False
+    existed = False
     try:
         connection.execute(sa.insert(table).values(row))
     except sa.exc.IntegrityError:
-        was_there = True
-    if was_there:
+        existed = True
+    if existed:
         what = "another publisher created the marker concurrently; this transaction was rolled back"
         raise UnavailableError(what, sink=name[1], version=new.version)
     return True

@@ -101,7 +101,7 @@ class SqsReceiver:
 
     def receive(self, most: int) -> Sequence[Message]:
         """Receive up to ``most`` messages, at most ten, with one request."""
-        answer = self._asked(
+        answer = self._call(
             self._client.receive_message,
             MaxNumberOfMessages=min(most, _AT_ONCE),
             VisibilityTimeout=self._queue.visibility_timeout_s,
@@ -122,7 +122,7 @@ class SqsReceiver:
         """Delete the messages in batches of ten. Expired receipt handles are skipped."""
         for at in range(0, len(handles), _AT_ONCE):
             entries = [{"Id": str(n), "ReceiptHandle": handle} for n, handle in enumerate(handles[at : at + _AT_ONCE])]
-            failed = self._asked(self._client.delete_message_batch, Entries=entries).get("Failed", [])
+            failed = self._call(self._client.delete_message_batch, Entries=entries).get("Failed", [])
             for entry in failed:
                 if not entry.get("Code", "").endswith(_GONE):
                     what = "SQS did not delete a landed message; SQS delivers it again, and the next landing drops it as a duplicate"
@@ -131,9 +131,9 @@ class SqsReceiver:
     def waiting(self) -> int:
         """Return the approximate number of messages that are neither hidden nor delayed."""
         name = "ApproximateNumberOfMessages"
-        return int(self._asked(self._client.get_queue_attributes, AttributeNames=[name])["Attributes"][name])
+        return int(self._call(self._client.get_queue_attributes, AttributeNames=[name])["Attributes"][name])
 
-    def _asked(self, ask: Callable[..., Any], **arguments: Any) -> Any:
+    def _call(self, method: Callable[..., Any], **arguments: Any) -> Any:
         from botocore.exceptions import (
             BotoCoreError,
             ClientError,
@@ -143,7 +143,7 @@ class SqsReceiver:
         )
 
         try:
-            return ask(QueueUrl=self._queue.url, **arguments)
+            return method(QueueUrl=self._queue.url, **arguments)
         except ClientError as error:
             code = error.response.get("Error", {}).get("Code", "")
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

@@ -35,8 +35,8 @@ def misread_columns(file: BinaryIO) -> list[str]:
     parquet = pyarrow.parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
     is_old = any(name in (parquet.metadata.metadata or {}) for name in _OLD_CALENDAR)
     leaves = [parquet.schema.column(at) for at in range(parquet.metadata.num_columns)]
-    asked = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == "INT96" or is_old}
-    return sorted(name for name in asked if _has_far_times(parquet, name))
+    candidates = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == "INT96" or is_old}
+    return sorted(name for name in candidates if _has_far_times(parquet, name))
 
 
 def refuse_misread(table: str, batch: Batch, file: str, columns: list[str]) -> None:

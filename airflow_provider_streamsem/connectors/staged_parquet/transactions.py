@@ -31,7 +31,7 @@ class Failure:
     """
 
     error: Exception
-    basis: object = None
+    table_state: object = None
 
     @property
     def is_final(self) -> bool:
@@ -75,7 +75,7 @@ class TransactionalSink(StagedSink, Generic[H]):
         for attempt in range(self.tries + 1):
             if attempt:
                 SYSTEM_CLOCK.sleep(min(self.first_wait_s * 2 ** (attempt - 1), _LONGEST_WAIT_S))
-            basis: object = None
+            table_state: object = None
             is_refused = False
             try:
                 with self.opened(batch, failure, skips=skips) as handle:
@@ -86,16 +86,16 @@ class TransactionalSink(StagedSink, Generic[H]):
                         self.check_sink(handle, batch, found)
                     if found is not None and batch.is_settled(found):
                         return self.receipt(batch, found.state, self.detail(handle, batch))
-                    basis = self.basis(handle)
-                    is_refused = failure is not None and self._is_refused(failure, basis)
+                    table_state = self.table_state(handle)
+                    is_refused = failure is not None and self._is_refused(failure, table_state)
                     if is_refused or attempt == self.tries:
                         break
                     if self.commit(handle, batch, found, skips=skips):
                         return self.receipt(batch, "skipped" if skips else "applied", self.detail(handle, batch))
             except Exception as error:  # the transaction may have been committed, so the loop reads the marker again
-                failed = Failure(error, basis)
+                failed = Failure(error, table_state)
                 is_unavailable = isinstance(error, UnavailableError) and not self.reopens
-                if basis is None and (failed.is_final or is_unavailable):
+                if table_state is None and (failed.is_final or is_unavailable):
                     raise
                 failure = failed
         # Raised outside the exception handler, so that Python does not chain the cause: its message may contain row values.
@@ -105,9 +105,9 @@ class TransactionalSink(StagedSink, Generic[H]):
             raise failure.error
         raise self.refusal(batch, failure.error) if is_refused else self.unanswered(batch, failure.error)
 
-    def _is_refused(self, failure: Failure, basis: object) -> bool:
+    def _is_refused(self, failure: Failure, table_state: object) -> bool:
         """Return whether another commit would fail too. Called after the marker has shown that the last commit was not applied."""
-        return failure.is_final or (failure.basis == basis and self.is_refusal(failure.error))
+        return failure.is_final or (failure.table_state == table_state and self.is_refusal(failure.error))
 
     @staticmethod
     def receipt(batch: Batch, state: str, detail: Json = None) -> Receipt:
@@ -155,7 +155,7 @@ class TransactionalSink(StagedSink, Generic[H]):
         """Return details of the commit for the receipt, such as the version of the table, as JSON for users."""
         return None
 
-    def basis(self, handle: H) -> object:
+    def table_state(self, handle: H) -> object:
         """
         Return the state of the sink, which may have caused a failed commit.
 
