@@ -86,6 +86,11 @@ class Operator:
     bytes: int
     ids: tuple[tuple[str, ...], ...]
 
+    @property
+    def has_absolute_paths(self) -> bool:
+        """Whether Spark names files of this state by their absolute paths."""
+        return self.name.startswith("transformWithState")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorState:
@@ -98,6 +103,8 @@ class OperatorState:
     :param partitions: the number of partitions of each operator's state
     :param columns: source → the columns of the records that the transform receives, as schema JSON in Spark's form. A no-data batch uses them. The
         only source of a pipeline has the name ``""``
+    :param settings: the Spark settings that determine the format of the state. Structured Streaming records them for each batch, and so does an outcome. Later
+        batches use them, whatever the settings of their session are
     :param operators: the stateful operators, in the order of Spark's operator ids
     :param watermark_ms: the watermark of the batch, in milliseconds since the epoch; 0 if there was none. The next batch drops older records as late
     :param next_watermark_ms: the watermark after the batch, in milliseconds since the epoch. The next batch closes windows that end at or before it
@@ -112,6 +119,7 @@ class OperatorState:
     watermark_ms: int = 0
     next_watermark_ms: int = 0
     watermarks: tuple[int | None, ...] = field(default=())
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def operator_state(state: Json) -> OperatorState | None:

@@ -11,7 +11,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from airflow_provider_streamsem import telemetry
@@ -48,11 +48,29 @@ def is_complete(store: Store, state: Json) -> bool:
 
 def is_loadable(store: Store, state: Json) -> bool:
     """Return whether the snapshots of a state exist, and the SST files that they name, which vacuum deletes first. Reads each snapshot."""
-    found = operator_state(state)
-    if found is None:
-        return True
+    return not unloadable(store, [state])
+
+
+def unloadable(store: Store, states: Sequence[Json]) -> list[int]:
+    """
+    Return the indexes of the states of which a snapshot, or an SST file that a snapshot names, is missing or damaged. Reads each snapshot.
+
+    :param states: the fields ``state`` of outcomes
+    """
+    listed: dict[str, set[str]] = {}
+    missing = []
+    for index, found in enumerate(map(operator_state, states)):
+        if found is None:
+            continue
+        if found.root not in listed:
+            listed[found.root] = {stat.key for stat in store.list(f"{LOCATION}/{found.root}/state/")}
+        if not _is_loadable(store, found, listed[found.root]):
+            missing.append(index)
+    return missing
+
+
+def _is_loadable(store: Store, found: OperatorState, listed: set[str]) -> bool:
     names = {f"{found.batches}_{id}.zip" for operator in found.operators for ids in operator.ids for id in ids}
-    listed = {stat.key for stat in store.list(f"{LOCATION}/{found.root}/state/")}
     snapshots = [key for key in listed if key.rpartition("/")[2] in names]
     if len(snapshots) < len(names):
         return False
@@ -111,7 +129,7 @@ class _Directory:
         if not older:
             return
         if needed is None:
-            what = "vacuum deletes no state files in %s, because the snapshot of the oldest kept state is missing. Do: run `streamsem verify`"
+            what = "vacuum deletes no state files in %s, because the oldest kept state has no valid snapshot. Do: run `streamsem verify` with the pipeline"
             logger.warning(what, older[0].key.rpartition("/")[0])
             return
         named: set[str] = set()

@@ -18,7 +18,8 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError, LogMovedError
 from airflow_provider_streamsem.protocol import keys, procedures
 from airflow_provider_streamsem.protocol.entries import Moved, PipelineRecord, Plan
-from airflow_provider_streamsem.protocol.view import OpenHead
+from airflow_provider_streamsem.protocol.view import Head, OpenHead
+from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.contract import normalised
 
 
@@ -86,6 +87,7 @@ def _recorded(old: CommitLog, new: CommitLog, source: str, target: str, *, alrea
     if not already_moved or old.list_keys(keys.LOG, 1):
         what = "the old location has no pipeline.json, so no log can be moved from it: --already-moved records a move by hand if no object is left there"
         raise InvalidError(what, moved_from=source, moved_to=target)
+    _refuse_absolute_paths(new.find_head(), moved_from=source, moved_to=target)
     _declare(new, Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=new.sources, nonce=_id(new)))
     return MovedLog(pipeline=record.name, moved_from=source, moved_to=target, version=new.find_head().closed, copied=0)
 
@@ -105,11 +107,27 @@ def _refuse_unfinished(old: CommitLog, target: str) -> None:
         if error.fields["moved_to"] != target:
             raise
         return
+    _refuse_absolute_paths(head, log=old.store.url)
     if isinstance(head, OpenHead) or head.requires_receipts:
         what = "the log cannot be moved while it has an open version or an unpublished commit: run the pipeline at the old location first"
         open_version = head.plan.version if isinstance(head, OpenHead) else None
         raise InvalidError(
             what, log=old.store.url, open=open_version, unpublished=head.closed if head.requires_receipts else None
+        )
+
+
+def _refuse_absolute_paths(head: Head, **where: object) -> None:
+    """
+    Check that the state names no file by its absolute path, because a moved log would still read that file at the old location.
+
+    :raises InvalidError: the transform uses ``transformWithState``
+    """
+    found = None if head.outcome is None else operator_state(head.outcome.state)
+    names = [] if found is None else [operator.name for operator in found.operators if operator.has_absolute_paths]
+    if names:
+        what = "the log cannot be moved, because the state of transformWithState names files by their absolute paths"
+        raise InvalidError(what, **where, operators=names).advising(
+            "keep the log at its location, or start a new pipeline with a new log."
         )
 
 

@@ -36,7 +36,7 @@ from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, Sta
 from airflow_provider_streamsem.protocol.procedures import Open, PendingPublish, Position, Ready, RunComplete, settled
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.spark import schema
-from airflow_provider_streamsem.state import LOCATION, operator_state, with_operator_state
+from airflow_provider_streamsem.state import LOCATION, operator_state
 
 logger = telemetry.log_of(__name__)
 
@@ -428,11 +428,15 @@ class Run:
 
 
 def _state_after(head: OpenHead, job: Job, produced: Produced) -> Json:
-    """Return the state for the outcome. A reprocessing run changes only the deduplication state in it (W26, W27)."""
+    """
+    Return the state for the outcome. A reprocessing run changes only the deduplication state (W26, W27).
+
+    With operators' state, it changes nothing: that state contains exactly the records whose ids the deduplication state contains.
+    """
     if job.plan.replaces is None:
         return produced.state
-    current = _current_state(head)
-    return current if job.chain is None else with_operator_state(produced.state, operator_state(current))
+    is_changed = job.chain is not None and job.state_settings is None
+    return produced.state if is_changed else _current_state(head)
 
 
 def _current_state(head: OpenHead) -> Json:
@@ -441,7 +445,8 @@ def _current_state(head: OpenHead) -> Json:
 
 def _watermark(state: Json) -> int | None:
     found = operator_state(state)
-    return found.next_watermark_ms if found is not None and found.watermarks else None
+    has_watermark = found is not None and any(watermark is not None for watermark in found.watermarks)
+    return found.next_watermark_ms if found is not None and has_watermark else None
 
 
 def _check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mapping[str, int]) -> None:

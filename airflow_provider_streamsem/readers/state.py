@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
@@ -70,7 +71,7 @@ def read_state(
     if not 0 <= operator < len(found.operators):
         names = [one.name for one in found.operators]
         raise InvalidError("the version has no such operator", version=at, given=operator, operators=names)
-    if found.operators[operator].name.startswith("transformWithState"):
+    if found.operators[operator].has_absolute_paths:
         what = "the state of transformWithState cannot be read: its metadata names files by their absolute paths"
         raise InvalidError(what, version=at, operator=found.operators[operator].name).advising(
             "read the state of another operator, or emit the state as rows of the transform."
@@ -79,6 +80,8 @@ def read_state(
         what = "files of the state after this version were deleted by vacuum"
         raise InvalidError(what, version=at).advising("read a newer version, or raise state.keep_versions.")
     scheme, path = split_url(opened.log.store.url)
+    # The view file system parses the targets of its links as URIs.
+    path = quote(path)
     root = f"{f's3a://{path}' if scheme == 's3' else f'file:{path}'}/{LOCATION}/{found.root}/state"
     session = spark.newSession()
     settings = {
@@ -96,7 +99,7 @@ def _checkpoint(found: OperatorState) -> dict[str, str]:
     """Write the entries of the two logs for the newest batch of a state to a temporary directory. Returns name of the log → URL of its directory."""
     home = Path(tempfile.mkdtemp(prefix="streamsem-state-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
-    conf = {**_STORE, "spark.sql.shuffle.partitions": str(found.partitions)}
+    conf = {**found.settings, **_STORE, "spark.sql.shuffle.partitions": str(found.partitions)}
     offsets = {"batchWatermarkMs": found.watermark_ms, "batchTimestampMs": 0, "conf": conf}
     ids = {str(number): [list(stores) for stores in one.ids] for number, one in enumerate(found.operators)}
     commit = {"nextBatchWatermarkMs": found.next_watermark_ms, "stateUniqueIds": ids}

@@ -354,6 +354,16 @@ class _Verification:
                 version=outcome.version,
             )
 
+    def _operator_states(self, outcomes: list[Outcome]) -> None:
+        """Check that the state after the newest version can be loaded. With a pipeline, check each state that ``state.keep_versions`` keeps."""
+        pipeline = self.opened.pipeline
+        kept = 0 if pipeline is None or pipeline.state is None else pipeline.state.keep_versions
+        newest = outcomes[-1 - kept :]
+        states = [outcome.state for outcome in newest]
+        for index in self._try(partial(state_files.unloadable, self.opened.log.store, states)) or []:
+            what = "a file of the operators' state is missing or damaged"
+            self._found("I6", what, version=newest[index].version)
+
     def _files(self, found_outcomes: list[tuple[Outcome, str]]) -> None:
         """Check that every visible file exists, is unchanged, has the recorded number of rows, and is named once."""
         if self.opened.pipeline is not None:
@@ -365,8 +375,7 @@ class _Verification:
             self._found(
                 "I6", "a file of the deduplication state is missing or was changed", version=outcomes[-1].version
             )
-        if self._try(partial(state_files.is_complete, self.opened.log.store, state)) is False:
-            self._found("I6", "a file of the operators' state is missing", version=outcomes[-1].version)
+        self._operator_states(outcomes)
         named: set[tuple[str, str]] = set()
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
         sinks = self._own_sinks(is_marked=bool(outcomes))

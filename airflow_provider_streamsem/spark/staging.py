@@ -215,7 +215,7 @@ class Staging:
         """Write the new ids of the deduplication, read the state of the stateful operators, and return the state after the batch."""
         # Without records, the deduplication state stays as it is at the head. A reprocessing run has another state in `job.base_state`.
         state = self.job.base_state if self.job.chain is None else self.job.chain.current
-        if self._dedup is not None:
+        if self._dedup is not None and (self._micro_batch is None or self.job.chain is None):
             state = self._dedup.write_state(self.job.plan.version, self.job.attempt_id)
         if self._micro_batch is None:
             return state

@@ -30,6 +30,10 @@ SETTINGS = {
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
     # Each batch uploads a snapshot, which shares files with earlier ones. With change logs, a new process would have to replay all of them.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false",
+    # No-data batches are planned while the state has rows.
+    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "true",
+    # Format 3 needs the entry of Spark's offset log for the batch.
+    "spark.sql.streaming.join.stateFormatVersion": "2",
     # Spark refuses a changed schema of the state.
     "spark.sql.streaming.stateStore.stateSchemaCheck": "true",
     # Prevents Spark from deleting old state files. It selects them by batch id, and a batch may have several attempts.
@@ -64,6 +68,7 @@ class MicroBatch:
     _columns: dict[str, str] = field(default_factory=dict)
     _planned: Any = None
     _partitions: int = 0
+    _settings: dict[str, str] = field(default_factory=dict)
 
     def streaming(self, records: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """
@@ -137,13 +142,15 @@ class MicroBatch:
                 known = before[len(watermarks)] if len(watermarks) < len(before) else None
                 seen = node.eventTimeStats().value()
                 watermarks.append(known if seen.count() == 0 else max(seen.max() - node.delayMs(), known or 0))
-        chosen = min((mark or 0 for mark in watermarks), default=0)
+        choose = max if self._settings.get("spark.sql.streaming.multipleWatermarkPolicy") == "max" else min
+        chosen = choose((mark or 0 for mark in watermarks), default=0)
         watermark_ms = self._watermark_ms
         after = OperatorState(
             root=self._root,
             batches=self._number + 1,
             partitions=self._partitions,
             columns=self._columns,
+            settings=self._settings,
             operators=tuple(operators[id] for id in sorted(operators)),
             watermark_ms=watermark_ms,
             next_watermark_ms=max(chosen, watermark_ms),
@@ -200,6 +207,10 @@ class MicroBatch:
                 recorded=self.base.partitions,
                 given=self.state.partitions,
             ).advising("set state.partitions to the recorded number, or remove it.")
+        if self.base is not None:
+            # As after the restart of a query: the settings that determine the format of the state are those of its first batch.
+            base, conf = self._base_metadata(self.base), self._jsession.sessionState().conf()
+            self._jvm(f"{_STREAMING}.checkpointing.OffsetSeqMetadata").setSessionConf(base, conf)
         partitions = str(self._partitions)
         settings = {
             **SETTINGS,
@@ -217,9 +228,9 @@ class MicroBatch:
         checker.checkForStreaming(logical, mode)
         conf = self._jsession.conf()
         metadata = self._jvm(f"{_STREAMING}.checkpointing.OffsetSeqMetadata")
-        base = self.base
         now = metadata.apply(self._watermark_ms, self.now_ms, conf)
-        before = None if base is None else metadata.apply(base.watermark_ms, 0, conf)
+        self._settings = json.loads(now.json())["conf"]
+        before = None if self.base is None else self._base_metadata(self.base)
         run_id = self._jvm("java.util.UUID").fromString(str(uuid.uuid4()))  # noqa: TID251  no id of the log: it names nothing that is stored
         empty = self._jvm("scala.collection.mutable.HashMap")
         execution = self._jvm(f"{_STREAMING}.runtime.IncrementalExecution")
@@ -230,6 +241,11 @@ class MicroBatch:
             True, self._base_ids(), empty(), self._jvm("org.apache.spark.sql.execution.CommandExecutionMode").ALL(), False,
         ]  # fmt: skip
         return execution(*given)
+
+    def _base_metadata(self, base: OperatorState) -> Any:
+        """Return the entry of Spark's offset log for the batch before."""
+        entry = {"batchWatermarkMs": base.watermark_ms, "batchTimestampMs": 0, "conf": dict(base.settings)}
+        return self._jvm(f"{_STREAMING}.checkpointing.OffsetSeqMetadata").apply(json.dumps(entry))
 
     def _base_ids(self) -> Any:
         """Return the ids of the base as Scala's map: operator id → ids of each partition."""

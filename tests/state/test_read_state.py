@@ -9,6 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import State, read_state, run_batch
+from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.move import move_log
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.maintenance import vacuum
 from tests.state.test_commits import processed
@@ -47,6 +49,13 @@ def test_state_of_each_version_is_that_after_its_batch(spark: SparkSession, tmp_
         read_state(spark, str(tmp_path / "log"), version=9)
 
 
+def test_state_of_a_log_whose_path_has_spaces_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "a log at 100%"
+    arrive(root, 0, [(1, "a")])
+    run_batch(pipeline(root, keyed, "update"), run_key="first")
+    assert counts(spark, root) == {"a": 1}
+
+
 def test_side_of_a_join_is_read_with_sparks_option(spark: SparkSession, tmp_path: Path) -> None:
     arrive(tmp_path, 0, [(1, "a"), (2, "b")])
     run_batch(pipeline(tmp_path, joined, "append"), run_key="first")
@@ -54,11 +63,29 @@ def test_side_of_a_join_is_read_with_sparks_option(spark: SparkSession, tmp_path
     assert sorted(row["k"] for row in left.selectExpr("value.*").collect()) == ["a", "b"]
 
 
-def test_state_of_a_stateful_processor_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_state_of_a_stateful_processor_is_neither_read_nor_moved(spark: SparkSession, tmp_path: Path) -> None:
     arrive(tmp_path, 0, [(1, "a"), (2, "b"), (3, "a")])
     run_batch(pipeline(tmp_path, processed, "update"), run_key="first")
     with pytest.raises(InvalidError, match="transformWithState cannot be read"):
         read_state(spark, str(tmp_path / "log"))
+    with pytest.raises(InvalidError, match="transformWithState names files by their absolute paths"):
+        move_log(*(open_commit_log(str(tmp_path / name)) for name in ("log", "other")))
+    assert run_batch(pipeline(tmp_path, processed, "update"), run_key="second").status == "empty"
+    (tmp_path / "log").rename(tmp_path / "other")
+    with pytest.raises(InvalidError, match="transformWithState names files by their absolute paths"):
+        move_log(*(open_commit_log(str(tmp_path / name)) for name in ("log", "other")), already_moved=True)
+
+
+def test_moved_log_continues_its_state(spark: SparkSession, tmp_path: Path) -> None:
+    arrive(tmp_path, 0, [(1, "a")])
+    spec = pipeline(tmp_path, keyed, "update")
+    run_batch(spec, run_key="first")
+    move_log(open_commit_log(spec.log), open_commit_log(str(tmp_path / "other")))
+    (tmp_path / "log").rename(tmp_path / "deleted")
+    arrive(tmp_path, 1, [(2, "a")])
+    run_batch(spec.replace(log=str(tmp_path / "other")), run_key="second")
+    rows = read_state(spark, str(tmp_path / "other")).selectExpr("key.*", "value.*").collect()
+    assert [(row["k"], row["count"]) for row in rows] == [("a", 2)]
 
 
 def test_pipeline_without_state_has_none_to_read(spark: SparkSession, tmp_path: Path) -> None:

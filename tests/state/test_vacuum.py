@@ -148,5 +148,6 @@ def test_state_without_its_oldest_snapshot_is_not_vacuumed(root: Path) -> None:
         if batches_of(path) == state.batches:
             path.unlink()
     kept = [path for path in snapshots(root) if state.root in path.parts]
+    assert [finding.version for finding in verify(counting(root)).findings] == [BATCHES - 3]
     vacuum(counting(root))
     assert all(path.exists() for path in kept)
