@@ -154,11 +154,7 @@ class Warns(Protocol):
     """Additional interface of a source or sink whose settings can be valid and still risky, such as a connection without encryption."""
 
     def warnings(self) -> list[str]:
-        """
-        Return a sentence for each risk. Sends no request.
-
-        :raises InvalidError: the connection does not exist
-        """
+        """Return a sentence for each risk. Sends no request. Raises ``InvalidError`` if the connection does not exist."""
         ...
 
 
@@ -253,9 +249,7 @@ class Planner(Protocol):
 
     def minimum_clock(self, start: Offsets) -> int | None:
         """
-        Return the minimum clock: the time, in milliseconds UTC, before which no item at or above ``start`` arrived. It is the minimum over all partitions.
-
-        Returns ``None`` if there is no item at or above ``start``. The time may be up to a second before the oldest item. Writes nothing.
+        Return the time, in milliseconds UTC, before which no item at or above ``start`` arrived, or up to a second less; ``None`` without such items.
         """
         ...
 

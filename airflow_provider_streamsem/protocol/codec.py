@@ -228,7 +228,18 @@ def decode(cls: type[E], key: str, data: bytes, parts: Mapping[str, bytes] | Non
     :raises NewerFormatError: the entry has a newer format, or a value that this release does not know
     :raises LogDamagedError: a field is missing or has another type, or a spilled field is missing or has another sha256
     """
-    body = parse(cls, key, data)
+    return assemble(cls, key, parse(cls, key, data), parts)
+
+
+def assemble(cls: type[E], key: str, body: dict[str, Json], parts: Mapping[str, bytes] | None = None) -> E:
+    """
+    Decode an entry from its parsed object.
+
+    :param body: the result of :func:`parse`. Its spilled fields are replaced
+    :param parts: as in :func:`decode`
+    :raises NewerFormatError: the entry has a value that this release does not know
+    :raises LogDamagedError: as in :func:`decode`
+    """
     for name, digest in spilled(cls, body).items():
         part = (parts or {}).get(name)
         if part is None or sha256(part) != digest:

@@ -96,11 +96,12 @@ def read_entry(cls: type[E], key: str) -> Procedure[tuple[E, str] | None]:
 def read_parts(cls: type[E], key: str, data: bytes) -> Procedure[tuple[E, str]]:
     """Read the spilled fields of an entry whose bytes were read already, and decode the entry. Returns it and the sha256 of its bytes."""
     parts = {}
-    for name, digest in codec.spilled(cls, codec.parse(cls, key, data)).items():
+    body = codec.parse(cls, key, data)
+    for name, digest in codec.spilled(cls, body).items():
         part = yield from get(keys.spill(digest))
         if part is not None:
             parts[name] = part
-    return codec.decode(cls, key, data, parts), codec.sha256(data)
+    return codec.assemble(cls, key, body, parts), codec.sha256(data)
 
 
 def create_entry(key: str, entry: Entry) -> Procedure[Creation]:

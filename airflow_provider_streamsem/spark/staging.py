@@ -61,7 +61,7 @@ class Inspection(Protocol):
         """
         Attach an observation to a DataFrame. It counts the rows each time that Spark evaluates them.
 
-        :param asked: the aggregates to compute, each with an alias
+        :param aggregates: the aggregates to compute, each with an alias
         """
         ...
 
@@ -106,7 +106,7 @@ class _Input:
 
     :param name: name of the source; ``""`` for the only source of a pipeline
     :param marked: the records, with the value of the predicate ``where`` as a column
-    :param asked: the aggregates that count the records
+    :param aggregates: the aggregates that count the records
     """
 
     name: str

@@ -56,7 +56,7 @@ class Pace:
 
         The backoff doubles each time the endpoint defers the same call again, up to 30 seconds.
 
-        :param asked_s: seconds that the endpoint asked for; ``None``: it asked for none
+        :param retry_after_s: seconds that the endpoint asked for; ``None``: it asked for none
         """
         return max(retry_after_s or 0.0, min(FIRST_BACKOFF_S * 2.0 ** min(self._deferrals, 6), LONGEST_BACKOFF_S))
 

@@ -31,7 +31,7 @@ class OneCommit(Transaction):
         return self._seen[1]
 
     def add_snapshot(self, files: Sequence[DataFile], removed: Sequence[DataFile], properties: dict[str, str]) -> None:
-        """Stage one snapshot that adds ``files`` and removes ``gone``."""
+        """Stage one snapshot that adds ``files`` and removes ``removed``."""
         update = self.update_snapshot(snapshot_properties=properties)
         merges = self.table_metadata.properties.get("commit.manifest-merge.enabled", "").lower() == "true"
         producer: Any = update.overwrite() if removed else update.merge_append() if merges else update.fast_append()

@@ -69,7 +69,7 @@ class Measured:
     :attr rows: number of rows
     :attr bytes: uncompressed bytes of all records (key, value and headers), plus a constant for each record
     :attr largest: uncompressed bytes of the largest record (key, value and headers)
-    :attr locations: ``(topic, partition)`` of the rows. The topic is ``None`` if the row names none, the partition is ``None`` if the partitioner chooses it
+    :attr topic_partitions: ``(topic, partition)`` of the rows. The topic is ``None`` if the row names none, and the partition if the partitioner chooses it
     :attr keyless: topics of the records without a key; ``None`` stands for rows that name no topic
     """
 

@@ -27,7 +27,7 @@ class Failure:
     The failure of one try.
 
     :param error: the exception
-    :param basis: the result of :meth:`TransactionalSink.basis` in that try; ``None`` if the try failed before that call
+    :param table_state: the result of :meth:`TransactionalSink.table_state` in that try; ``None`` if the try failed before that call
     """
 
     error: Exception
