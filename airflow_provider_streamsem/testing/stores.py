@@ -67,9 +67,8 @@ class Fault(Enum):
 
     CRASH_BEFORE = "the process ends before it sends the request"
     CRASH_AFTER = "the request is applied, and the process ends before it receives the response"
-    LOST_REPLY = "the request is applied, and the response is lost"
+    LOST_REPLY = "the request is applied, and the response is lost, or is an error such as 500"
     CONFLICT = "the response is 409, and the request is not applied"
-    ERROR_AFTER = "the response is 500, although the request is applied"
     APPLIED_LATE = "there is no response, and the request is applied just before the next request of the process"
     PAUSE_BEFORE = "the process pauses before it sends the request, while other processes continue"
     PAUSE_AFTER = (
@@ -91,7 +90,7 @@ class FaultyStore:
     :param fault: the fault
     :param other_processes: called once, to simulate other processes: while the process is paused, or before a create fails with :class:`UnknownAnswerError`
     :param unless: requests for keys with this prefix are forwarded and not counted
-    :attr seen: number of requests so far
+    :attr kinds: the kind of each request so far: ``create``, ``read`` or ``list``
     """
 
     store: Store
@@ -99,7 +98,7 @@ class FaultyStore:
     fault: Fault
     other_processes: Callable[[], object] | None = None
     unless: str = "doctor/"
-    seen: int = field(default=0, init=False)
+    kinds: list[str] = field(default_factory=list, init=False)
     url: str = field(default="", init=False)
     _late: tuple[str, bytes] | None = field(default=None, init=False)
 
@@ -109,11 +108,20 @@ class FaultyStore:
     @property
     def reached(self) -> bool:
         """Whether the process has reached the request with the fault."""
-        return self.seen > self.at
+        return len(self.kinds) > self.at
+
+    def indexes(self, fault: Fault) -> list[int]:
+        """
+        Return the indexes of the requests so far at which a fault has an effect of its own.
+
+        A read or a listing that was not answered is sent again, so a conflict or a late application of it is a lost reply.
+        """
+        of_all = fault not in (Fault.CONFLICT, Fault.APPLIED_LATE)
+        return [index for index, kind in enumerate(self.kinds) if of_all or kind == "create"]
 
     def create(self, key: str, data: bytes) -> bool:
         """Forward the request, or inject the fault."""
-        fault = self._next(key)
+        fault = self._next("create", key)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
             self._late = (key, data) if fault is Fault.APPLIED_LATE else None
             self._others()
@@ -126,7 +134,7 @@ class FaultyStore:
 
     def read(self, key: str) -> bytes | None:
         """Forward the request, or inject the fault."""
-        fault = self._next(key)
+        fault = self._next("read", key)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
             raise UnknownAnswerError(key)
         if fault is Fault.PAUSE_BEFORE:
@@ -137,7 +145,7 @@ class FaultyStore:
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
         """Forward the request, or inject the fault."""
-        fault = self._next(prefix)
+        fault = self._next("list", prefix)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
             raise UnknownAnswerError(prefix)
         if fault is Fault.PAUSE_BEFORE:
@@ -154,14 +162,14 @@ class FaultyStore:
         """Forward the request."""
         self.store.delete(key)
 
-    def _next(self, key: str) -> Fault | None:
+    def _next(self, kind: str, key: str) -> Fault | None:
         if key.startswith(self.unless):
             return None
         if self._late is not None:
             late, self._late = self._late, None
             self.store.create(*late)
-        fault = self.fault if self.seen == self.at else None
-        self.seen += 1
+        fault = self.fault if len(self.kinds) == self.at else None
+        self.kinds.append(kind)
         if fault is Fault.CRASH_BEFORE:
             raise Crash
         return fault
@@ -169,7 +177,7 @@ class FaultyStore:
     def _after(self, fault: Fault | None, key: str) -> None:
         if fault is Fault.CRASH_AFTER:
             raise Crash
-        if fault in (Fault.LOST_REPLY, Fault.ERROR_AFTER):
+        if fault is Fault.LOST_REPLY:
             self._others()
             raise UnknownAnswerError(key)
         if fault is Fault.PAUSE_AFTER:

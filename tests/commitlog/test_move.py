@@ -27,7 +27,7 @@ from tests.external_systems import PublishingFixture
 from tests.pipeline_fixture import PipelineFixture
 
 _LOCATIONS = count()
-FAULTS = (Fault.LOST_REPLY, Fault.CONFLICT, Fault.ERROR_AFTER, Fault.APPLIED_LATE)
+FAULTS = (Fault.LOST_REPLY, Fault.CONFLICT, Fault.APPLIED_LATE)
 DEATHS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER)
 PAUSES = (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)
 
