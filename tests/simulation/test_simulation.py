@@ -24,9 +24,9 @@ from tests.simulation.mutations_publish import PUBLISH_MUTATIONS
 from tests.simulation.scenario import WORLDS, Simulation, scratch, simulate
 from tests.simulation.scheduler import Process, Violation
 
-SEEDS = 1_000
+SEEDS = 500
 SEARCHED = 2_000
-SEEDS_PER_TEST = 250
+SEEDS_PER_TEST = 125
 FRESH_SEEDS = 20_000
 ROOT = Path(__file__).parents[2]
 
