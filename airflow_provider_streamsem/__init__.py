@@ -43,6 +43,8 @@ _NAMES = {
     "StreamsemError": "airflow_provider_streamsem.errors",
     "VacuumOperator": "airflow_provider_streamsem.operators.maintenance",
     "VerifyOperator": "airflow_provider_streamsem.operators.maintenance",
+    "diff": "airflow_provider_streamsem.readers.diff",
+    "fork": "airflow_provider_streamsem.pipeline.fork",
     "guarantee": "airflow_provider_streamsem.pipeline.guarantee",
     "load_pipeline": "airflow_provider_streamsem.pipeline.spec",
     "log_uri": "airflow_provider_streamsem.assets",
@@ -87,6 +89,8 @@ __all__ = [
     "VacuumOperator",
     "VerifyOperator",
     "__version__",
+    "diff",
+    "fork",
     "guarantee",
     "load_pipeline",
     "log_uri",
@@ -118,11 +122,13 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.operators.maintenance import VacuumOperator, VerifyOperator
     from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
     from airflow_provider_streamsem.operators.reprocess import ReprocessOperator
+    from airflow_provider_streamsem.pipeline.fork import fork
     from airflow_provider_streamsem.pipeline.guarantee import Guarantee, guarantee
     from airflow_provider_streamsem.pipeline.reprocess import reprocess
     from airflow_provider_streamsem.pipeline.result import CompletedVersion, RunResult
     from airflow_provider_streamsem.pipeline.run import run_batch
     from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
+    from airflow_provider_streamsem.readers.diff import diff
     from airflow_provider_streamsem.readers.files import open_log
     from airflow_provider_streamsem.readers.spark import read_committed
     from airflow_provider_streamsem.readers.state import read_state

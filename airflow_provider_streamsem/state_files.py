@@ -81,6 +81,26 @@ def _is_loadable(store: Store, found: OperatorState, listed: set[str]) -> bool:
     return True
 
 
+def needed(store: Store, found: OperatorState) -> Iterator[str]:
+    """Yield the keys of the files of a state: its snapshots, the SST files that they name, and the files that all states of its root share."""
+    root = f"{LOCATION}/{found.root}/"
+    names = {f"{found.batches}_{id}.zip" for operator in found.operators for ids in operator.ids for id in ids}
+    ssts: set[str] = set()
+    later = []
+    for stat in list(store.list(root)):
+        name = stat.key.removeprefix(root)
+        if _SNAPSHOT.fullmatch(name):
+            if name.rpartition("/")[2] in names:
+                named = _named_ssts(store, stat.key) or set()
+                ssts |= {f"{stat.key.rpartition('/')[0]}/SSTs/{sst}" for sst in named}
+                yield stat.key
+        elif _SST.fullmatch(name):
+            later.append(stat.key)
+        elif not _OFFSETS.fullmatch(name):
+            yield stat.key
+    yield from (key for key in later if key in ssts)
+
+
 def unneeded(store: Store, oldest: OperatorState) -> Iterator[ObjectStat]:
     """
     Yield the state files of other roots, and those that only states before ``oldest`` use (V7). SST files come before their snapshots.

@@ -14,7 +14,7 @@ from airflow_provider_streamsem import __version__
 
 EXIT_CODES = """exit codes:
   0  done
-  1  done, but verify, doctor or doctor-spark found a fault, or reprocess --quarantined could not reprocess a version
+  1  done, but verify, doctor or doctor-spark found a fault, diff found different rows or offsets, or reprocess --quarantined could not reprocess a version
   2  an argument, a file or the installation is not valid; no rows were committed
   3  the store or the engine failed; run the same command again: it continues from the state of the log
   4  the command was refused and would be refused again; the message says what to change
@@ -199,6 +199,27 @@ COMMANDS = (
                 action="store_true",
                 help="only record the move, because all objects were moved by hand and none is left at the old location",
             ),
+        ),
+    ),
+    Command(
+        "fork",
+        "Create the log of a pipeline that continues another pipeline after a version, from its offsets and its state.",
+        "orders_v2.toml s3://lake/_streamsem/orders --at 41",
+        (
+            _argument("original", metavar="LOG", help="URL or path of the original pipeline's log"),
+            _argument("--at", type=int, metavar="N", help="the version; -1: the beginning (default: the newest)"),
+            _argument("--until", metavar="TIME", help="the newest version that was closed at or before this time"),
+        ),
+        builds="source and sinks",
+    ),
+    Command(
+        "diff",
+        "Compare the rows of a fork with those that the original pipeline committed since the fork.",
+        "s3://lake/_streamsem/orders_v2 --limit 5",
+        (
+            _argument("--sink", help="name of the files sink, if there are several"),
+            _argument("--limit", type=int, default=20, help="number of different rows to show (default: 20)"),
+            *_SESSION,
         ),
     ),
     Command(

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from functools import cache
 from itertools import islice, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import extras
-from airflow_provider_streamsem.arguments import integer
+from airflow_provider_streamsem.arguments import integer, time_ms
 from airflow_provider_streamsem.cli.arguments import COMMANDS
 from airflow_provider_streamsem.cli.output import CommandResult, Table
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
@@ -29,10 +29,10 @@ from airflow_provider_streamsem.commitlog import move
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.connectors.contract import Sink
-from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline import maintenance, report
 from airflow_provider_streamsem.pipeline.changes import changed_fields
+from airflow_provider_streamsem.pipeline.fork import fork as fork_
 from airflow_provider_streamsem.pipeline.guarantee import guarantee, warnings
 from airflow_provider_streamsem.pipeline.location import located
 from airflow_provider_streamsem.pipeline.publish import skip as skip_
@@ -50,6 +50,9 @@ from airflow_provider_streamsem.readers.lag import lag as lag_of
 from airflow_provider_streamsem.readers.verify import verify as verify_
 from airflow_provider_streamsem.spark import packages
 from airflow_provider_streamsem.state import operator_state
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.spark.engine import SparkEngine
 
 _LINES = 6
 """The maximum number of partitions or sinks of a version that the table of ``streamsem log`` shows."""
@@ -172,7 +175,7 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
     )
 
 
-def _engine(args: argparse.Namespace, spark_packages: str | None) -> Engine:
+def _engine(args: argparse.Namespace, spark_packages: str | None) -> SparkEngine:
     from airflow_provider_streamsem.spark.engine import SparkEngine, engine_of
 
     unnamed = [text for text in args.spark_conf if "=" not in text]
@@ -539,6 +542,47 @@ def move_log(args: argparse.Namespace) -> CommandResult:
         f"Set the pipeline's log to {done.moved_to}. Runs with the old log are refused from now on.",
     ]
     return CommandResult(document=plain(done), lines=lines)
+
+
+def fork(args: argparse.Namespace) -> CommandResult:
+    """Create the log of a fork (``streamsem fork``)."""
+    original = args.original if "://" in args.original else os.path.abspath(args.original)
+    until_ms = None if args.until is None else time_ms("--until", args.until)
+    done = fork_(args.pipeline, original, version=args.at, until_ms=until_ms)
+    place = "at the initial offsets" if done.version < 0 else f"after version {done.version}"
+    lines = [
+        f"created {done.log}, which starts {place} of {done.forked_from}: {done.copied} objects copied",
+        f"next offsets: {', '.join(f'{p} {at}' for p, at in sorted(done.offsets.items())) or 'none'}",
+    ]
+    return CommandResult(document=plain(done), lines=lines)
+
+
+def diff(args: argparse.Namespace) -> CommandResult:
+    """Compare a fork with its original (``streamsem diff``)."""
+    from airflow_provider_streamsem.readers.diff import diff as diff_
+
+    integer("limit", args.limit, least=1)
+    found = diff_(_engine(args, None).session(), args.log, sink=args.sink)
+    totals = {
+        row["only_in"]: row["rows"]
+        for row in found.rows.groupBy("only_in").agg({"times": "sum"}).toDF("only_in", "rows").collect()
+    }
+    rows = [row.asDict() for row in found.rows.orderBy("row", "only_in").limit(args.limit).collect()]
+    same_end = found.original_next == found.fork_next
+    lines = [f"compared columns    {', '.join(found.columns)}"]
+    lines += [f"only in original    columns {', '.join(found.original_columns)}"] if found.original_columns else []
+    lines += [f"only in fork        columns {', '.join(found.fork_columns)}"] if found.fork_columns else []
+    lines += [f"rows only in {side:<8} {totals.get(side, 0)}" for side in ("original", "fork")]
+    lines += [] if same_end else ["the two have read different records: run the one that is behind, and compare again"]
+    document = {
+        "columns": list(found.columns), "original_columns": list(found.original_columns), "fork_columns": list(found.fork_columns),
+        "original_next": dict(found.original_next), "fork_next": dict(found.fork_next),
+        "original_rows": totals.get("original", 0), "fork_rows": totals.get("fork", 0), "rows": rows,
+    }  # fmt: skip
+    shown = [[row["only_in"], str(row["times"]), row["row"]] for row in rows]
+    table = Table(title="different rows", columns=["only in", "times", "row"], rows=shown, folded=["row"])
+    code = 1 if rows or not same_end else 0
+    return CommandResult(document=document, lines=lines, tables=[table] if rows else [], exit_code=code)
 
 
 def explain(args: argparse.Namespace) -> CommandResult:

@@ -240,7 +240,11 @@ class CommitLog:
 
         :param immutable_config: the immutable fields of the source
         """
-        return self.under(keys.source(sha256(canonical(immutable_config)), self.sources))
+        return self.under(self.source_prefix(immutable_config))
+
+    def source_prefix(self, immutable_config: Json) -> str:
+        """Return the prefix of the discoveries of one source; see :meth:`of_source`."""
+        return keys.source(sha256(canonical(immutable_config)), self.sources)
 
     def under(self, prefix: str) -> CommitLog:
         """Return the log, restricted to keys below a prefix, which must end with ``/``."""

@@ -11,7 +11,7 @@ from airflow_provider_streamsem import state_files, telemetry
 from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
-from airflow_provider_streamsem.dedup import STATE, layers_dataset
+from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layers
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import claim_datasets, find_record
@@ -19,7 +19,7 @@ from airflow_provider_streamsem.pipeline.publish import publishing, refuse_confl
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, keys
 from airflow_provider_streamsem.protocol.codec import canonical
-from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
+from airflow_provider_streamsem.protocol.entries import Json, Outcome, PipelineRecord
 from airflow_provider_streamsem.protocol.view import OpenHead
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.contract import ObjectStat
@@ -55,15 +55,17 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
             newest_closed=head.closed,
             requires_receipts=head.requires_receipts,
         )
-    return log.decide(head, aborting(log, head, reason=reason))[1]
+    return log.decide(head, aborting(log, head, reason=reason, initial_state=record.initial_state))[1]
 
 
-def aborting(log: CommitLog, head: OpenHead, *, reason: str) -> Outcome:
+def aborting(log: CommitLog, head: OpenHead, *, reason: str, initial_state: Json) -> Outcome:
     """
     Build the outcome that aborts an open version. Does not store it.
 
     The outcome keeps the deduplication state of the previous outcome. For a batch, it has the source hint of the plan, because for items that were deleted
     from the source only the hint records their end offsets.
+
+    :param initial_state: the state before version 0
     """
     plan, before = head.plan, head.outcome
     now_ms = log.clock.now_ms()
@@ -76,7 +78,7 @@ def aborting(log: CommitLog, head: OpenHead, *, reason: str) -> Outcome:
         next=invariants.next_after(plan, before=head.next, committed=False),
         hint=plan.hint if plan.kind == "batch" else head.hint,
         markers=head.before.markers,
-        state=None if before is None else before.state,
+        state=initial_state if before is None else before.state,
         watermark_ms=None if before is None else before.watermark_ms,
         spec=plan.spec if before is None else before.spec,
         transform="" if before is None else before.transform,
@@ -139,6 +141,7 @@ def vacuum(
     begin = 0 if everything or noted > head.closed + 1 else noted
     dedup_dataset = None if pipeline.dedup is None else layers_dataset(log.store.url)
     deleted = _Deleted(log, dry_run=dry_run)
+    inherited = {_attempt_of(file.key)[1] for layer in stored_layers(record.initial_state) for file in layer.files}
     for version in range(begin, head.closed + 1):
         lost = _LostAttempts(log, version)
         for location in locations:
@@ -146,18 +149,18 @@ def vacuum(
                 deleted.attempt(location.name, location.sink, version, attempt_id)
         if dedup_dataset is not None:
             for _, attempt_id in sorted(dedup_dataset.attempts(version)):
-                if lost(attempt_id):
+                if lost(attempt_id) and attempt_id not in inherited:
                     deleted.attempt(STATE, dedup_dataset, version, attempt_id)
         for prefix in (keys.quarantined(version), keys.attempts(version)):
             for stat in list(log.store.list(prefix)):
                 if lost(_attempt_of(stat.key)[1]):
                     deleted.object(stat)
         if not dry_run and version % _NOTED_EACH == _NOTED_EACH - 1:
-            _note(log, _first_after(log, log.clock.now_ms() - _LATE_MS, begin, min(version + 1, end)))
-    for stat in _unneeded_state(pipeline, log, head.closed):
+            _note(log, first_after(log, log.clock.now_ms() - _LATE_MS, begin, min(version + 1, end)))
+    for stat in _unneeded_state(pipeline, log, record, head.closed):
         deleted.object(stat)
     if not dry_run:
-        _note(log, _first_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
+        _note(log, first_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
     return Vacuumed(attempts=tuple(deleted.attempts), keys=tuple(deleted.keys), bytes=deleted.bytes)
 
 
@@ -181,12 +184,16 @@ class _Deleted:
             self._log.store.delete(stat.key)
 
 
-def _unneeded_state(pipeline: Pipeline, log: CommitLog, closed: int) -> Iterator[ObjectStat]:
+def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, closed: int) -> Iterator[ObjectStat]:
     """Yield the files of the operators' state that no run needs to reprocess one of the newest ``keep_versions`` versions, or to plan the next (V7)."""
     if pipeline.state is None:
         return
-    found = log.outcome(max(0, closed - pipeline.state.keep_versions))
-    oldest = None if found is None else operator_state(found[0].state)
+    first = closed - pipeline.state.keep_versions
+    found = log.outcome(max(0, first))
+    before = (
+        record.initial_state if first < 0 and record.fork is not None else None if found is None else found[0].state
+    )
+    oldest = operator_state(before)
     if oldest is not None:
         yield from state_files.unneeded(log.store, oldest)
 
@@ -233,7 +240,7 @@ def _version_of(key: str) -> int:
     return keys.parse_newest_first(key) or 0
 
 
-def _first_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
+def first_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
     """Return the first version in ``[begin, end)`` that was closed after ``decided_ms`` (milliseconds UTC); ``end`` if there is none."""
 
     def is_after(version: int) -> bool:

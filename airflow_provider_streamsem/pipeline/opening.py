@@ -17,7 +17,8 @@ from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.errors import ConflictError, DatasetOwnedError, InvalidError, LogMovedError
 from airflow_provider_streamsem.pipeline.changes import changed_fields, described
 from airflow_provider_streamsem.pipeline.spec import Pipeline, stored_spec
-from airflow_provider_streamsem.protocol.entries import PUBLISH, InitialOffsets, PipelineRecord
+from airflow_provider_streamsem.protocol.codec import canonical, sha256
+from airflow_provider_streamsem.protocol.entries import PUBLISH, Fork, InitialOffsets, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.stores.contract import normalised, open_store
@@ -50,11 +51,11 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
         another log
     """
     extras.check(pipeline.extras, pipeline=pipeline.name)
-    record = find_record(pipeline, log) or _create(pipeline, log)
+    record = find_record(pipeline, log) or create_log(pipeline, log)
     _check_name(pipeline, record)
     head = log.find_head()
     if head.spec is None:
-        head = replace(head, initial_offsets=initial_offsets(pipeline, log, fixes=True))
+        head = replace(head, initial_offsets=initial_offsets(pipeline, log, record, fixes=True))
         if pipeline.spec_sha256 != record.spec:
             log.put_spec(pipeline.spec_bytes())
         return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
@@ -98,18 +99,30 @@ def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
     extras.check(pipeline.source_extras, pipeline=pipeline.name)
     head = log.find_head()
     if head.spec is None:
-        return replace(head, initial_offsets=initial_offsets(pipeline, log, fixes=False))
+        record = find_record(pipeline, log)
+        return replace(head, initial_offsets=initial_offsets(pipeline, log, record, fixes=False))
     if head.spec != pipeline.spec_sha256:
         check_immutable_config(pipeline, log, head.spec, version=max(head.closed, 0))
     return head
 
 
-def initial_offsets(pipeline: Pipeline, log: CommitLog, *, fixes: bool) -> Offsets:
+def initial_offsets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord | None, *, fixes: bool) -> Offsets:
     """
     Return the offsets at which version 0 starts if it is planned with the pipeline's source.
 
+    :param record: the log's ``pipeline.json``, which has the offsets of a fork (K4)
     :param fixes: whether to store the offsets if no run has stored them, so that later runs with this source start there too
+    :raises ConflictError: the log was forked for another source, other dedup keys or another output mode
     """
+    if record is not None and record.fork is not None:
+        if record.fork.config != forked_config(pipeline):
+            what = (
+                "the log was forked with another source, other dedup keys or another output mode; nothing was written"
+            )
+            raise ConflictError(
+                what, log=pipeline.log, forked_from=record.fork.log, version=record.fork.version
+            ).advising("use the source, the dedup keys and the output mode with which the log was forked.")
+        return record.fork.offsets
     stored = log.initial_offsets(pipeline.source_sha256)
     if stored is not None:
         return stored.offsets
@@ -204,7 +217,20 @@ def check_immutable_config(pipeline: Pipeline, log: CommitLog, stored: str, *, v
         )
 
 
-def _create(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:
+def forked_config(pipeline: Pipeline) -> str:
+    """Return the sha256 of the immutable fields on which the offsets and the state of a fork depend."""
+    given = pipeline.immutable_config()
+    return sha256(canonical({name: given.get(name) for name in ("source", "dedup", "state")}))
+
+
+def create_log(pipeline: Pipeline, log: CommitLog, *, fork: Fork | None = None) -> PipelineRecord:
+    """
+    Create the pipeline's log, and return the stored record, which may be that of another process.
+
+    :param fork: the position at which a fork starts
+    :raises UnsafeStoreError: the store does not support atomic create-if-absent
+    :raises ConflictError: a dataset of the pipeline was written by a log that is lost
+    """
     try:
         for sink in pipeline.sinks.values():
             sink.refuse_orphan(pipeline.log)
@@ -220,6 +246,7 @@ def _create(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:
         name=pipeline.name,
         spec=log.put_spec(pipeline.spec_bytes()),
         writer_features=(PUBLISH,),
+        fork=fork,
         nonce=log.clock.new_id(),
     )
     return log.create_pipeline(record)

@@ -217,7 +217,8 @@ def _refuse_deleted_state(opened: Opened, current: int) -> None:
         return
     root = opened.log.find_root(current)
     before = opened.log.outcome(root - 1) if root > 0 else None
-    if before is not None and not state_files.is_loadable(opened.log.store, before[0].state):
+    state = opened.record.initial_state if before is None else before[0].state
+    if not state_files.is_loadable(opened.log.store, state):
         raise InvalidError(
             "the state before this version was deleted by vacuum; nothing was written",
             version=root,

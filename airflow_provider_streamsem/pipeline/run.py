@@ -256,7 +256,7 @@ class Run:
         """Build the outcome that aborts the version, and log the reason."""
         reason = f"{error.summary} {error.fields}"
         logger.warning("version %d is closed as an abort: %s", plan.version, reason)
-        return aborting(self.opened.log, head, reason=reason)
+        return aborting(self.opened.log, head, reason=reason, initial_state=self.opened.record.initial_state)
 
     def _adopt(self, head: OpenHead) -> StagedManifest | None:
         """
@@ -331,7 +331,7 @@ class Run:
             quarantine=produced.quarantine,
             counts=produced.counts,
             publish=pipeline.publishes,
-            state=_state_after(head, job, produced),
+            state=self._state_after(head, job, produced),
             staged_ms=log.clock.now_ms() - started_ms,
             nonce=log.clock.new_id(),
         )
@@ -370,7 +370,7 @@ class Run:
         Return the deduplication state before the batch, and ``planned_at_ms`` of its plan. For reprocessing, both are of the batch at the root of the chain.
         """
         if plan.replaces is None:
-            return _current_state(head), plan.planned_at_ms
+            return self._current_state(head), plan.planned_at_ms
         root = self.opened.log.find_root(plan.replaces.version)
         first = self.opened.log.plan(root)
         return self._state_before(root), (first[0] if first else plan).planned_at_ms
@@ -387,11 +387,25 @@ class Run:
             assert found is not None  # locating the root has read the whole chain
             commits.append((self._state_before(version), found[0].state))
             version = None if found[0].replaces is None else found[0].replaces.version
-        return dedup.ChainStates(current=_current_state(head), commits=tuple(reversed(commits)))
+        return dedup.ChainStates(current=self._current_state(head), commits=tuple(reversed(commits)))
 
     def _state_before(self, version: int) -> Json:
         found = None if version == 0 else self.opened.log.outcome(version - 1)
-        return None if found is None else found[0].state
+        return self.opened.record.initial_state if found is None else found[0].state
+
+    def _current_state(self, head: OpenHead) -> Json:
+        return self.opened.record.initial_state if head.outcome is None else head.outcome.state
+
+    def _state_after(self, head: OpenHead, job: Job, produced: Produced) -> Json:
+        """
+        Return the state for the outcome. A reprocessing run changes only the deduplication state (W26, W27).
+
+        With operators' state, it changes nothing: that state contains exactly the records whose ids the deduplication state contains.
+        """
+        if job.plan.replaces is None:
+            return produced.state
+        is_changed = job.chain is not None and job.state_settings is None
+        return produced.state if is_changed else self._current_state(head)
 
     def _outcome(self, head: OpenHead, plan: Plan, staged: StagedManifest) -> Outcome:
         clock = self.opened.log.clock
@@ -425,22 +439,6 @@ class Run:
             return head.hint
         source = self.opened.pipeline.source
         return source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts)
-
-
-def _state_after(head: OpenHead, job: Job, produced: Produced) -> Json:
-    """
-    Return the state for the outcome. A reprocessing run changes only the deduplication state (W26, W27).
-
-    With operators' state, it changes nothing: that state contains exactly the records whose ids the deduplication state contains.
-    """
-    if job.plan.replaces is None:
-        return produced.state
-    is_changed = job.chain is not None and job.state_settings is None
-    return produced.state if is_changed else _current_state(head)
-
-
-def _current_state(head: OpenHead) -> Json:
-    return None if head.outcome is None else head.outcome.state
 
 
 def _watermark(state: Json) -> int | None:

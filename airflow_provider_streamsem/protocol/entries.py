@@ -28,22 +28,45 @@ Json: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """
+    Where a forked pipeline starts: after ``version`` of the log at ``log``.
+
+    ``offsets`` are the offsets at which version 0 starts, and ``state`` is the state before it. ``config`` is the sha256 of the immutable fields on which both
+    depend.
+    """
+
+    log: str
+    version: int
+    config: str
+    offsets: Offsets
+    state: Json = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRecord:
     """
     ``pipeline.json``: the identity of a pipeline and the features of its log.
 
     ``spec`` is the spec of the run that created the log. Its immutable fields need not be those of the log. Plan(0) fixes these, with its own spec (W13a).
+    ``fork`` is set if the pipeline starts at a version of another one (K4).
     """
 
     entry: ClassVar[str] = "pipeline"
-    spillable: ClassVar[tuple[str, ...]] = ()
+    spillable: ClassVar[tuple[str, ...]] = ("fork",)
     pipeline_uuid: str
     name: str
     spec: str
     reader_features: tuple[str, ...] = ()
     writer_features: tuple[str, ...] = ()
     moved_from: str = field(default="", metadata=SPARSE)
+    fork: Fork | None = field(default=None, metadata=SPARSE)
     nonce: str
+
+    @property
+    def initial_state(self) -> Json:
+        """The state before version 0: that of the forked version, or ``None``."""
+        return None if self.fork is None else self.fork.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,10 +79,7 @@ def read_state(
     if not state_files.is_loadable(opened.log.store, stored):
         what = "files of the state after this version were deleted by vacuum"
         raise InvalidError(what, version=at).advising("read a newer version, or raise state.keep_versions.")
-    scheme, path = split_url(opened.log.store.url)
-    # The view file system parses the targets of its links as URIs.
-    path = quote(path)
-    root = f"{f's3a://{path}' if scheme == 's3' else f'file:{path}'}/{LOCATION}/{found.root}/state"
+    root = _root_uri(opened.log.store.url, found)
     session = spark.newSession()
     settings = {
         **_STORE,
@@ -93,6 +90,12 @@ def read_state(
         session.conf.set(name, value)
     given = {"batchId": str(found.batches - 1), "operatorId": str(operator), **(options or {})}
     return session.read.format("statestore").options(**given).load(f"viewfs://{table}/")
+
+
+def _root_uri(url: str, found: OperatorState) -> str:
+    """Return the directory of the state files as a URI, because the view file system parses the targets of its links as URIs."""
+    scheme, path = split_url(url)
+    return f"{'s3a://' if scheme == 's3' else 'file:'}{quote(path)}/{LOCATION}/{found.root}/state"
 
 
 def _checkpoint(found: OperatorState) -> dict[str, str]:

@@ -1,0 +1,190 @@
+"""
+Creates the log of a fork: a pipeline that starts at a version of another pipeline, at its offsets and with its state.
+
+A fork replays the source from that version with other code, into datasets of its own. The original pipeline goes on, and shares nothing with the fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from airflow_provider_streamsem import dedup, state_files
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.connectors.contract import Consuming
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
+from airflow_provider_streamsem.pipeline.location import with_log_location
+from airflow_provider_streamsem.pipeline.maintenance import first_after
+from airflow_provider_streamsem.pipeline.opening import create_log, forked_config
+from airflow_provider_streamsem.pipeline.spec import Pipeline, stored_spec
+from airflow_provider_streamsem.protocol.entries import Fork, PipelineRecord
+from airflow_provider_streamsem.protocol.offsets import Offsets, advance
+from airflow_provider_streamsem.state import operator_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """
+    The result of :func:`fork`.
+
+    :param log: URL of the fork's log
+    :param forked_from: URL of the log of the original pipeline
+    :param version: the version after which the fork starts; -1: at the initial offsets
+    :param offsets: partition → the first offset that the fork reads
+    :param copied: number of objects that this call copied
+    """
+
+    log: str
+    forked_from: str
+    version: int
+    offsets: Offsets
+    copied: int
+
+
+@with_log_location
+def fork(
+    pipeline: Pipeline,
+    original: str | CommitLog,
+    *,
+    version: int | None = None,
+    until_ms: int | None = None,
+    log: CommitLog | None = None,
+) -> Forked:
+    """
+    Create the log of a pipeline that continues another pipeline after a version.
+
+    The first batch of the fork starts at the offsets after the version, with the deduplication state and the operators' state of the version. The function
+    copies this state, and the discoveries of a files source, to the fork's log. It creates ``pipeline.json`` last, so a call that ends early leaves no log, and
+    can be repeated.
+
+    :param pipeline: the fork. Its log and datasets must be new. Its source must be that of the original, and so must its dedup keys and its output mode, if the
+        version has such a state
+    :param original: URL of the log of the original pipeline, or the open log
+    :param version: a closed version; -1: start at the initial offsets, without state; default: the newest closed version
+    :param until_ms: instead of a version: the newest version that was closed at or before this time, in milliseconds since the epoch; -1 if there is none
+    :param log: default: the log at ``pipeline.log``
+    :raises InvalidError: there is no such log or version, the source removes records when it reads, or the state has absolute paths
+    :raises ConflictError: the fork's source, dedup keys or output mode differ, or its log exists
+    :raises DataError: files of the state were deleted, for example by vacuum
+    """
+    old = open_commit_log(original) if isinstance(original, str) else original
+    new = log or open_commit_log(pipeline.log)
+    record = old.read_pipeline()
+    if version is not None and until_ms is not None:
+        raise InvalidError("at most one of version and until_ms may be given", version=version, until_ms=until_ms)
+    if record is None:
+        raise InvalidError("there is no log at this location; nothing was written", log=old.store.url)
+    closed = old.find_head().closed
+    at = closed if version is None else version
+    if until_ms is not None:
+        at = first_after(old, until_ms, 0, closed + 1) - 1
+    if not -1 <= at <= closed:
+        what = "only a closed version can be forked; nothing was written"
+        raise InvalidError(what, log=old.store.url, given=version, newest_closed=closed)
+    consuming = sorted(name for name, source in pipeline.source_parts.items() if isinstance(source, Consuming))
+    if consuming:
+        what = "the source removes records when it reads them, so a fork cannot read them again; nothing was written"
+        raise InvalidError(what, pipeline=pipeline.name, sources=consuming)
+    wanted = _position(old, record, pipeline, at)
+    existing = new.read_pipeline()
+    if existing is not None:
+        return _existing(existing, wanted, new, is_newest=version is None and until_ms is None)
+    copied = sum(_copy(old, new, key, copy) for key, copy in _objects(old, new, pipeline, wanted))
+    _check_state(old, new, wanted)
+    created = create_log(pipeline, new, fork=wanted)
+    if created.fork != wanted:
+        return _existing(created, wanted, new, is_newest=version is None and until_ms is None)
+    return Forked(log=new.store.url, forked_from=wanted.log, version=at, offsets=wanted.offsets, copied=copied)
+
+
+def _position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, version: int) -> Fork:
+    """
+    Return the position of the fork.
+
+    :raises InvalidError: no version was ever planned, or the state has absolute paths
+    :raises ConflictError: the fork cannot continue from the version
+    """
+    first = old.plan(0)
+    if first is None:
+        raise InvalidError("the log has no version, so nothing can be forked; nothing was written", log=old.store.url)
+    _check_config(stored_spec(old.read_spec(first[0].spec))["immutable_config"], pipeline)
+    start: Offsets = first[0].initial_offsets or {}
+    found = old.outcome(version) if version >= 0 else None
+    state = record.initial_state if found is None else found[0].state
+    operators = operator_state(state)
+    paths = [] if operators is None else [one.name for one in operators.operators if one.has_absolute_paths]
+    if paths:
+        what = "the log cannot be forked at this version, because the state of transformWithState names files by their absolute paths"
+        raise InvalidError(what, log=old.store.url, version=version, operators=paths).advising(
+            "fork at version -1, which starts without state."
+        )
+    return Fork(
+        log=old.store.url,
+        version=version,
+        config=forked_config(pipeline),
+        offsets=start if found is None else advance(start, found[0].next),
+        state=state,
+    )
+
+
+def _check_config(before: dict[str, object], pipeline: Pipeline) -> None:
+    now = pipeline.immutable_config()
+    for name in ("source", "dedup", "state"):
+        if before.get(name) != now.get(name):
+            raise ConflictError(
+                f"the fork's {name} differs from that of the original pipeline, so it cannot continue from its offsets and state; nothing was written",
+                pipeline=pipeline.name,
+                original=before.get(name),
+                fork=now.get(name),
+            ).advising("use the original's source, dedup keys and output mode, or start a new pipeline.")
+
+
+def _objects(old: CommitLog, new: CommitLog, pipeline: Pipeline, wanted: Fork) -> Iterator[tuple[str, str]]:
+    """Yield the objects that the fork needs: key in the original log, and key in the new one. Pages and blocks come before the discoveries that name them."""
+    config = pipeline.source.immutable_config()
+    before, after = old.source_prefix(config), new.source_prefix(config)
+    # Discoveries are listed newest first. A run that finds some of them finds the older ones too.
+    for key in sorted(old.list_keys(before), reverse=True):
+        yield key, after + key.removeprefix(before)
+    for layer in dedup.stored_layers(wanted.state):
+        for file in layer.files:
+            yield f"{dedup.STATE}/{file.key}", f"{dedup.STATE}/{file.key}"
+    operators = operator_state(wanted.state)
+    if operators is not None:
+        for key in state_files.needed(old.store, operators):
+            yield key, key
+
+
+def _copy(old: CommitLog, new: CommitLog, key: str, copy: str) -> bool:
+    """Copy an object, and return whether this call created the copy. An object that vacuum has deleted meanwhile is skipped."""
+    data = old.read(key)
+    if data is None:
+        return False
+    creation = new.create(copy, data)
+    if not creation.mine:
+        what = "the new location has another object under a key of the fork; the log was not created"
+        raise ConflictError(what, log=new.store.url, key=copy).advising("use a location that is empty.")
+    return creation.first
+
+
+def _check_state(old: CommitLog, new: CommitLog, wanted: Fork) -> None:
+    if dedup.is_complete(new.store.url, wanted.state) and state_files.is_loadable(new.store, wanted.state):
+        return
+    what = "files of the state after this version are missing, for example because vacuum deleted them; the log was not created"
+    raise DataError(what, log=old.store.url, version=wanted.version).advising("fork at a newer version, or at -1.")
+
+
+def _existing(record: PipelineRecord, wanted: Fork, new: CommitLog, *, is_newest: bool) -> Forked:
+    """
+    Return the fork that exists already.
+
+    :param is_newest: the caller named no version. The original may have newer versions than at the first call
+    :raises ConflictError: the log is not this fork
+    """
+    found = record.fork
+    is_same = found is not None and (found.log, found.config) == (wanted.log, wanted.config)
+    if found is None or not is_same or (found != wanted and not is_newest):
+        what = "the fork's log exists already, and is not this fork; nothing was written"
+        at = None if found is None else (found.log, found.version)
+        raise ConflictError(what, log=new.store.url, pipeline=record.name, forked_at=at)
+    return Forked(log=new.store.url, forked_from=found.log, version=found.version, offsets=found.offsets, copied=0)

@@ -1,0 +1,226 @@
+"""A fork starts at a version of another pipeline. Each record before it belongs to the original only, and each record after it to both, once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import (
+    Dedup,
+    FilesSink,
+    FilesSource,
+    KafkaSource,
+    Limits,
+    Pipeline,
+    fork,
+    reprocess,
+    verify,
+)
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.queue.source import QueueSource
+from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
+from airflow_provider_streamsem.errors import ConflictError, InvalidError, StreamsemError
+from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.run import run_batch
+from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.stores.contract import Store, open_store
+from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
+from tests.pipeline_fixture import PipelineFixture
+
+_NAMES = count()
+
+
+def memory() -> Store:
+    return MemoryStore(f"memory://fork-{next(_NAMES)}")
+
+
+class Forking:
+    """An original with three versions of two files each, and the place of a fork."""
+
+    def __init__(self, root: Path, **changes: Any) -> None:
+        # Deduplication keeps its layers in directories.
+        stores = [open_store(str(root / name)) for name in ("log", "fork-log")] if changes else [memory(), memory()]
+        self.original = PipelineFixture(root, store=stores[0])
+        self.original.arrive(5)
+        self.changes = changes
+        self.store: Store = stores[1]
+        self.run_original("run")
+
+    def run_original(self, key: str) -> None:
+        self.original.run(key, drain=True, pipeline=self.original.pipeline(**self.changes))
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        sinks = {"out": FilesSink(path=str(self.original.root / "forked"), format="json")}
+        given = {"name": "fork", "log": self.store.url, "sinks": sinks}
+        return self.original.pipeline(**{**self.changes, **given, **changes})
+
+    def log(self, store: Store | None = None) -> CommitLog:
+        return self.original.log(store or self.store)
+
+    def fork(self, version: int | None = None, *, store: Store | None = None, **changes: Any) -> Any:
+        log = self.log(store)
+        return fork(self.pipeline(**changes), self.original.log(), version=version, log=log)
+
+    def run(self, key: str = "run", **changes: Any) -> Any:
+        return run_batch(self.pipeline(**changes), run_key=key, drain=True, log=self.log(), engine=RowsEngine())
+
+    def ids(self) -> Counter[int]:
+        from json import loads
+
+        files = open_log(self.log()).files()
+        return Counter(loads(line)["id"] for file in files for line in Path(file.path).read_text().splitlines())
+
+
+def rows(first: int, files: int) -> Counter[int]:
+    """The ids of consecutive files."""
+    return Counter(range(first * 3, files * 3))
+
+
+@pytest.mark.parametrize(("version", "first"), [(-1, 0), (0, 2), (1, 4), (2, 5), (None, 5)])
+def test_fork_reads_each_record_after_its_version_once(tmp_path: Path, version: int | None, first: int) -> None:
+    forking = Forking(tmp_path)
+    done = forking.fork(version)
+    assert (done.version, done.offsets) == (2 if version is None else version, {"files": first})
+    forking.original.arrive(1)
+    forking.run()
+    assert forking.ids() == rows(first, 6)
+    assert verify(open_log(forking.log(), pipeline=forking.pipeline())).findings == []
+    forking.run_original("later")
+    forking.original.check()
+    assert forking.fork(version).copied == 0  # it exists
+
+
+def test_fork_at_a_time_starts_after_the_newest_version_closed_by_then(tmp_path: Path) -> None:
+    forking = Forking(tmp_path)
+    outcome = forking.original.log().outcome(1)
+    assert outcome is not None
+    log, at = forking.original.log(), outcome[0].decided_at_ms
+    assert fork(forking.pipeline(), log, until_ms=at - 10**6, log=forking.log()).version == -1
+    other = memory()
+    pipeline = forking.pipeline(log=other.url)
+    assert fork(pipeline, log, until_ms=at, log=forking.log(other)).version >= 1
+    with pytest.raises(InvalidError, match="at most one"):
+        fork(pipeline, log, until_ms=at, version=1, log=forking.log(other))
+
+
+def test_fork_that_dies_at_any_request_leaves_no_log_or_the_whole_fork(tmp_path: Path) -> None:
+    for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOST_REPLY, Fault.APPLIED_LATE):
+        for at in count():
+            forking = Forking(tmp_path / fault.name / str(at))
+            store = FaultyStore(forking.store, at, fault)
+            with suppress(Crash):
+                forking.fork(1, store=store)
+            existing = forking.log().read_pipeline()
+            assert existing is None or existing.fork is not None
+            assert forking.fork(1).offsets == {"files": 4}
+            forking.run()
+            assert forking.ids() == rows(4, 5)
+            if not store.reached:
+                assert at >= 5
+                break
+
+
+def test_run_that_creates_the_log_while_the_fork_copies_wins_and_the_fork_is_refused(tmp_path: Path) -> None:
+    for at in count():
+        forking = Forking(tmp_path / str(at))
+        store = FaultyStore(forking.store, at, Fault.PAUSE_BEFORE, other_processes=forking.run)
+        refused = False
+        try:
+            forking.fork(1, store=store)
+        except ConflictError:
+            refused = True
+        if not store.reached:
+            assert at >= 5
+            break
+        forking.run("again")
+        assert forking.ids() == (rows(0, 5) if refused else rows(4, 5))
+
+
+def test_ids_that_the_original_let_pass_before_the_fork_do_not_pass_again(tmp_path: Path) -> None:
+    dedup = Dedup(keys=["id"], rows=10**6)
+    forking = Forking(tmp_path, dedup=dedup)
+    forking.fork(1)
+    for name in ("00010.json", "00011.json"):  # repeats of records before and after the fork
+        (tmp_path / "in" / name).write_text('{"id": 0}\n{"id": 13}\n{"id": 99}\n')
+    result = forking.run()
+    assert forking.ids() == rows(4, 5) + Counter([99])
+    assert result.counts["duplicates"] == 5
+    maintenance.vacuum(forking.pipeline(), log=forking.log(), everything=True)
+    (tmp_path / "in" / "00012.json").write_text('{"id": 1}\n')
+    forking.run("after vacuum")
+    assert forking.ids() == rows(4, 5) + Counter([99])
+    reprocess(forking.pipeline(), 0, log=forking.log(), engine=RowsEngine())
+    assert forking.ids() == rows(4, 5) + Counter([99])
+
+
+def test_aborted_first_version_keeps_the_state_of_the_fork(tmp_path: Path) -> None:
+    forking = Forking(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
+    forking.fork(1)
+    (tmp_path / "in" / "00010.json").write_text('{"id": 0}\n')
+
+    def die(step: str) -> None:
+        raise Crash
+
+    with suppress(Crash):
+        run_batch(forking.pipeline(), run_key="dies", log=forking.log(), engine=RowsEngine(die))
+    record = forking.log().read_pipeline()
+    assert record is not None
+    maintenance.abort(forking.log(), record, 0, reason="a test")
+    forking.run()
+    assert forking.ids() == rows(4, 5)
+
+
+def test_fork_of_a_fork_starts_where_its_version_ends(tmp_path: Path) -> None:
+    forking = Forking(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
+    forking.fork(0)
+    second = open_store(str(tmp_path / "second-log"))
+    sinks = {"out": FilesSink(path=str(tmp_path / "second"), format="json")}
+    pipeline = forking.pipeline(log=second.url, name="second", sinks=sinks)
+    with pytest.raises(InvalidError, match="no version"):
+        fork(pipeline, forking.log(), log=forking.log(second))
+    forking.run()
+    assert fork(pipeline, forking.log(), version=-1, log=forking.log(second)).offsets == {"files": 2}
+    run_batch(pipeline, run_key="run", drain=True, log=forking.log(second), engine=RowsEngine())
+    assert open_log(forking.log(second)).head == 1
+
+
+QUEUE = QueueSource(queue=SqsQueue(url="http://127.0.0.1/1/q"), landing="/tmp", schema="id long")
+KAFKA = KafkaSource(topics=["a"], bootstrap_servers="127.0.0.1:1")
+BAD: list[tuple[dict[str, Any], dict[str, Any], type[StreamsemError], str]] = [
+    ({"version": 3}, {}, InvalidError, "only a closed version"),
+    ({"version": -2}, {}, InvalidError, "only a closed version"),
+    ({}, {"source": FilesSource(path="/elsewhere", format="json", schema="id long")}, ConflictError, "source differs"),
+    ({}, {"source": KAFKA, "limits": Limits()}, ConflictError, "source differs"),
+    ({}, {"dedup": Dedup(keys=["id"], rows=9)}, ConflictError, "dedup differs"),
+    ({}, {"source": QUEUE, "limits": Limits()}, InvalidError, "removes records"),
+]
+
+
+@pytest.mark.parametrize(("given", "changes", "error", "message"), BAD, ids=range(len(BAD)))
+def test_fork_that_cannot_continue_is_refused_and_writes_nothing(
+    tmp_path: Path, given: dict[str, Any], changes: dict[str, Any], error: type[StreamsemError], message: str
+) -> None:
+    forking = Forking(tmp_path)
+    with pytest.raises(error, match=message):
+        forking.fork(**given, **changes)
+    assert list(forking.store.list("")) == []
+
+
+def test_log_that_exists_is_not_forked_into_and_a_fork_keeps_its_source(tmp_path: Path) -> None:
+    forking = Forking(tmp_path)
+    forking.fork(1)
+    with pytest.raises(ConflictError, match="is not this fork"):
+        forking.fork(0)
+    with pytest.raises(ConflictError, match="forked with another source"):
+        forking.run(source=FilesSource(path=str(tmp_path / "elsewhere"), format="json", schema="id long"))
+    forking.run()
+    assert forking.ids() == rows(4, 5)
+    with pytest.raises(InvalidError, match="there is no log"):
+        fork(forking.pipeline(), CommitLog(MemoryStore("memory://nothing")), log=forking.log())

@@ -1,0 +1,115 @@
+"""A fork continues the state of a version, and its rows are compared with those of the original."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem import FilesSink, Pipeline, State, diff, fork, read_state, reprocess, run_batch, verify
+from airflow_provider_streamsem.cli.main import main
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
+from airflow_provider_streamsem.pipeline.maintenance import vacuum
+from tests.state.test_commits import counts, processed
+from tests.state.test_operators import arrive, keyed, pipeline
+
+pytestmark = pytest.mark.spark
+BATCHES = [[(1, "a"), (2, "b")], [(3, "a")], [(4, "c"), (5, "a")]]
+
+
+def forked(root: Path, transform: Any = keyed, **changes: Any) -> Pipeline:
+    given = {"log": str(root / "fork" / "log"), "sinks": {"out": FilesSink(path=str(root / "fork" / "out"))}}
+    return pipeline(root, transform, "update", **{**given, **changes})
+
+
+def tenfold(events: DataFrame) -> DataFrame:
+    return keyed(events).withColumn("n", F.col("n") * 10)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for number, events in enumerate(BATCHES):
+        arrive(tmp_path, number, events)
+        run_batch(pipeline(tmp_path, keyed, "update"), run_key=f"run {number}")
+    return tmp_path
+
+
+def test_fork_continues_the_state_of_its_version_and_leaves_that_of_the_original(
+    spark: SparkSession, root: Path
+) -> None:
+    state = State(output_mode="update", partitions=2, keep_versions=1)
+    assert fork(forked(root), str(root / "log"), version=0).offsets == {"files": 1}
+    run_batch(forked(root, state=state), run_key="run", drain=True)
+    assert counts(spark, root / "fork") == {"a": 3, "c": 1}  # b has no record after version 0
+    rows = read_state(spark, str(root / "fork" / "log")).selectExpr("key.*", "value.*").collect()
+    assert {row["k"]: row["count"] for row in rows} == {"a": 3, "b": 1, "c": 1}
+    reprocess(forked(root, tenfold), 0)  # on the state of the original's version
+    assert verify(forked(root)).findings == []
+    for log in (root / "fork", root):
+        arrive(root, 9, [(9, "b")])
+        spec = forked(root, state=state) if log != root else pipeline(root, keyed, "update")
+        vacuum(spec)
+        run_batch(spec, run_key="later")
+        assert counts(spark, log)["b"] == 2
+
+
+def test_difference_names_the_rows_and_columns_of_each_side(
+    spark: SparkSession, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fork(forked(root), str(root / "log"), version=1)
+    with pytest.raises(InvalidError, match="no closed version"):
+        diff(spark, str(root / "fork" / "log"))
+    run_batch(forked(root), run_key="run")
+    found = diff(spark, str(root / "fork" / "log"))
+    assert (found.rows.count(), found.original_next) == (0, found.fork_next)
+    assert main(["diff", str(root / "fork" / "log")]) == 0
+    reprocess(forked(root, lambda events: tenfold(events).withColumn("extra", F.lit(1))), 0)
+    capsys.readouterr()
+    assert main(["diff", str(root / "fork" / "log"), "--json"]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["original_rows"], shown["fork_rows"], shown["fork_columns"]) == (2, 2, ["extra"])
+    rows = {(row["only_in"], json.loads(row["row"])["k"], json.loads(row["row"])["n"]) for row in shown["rows"]}
+    assert rows == {("original", "a", 3), ("fork", "a", 30), ("original", "c", 1), ("fork", "c", 10)}
+    arrive(root, 3, [(6, "a")])
+    run_batch(pipeline(root, keyed, "update"), run_key="later")
+    assert main(["diff", str(root / "fork" / "log")]) == 1
+    assert "have read different records" in capsys.readouterr().out
+    with pytest.raises(InvalidError, match="not the log of a fork"):
+        diff(spark, str(root / "log"))
+
+
+def test_fork_from_the_command_line_starts_where_it_says(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "fork.toml").write_text(f"""
+name = "stateful"
+log = "{root}/fork/log"
+transform = "tests.state.test_operators:keyed"
+source = {{type = "files", path = "{root}/in", format = "json", schema = "t timestamp, k string"}}
+sinks.out = {{type = "files", path = "{root}/fork/out"}}
+state = {{output_mode = "update"}}
+""")
+    assert main(["fork", str(root / "fork.toml"), str(root / "log"), "--at", "1"]) == 0
+    assert "after version 1" in capsys.readouterr().out
+    assert main(["fork", str(root / "fork.toml"), str(root / "log"), "--until", "yesterday"]) == 2
+
+
+def test_state_that_cannot_be_continued_is_refused(spark: SparkSession, root: Path) -> None:
+    with pytest.raises(ConflictError, match="state differs"):
+        fork(forked(root, state=State(output_mode="append", partitions=2)), str(root / "log"))
+    for file in (root / "log" / "state").rglob("1_*.zip"):
+        file.unlink()
+    with pytest.raises(DataError, match="files of the state after this version are missing"):
+        fork(forked(root), str(root / "log"), version=0)
+    assert fork(forked(root), str(root / "log"), version=-1).version == -1
+    run_batch(forked(root), run_key="run", drain=True)
+    assert counts(spark, root / "fork") == {"a": 3, "b": 1, "c": 1}
+
+
+def test_state_with_absolute_paths_is_not_forked(spark: SparkSession, tmp_path: Path) -> None:
+    arrive(tmp_path, 0, [(1, "a")])
+    run_batch(pipeline(tmp_path, processed, "update"), run_key="first")
+    with pytest.raises(InvalidError, match="absolute paths"):
+        fork(forked(tmp_path, processed), str(tmp_path / "log"))
