@@ -215,8 +215,9 @@ COMMANDS = (
     Command(
         "diff",
         "Compare the rows of a fork with those that the original pipeline committed since the fork.",
-        "s3://lake/_streamsem/orders_v2 --limit 5",
+        "s3://lake/_streamsem/orders_v2 s3://lake/_streamsem/orders --limit 5",
         (
+            _argument("original", metavar="LOG", help="URL or path of the original pipeline's log"),
             _argument("--sink", help="name of the files sink, if there are several"),
             _argument("--limit", type=int, default=20, help="number of different rows to show (default: 20)"),
             *_SESSION,

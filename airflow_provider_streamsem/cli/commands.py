@@ -533,10 +533,14 @@ def skip(args: argparse.Namespace) -> CommandResult:
     return CommandResult(document={"version": args.version, "results": results}, lines=lines)
 
 
+def _url(given: str) -> str:
+    """Return the URL of a log that a user has given as a URL or as a path, which may be relative."""
+    return given if "://" in given else os.path.abspath(given)
+
+
 def move_log(args: argparse.Namespace) -> CommandResult:
     """Move a log (``streamsem move-log``)."""
-    to = args.to if "://" in args.to else os.path.abspath(args.to)
-    done = move.move_log(open_commit_log(args.log), open_commit_log(to), already_moved=args.already_moved)
+    done = move.move_log(open_commit_log(args.log), open_commit_log(_url(args.to)), already_moved=args.already_moved)
     lines = [
         f"moved pipeline {done.pipeline} from {done.moved_from} to {done.moved_to}: versions up to {done.version}, {done.copied} objects copied",
         f"Set the pipeline's log to {done.moved_to}. Runs with the old log are refused from now on.",
@@ -546,9 +550,8 @@ def move_log(args: argparse.Namespace) -> CommandResult:
 
 def fork(args: argparse.Namespace) -> CommandResult:
     """Create the log of a fork (``streamsem fork``)."""
-    original = args.original if "://" in args.original else os.path.abspath(args.original)
     until_ms = None if args.until is None else time_ms("--until", args.until)
-    done = fork_(args.pipeline, original, version=args.at, until_ms=until_ms)
+    done = fork_(args.pipeline, _url(args.original), version=args.at, until_ms=until_ms)
     place = "at the initial offsets" if done.version < 0 else f"after version {done.version}"
     lines = [
         f"created {done.log}, which starts {place} of {done.forked_from}: {done.copied} objects copied",
@@ -562,7 +565,7 @@ def diff(args: argparse.Namespace) -> CommandResult:
     from airflow_provider_streamsem.readers.diff import diff as diff_
 
     integer("limit", args.limit, least=1)
-    found = diff_(_engine(args, None).session(), args.log, sink=args.sink)
+    found = diff_(_engine(args, None).session(), args.log, _url(args.original), sink=args.sink)
     totals = {
         row["only_in"]: row["rows"]
         for row in found.rows.groupBy("only_in").agg({"times": "sum"}).toDF("only_in", "rows").collect()

@@ -92,7 +92,7 @@ def fork(
     copied = sum(_copy(old, new, key, copy) for key, copy in _objects(old, new, pipeline, wanted))
     _check_state(old, new, wanted)
     created = create_log(pipeline, new, fork=wanted)
-    if created.fork != wanted:
+    if created.fork is None or created.fork != wanted:
         return _existing(created, wanted, new, is_newest=version is None and until_ms is None)
     return Forked(log=new.store.url, forked_from=wanted.log, version=at, offsets=wanted.offsets, copied=copied)
 
@@ -120,6 +120,7 @@ def _position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, versio
         )
     return Fork(
         log=old.store.url,
+        pipeline_uuid=record.pipeline_uuid,
         version=version,
         config=forked_config(pipeline),
         offsets=start if found is None else advance(start, found[0].next),
@@ -182,8 +183,8 @@ def _existing(record: PipelineRecord, wanted: Fork, new: CommitLog, *, is_newest
     :raises ConflictError: the log is not this fork
     """
     found = record.fork
-    is_same = found is not None and (found.log, found.config) == (wanted.log, wanted.config)
-    if found is None or not is_same or (found != wanted and not is_newest):
+    is_same = found is not None and (found.pipeline_uuid, found.config) == (wanted.pipeline_uuid, wanted.config)
+    if found is None or not is_same or (found.version != wanted.version and not is_newest):
         what = "the fork's log exists already, and is not this fork; nothing was written"
         at = None if found is None else (found.log, found.version)
         raise ConflictError(what, log=new.store.url, pipeline=record.name, forked_at=at)

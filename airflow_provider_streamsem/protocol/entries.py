@@ -30,13 +30,14 @@ Json: TypeAlias = Any
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
     """
-    Where a forked pipeline starts: after ``version`` of the log at ``log``.
+    Where a forked pipeline starts: after ``version`` of the pipeline with the uuid ``pipeline_uuid``.
 
-    ``offsets`` are the offsets at which version 0 starts, and ``state`` is the state before it. ``config`` is the sha256 of the immutable fields on which both
-    depend.
+    ``log`` is the URL of that pipeline's log, which no reader follows. ``offsets`` are the offsets at which version 0 starts, and ``state`` is the state before
+    it. ``config`` is the sha256 of the immutable fields on which both depend.
     """
 
     log: str
+    pipeline_uuid: str
     version: int
     config: str
     offsets: Offsets

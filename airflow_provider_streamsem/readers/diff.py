@@ -36,14 +36,17 @@ class Difference:
     fork_next: Offsets
 
 
-def diff(spark: SparkSession, fork: str | CommittedLog, *, sink: str | None = None) -> Difference:
+def diff(
+    spark: SparkSession, fork: str | CommittedLog, original: str | CommittedLog, *, sink: str | None = None
+) -> Difference:
     """
     Compare the visible rows of a fork with those of the original pipeline in versions after the fork. Rows are compared as multisets, without an order.
 
     :param spark: the session that reads the files
     :param fork: URL of the fork's log, or the open log
+    :param original: the log of the original pipeline. The URL that the fork's log names is not used, because every writer of that log can set it
     :param sink: name of the files sink in both pipelines; required if the pipelines have several
-    :raises InvalidError: the log is no fork, or a pipeline has no such sink, publishes it outside the log, or has committed no rows
+    :raises InvalidError: the log is no fork of the original, or a pipeline has no such sink, publishes it outside the log, or has committed no rows
     """
     from pyspark.sql import functions as F
 
@@ -55,8 +58,11 @@ def diff(spark: SparkSession, fork: str | CommittedLog, *, sink: str | None = No
         raise InvalidError(
             "the fork has no closed version, so there is nothing to compare", log=opened.log.store.url
         ).advising("run the fork first.")
-    original = open_log(position.log)
-    before = read_committed(spark, original, since=position.version, sink=sink)
+    source = open_log(original) if isinstance(original, str) else original
+    if source.record.pipeline_uuid != position.pipeline_uuid:
+        what = "the fork was made from another log"
+        raise InvalidError(what, fork=opened.log.store.url, original=source.log.store.url, forked_from=position.log)
+    before = read_committed(spark, source, since=position.version, sink=sink)
     after = read_committed(spark, opened, sink=sink)
     shared = [name for name in before.columns if name in after.columns]
 
@@ -74,6 +80,6 @@ def diff(spark: SparkSession, fork: str | CommittedLog, *, sink: str | None = No
         columns=tuple(shared),
         original_columns=tuple(name for name in before.columns if name not in shared),
         fork_columns=tuple(name for name in after.columns if name not in shared),
-        original_next=original.log.find_head().next,
+        original_next=source.log.find_head().next,
         fork_next=opened.log.find_head().next,
     )

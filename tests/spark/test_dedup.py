@@ -66,7 +66,7 @@ def test_batch_scoped_dedup_drops_repeats_within_a_batch_and_keeps_no_state(
     assert not outcome[0].state
 
 
-@pytest.mark.parametrize(("bucketed_rows", "sent"), [(20, True), (20, False), (1_000_000, True), (1_000_000, False)])
+@pytest.mark.parametrize(("bucketed_rows", "sent"), [(20, True), (1_000_000, False)])
 def test_each_id_passes_once_over_many_batches(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucketed_rows: int, sent: bool
 ) -> None:

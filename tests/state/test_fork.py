@@ -62,24 +62,26 @@ def test_difference_names_the_rows_and_columns_of_each_side(
 ) -> None:
     fork(forked(root), str(root / "log"), version=1)
     with pytest.raises(InvalidError, match="no closed version"):
-        diff(spark, str(root / "fork" / "log"))
+        diff(spark, str(root / "fork" / "log"), str(root / "log"))
     run_batch(forked(root), run_key="run")
-    found = diff(spark, str(root / "fork" / "log"))
+    found = diff(spark, str(root / "fork" / "log"), str(root / "log"))
     assert (found.rows.count(), found.original_next) == (0, found.fork_next)
-    assert main(["diff", str(root / "fork" / "log")]) == 0
+    assert main(["diff", str(root / "fork" / "log"), str(root / "log")]) == 0
     reprocess(forked(root, lambda events: tenfold(events).withColumn("extra", F.lit(1))), 0)
     capsys.readouterr()
-    assert main(["diff", str(root / "fork" / "log"), "--json"]) == 1
+    assert main(["diff", str(root / "fork" / "log"), str(root / "log"), "--json"]) == 1
     shown = json.loads(capsys.readouterr().out)
     assert (shown["original_rows"], shown["fork_rows"], shown["fork_columns"]) == (2, 2, ["extra"])
     rows = {(row["only_in"], json.loads(row["row"])["k"], json.loads(row["row"])["n"]) for row in shown["rows"]}
     assert rows == {("original", "a", 3), ("fork", "a", 30), ("original", "c", 1), ("fork", "c", 10)}
     arrive(root, 3, [(6, "a")])
     run_batch(pipeline(root, keyed, "update"), run_key="later")
-    assert main(["diff", str(root / "fork" / "log")]) == 1
+    assert main(["diff", str(root / "fork" / "log"), str(root / "log")]) == 1
     assert "have read different records" in capsys.readouterr().out
     with pytest.raises(InvalidError, match="not the log of a fork"):
-        diff(spark, str(root / "log"))
+        diff(spark, str(root / "log"), str(root / "log"))
+    with pytest.raises(InvalidError, match="made from another log"):
+        diff(spark, str(root / "fork" / "log"), str(root / "fork" / "log"))
 
 
 def test_fork_from_the_command_line_starts_where_it_says(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
