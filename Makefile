@@ -7,6 +7,10 @@ RUN = JAVA_HOME="$$($(BIN)/python tools/java_home.py)" PYSPARK_PYTHON="$(CURDIR)
 TRACED := tests/protocol tests/golden tests/readers tests/security/test_forged_logs.py $(filter-out %/test_crash_matrix.py,$(wildcard tests/pipeline/test_*.py))
 PYTEST = $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal
 
+# The longest files first, so that both workers end at the same time.
+LONG := tests/airflow_chaos tests/chaos tests/integration/test_cluster.py tests/integration/test_delta.py
+INTEGRATION = $(LONG) $(filter-out $(LONG),$(wildcard tests/integration/test_*.py))
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check docs integration prove chaos bench clean
 
@@ -39,7 +43,7 @@ check: .venv/ready  ## format, lint, types, layers
 
 integration: .venv/ready  ## the same promises on real parts: Kafka, an S3 server (S3=minio for another), a Spark cluster, Spark Connect
 	$(RUN) -m tests.integration.parts.install $${S3:-versitygw}
-	$(RUN) -m pytest -m integration -n 2 --dist loadfile --durations 15 tests/integration tests/chaos tests/airflow_chaos $(ARGS)
+	$(RUN) -m pytest -m integration -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(INTEGRATION) $(ARGS)
 
 prove: .venv/ready  ## the long tests: real Spark killed at random, a real scheduler, new examples for the properties
 	$(RUN) -m pytest -m prove $(ARGS)

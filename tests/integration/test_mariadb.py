@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import ssl
 import threading
 import uuid
 from collections import Counter
@@ -46,6 +47,12 @@ def server() -> Iterator[MariaDB]:
         made = MariaDB(home / "server")
         with running(made):
             yield made
+
+
+@pytest.fixture(autouse=True)
+def no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without TLS on the server, the driver still loads the system's certificates for each connection, which takes half of the time of these tests."""
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: None)
 
 
 @dataclass
