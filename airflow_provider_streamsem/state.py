@@ -184,5 +184,5 @@ def check_same_operators(before: OperatorState | None, after: OperatorState) -> 
             now=names[1],
             watermarks_before=len(before.watermarks),
             watermarks_now=len(after.watermarks),
-            accepted="the former operators and withWatermark calls, or a new pipeline with a new log",
+            accepted="the former operators and withWatermark calls, or a fork without state: streamsem fork --at -1",
         )

@@ -127,7 +127,7 @@ def _refuse_absolute_paths(head: Head, **where: object) -> None:
     if names:
         what = "the log cannot be moved, because the state of transformWithState names files by their absolute paths"
         raise InvalidError(what, **where, operators=names).advising(
-            "keep the log at its location, or start a new pipeline with a new log."
+            "keep the log at its location, or fork the pipeline without state: streamsem fork --at -1."
         )
 
 

@@ -6,7 +6,7 @@ A fork replays the source from that version with other code, into datasets of it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from airflow_provider_streamsem import dedup, state_files
@@ -17,7 +17,8 @@ from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.maintenance import first_after
 from airflow_provider_streamsem.pipeline.opening import create_log, forked_config
 from airflow_provider_streamsem.pipeline.spec import Pipeline, stored_spec
-from airflow_provider_streamsem.protocol.entries import Fork, PipelineRecord
+from airflow_provider_streamsem.protocol.codec import canonical, sha256
+from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
 from airflow_provider_streamsem.state import operator_state
 
@@ -57,8 +58,8 @@ def fork(
     copies this state, and the discoveries of a files source, to the fork's log. It creates ``pipeline.json`` last, so a call that ends early leaves no log, and
     can be repeated.
 
-    :param pipeline: the fork. Its log and datasets must be new. Its source must be that of the original, and so must its dedup keys and its output mode, if the
-        version has such a state
+    :param pipeline: the fork. Its log and datasets must be new. Its source must be that of the original. Its dedup keys and its output mode too, if the version
+        has state
     :param original: URL of the log of the original pipeline, or the open log
     :param version: a closed version; -1: start at the initial offsets, without state; default: the newest closed version
     :param until_ms: instead of a version: the newest version that was closed at or before this time, in milliseconds since the epoch; -1 if there is none
@@ -107,10 +108,12 @@ def _position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, versio
     first = old.plan(0)
     if first is None:
         raise InvalidError("the log has no version, so nothing can be forked; nothing was written", log=old.store.url)
-    _check_config(stored_spec(old.read_spec(first[0].spec))["immutable_config"], pipeline)
     start: Offsets = first[0].initial_offsets or {}
     found = old.outcome(version) if version >= 0 else None
     state = record.initial_state if found is None else found[0].state
+    before = forked_config(stored_spec(old.read_spec(first[0].spec))["immutable_config"], state)
+    config = forked_config(pipeline.immutable_config(), state)
+    _check_config(before, config, pipeline)
     operators = operator_state(state)
     paths = [] if operators is None else [one.name for one in operators.operators if one.has_absolute_paths]
     if paths:
@@ -122,21 +125,20 @@ def _position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, versio
         log=old.store.url,
         pipeline_uuid=record.pipeline_uuid,
         version=version,
-        config=forked_config(pipeline),
+        config=sha256(canonical(config)),
         offsets=start if found is None else advance(start, found[0].next),
         state=state,
     )
 
 
-def _check_config(before: dict[str, object], pipeline: Pipeline) -> None:
-    now = pipeline.immutable_config()
-    for name in ("source", "dedup", "state"):
-        if before.get(name) != now.get(name):
+def _check_config(before: Mapping[str, Json], now: Mapping[str, Json], pipeline: Pipeline) -> None:
+    for name in now:
+        if before[name] != now[name]:
             raise ConflictError(
                 f"the fork's {name} differs from that of the original pipeline, so it cannot continue from its offsets and state; nothing was written",
                 pipeline=pipeline.name,
-                original=before.get(name),
-                fork=now.get(name),
+                original=before[name],
+                fork=now[name],
             ).advising("use the original's source, dedup keys and output mode, or start a new pipeline.")
 
 

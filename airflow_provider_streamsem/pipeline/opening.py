@@ -8,6 +8,7 @@ fields of its spec (W13a).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem import extras
@@ -18,7 +19,7 @@ from airflow_provider_streamsem.errors import ConflictError, DatasetOwnedError, 
 from airflow_provider_streamsem.pipeline.changes import changed_fields, described
 from airflow_provider_streamsem.pipeline.spec import Pipeline, stored_spec
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
-from airflow_provider_streamsem.protocol.entries import PUBLISH, Fork, InitialOffsets, PipelineRecord
+from airflow_provider_streamsem.protocol.entries import PUBLISH, Fork, InitialOffsets, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.stores.contract import normalised, open_store
@@ -115,7 +116,7 @@ def initial_offsets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord |
     :raises ConflictError: the log was forked for another source, other dedup keys or another output mode
     """
     if record is not None and record.fork is not None:
-        if record.fork.config != forked_config(pipeline):
+        if record.fork.config != sha256(canonical(forked_config(pipeline.immutable_config(), record.fork.state))):
             what = (
                 "the log was forked with another source, other dedup keys or another output mode; nothing was written"
             )
@@ -217,10 +218,10 @@ def check_immutable_config(pipeline: Pipeline, log: CommitLog, stored: str, *, v
         )
 
 
-def forked_config(pipeline: Pipeline) -> str:
-    """Return the sha256 of the immutable fields on which the offsets and the state of a fork depend."""
-    given = pipeline.immutable_config()
-    return sha256(canonical({name: given.get(name) for name in ("source", "dedup", "state")}))
+def forked_config(immutable_config: Mapping[str, Json], state: Json) -> dict[str, Json]:
+    """Return the immutable fields on which the offsets and the state of a fork depend: without a state, only the source."""
+    names = ("source",) if state is None else ("source", "dedup", "state")
+    return {name: immutable_config.get(name) for name in names}
 
 
 def create_log(pipeline: Pipeline, log: CommitLog, *, fork: Fork | None = None) -> PipelineRecord:

@@ -451,12 +451,12 @@ def _of_condition(
     if condition.startswith("CANNOT_LOAD_STATE_STORE") and not is_transient:
         what = "Spark cannot load the state of the batch before: a file of it is missing or damaged; nothing became visible"
         return DataError(what, version=version, condition=condition).advising(
-            "restore the files below state/operators in the log, or start a new pipeline with a new log."
+            "restore the files below state/operators in the log, or fork the pipeline at an earlier version: streamsem fork."
         )
     if condition.startswith("STATE_STORE_") and condition.endswith("_SCHEMA_NOT_COMPATIBLE"):
         what = "the transform keeps values of other types than the state of the batches before; nothing became visible"
         return DataError(what, version=version, condition=condition, reason=str(error).split("\n")[0]).advising(
-            "use the former types, or start a new pipeline with a new log."
+            "use the former types, or fork the pipeline without state: streamsem fork --at -1."
         )
     if condition.startswith(_OF_THE_DATA):
         what = "Spark could not evaluate the transform or the predicate `where` on the data; nothing became visible"
