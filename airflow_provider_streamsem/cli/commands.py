@@ -613,7 +613,7 @@ def explain(args: argparse.Namespace) -> CommandResult:
 
 def vacuum(args: argparse.Namespace) -> CommandResult:
     """Delete files that no reader and no run needs (``streamsem vacuum``)."""
-    done = maintenance.vacuum(args.pipeline, dry_run=args.dry_run, everything=args.all)
+    done = maintenance.vacuum(args.pipeline, dry_run=args.dry_run, all_versions=args.all)
     deleted = f"{len(done.attempts)} attempts and {len(done.keys)} objects of the log, {done.bytes} bytes"
     return CommandResult(
         document={**plain(done), "dry_run": args.dry_run},

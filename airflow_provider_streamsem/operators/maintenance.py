@@ -33,7 +33,7 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). The operator deletes only in the datasets and the log of this pipeline
     :param dry_run: delete nothing, and report what a vacuum would delete
-    :param everything: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
+    :param all_versions: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
     :raises InvalidError: an argument is not valid
     """
 
@@ -41,11 +41,11 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     ui_color = "#dde3ea"
 
     def __init__(
-        self, *, pipeline: Pipeline | str, dry_run: bool = False, everything: bool = False, **kwargs: Any
+        self, *, pipeline: Pipeline | str, dry_run: bool = False, all_versions: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.set_pipeline(pipeline)
-        self.everything = flag("everything", everything)
+        self.all_versions = flag("all_versions", all_versions)
         self.is_dry_run = flag("dry_run", dry_run)  # BaseOperator has a method named dry_run
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.maintenance.vacuum`. An error that is not retryable fails the task at once
         """
         with self.resolved_pipeline(context) as pipeline:
-            done = vacuum(pipeline, dry_run=self.is_dry_run, everything=self.everything)
+            done = vacuum(pipeline, dry_run=self.is_dry_run, all_versions=self.all_versions)
         return {
             "attempts": len(done.attempts),
             "keys": len(done.keys),

@@ -106,7 +106,7 @@ class Vacuumed:
 
 @with_log_location
 def vacuum(
-    pipeline: Pipeline, *, dry_run: bool = False, everything: bool = False, log: CommitLog | None = None
+    pipeline: Pipeline, *, dry_run: bool = False, all_versions: bool = False, log: CommitLog | None = None
 ) -> Vacuumed:
     """
     Delete the output of losing attempts of closed versions: files, then quarantined records, then manifests (V1 to V3). Also delete the rows that were staged
@@ -118,7 +118,7 @@ def vacuum(
 
     :param pipeline: the user's own pipeline. Vacuum deletes only in its datasets and its log, never in a location that a stored object names (V5)
     :param dry_run: delete nothing, and return what vacuum would delete
-    :param everything: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
+    :param all_versions: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: the location holds no log
     :raises ConflictError: the log belongs to another pipeline or was moved, or a dataset belongs to another log. Nothing was deleted
@@ -138,7 +138,7 @@ def vacuum(
     end = head.closed if head.requires_receipts else head.closed + 1
     noted = _vacuumed_up_to(log)
     # If the log was restored from an older copy, the recorded progress may be above its head.
-    begin = 0 if everything or noted > head.closed + 1 else noted
+    begin = 0 if all_versions or noted > head.closed + 1 else noted
     dedup_dataset = None if pipeline.dedup is None else layers_dataset(log.store.url)
     deleted = _Deleted(log, dry_run=dry_run)
     inherited = {_attempt_of(file.key)[1] for layer in stored_layers(record.initial_state) for file in layer.files}

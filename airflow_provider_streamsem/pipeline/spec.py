@@ -205,9 +205,9 @@ class Pipeline:
         for name, source in self.source_parts.items():
             if source.location is not None:
                 locations[f"sources.{name}" if name else "source"] = source.location
-        taken: list[tuple[str, tuple[str, str]]] = [(name, split_url(url)) for name, url in locations.items()]
-        for at, (name, (scheme, path)) in enumerate(taken):
-            for other, (other_scheme, other_path) in taken[:at]:
+        paths: list[tuple[str, tuple[str, str]]] = [(name, split_url(url)) for name, url in locations.items()]
+        for at, (name, (scheme, path)) in enumerate(paths):
+            for other, (other_scheme, other_path) in paths[:at]:
                 nested = f"{path}/".startswith(f"{other_path}/") or f"{other_path}/".startswith(f"{path}/")
                 if scheme == other_scheme and nested:
                     raise InvalidError(

@@ -152,7 +152,7 @@ def test_ids_that_the_original_let_pass_before_the_fork_do_not_pass_again(tmp_pa
     result = forking.run()
     assert forking.ids() == rows(4, 5) + Counter([99])
     assert result.counts["duplicates"] == 5
-    maintenance.vacuum(forking.pipeline(), log=forking.log(), everything=True)
+    maintenance.vacuum(forking.pipeline(), log=forking.log(), all_versions=True)
     (tmp_path / "in" / "00012.json").write_text('{"id": 1}\n')
     forking.run("after vacuum")
     assert forking.ids() == rows(4, 5) + Counter([99])

@@ -296,7 +296,7 @@ def test_V6_vacuum_looks_again_only_at_versions_of_the_last_day(fixture: Pipelin
     late_file(fixture, 3)
     assert vacuum_later(fixture, 1).attempts == ()
     assert [stat.key for stat in fixture.store.list("vacuumed/")] == [keys.vacuumed(5)]
-    assert vacuum_later(fixture, 2, everything=True).attempts == (("out", 3, "late"),)
+    assert vacuum_later(fixture, 2, all_versions=True).attempts == (("out", 3, "late"),)
     fixture.check()
 
 
@@ -319,7 +319,7 @@ def test_V6_note_that_was_forged_keeps_vacuum_from_nothing_but_looking(fixture: 
     late_file(fixture, 0)
     fixture.store.create(keys.vacuumed(1), b"")
     assert vacuum_later(fixture, 1).attempts == ()
-    assert vacuum_later(fixture, 1, everything=True).attempts == (("out", 0, "late"),)
+    assert vacuum_later(fixture, 1, all_versions=True).attempts == (("out", 0, "late"),)
     fixture.check()
 
 

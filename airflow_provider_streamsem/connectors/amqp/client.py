@@ -159,14 +159,14 @@ class AmqpReceiver:
 
     def receive(self, most: int) -> Sequence[Message]:
         """Receive up to ``most`` messages, at most 100, each with one ``basic.get``. Returns no messages if the queue is empty."""
-        taken: list[Message] = []
+        received: list[Message] = []
         with _translated(self._queue.name):
-            while len(taken) < min(most, _AT_ONCE):
+            while len(received) < min(most, _AT_ONCE):
                 method, properties, body = self._channel.basic_get(self._queue.name)
                 if method is None:
                     break
-                taken.append(self._message(method, properties, body))
-        return taken
+                received.append(self._message(method, properties, body))
+        return received
 
     def _message(self, method: Any, properties: Any, body: bytes) -> Message:
         found = properties.message_id

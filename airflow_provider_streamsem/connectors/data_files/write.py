@@ -110,10 +110,10 @@ def write_files(frame: DataFrame, sink: _Sink, location: str) -> frozenset[str] 
             columns=list(by_name),
         )
     copies = partition_columns(sink.partition_by)
-    taken = sorted(name for name in by_name if name.lower() in {copy.lower() for copy in copies})
-    if taken:
+    reserved = sorted(name for name in by_name if name.lower() in {copy.lower() for copy in copies})
+    if reserved:
         what = "columns have names that are reserved for partition directories: rename them in the transform; nothing became visible"
-        raise DataError(what, sink=sink.path, columns=taken, partition_by=list(sink.partition_by))
+        raise DataError(what, sink=sink.path, columns=reserved, partition_by=list(sink.partition_by))
     odd = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
     if odd:
         what = "columns of this type cannot partition a dataset; nothing became visible"
@@ -249,7 +249,7 @@ def partition_columns(names: Sequence[str]) -> list[str]:
     """
     plain = [f"__{name}" for name in names if _PLAIN_NAME.fullmatch(name)]
     odd = (f"__p{n}" for n in range(2 * len(names)))
-    free = (name for name in odd if name.lower() not in {taken.lower() for taken in plain})
+    free = (name for name in odd if name.lower() not in {reserved.lower() for reserved in plain})
     return [f"__{name}" if _PLAIN_NAME.fullmatch(name) else next(free) for name in names]
 
 

@@ -479,11 +479,11 @@ def _hint(types: Mapping[str, str], *, newest: int, bytes_per_row: int) -> Json:
 
 
 def _within(files: Iterable[FoundFile], most_bytes: int | None) -> list[FoundFile]:
-    taken: list[FoundFile] = []
+    selected: list[FoundFile] = []
     total = 0
     for file in files:
         total += file.bytes
-        if most_bytes is not None and total > most_bytes and taken:
+        if most_bytes is not None and total > most_bytes and selected:
             break
-        taken.append(file)
-    return taken
+        selected.append(file)
+    return selected

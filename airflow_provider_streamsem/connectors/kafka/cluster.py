@@ -128,9 +128,9 @@ class KafkaCluster:
 
         if not names:
             return []
-        asked = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
+        requested = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
         found = []
-        for name, future in asked.items():
+        for name, future in requested.items():
             topic = self._answer(future.result, missing="UNKNOWN_TOPIC_OR_PART")
             if topic is not None:
                 topic_id = "" if str(topic.topic_id) in ("", "None", _NO_TOPIC_ID) else str(topic.topic_id)
@@ -156,42 +156,44 @@ class KafkaCluster:
         """Return the first offset whose timestamp is at or after ``at_ms`` (milliseconds UTC), or the end offset if there is none."""
         from confluent_kafka.admin import OffsetSpec
 
-        asked = list(partitions)
-        ends = self.ends(asked)
-        found = dict(self._offsets(asked, OffsetSpec.for_timestamp(at_ms)))
-        return {p: ends[p].offset if found[p].offset < 0 else min(found[p].offset, ends[p].offset) for p in asked}
+        requested = list(partitions)
+        ends = self.ends(requested)
+        found = dict(self._offsets(requested, OffsetSpec.for_timestamp(at_ms)))
+        return {p: ends[p].offset if found[p].offset < 0 else min(found[p].offset, ends[p].offset) for p in requested}
 
     def kept_ms(self, topics: Iterable[str]) -> dict[str, int | None]:
         """Return topic → ``retention.ms``: the age in milliseconds at which Kafka may delete a record; ``None`` if the topic deletes no record by age."""
         from confluent_kafka.admin import ConfigResource, ResourceType
 
-        asked = {ConfigResource(ResourceType.TOPIC, name): name for name in sorted(set(topics))}
-        if not asked:
+        requested = {ConfigResource(ResourceType.TOPIC, name): name for name in sorted(set(topics))}
+        if not requested:
             return {}
-        futures = self._answer(lambda: self._admin.describe_configs(list(asked), request_timeout=TIMEOUT_S))
+        futures = self._answer(lambda: self._admin.describe_configs(list(requested), request_timeout=TIMEOUT_S))
         kept: dict[str, int | None] = {}
         for resource, future in futures.items():
             config = self._answer(future.result)
             ms = int(config["retention.ms"].value) if "delete" in config["cleanup.policy"].value else -1
-            kept[asked[resource]] = ms if ms >= 0 else None
+            kept[requested[resource]] = ms if ms >= 0 else None
         return kept
 
     def _offsets(self, partitions: Iterable[Partition], spec: Any) -> list[tuple[Partition, Any]]:
         from confluent_kafka import IsolationLevel, TopicPartition
 
-        asked = {(p.topic, p.number): p for p in partitions}
-        if not asked:
+        requested = {(p.topic, p.number): p for p in partitions}
+        if not requested:
             return []
         level = (
             IsolationLevel.READ_COMMITTED if self._isolation == "read_committed" else IsolationLevel.READ_UNCOMMITTED
         )
-        request = {TopicPartition(topic, number): spec for topic, number in asked}
+        request = {TopicPartition(topic, number): spec for topic, number in requested}
         for wait_s in (*_ELECTION_WAITS_S, None):
             futures = self._answer(
                 lambda: self._admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT_S)
             )
             try:
-                return [(asked[tp.topic, tp.partition], self._answer(future.result)) for tp, future in futures.items()]
+                return [
+                    (requested[tp.topic, tp.partition], self._answer(future.result)) for tp, future in futures.items()
+                ]
             except UnavailableError as error:
                 if wait_s is None or error.fields.get("error") not in _ELECTING:
                     raise

@@ -44,19 +44,23 @@ class ControlTopic:
         names = sorted(name for name in set(topics) if re.fullmatch(TOPIC, name) and name not in (".", ".."))
         if not names:
             return {}
-        asked = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
-        found = {name: self._answer(future.result, missing="UNKNOWN_TOPIC_OR_PART") for name, future in asked.items()}
+        requested = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
+        found = {
+            name: self._answer(future.result, missing="UNKNOWN_TOPIC_OR_PART") for name, future in requested.items()
+        }
         return {name: len(topic.partitions) for name, topic in found.items() if topic is not None}
 
     def config(self, topics: Iterable[str], name: str) -> dict[str, str]:
         """Return topic → value of the topic configuration ``name``."""
         from confluent_kafka.admin import ConfigResource, ResourceType
 
-        asked = {ConfigResource(ResourceType.TOPIC, topic): topic for topic in sorted(set(topics))}
-        if not asked:
+        requested = {ConfigResource(ResourceType.TOPIC, topic): topic for topic in sorted(set(topics))}
+        if not requested:
             return {}
-        futures = self._answer(lambda: self._admin.describe_configs(list(asked), request_timeout=TIMEOUT_S))
-        return {asked[resource]: str(self._answer(future.result)[name].value) for resource, future in futures.items()}
+        futures = self._answer(lambda: self._admin.describe_configs(list(requested), request_timeout=TIMEOUT_S))
+        return {
+            requested[resource]: str(self._answer(future.result)[name].value) for resource, future in futures.items()
+        }
 
     def ensure(self) -> None:
         """

@@ -25,9 +25,9 @@ def expiry(
     :param within_ms: offsets that retention may delete within this many milliseconds are at risk; ``None``: no offset is at risk
     :param now_ms: the current time, in milliseconds UTC
     """
-    asked = list(partitions)
-    ends, lows = cluster.ends(asked), cluster.lows(asked)
-    unread = [p for p in asked if ends[p].offset > position(start, p.name)]
+    requested = list(partitions)
+    ends, lows = cluster.ends(requested), cluster.lows(requested)
+    unread = [p for p in requested if ends[p].offset > position(start, p.name)]
     first = {p: max(position(start, p.name), lows[p]) for p in unread}
     return Expiry(
         lost=sum(first[p] - position(start, p.name) for p in unread),

@@ -353,10 +353,11 @@ def _ask(url: str) -> Any:
 
 
 def _refuse_reserved_names(names: Iterable[str]) -> None:
-    taken = sorted({name for name in names if name.lower() in {f"kafka_{own}" for own in _OWN}})
-    if taken:
+    reserved = sorted({name for name in names if name.lower() in {f"kafka_{own}" for own in _OWN}})
+    if reserved:
         raise DataError(
-            "fields of the value have names that are reserved for Kafka's columns; nothing became visible", fields=taken
+            "fields of the value have names that are reserved for Kafka's columns; nothing became visible",
+            fields=reserved,
         )
 
 

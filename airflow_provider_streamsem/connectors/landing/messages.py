@@ -167,8 +167,8 @@ class Landing:
         """
         is_marked = self._check_mark()
         i = self.newest()  # before a message is received, so that no message is hidden from other consumers if the location cannot be reached
-        taken = self._received(receiver, most, seconds)
-        if not taken:
+        received = self._received(receiver, most, seconds)
+        if not received:
             return 0
         if not is_marked:  # after a message has arrived, so that a wrong queue name does not mark the location
             self._log.create(_MARK, canonical({"queue": list(self._queue())}))
@@ -176,14 +176,14 @@ class Landing:
         # A user may have deleted landings but not the objects with their ids. New landings must not get these numbers, or the old ids would count as theirs.
         i = max(i, self._listed(_IDS, _ids_key))
         landed = 0
-        while fresh := self._fresh(i, taken):
+        while fresh := self._fresh(i, received):
             data, own = self._file(i, fresh)
             i += 1
             if self._log.create(_key(i), data).mine:
                 self._known[i] = (own,)
                 landed = len(fresh)
                 break
-        self._acknowledge(receiver, taken)
+        self._acknowledge(receiver, received)
         if landed:
             self._write_ids(i)
         return landed
@@ -214,21 +214,21 @@ class Landing:
 
     def _received(self, receiver: Receiver, most: int, seconds: float) -> list[Message]:
         until_ms = self._log.clock.now_ms() + seconds * 1000
-        taken: list[Message] = []
+        received: list[Message] = []
         size = 0
-        while len(taken) < most and size < MOST_BYTES and self._log.clock.now_ms() < until_ms:
-            more = receiver.receive(most - len(taken))
+        while len(received) < most and size < MOST_BYTES and self._log.clock.now_ms() < until_ms:
+            more = receiver.receive(most - len(received))
             if not more:
                 break
-            taken += more
+            received += more
             size += sum(len(message.body) for message in more)
-        return taken
+        return received
 
-    def _fresh(self, i: int, taken: Sequence[Message]) -> list[Message]:
+    def _fresh(self, i: int, received: Sequence[Message]) -> list[Message]:
         """Return the messages whose ids are in no landing of the window up to ``i``, one for each id. Messages without an id never count as duplicates."""
         seen = {digest for landed in self._in_window(i) for digest in landed.digests}
         fresh = []
-        for message in taken:
+        for message in received:
             if message.id is not None:
                 digest = _digest(message.id)
                 if digest in seen:
@@ -244,14 +244,14 @@ class Landing:
         digests = tuple(_digest(message.id) for message in fresh if message.id is not None)
         return b"".join(_line(message, at_ms) for message in fresh), _Landed(i + 1, at_ms, digests)
 
-    def _acknowledge(self, receiver: Receiver, taken: Sequence[Message]) -> None:
+    def _acknowledge(self, receiver: Receiver, received: Sequence[Message]) -> None:
         try:
-            receiver.acknowledge([message.handle for message in taken])
+            receiver.acknowledge([message.handle for message in received])
         except UnavailableError as error:
             # The messages are landed, so the run continues.
             logger.warning(
                 "%d messages are landed, but some may not be acknowledged. The queue delivers these again, and a later landing drops them: %s",
-                len(taken),
+                len(received),
                 error,
             )
 

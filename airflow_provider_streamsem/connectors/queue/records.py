@@ -82,9 +82,9 @@ class QueueRecords:
 
 
 def _refuse_reserved_names(names: list[str]) -> None:
-    taken = sorted({name for name in names if name.lower() in _OWN})
-    if taken:
+    reserved = sorted({name for name in names if name.lower() in _OWN})
+    if reserved:
         raise DataError(
             "fields of the body have names that are reserved for the queue's columns; nothing became visible",
-            fields=taken,
+            fields=reserved,
         )

@@ -149,7 +149,7 @@ def upsert(
     cursor.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} bigint GENERATED ALWAYS AS IDENTITY").format(staged, order))
     _copy(connection, staged, columns, chunks)
     others = [sql.Identifier(name) for name in names if name not in keys]
-    taken = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in others)
+    new_values = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in others)
     cursor.execute(
         sql.SQL(
             "INSERT INTO {target} ({listed}) SELECT DISTINCT ON ({keyed}) {listed} FROM {staged} ORDER BY {keyed}, {order} DESC"
@@ -160,7 +160,7 @@ def upsert(
             keyed=keyed,
             staged=staged,
             order=order,
-            action=sql.SQL("UPDATE SET ") + taken if others else sql.SQL("NOTHING"),
+            action=sql.SQL("UPDATE SET ") + new_values if others else sql.SQL("NOTHING"),
         )
     )
 

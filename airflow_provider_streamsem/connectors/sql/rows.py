@@ -37,12 +37,14 @@ def upsert(
     statement: Any
     if connection.dialect.name == "sqlite":
         added = sqlalchemy.dialects.sqlite.insert(table).prefix_with("OR ABORT")
-        taken = {column: added.excluded[column.key] for column in others}
-        statement = added.on_conflict_do_update(unique, set_=taken) if others else added.on_conflict_do_nothing(unique)
+        new_values = {column: added.excluded[column.key] for column in others}
+        statement = (
+            added.on_conflict_do_update(unique, set_=new_values) if others else added.on_conflict_do_nothing(unique)
+        )
     else:
         inserted = sqlalchemy.dialects.mysql.insert(table)
-        taken = {column: inserted.inserted[column.key] for column in others or unique}
-        statement = inserted.on_duplicate_key_update(taken)
+        new_values = {column: inserted.inserted[column.key] for column in others or unique}
+        statement = inserted.on_duplicate_key_update(new_values)
     for rows in record_batches:
         connection.execute(statement, rows)
 
