@@ -29,6 +29,7 @@ from airflow_provider_streamsem.commitlog import move
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.connectors.contract import Sink
+from airflow_provider_streamsem.dedup import stored_layers
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline import maintenance, report
 from airflow_provider_streamsem.pipeline.changes import changed_fields
@@ -309,7 +310,7 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
         "watermark (UTC)",
     ]
     return Table(
-        title=f"commit log of {name}",
+        title=f"commit log of {name}" + ("" if rows else ": no versions yet"),
         columns=shown,
         rows=[*zip(*(cells[title] for title in shown), strict=True)],
         left_out_first=[title for title in (*first, "quarantined", "offsets", "written") if title in shown],
@@ -364,14 +365,26 @@ def show(args: argparse.Namespace) -> CommandResult:
     for title, hidden_fields in hidden.items():
         entry = document[title] or {}
         lines += [f"{title}:"] if entry else []
-        lines += [f"  {name:<14} {_shown(value)}" for name, value in entry.items() if name not in hidden_fields]
+        lines += [f"  {name:<18} {_shown(name, value)}" for name, value in entry.items() if name not in hidden_fields]
     lines += _files_of(outcome[0]) if outcome is not None else []
     return CommandResult(document=document, lines=lines)
 
 
-def _shown(value: Json) -> str:
-    """Return a text as it is, and any other value as JSON."""
+def _shown(name: str, value: Json) -> str:
+    """Return a text as it is, a time also in UTC, a state as its operators and the number of its ids, and any other value as JSON."""
+    if name == "state" and isinstance(value, dict):
+        return _shown_state(value)
+    if name.endswith("_at_ms") and isinstance(value, int):
+        return f"{value} ({_time(value)} UTC)"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _shown_state(state: dict[str, Json]) -> str:
+    found = operator_state(state)
+    operators = [] if found is None else [f"{one.name}: {one.rows} rows, {one.bytes} bytes" for one in found.operators]
+    layers = stored_layers(state)
+    ids = [f"dedup: {sum(layer.rows for layer in layers)} ids in {len(layers)} layers"] if layers else []
+    return "; ".join([*operators, *ids]) or "empty"
 
 
 def _files_of(outcome: Outcome) -> list[str]:
@@ -553,8 +566,9 @@ def fork(args: argparse.Namespace) -> CommandResult:
     until_ms = None if args.until is None else time_ms("--until", args.until)
     done = fork_(args.pipeline, _url(args.original), version=args.at, until_ms=until_ms)
     place = "at the initial offsets" if done.version < 0 else f"after version {done.version}"
+    made = f"created {done.log}" if done.is_new else f"{done.log} exists already"
     lines = [
-        f"created {done.log}, which starts {place} of {done.forked_from}: {done.copied} objects copied",
+        f"{made}, which starts {place} of {done.forked_from}: {done.copied} objects copied",
         f"next offsets: {', '.join(f'{p} {at}' for p, at in sorted(done.offsets.items())) or 'none'}",
     ]
     return CommandResult(document=plain(done), lines=lines)
@@ -563,28 +577,32 @@ def fork(args: argparse.Namespace) -> CommandResult:
 def diff(args: argparse.Namespace) -> CommandResult:
     """Compare a fork with its original (``streamsem diff``)."""
     from airflow_provider_streamsem.readers.diff import diff as diff_
+    from airflow_provider_streamsem.readers.diff import opened
 
     integer("limit", args.limit, least=1)
-    found = diff_(_engine(args, None).session(), args.log, _url(args.original), sink=args.sink)
-    totals = {
-        row["only_in"]: row["rows"]
-        for row in found.rows.groupBy("only_in").agg({"times": "sum"}).toDF("only_in", "rows").collect()
-    }
+    fork_log, original, version = opened(args.log, _url(args.original))
+    found = diff_(_engine(args, None).session(), fork_log, original, sink=args.sink)
+    sums = found.rows.groupBy("only_in").agg({"times": "sum"}).collect()
+    totals = {"original": 0, "fork": 0, **{only_in: int(times) for only_in, times in sums}}
     rows = [row.asDict() for row in found.rows.orderBy("row", "only_in").limit(args.limit).collect()]
-    same_end = found.original_next == found.fork_next
-    lines = [f"compared columns    {', '.join(found.columns)}"]
-    lines += [f"only in original    columns {', '.join(found.original_columns)}"] if found.original_columns else []
-    lines += [f"only in fork        columns {', '.join(found.fork_columns)}"] if found.fork_columns else []
-    lines += [f"rows only in {side:<8} {totals.get(side, 0)}" for side in ("original", "fork")]
-    lines += [] if same_end else ["the two have read different records: run the one that is behind, and compare again"]
+    lines = [f"compared columns {', '.join(found.columns)}"]
+    sides = {"original": found.original, "fork": found.fork}
+    for name, side in sides.items():
+        lines.append(f"{name}: {side.rows} rows after version {version} of the original, {totals[name]} only here")
+        lines += [f"{name}: columns only here: {', '.join(side.columns)}"] if side.columns else []
+    if not found.is_comparable:
+        lines.append(
+            "offsets or watermarks differ, so rows may differ that will be equal later: run both until a run finds nothing, then compare again"
+        )
     document = {
-        "columns": list(found.columns), "original_columns": list(found.original_columns), "fork_columns": list(found.fork_columns),
-        "original_next": dict(found.original_next), "fork_next": dict(found.fork_next),
-        "original_rows": totals.get("original", 0), "fork_rows": totals.get("fork", 0), "rows": rows,
-    }  # fmt: skip
+        "columns": list(found.columns),
+        **{name: {**plain(side), "different_rows": totals[name]} for name, side in sides.items()},
+        "is_comparable": found.is_comparable,
+        "rows": rows,
+    }
     shown = [[row["only_in"], str(row["times"]), row["row"]] for row in rows]
     table = Table(title="different rows", columns=["only in", "times", "row"], rows=shown, folded=["row"])
-    code = 1 if rows or not same_end else 0
+    code = 1 if rows or not found.is_comparable else 0
     return CommandResult(document=document, lines=lines, tables=[table] if rows else [], exit_code=code)
 
 

@@ -177,7 +177,7 @@ def show_table(table: Table, *, wide: bool = False) -> None:
 
     terminal = Console()
     has_width = terminal.is_terminal or "COLUMNS" in os.environ
-    fitting = _fitting(table, terminal.width) if has_width and not wide else table
+    fitting = replace(table, folded=()) if not has_width else table if wide else _fitting(table, terminal.width)
     Console(width=max(terminal.width, fitting.width)).print(_drawn(fitting))
     missing = [column for column in table.columns if column not in fitting.columns]
     if missing:

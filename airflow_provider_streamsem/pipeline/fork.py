@@ -20,7 +20,8 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline, stored_spec
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
-from airflow_provider_streamsem.state import operator_state
+from airflow_provider_streamsem.state import OperatorState, operator_state
+from airflow_provider_streamsem.stores.contract import normalised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Forked:
     :param version: the version after which the fork starts; -1: at the initial offsets
     :param offsets: partition → the first offset that the fork reads
     :param copied: number of objects that this call copied
+    :param is_new: whether this call created the log. ``False``: the fork existed already
     """
 
     log: str
@@ -40,6 +42,7 @@ class Forked:
     version: int
     offsets: Offsets
     copied: int
+    is_new: bool
 
 
 @with_log_location
@@ -62,7 +65,7 @@ def fork(
         has state
     :param original: URL of the log of the original pipeline, or the open log
     :param version: a closed version; -1: start at the initial offsets, without state; default: the newest closed version
-    :param until_ms: instead of a version: the newest version that was closed at or before this time, in milliseconds since the epoch; -1 if there is none
+    :param until_ms: instead of a version: the newest version that was closed at or before this time, in milliseconds since the epoch
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: there is no such log or version, the source removes records when it reads, or the state has absolute paths
     :raises ConflictError: the fork's source, dedup keys or output mode differ, or its log exists
@@ -71,31 +74,56 @@ def fork(
     old = open_commit_log(original) if isinstance(original, str) else original
     new = log or open_commit_log(pipeline.log)
     record = old.read_pipeline()
-    if version is not None and until_ms is not None:
-        raise InvalidError("at most one of version and until_ms may be given", version=version, until_ms=until_ms)
     if record is None:
-        raise InvalidError("there is no log at this location; nothing was written", log=old.store.url)
-    closed = old.find_head().closed
-    at = closed if version is None else version
-    if until_ms is not None:
-        at = first_after(old, until_ms, 0, closed + 1) - 1
-    if not -1 <= at <= closed:
-        what = "only a closed version can be forked; nothing was written"
-        raise InvalidError(what, log=old.store.url, given=version, newest_closed=closed)
+        what = "there is no log at this location: no run of a pipeline has created it yet, or the location is wrong"
+        raise InvalidError(what, log=old.store.url).advising("run the original once, or correct the location.")
+    at = _version(old, version, until_ms)
     consuming = sorted(name for name, source in pipeline.source_parts.items() if isinstance(source, Consuming))
     if consuming:
         what = "the source removes records when it reads them, so a fork cannot read them again; nothing was written"
         raise InvalidError(what, pipeline=pipeline.name, sources=consuming)
+    if normalised(old.store.url) == normalised(new.store.url):
+        what = "the log to fork is the pipeline's own log; nothing was written"
+        raise InvalidError(what, log=old.store.url).advising("give the fork another log and other datasets.")
     wanted = _position(old, record, pipeline, at)
     existing = new.read_pipeline()
     if existing is not None:
         return _existing(existing, wanted, new, is_newest=version is None and until_ms is None)
+    _check_datasets(pipeline)
     copied = sum(_copy(old, new, key, copy) for key, copy in _objects(old, new, pipeline, wanted))
     _check_state(old, new, wanted)
     created = create_log(pipeline, new, fork=wanted)
     if created.fork is None or created.fork != wanted:
         return _existing(created, wanted, new, is_newest=version is None and until_ms is None)
-    return Forked(log=new.store.url, forked_from=wanted.log, version=at, offsets=wanted.offsets, copied=copied)
+    return Forked(
+        log=new.store.url, forked_from=wanted.log, version=at, offsets=wanted.offsets, copied=copied, is_new=True
+    )
+
+
+def _version(old: CommitLog, version: int | None, until_ms: int | None) -> int:
+    """
+    Return the version after which the fork starts.
+
+    :raises InvalidError: there is no such version, or both arguments are given
+    """
+    if version is not None and until_ms is not None:
+        raise InvalidError("at most one of a version and a time may be given", version=version, until_ms=until_ms)
+    closed = old.find_head().closed
+    if until_ms is not None:
+        at = first_after(old, until_ms, 0, closed + 1) - 1
+        if at < 0:
+            what = "no version was closed by this time; nothing was written"
+            raise InvalidError(what, log=old.store.url, until_ms=until_ms).advising(
+                "give a later time, or version -1 to start at the initial offsets."
+            )
+        return at
+    at = closed if version is None else version
+    if not -1 <= at <= closed:
+        what = "only a closed version can be forked; nothing was written"
+        raise InvalidError(what, log=old.store.url, given=version, newest_closed=closed).advising(
+            "give a version from 0 to the newest closed one, or -1 to start at the initial offsets."
+        )
+    return at
 
 
 def _position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, version: int) -> Fork:
@@ -115,6 +143,7 @@ def _position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, versio
     config = forked_config(pipeline.immutable_config(), state)
     _check_config(before, config, pipeline)
     operators = operator_state(state)
+    _check_partitions(operators, pipeline)
     paths = [] if operators is None else [one.name for one in operators.operators if one.has_absolute_paths]
     if paths:
         what = "the log cannot be forked at this version, because the state of transformWithState names files by their absolute paths"
@@ -131,6 +160,22 @@ def _position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, versio
     )
 
 
+def _check_datasets(pipeline: Pipeline) -> None:
+    """
+    Check that no other log owns a dataset of the fork.
+
+    :raises ConflictError: a dataset is that of the original, or of another pipeline
+    """
+    for name, sink in pipeline.sinks.items():
+        try:
+            sink.refuse_orphan(pipeline.log)
+        except ConflictError as error:
+            what = "a dataset of the fork belongs to another log already; nothing was written"
+            raise ConflictError(what, **{"location": sink.location, **error.fields, "sink": name}).advising(
+                "give the sink of the fork another path or table."
+            ) from error
+
+
 def _check_config(before: Mapping[str, Json], now: Mapping[str, Json], pipeline: Pipeline) -> None:
     for name in now:
         if before[name] != now[name]:
@@ -140,6 +185,16 @@ def _check_config(before: Mapping[str, Json], now: Mapping[str, Json], pipeline:
                 original=before[name],
                 fork=now[name],
             ).advising("use the original's source, dedup keys and output mode, or start a new pipeline.")
+
+
+def _check_partitions(operators: OperatorState | None, pipeline: Pipeline) -> None:
+    given = None if pipeline.state is None else pipeline.state.partitions
+    if operators is not None and given not in (None, operators.partitions):
+        raise ConflictError(
+            "the fork's number of state partitions differs from that of the version; nothing was written",
+            original=operators.partitions,
+            fork=given,
+        ).advising("remove state.partitions, or fork at version -1, which starts without state.")
 
 
 def _objects(old: CommitLog, new: CommitLog, pipeline: Pipeline, wanted: Fork) -> Iterator[tuple[str, str]]:
@@ -185,9 +240,19 @@ def _existing(record: PipelineRecord, wanted: Fork, new: CommitLog, *, is_newest
     :raises ConflictError: the log is not this fork
     """
     found = record.fork
-    is_same = found is not None and (found.pipeline_uuid, found.config) == (wanted.pipeline_uuid, wanted.config)
-    if found is None or not is_same or (found.version != wanted.version and not is_newest):
-        what = "the fork's log exists already, and is not this fork; nothing was written"
-        at = None if found is None else (found.log, found.version)
-        raise ConflictError(what, log=new.store.url, pipeline=record.name, forked_at=at)
-    return Forked(log=new.store.url, forked_from=found.log, version=found.version, offsets=found.offsets, copied=0)
+    if found is None:
+        what = "the fork's log exists already, and is not the log of a fork; nothing was written"
+        raise ConflictError(what, log=new.store.url, pipeline=record.name).advising("give the fork another log.")
+    is_same = (found.pipeline_uuid, found.config) == (wanted.pipeline_uuid, wanted.config)
+    if not is_same or (found.version != wanted.version and not is_newest):
+        raise ConflictError(
+            "the fork's log exists already, and was forked elsewhere; nothing was written",
+            log=new.store.url,
+            forked_from=found.log,
+            forked_at=found.version,
+            given_log=wanted.log,
+            given=wanted.version,
+        ).advising("give the fork another log. If no run has used this one, you may delete it and fork again.")
+    return Forked(
+        log=new.store.url, forked_from=found.log, version=found.version, offsets=found.offsets, copied=0, is_new=False
+    )

@@ -15,6 +15,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """
+    One side of a comparison.
+
+    :param log: URL of the log
+    :param rows: number of rows that were compared
+    :param columns: columns that only this side has. They are not compared
+    :param next: partition → next offset
+    :param watermark_ms: the watermark of the state after the newest version, in milliseconds since the epoch; ``None`` without one
+    """
+
+    log: str
+    rows: int
+    columns: tuple[str, ...]
+    next: Offsets
+    watermark_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """
     The result of :func:`diff`.
@@ -22,18 +41,45 @@ class Difference:
     :param rows: a DataFrame with a line for each row that one side has more often: ``row`` (JSON text of the compared columns), ``only_in`` (``original`` or
         ``fork``) and ``times`` (how much more often, at least 1)
     :param columns: the compared columns: those that both sides have
-    :param original_columns: columns that only the original has
-    :param fork_columns: columns that only the fork has
-    :param original_next: partition → next offset of the original
-    :param fork_next: partition → next offset of the fork. If it differs from ``original_next``, the sides have read different records
     """
 
     rows: DataFrame
     columns: tuple[str, ...]
-    original_columns: tuple[str, ...]
-    fork_columns: tuple[str, ...]
-    original_next: Offsets
-    fork_next: Offsets
+    original: Side
+    fork: Side
+
+    @property
+    def is_comparable(self) -> bool:
+        """
+        Whether both sides have read up to the same offsets and have the same watermark.
+
+        If not, one of them has yet to read records or to emit rows of its state, so rows may differ that will be equal later.
+        """
+        sides = self.original, self.fork
+        return sides[0].next == sides[1].next and sides[0].watermark_ms == sides[1].watermark_ms
+
+
+def opened(fork: str | CommittedLog, original: str | CommittedLog) -> tuple[CommittedLog, CommittedLog, int]:
+    """
+    Open the logs of a fork and of its original, and return both and the version of the fork.
+
+    :raises InvalidError: the log is no fork of the original, or has no closed version
+    """
+    after = open_log(fork) if isinstance(fork, str) else fork
+    before = open_log(original) if isinstance(original, str) else original
+    position = after.record.fork
+    if position is None:
+        raise InvalidError("the log is not the log of a fork", log=after.log.store.url).advising(
+            "name the log of the fork first, and that of the original second."
+        )
+    if before.record.pipeline_uuid != position.pipeline_uuid:
+        what = "the fork was made from another log"
+        where = {"fork": after.log.store.url, "original": before.log.store.url, "forked_from": position.log}
+        raise InvalidError(what, **where).advising("name the log from which the fork was made.")
+    if after.head < 0:
+        what = "the fork has no closed version, so there is nothing to compare"
+        raise InvalidError(what, log=after.log.store.url).advising("run the fork first.")
+    return after, before, position.version
 
 
 def diff(
@@ -50,36 +96,36 @@ def diff(
     """
     from pyspark.sql import functions as F
 
-    opened = open_log(fork) if isinstance(fork, str) else fork
-    position = opened.record.fork
-    if position is None:
-        raise InvalidError("the log is not the log of a fork", log=opened.log.store.url)
-    if opened.head < 0:
-        raise InvalidError(
-            "the fork has no closed version, so there is nothing to compare", log=opened.log.store.url
-        ).advising("run the fork first.")
-    source = open_log(original) if isinstance(original, str) else original
-    if source.record.pipeline_uuid != position.pipeline_uuid:
-        what = "the fork was made from another log"
-        raise InvalidError(what, fork=opened.log.store.url, original=source.log.store.url, forked_from=position.log)
-    before = read_committed(spark, source, since=position.version, sink=sink)
-    after = read_committed(spark, opened, sink=sink)
-    shared = [name for name in before.columns if name in after.columns]
+    after, before, version = opened(fork, original)
+    rows = {
+        1: read_committed(spark, before, since=version, sink=sink),
+        -1: read_committed(spark, after, sink=sink),
+    }
+    shared = [name for name in rows[1].columns if name in rows[-1].columns]
 
-    def counted(frame: DataFrame, sign: int) -> DataFrame:
+    def texts(sign: int) -> DataFrame:
         columns: list[Any] = [F.col(f"`{name.replace('`', '``')}`") for name in shared]
         text = F.to_json(F.struct(*columns), {"ignoreNullFields": "false"})
-        return frame.select(text.alias("row"), F.lit(sign).alias("sign"))
+        return rows[sign].select(text.alias("row"), F.lit(sign).alias("sign"))
 
-    total = counted(before, 1).unionByName(counted(after, -1)).groupBy("row").agg(F.sum("sign").alias("balance"))
-    rows = total.where("balance <> 0").selectExpr(
-        "row", "CASE WHEN balance > 0 THEN 'original' ELSE 'fork' END AS only_in", "abs(balance) AS times"
-    )
+    both = texts(1).unionByName(texts(-1))
+    counts = {row["sign"]: row["count"] for row in both.groupBy("sign").count().collect()}
+    total = both.groupBy("row").agg(F.sum("sign").alias("balance")).where("balance <> 0")
+    only_in = "CASE WHEN balance > 0 THEN 'original' ELSE 'fork' END AS only_in"
+
+    def side(log: CommittedLog, sign: int) -> Side:
+        head = log.log.find_head()
+        return Side(
+            log=log.log.store.url,
+            rows=counts.get(sign, 0),
+            columns=tuple(name for name in rows[sign].columns if name not in shared),
+            next=head.next,
+            watermark_ms=None if head.outcome is None else head.outcome.watermark_ms,
+        )
+
     return Difference(
-        rows=rows,
+        rows=total.selectExpr("row", only_in, "abs(balance) AS times"),
         columns=tuple(shared),
-        original_columns=tuple(name for name in before.columns if name not in shared),
-        fork_columns=tuple(name for name in after.columns if name not in shared),
-        original_next=source.log.find_head().next,
-        fork_next=opened.log.find_head().next,
+        original=side(before, 1),
+        fork=side(after, -1),
     )

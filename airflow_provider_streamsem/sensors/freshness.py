@@ -56,6 +56,17 @@ class FreshnessSensor(PipelineSensor):
         self.watermark = watermark
         self._refuse_early()
 
+    def condition(self, context: Any) -> Freshness:
+        """
+        Return the condition with its templates rendered.
+
+        :raises InvalidError: a bound was not rendered, or is not valid
+        """
+        for name, given in (("until", self.until), ("watermark", self.watermark)):
+            if "{{" in str(given):
+                raise InvalidError(f"{name} is a template that was not rendered", given=str(given)[:60])
+        return self.condition_of(self.rendered_pipeline(context))
+
     def condition_of(self, pipeline: Pipeline) -> Freshness:
         """
         Return the condition for a pipeline, with this sensor's bounds.

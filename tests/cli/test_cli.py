@@ -483,7 +483,7 @@ def test_show_prints_values_as_json(fixture: PipelineFixture, capsys: pytest.Cap
     _, out, _ = run(capsys, "show", str(fixture.root / "log"), "0")
     for name, value in json.loads(stored)["outcome"].items():
         if isinstance(value, dict) and name not in ("sinks", "schemas"):
-            assert f"{name:<14} {json.dumps(value)}" in out
+            assert f"{name:<18} {json.dumps(value)}" in out
 
 
 def test_log_shows_which_sink_waits(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:

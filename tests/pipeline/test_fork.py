@@ -102,7 +102,8 @@ def test_fork_at_a_time_starts_after_the_newest_version_closed_by_then(tmp_path:
     outcome = forking.original.log().outcome(1)
     assert outcome is not None
     log, at = forking.original.log(), outcome[0].decided_at_ms
-    assert fork(forking.pipeline(), log, until_ms=at - 10**6, log=forking.log()).version == -1
+    with pytest.raises(InvalidError, match="no version was closed by this time"):
+        fork(forking.pipeline(), log, until_ms=at - 10**6, log=forking.log())
     other = memory()
     pipeline = forking.pipeline(log=other.url)
     assert fork(pipeline, log, until_ms=at, log=forking.log(other)).version >= 1
@@ -205,6 +206,7 @@ QUEUE = QueueSource(queue=SqsQueue(url="http://127.0.0.1/1/q"), landing="/tmp", 
 KAFKA = KafkaSource(topics=["a"], bootstrap_servers="127.0.0.1:1")
 BAD: list[tuple[dict[str, Any], dict[str, Any], type[StreamsemError], str]] = [
     ({"version": 3}, {}, InvalidError, "only a closed version"),
+    ({}, {"sinks": {"out": None}}, ConflictError, "belongs to another log"),
     ({"version": -2}, {}, InvalidError, "only a closed version"),
     ({}, {"source": FilesSource(path="/elsewhere", format="json", schema="id long")}, ConflictError, "source differs"),
     ({}, {"source": KAFKA, "limits": Limits()}, ConflictError, "source differs"),
@@ -217,6 +219,8 @@ def test_fork_that_cannot_continue_is_refused_and_writes_nothing(
     tmp_path: Path, given: dict[str, Any], changes: dict[str, Any], error: type[StreamsemError], message: str
 ) -> None:
     forking = Forking(tmp_path)
+    if "sinks" in changes:
+        changes = {"sinks": forking.original.pipeline().sinks}
     with pytest.raises(error, match=message):
         forking.fork(**given, **changes)
     assert list(forking.store.list("")) == []
@@ -225,11 +229,13 @@ def test_fork_that_cannot_continue_is_refused_and_writes_nothing(
 def test_log_that_exists_is_not_forked_into_and_a_fork_keeps_its_source(tmp_path: Path) -> None:
     forking = Forking(tmp_path)
     forking.fork(1)
-    with pytest.raises(ConflictError, match="is not this fork"):
+    with pytest.raises(ConflictError, match="was forked elsewhere"):
         forking.fork(0)
     with pytest.raises(ConflictError, match="forked with another source"):
         forking.run(source=FilesSource(path=str(tmp_path / "elsewhere"), format="json", schema="id long"))
     forking.run()
     assert forking.ids() == rows(4, 5)
+    with pytest.raises(InvalidError, match="the pipeline's own log"):
+        fork(forking.pipeline(), forking.log(), log=forking.log())
     with pytest.raises(InvalidError, match="there is no log"):
         fork(forking.pipeline(), CommitLog(MemoryStore("memory://nothing")), log=forking.log())

@@ -65,19 +65,23 @@ def test_difference_names_the_rows_and_columns_of_each_side(
         diff(spark, str(root / "fork" / "log"), str(root / "log"))
     run_batch(forked(root), run_key="run")
     found = diff(spark, str(root / "fork" / "log"), str(root / "log"))
-    assert (found.rows.count(), found.original_next) == (0, found.fork_next)
+    assert (found.rows.count(), found.is_comparable, found.original.rows, found.fork.rows) == (0, True, 2, 2)
     assert main(["diff", str(root / "fork" / "log"), str(root / "log")]) == 0
     reprocess(forked(root, lambda events: tenfold(events).withColumn("extra", F.lit(1))), 0)
     capsys.readouterr()
     assert main(["diff", str(root / "fork" / "log"), str(root / "log"), "--json"]) == 1
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["original_rows"], shown["fork_rows"], shown["fork_columns"]) == (2, 2, ["extra"])
+    assert (shown["original"]["different_rows"], shown["fork"]["different_rows"], shown["fork"]["columns"]) == (
+        2,
+        2,
+        ["extra"],
+    )
     rows = {(row["only_in"], json.loads(row["row"])["k"], json.loads(row["row"])["n"]) for row in shown["rows"]}
     assert rows == {("original", "a", 3), ("fork", "a", 30), ("original", "c", 1), ("fork", "c", 10)}
     arrive(root, 3, [(6, "a")])
     run_batch(pipeline(root, keyed, "update"), run_key="later")
     assert main(["diff", str(root / "fork" / "log"), str(root / "log")]) == 1
-    assert "have read different records" in capsys.readouterr().out
+    assert "offsets or watermarks differ" in capsys.readouterr().out
     with pytest.raises(InvalidError, match="not the log of a fork"):
         diff(spark, str(root / "log"), str(root / "log"))
     with pytest.raises(InvalidError, match="made from another log"):
@@ -99,6 +103,8 @@ state = {{output_mode = "update"}}
 
 
 def test_state_that_cannot_be_continued_is_refused(spark: SparkSession, root: Path) -> None:
+    with pytest.raises(ConflictError, match="number of state partitions"):
+        fork(forked(root, state=State(output_mode="update", partitions=3)), str(root / "log"))
     with pytest.raises(ConflictError, match="state differs"):
         fork(forked(root, state=State(output_mode="append", partitions=2)), str(root / "log"))
     for file in (root / "log" / "state").rglob("1_*.zip"):
