@@ -143,6 +143,17 @@ def operator_state(state: Json) -> OperatorState | None:
     return found
 
 
+def watermark_after(state: Json) -> int | None:
+    """
+    Return the watermark after a batch, in milliseconds since the epoch; ``None`` if there is no state, or no record had an event time yet.
+
+    :param state: the field ``state`` of the outcome
+    """
+    found = operator_state(state)
+    has_watermark = found is not None and any(watermark is not None for watermark in found.watermarks)
+    return found.next_watermark_ms if found is not None and has_watermark else None
+
+
 def no_data_watermark_ms(settings: State, last: OperatorState, *, closed_ms: int, now_ms: int) -> int | None:
     """
     Return the watermark of a no-data batch, in milliseconds since the epoch; ``None`` if no such batch is due (W29).

@@ -43,7 +43,7 @@ class SourceSlice:
     :param ranges: partition → ``[start, end)``
     :param gaps: partition → ``[start, end)`` inside the ranges whose offsets cannot be read
     :param pins: dataclasses of the source, one for each item to read. They identify exactly the offsets of the ranges that are not in a gap
-    :param hint: JSON that the source passes to its next planner. It saves requests. Correctness does not depend on it
+    :param hint: JSON that the source passes to its next planner, such as the types of partition columns. A planner works without it
     :param rows: estimated number of records
     """
 

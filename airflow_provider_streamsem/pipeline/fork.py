@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from airflow_provider_streamsem import dedup, state_files
+from airflow_provider_streamsem import dedup, extras, state_files, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Consuming
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
@@ -22,6 +22,8 @@ from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineReco
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
 from airflow_provider_streamsem.state import OperatorState, operator_state
 from airflow_provider_streamsem.stores.contract import normalised
+
+logger = telemetry.log_of(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,31 +75,48 @@ def fork(
     """
     old = open_commit_log(original) if isinstance(original, str) else original
     new = log or open_commit_log(pipeline.log)
-    record = old.read_pipeline()
+    extras.check(pipeline.extras, pipeline=pipeline.name)
+    _check_locations(old, new)
+    record, existing = old.read_pipeline(), new.read_pipeline()
+    if existing is not None:
+        wanted_at = version if until_ms is None or record is None else _version(old, version, until_ms)
+        return _existing(existing, record, wanted_at, pipeline)
     if record is None:
         what = "there is no log at this location: no run of a pipeline has created it yet, or the location is wrong"
         raise InvalidError(what, log=old.store.url).advising("run the original once, or correct the location.")
     at = _version(old, version, until_ms)
-    consuming = sorted(name for name, source in pipeline.source_parts.items() if isinstance(source, Consuming))
-    if consuming:
-        what = "the source removes records when it reads them, so a fork cannot read them again; nothing was written"
-        raise InvalidError(what, pipeline=pipeline.name, sources=consuming)
-    if normalised(old.store.url) == normalised(new.store.url):
-        what = "the log to fork is the pipeline's own log; nothing was written"
-        raise InvalidError(what, log=old.store.url).advising("give the fork another log and other datasets.")
     wanted = _position(old, record, pipeline, at)
-    existing = new.read_pipeline()
-    if existing is not None:
-        return _existing(existing, wanted, new, is_newest=version is None and until_ms is None)
+    _warn_of_expired_ids(pipeline, wanted.state, new.clock.now_ms())
     _check_datasets(pipeline)
     copied = sum(_copy(old, new, key, copy) for key, copy in _objects(old, new, pipeline, wanted))
     _check_state(old, new, wanted)
     created = create_log(pipeline, new, fork=wanted)
     if created.fork is None or created.fork != wanted:
-        return _existing(created, wanted, new, is_newest=version is None and until_ms is None)
+        return _existing(created, record, version, pipeline)
     return Forked(
         log=new.store.url, forked_from=wanted.log, version=at, offsets=wanted.offsets, copied=copied, is_new=True
     )
+
+
+def _check_locations(old: CommitLog, new: CommitLog) -> None:
+    """
+    Check that neither log contains the other, because vacuum and moves of a log handle every object below its location.
+
+    :raises InvalidError: the locations are equal, or one contains the other
+    """
+    first, second = (f"{normalised(log.store.url)}/" for log in (old, new))
+    if first.startswith(second) or second.startswith(first):
+        what = (
+            "the log of the fork and that of the original must not be equal or contain each other; nothing was written"
+        )
+        raise InvalidError(what, original=old.store.url, fork=new.store.url).advising("give the fork another log.")
+
+
+def _warn_of_expired_ids(pipeline: Pipeline, state: Json, now_ms: int) -> None:
+    layers = dedup.stored_layers(state)
+    if pipeline.dedup is not None and layers and not dedup.layers_of(state, pipeline.dedup, now_ms):
+        what = "every id in the deduplication state has expired by dedup.ttl_s, so the fork passes records that the original dropped as repeats"
+        logger.warning(what)
 
 
 def _version(old: CommitLog, version: int | None, until_ms: int | None) -> int:
@@ -133,6 +152,10 @@ def _position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, versio
     :raises InvalidError: no version was ever planned, or the state has absolute paths
     :raises ConflictError: the fork cannot continue from the version
     """
+    consuming = sorted(name for name, source in pipeline.source_parts.items() if isinstance(source, Consuming))
+    if consuming:
+        what = "the source removes records when it reads them, so a fork cannot read them again; nothing was written"
+        raise InvalidError(what, pipeline=pipeline.name, sources=consuming)
     first = old.plan(0)
     if first is None:
         raise InvalidError("the log has no version, so nothing can be forked; nothing was written", log=old.store.url)
@@ -157,6 +180,7 @@ def _position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, versio
         config=sha256(canonical(config)),
         offsets=start if found is None else advance(start, found[0].next),
         state=state,
+        hint=(None if record.fork is None else record.fork.hint) if found is None else found[0].hint,
     )
 
 
@@ -232,27 +256,39 @@ def _check_state(old: CommitLog, new: CommitLog, wanted: Fork) -> None:
     raise DataError(what, log=old.store.url, version=wanted.version).advising("fork at a newer version, or at -1.")
 
 
-def _existing(record: PipelineRecord, wanted: Fork, new: CommitLog, *, is_newest: bool) -> Forked:
+def _existing(
+    record: PipelineRecord, original: PipelineRecord | None, version: int | None, pipeline: Pipeline
+) -> Forked:
     """
     Return the fork that exists already.
 
-    :param is_newest: the caller named no version. The original may have newer versions than at the first call
+    :param original: the original's ``pipeline.json``; ``None`` if its log was deleted since
+    :param version: the version that the caller named, or ``None``
     :raises ConflictError: the log is not this fork
     """
     found = record.fork
     if found is None:
         what = "the fork's log exists already, and is not the log of a fork; nothing was written"
-        raise ConflictError(what, log=new.store.url, pipeline=record.name).advising("give the fork another log.")
-    is_same = (found.pipeline_uuid, found.config) == (wanted.pipeline_uuid, wanted.config)
-    if not is_same or (found.version != wanted.version and not is_newest):
+        raise ConflictError(what, log=pipeline.log, pipeline=record.name).advising("give the fork another log.")
+    if found.config != sha256(canonical(forked_config(pipeline.immutable_config(), found.state))):
+        what = "the log was forked with another source, other dedup keys or another output mode; nothing was written"
+        raise ConflictError(what, log=pipeline.log, forked_from=found.log, version=found.version).advising(
+            "use the source, the dedup keys and the output mode with which the log was forked, or another log."
+        )
+    is_same = original is None or found.pipeline_uuid == original.pipeline_uuid
+    if not is_same or version not in (None, found.version):
         raise ConflictError(
             "the fork's log exists already, and was forked elsewhere; nothing was written",
-            log=new.store.url,
+            log=pipeline.log,
             forked_from=found.log,
             forked_at=found.version,
-            given_log=wanted.log,
-            given=wanted.version,
+            given=version,
         ).advising("give the fork another log. If no run has used this one, you may delete it and fork again.")
     return Forked(
-        log=new.store.url, forked_from=found.log, version=found.version, offsets=found.offsets, copied=0, is_new=False
+        log=pipeline.log,
+        forked_from=found.log,
+        version=found.version,
+        offsets=found.offsets,
+        copied=0,
+        is_new=False,
     )

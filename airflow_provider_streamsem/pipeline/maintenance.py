@@ -21,7 +21,7 @@ from airflow_provider_streamsem.protocol import invariants, keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, PipelineRecord
 from airflow_provider_streamsem.protocol.view import OpenHead
-from airflow_provider_streamsem.state import operator_state
+from airflow_provider_streamsem.state import operator_state, watermark_after
 from airflow_provider_streamsem.stores.contract import ObjectStat
 
 logger = telemetry.log_of(__name__)
@@ -79,7 +79,7 @@ def aborting(log: CommitLog, head: OpenHead, *, reason: str, initial_state: Json
         hint=plan.hint if plan.kind == "batch" else head.hint,
         markers=head.before.markers,
         state=initial_state if before is None else before.state,
-        watermark_ms=None if before is None else before.watermark_ms,
+        watermark_ms=watermark_after(initial_state) if before is None else before.watermark_ms,
         spec=plan.spec if before is None else before.spec,
         transform="" if before is None else before.transform,
         decided_at_ms=now_ms,

@@ -19,9 +19,9 @@ from airflow_provider_streamsem.errors import ConflictError, DatasetOwnedError, 
 from airflow_provider_streamsem.pipeline.changes import changed_fields, described
 from airflow_provider_streamsem.pipeline.spec import Pipeline, stored_spec
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
-from airflow_provider_streamsem.protocol.entries import PUBLISH, Fork, InitialOffsets, Json, PipelineRecord
+from airflow_provider_streamsem.protocol.entries import FORK, PUBLISH, Fork, InitialOffsets, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets
-from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head
 from airflow_provider_streamsem.stores.contract import normalised, open_store
 
 
@@ -56,7 +56,8 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
     _check_name(pipeline, record)
     head = log.find_head()
     if head.spec is None:
-        head = replace(head, initial_offsets=initial_offsets(pipeline, log, record, fixes=True))
+        assert isinstance(head, ClosedHead)  # an open version names its spec
+        head = _at_start(head, record, initial_offsets(pipeline, log, record, fixes=True))
         if pipeline.spec_sha256 != record.spec:
             log.put_spec(pipeline.spec_bytes())
         return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
@@ -100,11 +101,18 @@ def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
     extras.check(pipeline.source_extras, pipeline=pipeline.name)
     head = log.find_head()
     if head.spec is None:
+        assert isinstance(head, ClosedHead)  # an open version names its spec
         record = find_record(pipeline, log)
-        return replace(head, initial_offsets=initial_offsets(pipeline, log, record, fixes=False))
+        return _at_start(head, record, initial_offsets(pipeline, log, record, fixes=False))
     if head.spec != pipeline.spec_sha256:
         check_immutable_config(pipeline, log, head.spec, version=max(head.closed, 0))
     return head
+
+
+def _at_start(head: ClosedHead, record: PipelineRecord | None, start: Offsets) -> ClosedHead:
+    """Return the head of a log without versions, with the offsets and the source's hint with which version 0 is planned."""
+    fork = None if record is None else record.fork
+    return replace(head, initial_offsets=start, initial_hint=None if fork is None else fork.hint)
 
 
 def initial_offsets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord | None, *, fixes: bool) -> Offsets:
@@ -246,7 +254,7 @@ def create_log(pipeline: Pipeline, log: CommitLog, *, fork: Fork | None = None) 
         pipeline_uuid=log.clock.new_id(),
         name=pipeline.name,
         spec=log.put_spec(pipeline.spec_bytes()),
-        writer_features=(PUBLISH,),
+        writer_features=(PUBLISH,) if fork is None else (FORK, PUBLISH),
         fork=fork,
         nonce=log.clock.new_id(),
     )

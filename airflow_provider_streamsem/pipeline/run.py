@@ -36,7 +36,7 @@ from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, Sta
 from airflow_provider_streamsem.protocol.procedures import Open, PendingPublish, Position, Ready, RunComplete, settled
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.spark import schema
-from airflow_provider_streamsem.state import LOCATION, operator_state
+from airflow_provider_streamsem.state import LOCATION, operator_state, watermark_after
 
 logger = telemetry.log_of(__name__)
 
@@ -318,7 +318,7 @@ class Run:
         )
         produced = self._produce(job)
         if job.state_settings is not None and plan.replaces is None:
-            self._check_first_state(produced.state)
+            self._check_first_state(produced.state, plan.version)
         schemas = schema.evolve(recorded, produced.schemas)
         manifest = StagedManifest(
             version=plan.version,
@@ -338,10 +338,11 @@ class Run:
         log.put_staged(manifest)
         return manifest
 
-    def _check_first_state(self, state: Json) -> None:
-        """Check that the first batch with state wrote its files into the log. Executors may see another disk or S3 endpoint under the log's URL."""
+    def _check_first_state(self, state: Json, version: int) -> None:
+        """Check that the first batch with state in this log wrote its files into the log. Executors may see another disk or S3 endpoint under the log's URL."""
         found = operator_state(state)
-        if found is not None and found.batches == 1 and not state_files.is_complete(self.opened.log.store, state):
+        is_first = found is not None and (found.batches == 1 or version == 0)
+        if found is not None and is_first and not state_files.is_complete(self.opened.log.store, state):
             raise StageError(
                 "the executors' state files are not in the log, as if the executors had another disk or S3 endpoint; nothing became visible",
                 directory=f"{self.opened.log.store.url}/{LOCATION}/{found.root}",
@@ -426,7 +427,7 @@ class Run:
             publish=staged.publish,
             markers=head.before.markers,
             state=staged.state,
-            watermark_ms=_watermark(staged.state),
+            watermark_ms=watermark_after(staged.state),
             spec=staged.spec,
             transform=staged.transform,
             decided_at_ms=decided_at_ms,
@@ -439,12 +440,6 @@ class Run:
             return head.hint
         source = self.opened.pipeline.source
         return source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts)
-
-
-def _watermark(state: Json) -> int | None:
-    found = operator_state(state)
-    has_watermark = found is not None and any(watermark is not None for watermark in found.watermarks)
-    return found.next_watermark_ms if found is not None and has_watermark else None
 
 
 def _check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mapping[str, int]) -> None:

@@ -18,7 +18,9 @@ FORMAT = 1
 READER_FEATURES: frozenset[str] = frozenset()
 PUBLISH = "publish"
 """Writer feature of a log with sinks outside the log. A writer without this feature would create the next plan before the receipts exist."""
-WRITER_FEATURES: frozenset[str] = frozenset({PUBLISH})
+FORK = "fork"
+"""A writer without this feature would ignore where the fork starts, and read all records again (K4)."""
+WRITER_FEATURES: frozenset[str] = frozenset({PUBLISH, FORK})
 
 SPARSE = {"sparse": True}
 """Field metadata: the encoder omits the field if it equals its default (W2)."""
@@ -33,7 +35,7 @@ class Fork:
     Where a forked pipeline starts: after ``version`` of the pipeline with the uuid ``pipeline_uuid``.
 
     ``log`` is the URL of that pipeline's log, which no reader follows. ``offsets`` are the offsets at which version 0 starts, and ``state`` is the state before
-    it. ``config`` is the sha256 of the immutable fields on which both depend.
+    it. ``hint`` is the source's hint at that version. ``config`` is the sha256 of the immutable fields on which both depend.
     """
 
     log: str
@@ -42,6 +44,7 @@ class Fork:
     config: str
     offsets: Offsets
     state: Json = None
+    hint: Json = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,12 +18,14 @@ class ClosedHead:
     The head of a log in which every version is closed. It contains the state on which the next plan depends.
 
     * ``initial_offsets``: offsets at which version 0 starts: those of Plan(0) if it exists, else those of the caller's source. Empty without a source.
+    * ``initial_hint``: the source's hint before version 0, which only a fork has.
     * ``outcome`` and ``outcome_sha``: the newest version; ``None`` and ``""`` before the first.
     * ``requires_receipts``: whether the newest version is a commit whose receipts do not exist yet.
     * ``markers``: sink → the newest commit that set its marker according to the receipts. The next outcome has these markers.
     """
 
     initial_offsets: Offsets = field(default_factory=dict)
+    initial_hint: Json = None
     outcome: Outcome | None = None
     outcome_sha: str = ""
     requires_receipts: bool = False
@@ -43,8 +45,8 @@ class ClosedHead:
 
     @property
     def hint(self) -> Json:
-        """The source hint of the newest outcome; ``None`` before the first."""
-        return None if self.outcome is None else self.outcome.hint
+        """The source hint of the newest outcome; before the first, that of a fork, or ``None``."""
+        return self.initial_hint if self.outcome is None else self.outcome.hint
 
     @property
     def spec(self) -> str | None:

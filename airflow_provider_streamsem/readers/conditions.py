@@ -24,7 +24,7 @@ from airflow_provider_streamsem.protocol.codec import canonical, plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.procedures import Ready, RunComplete
-from airflow_provider_streamsem.protocol.view import Head, OpenHead, without_pending
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, without_pending
 from airflow_provider_streamsem.readers.waiting import dry_run, waiting
 
 
@@ -114,7 +114,10 @@ class BatchCommitted:
         elif self.run_key is not None:
             found = self._of_run(log, log.find_head(), self.run_key)
         else:
-            found = self._of_offsets(log.find_head(), self.offsets or {})
+            head = log.find_head()
+            if isinstance(head, ClosedHead) and head.spec is None and record.fork is not None:
+                head = dataclasses.replace(head, initial_offsets=record.fork.offsets)
+            found = self._of_offsets(head, self.offsets or {})
         return Finding(met=found.met, seen={**context, **found.seen})
 
     def _of_version(self, log: CommitLog, version: int) -> Finding:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
-from airflow_provider_streamsem.readers.spark import read_committed
+from airflow_provider_streamsem.readers.spark import rows_of, sink_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,15 +97,15 @@ def diff(
     from pyspark.sql import functions as F
 
     after, before, version = opened(fork, original)
-    rows = {
-        1: read_committed(spark, before, since=version, sink=sink),
-        -1: read_committed(spark, after, sink=sink),
-    }
+    ends = {1: before.head, -1: after.head}
+    rows = {1: _rows_since(spark, before, sink, version, ends[1]), -1: _rows_since(spark, after, sink, -1, ends[-1])}
     shared = [name for name in rows[1].columns if name in rows[-1].columns]
+    if not shared:
+        columns = {"original": rows[1].columns, "fork": rows[-1].columns}
+        raise InvalidError("the two sides have no column in common, so no row can be compared", **columns)
 
     def texts(sign: int) -> DataFrame:
-        columns: list[Any] = [F.col(f"`{name.replace('`', '``')}`") for name in shared]
-        text = F.to_json(F.struct(*columns), {"ignoreNullFields": "false"})
+        text = F.to_json(F.struct(*[_comparable(rows[sign], name) for name in shared]), _EXACT)
         return rows[sign].select(text.alias("row"), F.lit(sign).alias("sign"))
 
     both = texts(1).unionByName(texts(-1))
@@ -114,13 +114,13 @@ def diff(
     only_in = "CASE WHEN balance > 0 THEN 'original' ELSE 'fork' END AS only_in"
 
     def side(log: CommittedLog, sign: int) -> Side:
-        head = log.log.find_head()
+        outcome = log.log.outcome(ends[sign])
         return Side(
             log=log.log.store.url,
             rows=counts.get(sign, 0),
             columns=tuple(name for name in rows[sign].columns if name not in shared),
-            next=head.next,
-            watermark_ms=None if head.outcome is None else head.outcome.watermark_ms,
+            next={} if outcome is None else outcome[0].next,
+            watermark_ms=None if outcome is None else outcome[0].watermark_ms,
         )
 
     return Difference(
@@ -129,3 +129,29 @@ def diff(
         original=side(before, 1),
         fork=side(after, -1),
     )
+
+
+_EXACT = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Options with which different values have different texts. Spark's defaults leave out microseconds."""
+
+
+def _rows_since(spark: SparkSession, log: CommittedLog, sink: str | None, since: int, version: int) -> DataFrame:
+    """Return the rows of the batches above a version. A reprocessing run counts as the batch that it replaced."""
+    name = sink_of(log, sink)
+    files = log.files(version=version, since=since, sink=name)
+    roots = {at: log.log.find_root(at) for at in {file.version for file in files}}
+    return rows_of(spark, log, name, [file for file in files if roots[file.version] > since], version=version)
+
+
+def _comparable(frame: DataFrame, name: str) -> Any:
+    """Return a column whose JSON text is the same for equal values: a map as its sorted entries."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import MapType
+
+    column = F.col(f"`{name.replace('`', '``')}`")
+    is_map = isinstance(frame.schema[name].dataType, MapType)
+    return F.array_sort(F.map_entries(column)).alias(name) if is_map else column

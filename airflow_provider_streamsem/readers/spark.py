@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
-from airflow_provider_streamsem.readers.files import CommittedLog, open_log
+from airflow_provider_streamsem.readers.files import CommittedFile, CommittedLog, open_log
 from airflow_provider_streamsem.spark.schema import fields
 from airflow_provider_streamsem.stores.contract import spark_path
 
@@ -47,17 +48,39 @@ def read_committed(
     :raises ConflictError: the dataset belongs to another log
     :raises LogDamagedError: an entry of the log is damaged, the dataset has no mark, or this Spark version cannot parse the recorded schema
     """
+    opened = open_log(log) if isinstance(log, str) else log
+    name = sink_of(opened, sink)
+    at = opened.head if version is None else version
+    return rows_of(spark, opened, name, opened.files(version=at, since=since, sink=name), version=at)
+
+
+def sink_of(opened: CommittedLog, sink: str | None) -> str:
+    """
+    Return the name of the sink to read: the given one, or the only one.
+
+    :raises InvalidError: the pipeline has several sinks, and none is given
+    """
+    if sink is None and len(opened.sinks) > 1:
+        raise InvalidError("the pipeline has several sinks: name one", accepted=sorted(opened.sinks))
+    return sink or next(iter(opened.sinks))
+
+
+def rows_of(
+    spark: SparkSession, opened: CommittedLog, name: str, files: Sequence[CommittedFile], *, version: int
+) -> DataFrame:
+    """
+    Return the rows of some visible files of one sink as a DataFrame.
+
+    :param name: name of the sink
+    :param version: the version whose schema of the sink applies
+    :raises InvalidError: no commit up to this version has recorded the columns
+    :raises LogDamagedError: as :func:`read_committed`
+    """
     from pyspark.sql.types import StructType
 
     from airflow_provider_streamsem.connectors.data_files.write import TEXT_OPTIONS
 
-    opened = open_log(log) if isinstance(log, str) else log
-    sinks = opened.sinks
-    if sink is None and len(sinks) > 1:
-        raise InvalidError("the pipeline has several sinks: name one", accepted=sorted(sinks))
-    name = sink or next(iter(sinks))
-    at = opened.head if version is None else version
-    files = opened.files(version=at, since=since, sink=name)
+    at = version
     stored = opened.schema(name, version=at)
     if stored is None:
         raise InvalidError(

@@ -26,6 +26,7 @@ from airflow_provider_streamsem.protocol import invariants, keys, procedures, se
 from airflow_provider_streamsem.protocol.entries import (
     DataFile,
     Entry,
+    Json,
     Outcome,
     Plan,
     Receipts,
@@ -359,10 +360,13 @@ class _Verification:
         pipeline = self.opened.pipeline
         kept = 0 if pipeline is None or pipeline.state is None else pipeline.state.keep_versions
         newest = outcomes[-1 - kept :]
-        states = [outcome.state for outcome in newest]
-        for index in self._try(partial(state_files.unloadable, self.opened.log.store, states)) or []:
+        states: list[tuple[int | None, Json]] = [(outcome.version, outcome.state) for outcome in newest]
+        if len(outcomes) <= kept:  # a fork can reprocess version 0
+            states.insert(0, (None, self.opened.record.initial_state))
+        given = [state for _, state in states]
+        for index in self._try(partial(state_files.unloadable, self.opened.log.store, given)) or []:
             what = "a file of the operators' state is missing or damaged"
-            self._found("I6", what, version=newest[index].version)
+            self._found("I6", what, version=states[index][0])
 
     def _files(self, found_outcomes: list[tuple[Outcome, str]]) -> None:
         """Check that every visible file exists, is unchanged, has the recorded number of rows, and is named once."""
@@ -370,11 +374,11 @@ class _Verification:
             self._try(partial(self._markers, self.opened.pipeline, found_outcomes))
         outcomes = [outcome for outcome, _ in found_outcomes]
         location = self.opened.log.store.url
-        state = None if not outcomes else outcomes[-1].state
+        newest = outcomes[-1] if outcomes else None
+        state = self.opened.record.initial_state if newest is None else newest.state
         if self._try(partial(dedup.is_complete, location, state)) is False:
-            self._found(
-                "I6", "a file of the deduplication state is missing or was changed", version=outcomes[-1].version
-            )
+            what = "a file of the deduplication state is missing or was changed"
+            self._found("I6", what, version=None if newest is None else newest.version)
         self._operator_states(outcomes)
         named: set[tuple[str, str]] = set()
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}

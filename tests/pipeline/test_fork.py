@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from contextlib import suppress
 from itertools import count
@@ -21,15 +22,18 @@ from airflow_provider_streamsem import (
     reprocess,
     verify,
 )
+from airflow_provider_streamsem.commitlog import log as log_module
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.queue.source import QueueSource
 from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
-from airflow_provider_streamsem.errors import ConflictError, InvalidError, StreamsemError
+from airflow_provider_streamsem.errors import ConflictError, InvalidError, NewerFormatError, StreamsemError
 from airflow_provider_streamsem.pipeline import maintenance
 from airflow_provider_streamsem.pipeline.run import run_batch
+from airflow_provider_streamsem.readers.conditions import BatchCommitted
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.contract import Store, open_store
-from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.stores.memory import MemoryStore, open_memory_store
+from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.pipeline_fixture import PipelineFixture
@@ -38,7 +42,7 @@ _NAMES = count()
 
 
 def memory() -> Store:
-    return MemoryStore(f"memory://fork-{next(_NAMES)}")
+    return open_memory_store(f"fork-{next(_NAMES)}")
 
 
 class Forking:
@@ -167,7 +171,7 @@ def test_fork_with_other_dedup_keys_starts_without_state_only(tmp_path: Path) ->
     with pytest.raises(ConflictError, match="dedup differs"):
         forking.fork(1, dedup=other)
     assert forking.fork(-1, dedup=other).version == -1
-    with pytest.raises(ConflictError, match="source differs"):
+    with pytest.raises(ConflictError, match="was forked with another source"):
         forking.fork(-1, dedup=other, source=FilesSource(path="/elsewhere", format="json", schema="id long"))
 
 
@@ -204,6 +208,75 @@ def test_fork_of_a_fork_starts_where_its_version_ends(tmp_path: Path) -> None:
 
 QUEUE = QueueSource(queue=SqsQueue(url="http://127.0.0.1/1/q"), landing="/tmp", schema="id long")
 KAFKA = KafkaSource(topics=["a"], bootstrap_servers="127.0.0.1:1")
+
+
+def test_columns_of_directories_keep_the_types_that_the_original_has_recorded(tmp_path: Path) -> None:
+    """Otherwise the ids of the same records, and the keys of the state, would differ from those of the original."""
+    put(tmp_path, "p=abc", 1)
+    made = Forking(tmp_path, dedup=Dedup(keys=["id"], rows=100), source=partitioned(tmp_path))
+    put(tmp_path, "p=01", 2)
+    made.run_original("strings")
+    made.fork()
+    put(tmp_path, "p=01", 2)
+    put(tmp_path, "p=02", 3)
+    for result in (made.run(), made.original.run("later", drain=True, pipeline=made.original.pipeline(**made.changes))):
+        assert result.counts["duplicates"] == 1
+    (plan, _) = made.log().plan(0) or (None, "")
+    assert plan is not None
+    assert plan.hint["partition_columns"] == {"p": "string"}
+
+
+def partitioned(root: Path) -> FilesSource:
+    return FilesSource(path=str(root / "days"), format="json", schema="id long")
+
+
+def put(root: Path, directory: str, id: int) -> None:
+    location = root / "days" / directory
+    location.mkdir(parents=True, exist_ok=True)
+    (location / f"{next(_NAMES)}.json").write_text(f'{{"id": {id}}}\n')
+
+
+def test_writer_that_does_not_know_forks_refuses_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forking = Forking(tmp_path)
+    forking.fork(1)
+    monkeypatch.setattr(log_module, "WRITER_FEATURES", frozenset({"publish"}))
+    with pytest.raises(NewerFormatError, match="features"):
+        forking.run()
+
+
+def test_repeated_fork_finds_the_fork_when_the_original_has_grown_or_is_gone(tmp_path: Path) -> None:
+    forking = Forking(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
+    forking.fork()
+    forking.original.arrive(2)
+    forking.run_original("later")
+    assert (forking.fork().version, forking.fork(2).is_new) == (2, False)
+    gone = CommitLog(MemoryStore("memory://deleted"))
+    assert fork(forking.pipeline(), gone, log=forking.log()).version == 2
+
+
+def test_verify_names_a_missing_file_of_the_inherited_state(tmp_path: Path) -> None:
+    forking = Forking(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
+    forking.fork(1)
+    for stat in list(forking.store.list("state/")):
+        forking.store.delete(stat.key)
+    findings = verify(open_log(forking.log(), pipeline=forking.pipeline())).findings
+    assert [finding.what for finding in findings] == ["a file of the deduplication state is missing or was changed"]
+
+
+def test_sensor_of_offsets_counts_those_before_the_fork(tmp_path: Path) -> None:
+    forking = Forking(tmp_path)
+    forking.fork(1)
+    assert BatchCommitted(log=forking.store.url, offsets={"files": 4}).check().met
+    assert not BatchCommitted(log=forking.store.url, offsets={"files": 5}).check().met
+
+
+def test_expired_ids_are_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    forking = Forking(tmp_path, dedup=Dedup(keys=["id"], ttl_s=60))
+    later = dataclasses.replace(forking.log(), clock=ManualClock(1_700_000_000_000 + 10**9))
+    fork(forking.pipeline(), forking.original.log(), log=later)
+    assert "has expired by dedup.ttl_s" in caplog.text
+
+
 BAD: list[tuple[dict[str, Any], dict[str, Any], type[StreamsemError], str]] = [
     ({"version": 3}, {}, InvalidError, "only a closed version"),
     ({}, {"sinks": {"out": None}}, ConflictError, "belongs to another log"),
@@ -235,7 +308,8 @@ def test_log_that_exists_is_not_forked_into_and_a_fork_keeps_its_source(tmp_path
         forking.run(source=FilesSource(path=str(tmp_path / "elsewhere"), format="json", schema="id long"))
     forking.run()
     assert forking.ids() == rows(4, 5)
-    with pytest.raises(InvalidError, match="the pipeline's own log"):
+    with pytest.raises(InvalidError, match="must not be equal or contain each other"):
         fork(forking.pipeline(), forking.log(), log=forking.log())
+    other = memory()
     with pytest.raises(InvalidError, match="there is no log"):
-        fork(forking.pipeline(), CommitLog(MemoryStore("memory://nothing")), log=forking.log())
+        fork(forking.pipeline(log=other.url), CommitLog(MemoryStore("memory://nothing")), log=forking.log(other))

@@ -88,6 +88,27 @@ def test_difference_names_the_rows_and_columns_of_each_side(
         diff(spark, str(root / "fork" / "log"), str(root / "fork" / "log"))
 
 
+def test_difference_sees_microseconds_and_not_the_order_of_a_map_or_older_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def rows(micros: str, *entries: str) -> Any:
+        made = f"timestamp'2024-01-01 00:00:00.{micros}' AS at", f"map({', '.join(entries)}) AS m"
+        return lambda events: events.selectExpr("k", *made)
+
+    for number, events in enumerate(BATCHES[:2]):
+        arrive(tmp_path, number, events)
+        before = pipeline(tmp_path, rows("123456", "1", "2", "3", "4"), "update", state=None)
+        run_batch(before, run_key=f"run {number}")
+    reprocess(before, 0)  # the rows of version 0 belong to the original alone
+    logs = str(tmp_path / "fork" / "log"), str(tmp_path / "log")
+    fork(forked(tmp_path, rows("123456", "3", "4", "1", "2"), state=None), logs[1], version=0)
+    run_batch(forked(tmp_path, rows("123456", "3", "4", "1", "2"), state=None), run_key="run")
+    same = diff(spark, *logs)
+    assert (same.rows.count(), same.original.rows, same.is_comparable) == (0, 1, True)
+    reprocess(forked(tmp_path, rows("123999", "3", "4", "1", "2"), state=None), 0)
+    assert diff(spark, *logs).rows.count() == 2
+
+
 def test_fork_from_the_command_line_starts_where_it_says(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "fork.toml").write_text(f"""
 name = "stateful"
