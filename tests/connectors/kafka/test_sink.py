@@ -78,7 +78,7 @@ def test_batch_size_is_the_size_of_its_records_and_each_topic_partition_is_found
     for batch in batches:
         measured.add(batch)
     assert (measured.rows, measured.bytes, measured.largest) == (3, 8 + 1 + 2 + 3 * 32, 8)
-    assert measured.locations == {("t", 1), (None, None)}
+    assert measured.topic_partitions == {("t", 1), (None, None)}
     assert measured.keyless == {None}
     assert [*records(iter(batches), "default")] == [
         {"topic": "t", "value": b"123", "key": "ab", "partition": 1, "headers": [("h", b"xy")]},
@@ -115,7 +115,7 @@ def test_size_of_rows_with_only_a_value() -> None:
     measured = Measured()
     for batch in pa.table({"value": ["1", "22", "333"]}).to_batches():
         measured.add(batch)
-    assert (measured.bytes, measured.largest, measured.locations) == (6 + 3 * 32, 3, {(None, None)})
+    assert (measured.bytes, measured.largest, measured.topic_partitions) == (6 + 3 * 32, 3, {(None, None)})
     assert measured.keyless == {None}
 
 

@@ -84,7 +84,7 @@ class Memory(TransactionalSink["Memory"]):
         self.found = SinkMarker(batch.version, "applied", batch.outcome)
         self.rows.append(batch.version)
 
-    def basis(self, handle: Memory) -> object:
+    def table_state(self, handle: Memory) -> object:
         return self.table_version
 
     def is_refusal(self, error: Exception) -> bool:
