@@ -70,13 +70,13 @@ def unloadable(store: Store, states: Sequence[Json]) -> list[int]:
 
 
 def _is_loadable(store: Store, found: OperatorState, listed: set[str]) -> bool:
-    names = {f"{found.batches}_{id}.zip" for operator in found.operators for ids in operator.ids for id in ids}
+    names = _snapshot_names(found)
     snapshots = [key for key in listed if key.rpartition("/")[2] in names]
     if len(snapshots) < len(names):
         return False
     for key in snapshots:
-        ssts = _named_ssts(store, key)
-        if ssts is None or not {f"{key.rpartition('/')[0]}/SSTs/{name}" for name in ssts} <= listed:
+        ssts = _sst_keys(store, key)
+        if ssts is None or not ssts <= listed:
             return False
     return True
 
@@ -84,15 +84,14 @@ def _is_loadable(store: Store, found: OperatorState, listed: set[str]) -> bool:
 def needed(store: Store, found: OperatorState) -> Iterator[str]:
     """Yield the keys of the files of a state: its snapshots, the SST files that they name, and the files that all states of its root share."""
     root = f"{LOCATION}/{found.root}/"
-    names = {f"{found.batches}_{id}.zip" for operator in found.operators for ids in operator.ids for id in ids}
+    names = _snapshot_names(found)
     ssts: set[str] = set()
     later = []
     for stat in list(store.list(root)):
         name = stat.key.removeprefix(root)
         if _SNAPSHOT.fullmatch(name):
             if name.rpartition("/")[2] in names:
-                named = _named_ssts(store, stat.key) or set()
-                ssts |= {f"{stat.key.rpartition('/')[0]}/SSTs/{sst}" for sst in named}
+                ssts |= _sst_keys(store, stat.key) or set()
                 yield stat.key
         elif _SST.fullmatch(name):
             later.append(stat.key)
@@ -121,7 +120,7 @@ def unneeded(store: Store, oldest: OperatorState) -> Iterator[ObjectStat]:
             directories.setdefault(found["directory"], _Directory()).ssts.setdefault(found["name"], []).append(stat)
         elif (found := _OFFSETS.fullmatch(name)) and int(found["batch"]) < oldest.batches:
             yield stat
-    kept = {f"{oldest.batches}_{id}.zip" for operator in oldest.operators for ids in operator.ids for id in ids}
+    kept = _snapshot_names(oldest)
     for directory in directories.values():
         yield from directory.unneeded(store, oldest.batches, kept)
 
@@ -158,6 +157,17 @@ class _Directory:
         for name in sorted(named - needed):
             yield from self.ssts.get(name, [])
         yield from older
+
+
+def _snapshot_names(found: OperatorState) -> set[str]:
+    """Return the names of the snapshots of a state."""
+    return {f"{found.batches}_{id}.zip" for operator in found.operators for ids in operator.ids for id in ids}
+
+
+def _sst_keys(store: Store, snapshot: str) -> set[str] | None:
+    """Return the keys of the SST files that a snapshot names; ``None`` if the object is missing or no snapshot."""
+    named = _named_ssts(store, snapshot)
+    return None if named is None else {f"{snapshot.rpartition('/')[0]}/SSTs/{name}" for name in named}
 
 
 def _named_ssts(store: Store, key: str) -> set[str] | None:

@@ -86,6 +86,7 @@ _ENGINE = (
     *_SESSION,
     _argument("--spark-packages", choices=["auto"], help="auto: load the Spark packages that the pipeline needs"),
 )
+_ORIGINAL = _argument("original", metavar="LOG", help="URL or path of the original pipeline's log")
 _VERSION = _argument("version", type=int, metavar="N", help="the version")
 
 COMMANDS = (
@@ -206,7 +207,7 @@ COMMANDS = (
         "Create the log of a pipeline that continues another pipeline after a version, from its offsets and its state.",
         "orders_v2.toml s3://lake/_streamsem/orders --at 41",
         (
-            _argument("original", metavar="LOG", help="URL or path of the original pipeline's log"),
+            _ORIGINAL,
             _argument("--at", type=int, metavar="N", help="the version; -1: the beginning (default: the newest)"),
             _argument("--until", metavar="TIME", help="the newest version that was closed at or before this time"),
         ),
@@ -217,7 +218,7 @@ COMMANDS = (
         "Compare the rows of a fork with those that the original pipeline committed since the fork.",
         "s3://lake/_streamsem/orders_v2 s3://lake/_streamsem/orders --limit 5",
         (
-            _argument("original", metavar="LOG", help="URL or path of the original pipeline's log"),
+            _ORIGINAL,
             _argument("--sink", help="name of the files sink, if there are several"),
             _argument("--limit", type=int, default=20, help="number of different rows to show (default: 20)"),
             *_SESSION,

@@ -532,9 +532,9 @@ def abort(args: argparse.Namespace) -> CommandResult:
     """Abort the open version (``streamsem abort``)."""
     opened = open_log(args.log)
     outcome = maintenance.abort(opened.log, opened.record, args.version, reason=args.reason)
-    fields = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"
+    result = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"
     return CommandResult(
-        document={"version": args.version, "result": outcome.result}, lines=[f"version {args.version}: {fields}"]
+        document={"version": args.version, "result": outcome.result}, lines=[f"version {args.version}: {result}"]
     )
 
 
@@ -582,9 +582,10 @@ def diff(args: argparse.Namespace) -> CommandResult:
     integer("limit", args.limit, least=1)
     fork_log, original, version = opened(args.log, _url(args.original))
     found = diff_(_engine(args, None).session(), fork_log, original, sink=args.sink)
-    sums = found.rows.groupBy("only_in").agg({"times": "sum"}).collect()
+    different = found.rows.persist()  # otherwise each of the two queries reads both logs again
+    sums = different.groupBy("only_in").agg({"times": "sum"}).collect()
     totals = {"original": 0, "fork": 0, **{only_in: int(times) for only_in, times in sums}}
-    rows = [row.asDict() for row in found.rows.orderBy("row", "only_in").limit(args.limit).collect()]
+    rows = [row.asDict() for row in different.orderBy("row", "only_in").limit(args.limit).collect()]
     lines = [f"compared columns {', '.join(found.columns)}"]
     sides = {"original": found.original, "fork": found.fork}
     for name, side in sides.items():

@@ -20,7 +20,7 @@ from airflow_provider_streamsem.protocol import keys, procedures
 from airflow_provider_streamsem.protocol.entries import Moved, PipelineRecord, Plan
 from airflow_provider_streamsem.protocol.view import Head, OpenHead
 from airflow_provider_streamsem.state import operator_state
-from airflow_provider_streamsem.stores.contract import normalised
+from airflow_provider_streamsem.stores.contract import normalised, overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
     :raises ConflictError: the new location holds another log or other bytes under a key of this log, or the old log was moved elsewhere
     """
     source, target = normalised(old.store.url), normalised(new.store.url)
-    if f"{source}/".startswith(f"{target}/") or f"{target}/".startswith(f"{source}/"):
+    if overlap(source, target):
         raise InvalidError(
             "the old and the new location of a log must not be equal or contain each other",
             moved_from=source,

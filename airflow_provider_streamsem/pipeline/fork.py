@@ -15,13 +15,13 @@ from airflow_provider_streamsem.connectors.contract import Consuming
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.maintenance import first_after
-from airflow_provider_streamsem.pipeline.opening import create_log, forked_config
+from airflow_provider_streamsem.pipeline.opening import check_fork, create_log, forked_config
 from airflow_provider_streamsem.pipeline.spec import Pipeline, stored_spec
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
 from airflow_provider_streamsem.state import OperatorState, operator_state
-from airflow_provider_streamsem.stores.contract import normalised
+from airflow_provider_streamsem.stores.contract import normalised, overlap
 
 logger = telemetry.log_of(__name__)
 
@@ -78,13 +78,13 @@ def fork(
     extras.check(pipeline.extras, pipeline=pipeline.name)
     _check_locations(old, new)
     record, existing = old.read_pipeline(), new.read_pipeline()
+    named = version if until_ms is None or record is None else _version(old, version, until_ms)
     if existing is not None:
-        wanted_at = version if until_ms is None or record is None else _version(old, version, until_ms)
-        return _existing(existing, record, wanted_at, pipeline)
+        return _existing(existing, record, named, pipeline)
     if record is None:
         what = "there is no log at this location: no run of a pipeline has created it yet, or the location is wrong"
         raise InvalidError(what, log=old.store.url).advising("run the original once, or correct the location.")
-    at = _version(old, version, until_ms)
+    at = _version(old, named, None)
     wanted = _position(old, record, pipeline, at)
     _warn_of_expired_ids(pipeline, wanted.state, new.clock.now_ms())
     _check_datasets(pipeline)
@@ -92,7 +92,7 @@ def fork(
     _check_state(old, new, wanted)
     created = create_log(pipeline, new, fork=wanted)
     if created.fork is None or created.fork != wanted:
-        return _existing(created, record, version, pipeline)
+        return _existing(created, record, named, pipeline)
     return Forked(
         log=new.store.url, forked_from=wanted.log, version=at, offsets=wanted.offsets, copied=copied, is_new=True
     )
@@ -104,8 +104,7 @@ def _check_locations(old: CommitLog, new: CommitLog) -> None:
 
     :raises InvalidError: the locations are equal, or one contains the other
     """
-    first, second = (f"{normalised(log.store.url)}/" for log in (old, new))
-    if first.startswith(second) or second.startswith(first):
+    if overlap(normalised(old.store.url), normalised(new.store.url)):
         what = (
             "the log of the fork and that of the original must not be equal or contain each other; nothing was written"
         )
@@ -238,7 +237,7 @@ def _objects(old: CommitLog, new: CommitLog, pipeline: Pipeline, wanted: Fork) -
 
 
 def _copy(old: CommitLog, new: CommitLog, key: str, copy: str) -> bool:
-    """Copy an object, and return whether this call created the copy. An object that vacuum has deleted meanwhile is skipped."""
+    """Copy an object if it exists, and return whether this call created the copy. Vacuum may delete objects of the original at any time."""
     data = old.read(key)
     if data is None:
         return False
@@ -270,11 +269,7 @@ def _existing(
     if found is None:
         what = "the fork's log exists already, and is not the log of a fork; nothing was written"
         raise ConflictError(what, log=pipeline.log, pipeline=record.name).advising("give the fork another log.")
-    if found.config != sha256(canonical(forked_config(pipeline.immutable_config(), found.state))):
-        what = "the log was forked with another source, other dedup keys or another output mode; nothing was written"
-        raise ConflictError(what, log=pipeline.log, forked_from=found.log, version=found.version).advising(
-            "use the source, the dedup keys and the output mode with which the log was forked, or another log."
-        )
+    check_fork(pipeline, found)
     is_same = original is None or found.pipeline_uuid == original.pipeline_uuid
     if not is_same or version not in (None, found.version):
         raise ConflictError(

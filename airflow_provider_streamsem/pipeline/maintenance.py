@@ -189,11 +189,12 @@ def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
     if pipeline.state is None:
         return
     first = closed - pipeline.state.keep_versions
-    found = log.outcome(max(0, first))
-    before = (
-        record.initial_state if first < 0 and record.fork is not None else None if found is None else found[0].state
-    )
-    oldest = operator_state(before)
+    if first < 0 and record.fork is not None:
+        state = record.initial_state
+    else:
+        found = log.outcome(max(0, first))
+        state = None if found is None else found[0].state
+    oldest = operator_state(state)
     if oldest is not None:
         yield from state_files.unneeded(log.store, oldest)
 

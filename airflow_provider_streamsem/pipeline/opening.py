@@ -124,13 +124,7 @@ def initial_offsets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord |
     :raises ConflictError: the log was forked for another source, other dedup keys or another output mode
     """
     if record is not None and record.fork is not None:
-        if record.fork.config != sha256(canonical(forked_config(pipeline.immutable_config(), record.fork.state))):
-            what = (
-                "the log was forked with another source, other dedup keys or another output mode; nothing was written"
-            )
-            raise ConflictError(
-                what, log=pipeline.log, forked_from=record.fork.log, version=record.fork.version
-            ).advising("use the source, the dedup keys and the output mode with which the log was forked.")
+        check_fork(pipeline, record.fork)
         return record.fork.offsets
     stored = log.initial_offsets(pipeline.source_sha256)
     if stored is not None:
@@ -230,6 +224,19 @@ def forked_config(immutable_config: Mapping[str, Json], state: Json) -> dict[str
     """Return the immutable fields on which the offsets and the state of a fork depend: without a state, only the source."""
     names = ("source",) if state is None else ("source", "dedup", "state")
     return {name: immutable_config.get(name) for name in names}
+
+
+def check_fork(pipeline: Pipeline, fork: Fork) -> None:
+    """
+    Check that the pipeline has the immutable fields with which its log was forked.
+
+    :raises ConflictError: a field differs
+    """
+    if fork.config != sha256(canonical(forked_config(pipeline.immutable_config(), fork.state))):
+        what = "the log was forked with another source, other dedup keys or another output mode; nothing was written"
+        raise ConflictError(what, log=pipeline.log, forked_from=fork.log, version=fork.version).advising(
+            "use the source, the dedup keys and the output mode with which the log was forked, or another log."
+        )
 
 
 def create_log(pipeline: Pipeline, log: CommitLog, *, fork: Fork | None = None) -> PipelineRecord:

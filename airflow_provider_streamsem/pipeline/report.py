@@ -32,7 +32,7 @@ def waiting(rows: int, limits: Limits) -> str:
 
 def planned(plan: Plan) -> str:
     """Format a new plan. Example: ``version 12 planned: files [120, 122)``."""
-    return f"version {plan.version} planned: {_progress(plan)}"
+    return f"version {plan.version} planned: {_work(plan)}"
 
 
 def resumed(plan: Plan, run_key: str) -> str:
@@ -42,10 +42,10 @@ def resumed(plan: Plan, run_key: str) -> str:
     Example: ``version 12 was planned by an earlier try of this run and is not closed: files [120, 122)``.
     """
     planner = "an earlier try of this run" if plan.run_key == run_key else f"run {changes.run_id(plan.run_key)}"
-    return f"version {plan.version} was planned by {planner} and is not closed: {_progress(plan)}"
+    return f"version {plan.version} was planned by {planner} and is not closed: {_work(plan)}"
 
 
-def _progress(plan: Plan) -> str:
+def _work(plan: Plan) -> str:
     if plan.replaces is not None:
         return f"reprocessing of version {plan.replaces.version}"
     if plan.watermark_ms is not None:
@@ -77,10 +77,10 @@ def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
     if result.batches == 0:
         return f"{run}: nothing was planned{also}"
     what = f"{result.batches} {'batch' if result.batches == 1 else 'batches'} up to version {result.version}"
-    parts = f"{what}, {counted(result.counts)}" if result.counts else f"{what}, none committed"
+    done = f"{what}, {counted(result.counts)}" if result.counts else f"{what}, none committed"
     if resumed:
-        return f"{run} was complete already ({parts}); nothing was read or written{also}"
-    return f"{run} ended after {ms / 1000:.1f} s: {parts}{also}"
+        return f"{run} was complete already ({done}); nothing was read or written{also}"
+    return f"{run} ended after {ms / 1000:.1f} s: {done}{also}"
 
 
 def counted(counts: Mapping[str, int]) -> str:

@@ -341,8 +341,9 @@ class Run:
     def _check_first_state(self, state: Json, version: int) -> None:
         """Check that the first batch with state in this log wrote its files into the log. Executors may see another disk or S3 endpoint under the log's URL."""
         found = operator_state(state)
-        is_first = found is not None and (found.batches == 1 or version == 0)
-        if found is not None and is_first and not state_files.is_complete(self.opened.log.store, state):
+        if found is None or (found.batches > 1 and version > 0):
+            return
+        if not state_files.is_complete(self.opened.log.store, state):
             raise StageError(
                 "the executors' state files are not in the log, as if the executors had another disk or S3 endpoint; nothing became visible",
                 directory=f"{self.opened.log.store.url}/{LOCATION}/{found.root}",

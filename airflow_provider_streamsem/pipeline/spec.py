@@ -23,7 +23,7 @@ from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.spark import packages
 from airflow_provider_streamsem.spark.packages import Package
 from airflow_provider_streamsem.state import State
-from airflow_provider_streamsem.stores.contract import split_url
+from airflow_provider_streamsem.stores.contract import normalised, overlap, split_url
 
 NAME = r"[a-z0-9_-]{1,64}"
 TRANSFORM = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
@@ -205,11 +205,10 @@ class Pipeline:
         for name, source in self.source_parts.items():
             if source.location is not None:
                 locations[f"sources.{name}" if name else "source"] = source.location
-        paths: list[tuple[str, tuple[str, str]]] = [(name, split_url(url)) for name, url in locations.items()]
-        for at, (name, (scheme, path)) in enumerate(paths):
-            for other, (other_scheme, other_path) in paths[:at]:
-                nested = f"{path}/".startswith(f"{other_path}/") or f"{other_path}/".startswith(f"{path}/")
-                if scheme == other_scheme and nested:
+        urls = [(name, normalised(url)) for name, url in locations.items()]
+        for at, (name, url) in enumerate(urls):
+            for other, other_url in urls[:at]:
+                if overlap(url, other_url):
                     raise InvalidError(
                         "two locations of the pipeline overlap: the log, the source and each dataset need separate locations, none inside another",
                         given={other: locations[other], name: locations[name]},

@@ -80,13 +80,12 @@ def rows_of(
 
     from airflow_provider_streamsem.connectors.data_files.write import TEXT_OPTIONS
 
-    at = version
-    stored = opened.schema(name, version=at)
+    stored = opened.schema(name, version=version)
     if stored is None:
         raise InvalidError(
             "no version up to this one has committed rows of the sink, so its columns are not known",
             log=opened.log.store.url,
-            version=at,
+            version=version,
         )
     try:
         schema = StructType.fromJson({"type": "struct", "fields": fields(stored)})
@@ -94,7 +93,7 @@ def rows_of(
         raise
     except Exception as error:
         what = "this Spark version cannot parse the recorded schema; no row was read"
-        raise LogDamagedError(what, invariant="R6", version=at, sink=name) from error
+        raise LogDamagedError(what, invariant="R6", version=version, sink=name) from error
     if not files:
         return spark.createDataFrame([], schema)
     return (

@@ -124,6 +124,11 @@ def normalised(url: str) -> str:
     return rest if scheme == "file" else f"{scheme}://{rest}"
 
 
+def overlap(first: str, second: str) -> bool:
+    """Return whether two normalised locations are equal, or one contains the other."""
+    return f"{first}/".startswith(f"{second}/") or f"{second}/".startswith(f"{first}/")
+
+
 def lineage_name(url: str) -> tuple[str, str]:
     """Return the OpenLineage ``(namespace, name)`` of a location, such as ``("s3://bucket", "prefix")`` or ``("file", "/path")``."""
     scheme, rest = split_url(url)

@@ -136,8 +136,8 @@ class RowsEngine:
             return passing, dedup.state_of(layers) if job.chain is None else job.chain.current
         self._step("remember")
         kept, older = ([], layers) if removed else dedup.split(layers, len(added))
-        expired = {(key, now_ms) for key in removed}
-        old = _read_layers(log, older, 0 if removed else wanted.cutoff_ms(now_ms)) - expired
+        dropped = {(key, now_ms) for key in removed}
+        old = _read_layers(log, older, 0 if removed else wanted.cutoff_ms(now_ms)) - dropped
         location = dedup.layers_dataset(log.store.url)
         table = [{dedup.ID: key, dedup.AT: at} for key, at in sorted(old | {(key, now_ms) for key in added})]
         self._write(location.attempt_location(job.plan.version, job.attempt_id), table, "parquet")

@@ -174,7 +174,7 @@ def arrive_with_ids(root: Path, number: int, ids: list[str]) -> None:
 def test_reprocessing_with_state_changes_no_ids_so_each_record_is_counted_once(
     spark: SparkSession, tmp_path: Path, first: str | None
 ) -> None:
-    """The operators' state contains the records whose ids the deduplication state contains. So both stay as they are."""
+    """A record is in the operators' state if its id is in the deduplication state. A reprocessing run changes neither."""
     source = FilesSource(path=str(tmp_path / "in"), format="json", schema="t timestamp, k string, id string")
     given = pipeline(tmp_path, keyed, "update", dedup=Dedup(keys=["id"], ttl_s=3600), source=source)
     second = None if first else "id <> 'x'"

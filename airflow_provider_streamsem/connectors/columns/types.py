@@ -96,8 +96,8 @@ def _holds(wide: Any, narrow: Any) -> bool:
     decimal, other = _DECIMAL.fullmatch(wide), _DECIMAL.fullmatch(narrow)
     if decimal:
         precision, scale = int(decimal[1]), int(decimal[2])
-        digits, scale_kept = (int(other[1]), int(other[2])) if other else (_DIGITS.get(narrow, _MOST_DIGITS + 1), 0)
-        return scale >= scale_kept and precision - scale >= digits - scale_kept
+        digits, other_scale = (int(other[1]), int(other[2])) if other else (_DIGITS.get(narrow, _MOST_DIGITS + 1), 0)
+        return scale >= other_scale and precision - scale >= digits - other_scale
     if wide in _DIGITS and narrow in _DIGITS:
         return _DIGITS[wide] >= _DIGITS[narrow]
     return narrow in _EXACT_IN.get(wide, ())

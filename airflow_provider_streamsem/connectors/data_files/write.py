@@ -249,7 +249,7 @@ def partition_columns(names: Sequence[str]) -> list[str]:
     """
     plain = [f"__{name}" for name in names if _PLAIN_NAME.fullmatch(name)]
     odd = (f"__p{n}" for n in range(2 * len(names)))
-    free = (name for name in odd if name.lower() not in {reserved.lower() for reserved in plain})
+    free = (name for name in odd if name.lower() not in {used.lower() for used in plain})
     return [f"__{name}" if _PLAIN_NAME.fullmatch(name) else next(free) for name in names]
 
 
