@@ -26,6 +26,7 @@ from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.readers.verify import verify
 from airflow_provider_streamsem.testing.s3 import environment, s3_server
 from demo import arrivals
+from tools import class_archive
 
 ROOT = Path(__file__).parent.parent
 HOME = ROOT / ".demo"
@@ -63,6 +64,7 @@ def airflow_environment() -> dict[str, str]:
         "STREAMSEM_QUICKSTART_LOG": LOG,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "dags")]),
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "JAVA_TOOL_OPTIONS": class_archive.options(class_archive.archive()),
     }
 
 

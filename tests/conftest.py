@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tools import class_archive
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -34,8 +36,7 @@ os.environ.update(
     AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=f"sqlite:///{_HOME}/airflow.db",
     AIRFLOW__CORE__UNIT_TEST_MODE="False",
     AWS_EC2_METADATA_DISABLED="true",
-    # Most JVMs of a run live for seconds, which the optimising compiler takes longer than it gives back.
-    JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    JAVA_TOOL_OPTIONS=class_archive.options(class_archive.archive()),
     SPARK_LOCAL_IP="127.0.0.1",
     TZ="UTC",
 )

@@ -24,7 +24,7 @@ from tests.chaos.setting import Setting
 @pytest.mark.integration
 @pytest.mark.timeout(1800)
 def test_orphan_beside_its_retry_and_other_faults_on_a_real_airflow_duplicate_and_lose_nothing() -> None:
-    found = trial.run("sqlite", 2, 11, print)
+    found = trial.run("sqlite", 1, 11, print)
     assert (found.duplicates, found.losses, found.foreign, found.unreadable, found.findings) == (0, 0, 0, 0, []), found
     assert found.injections[0].kind == ORPHAN
     assert found.orphans > 0, [i.done for i in found.injections]

@@ -156,6 +156,7 @@ def test_killed_task_gets_another_try_and_a_duplicated_side_effect_is_found(
     )
 
 
+@pytest.mark.prove  # another fault that the crash matrix finds; the test above finds one in each run
 def test_task_that_returns_another_result_after_a_kill_is_found(
     harness: Callable[[str], DagHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,15 +17,15 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "test-pipelines.md").rea
 FILES = dict(re.findall(r"```python\n# ([\w/]+\.py)\n(.*?)```", PAGE, re.DOTALL))
 
 
-def run_page(location: Path, name: str) -> str:
-    """Write the files of the page, run one of its test files in a separate process, and return pytest's report."""
+def run_page(location: Path, name: str, *options: str) -> str:
+    """Write the files of the page, run one of its test files in a separate process with options of pytest, and return pytest's report."""
     for path, code in FILES.items():
         (location / path).parent.mkdir(exist_ok=True)
         (location / path).write_text(code)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
     environment["PYTHONPATH"] = os.pathsep.join([str(location), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(location), name],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(location), name, *options],
         cwd=location, env=environment, capture_output=True, text=True, timeout=290, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
@@ -36,7 +36,13 @@ def run_page(location: Path, name: str) -> str:
 def test_users_test_file_of_twenty_lines_passes(tmp_path: Path) -> None:
     code = [line for line in FILES["test_orders.py"].splitlines() if line]
     assert 10 < len(code) <= 20
-    assert "3 passed" in run_page(tmp_path, "test_orders.py")
+    assert "2 passed" in run_page(tmp_path, "test_orders.py", "-k", "not kill")
+
+
+@pytest.mark.prove
+@pytest.mark.spark
+def test_users_crash_matrix_passes(tmp_path: Path) -> None:
+    assert "1 passed" in run_page(tmp_path, "test_orders.py", "-k", "kill")
 
 
 @pytest.mark.prove

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tools import class_archive
+
 ROOT = Path(__file__).parents[3]
 PARTS = ROOT / ".parts"
 POM = Path(__file__).parents[1] / "pom.xml"
@@ -47,6 +49,15 @@ def s3_server(name: str = "versitygw") -> str:
     if not program.exists():
         _run([tool("go"), "install", S3_SERVERS[name]], GOBIN=str(program.parent), GOFLAGS="-mod=mod")
     return str(program)
+
+
+def archive() -> Path:
+    """Return the class archive for Spark with the jars of the profile ``spark``. It is written if it is missing."""
+    path = PARTS / "spark.jsa"
+    jars = classpath("spark")
+    if not path.exists() or path.stat().st_mtime < (PARTS / "spark.classpath").stat().st_mtime:
+        class_archive.write(path, jars)
+    return path
 
 
 def debian(*packages: str) -> None:
@@ -96,3 +107,4 @@ if __name__ == "__main__":
         classpath(each)
     for each in sys.argv[1:] or ["versitygw"]:
         s3_server(each)
+    archive()

@@ -31,9 +31,12 @@ def _environment(home: Path) -> dict[str, str]:
 def session_conf() -> dict[str, str]:
     """Return the settings of a session with the jars. Driver and executors read them from Maven's repository, so nothing is copied."""
     jars = install.classpath("spark")
+    java_options = f"-XX:SharedArchiveFile={install.archive()}"
     return {
         "spark.driver.extraClassPath": jars,
         "spark.executor.extraClassPath": jars,
+        "spark.driver.extraJavaOptions": java_options,
+        "spark.executor.extraJavaOptions": java_options,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
