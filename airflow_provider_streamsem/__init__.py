@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _NAMES = {
+    "Aggregate": "airflow_provider_streamsem.transforms.aggregate",
     "AmqpQueue": "airflow_provider_streamsem.connectors.amqp.client",
     "Avro": "airflow_provider_streamsem.connectors.parsing.decoders",
     "BatchCommittedSensor": "airflow_provider_streamsem.sensors.committed",
@@ -32,6 +33,7 @@ _NAMES = {
     "MicroBatchOperator": "airflow_provider_streamsem.operators.micro_batch",
     "OffsetRangeTrigger": "airflow_provider_streamsem.triggers.offsets",
     "OffsetsAvailableSensor": "airflow_provider_streamsem.sensors.offsets",
+    "PersistentState": "airflow_provider_streamsem.transforms.persistent_state",
     "Pipeline": "airflow_provider_streamsem.pipeline.spec",
     "QueueSource": "airflow_provider_streamsem.connectors.queue.source",
     "ReprocessOperator": "airflow_provider_streamsem.operators.reprocess",
@@ -40,9 +42,11 @@ _NAMES = {
     "SparkEngine": "airflow_provider_streamsem.spark.engine",
     "SqsQueue": "airflow_provider_streamsem.connectors.sqs.client",
     "State": "airflow_provider_streamsem.state",
+    "StatePerKey": "airflow_provider_streamsem.transforms.persistent_state",
     "StreamsemError": "airflow_provider_streamsem.errors",
     "VacuumOperator": "airflow_provider_streamsem.operators.maintenance",
     "VerifyOperator": "airflow_provider_streamsem.operators.maintenance",
+    "Window": "airflow_provider_streamsem.transforms.window",
     "diff": "airflow_provider_streamsem.readers.diff",
     "fork": "airflow_provider_streamsem.pipeline.fork",
     "guarantee": "airflow_provider_streamsem.pipeline.guarantee",
@@ -57,6 +61,7 @@ _NAMES = {
 }
 
 __all__ = [
+    "Aggregate",
     "AmqpQueue",
     "Avro",
     "BatchCommittedSensor",
@@ -77,6 +82,7 @@ __all__ = [
     "MicroBatchOperator",
     "OffsetRangeTrigger",
     "OffsetsAvailableSensor",
+    "PersistentState",
     "Pipeline",
     "QueueSource",
     "ReprocessOperator",
@@ -85,9 +91,11 @@ __all__ = [
     "SparkEngine",
     "SqsQueue",
     "State",
+    "StatePerKey",
     "StreamsemError",
     "VacuumOperator",
     "VerifyOperator",
+    "Window",
     "__version__",
     "diff",
     "fork",
@@ -139,6 +147,9 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.sensors.retention import RetentionSensor
     from airflow_provider_streamsem.spark.engine import SparkEngine
     from airflow_provider_streamsem.state import State
+    from airflow_provider_streamsem.transforms.aggregate import Aggregate
+    from airflow_provider_streamsem.transforms.persistent_state import PersistentState, StatePerKey
+    from airflow_provider_streamsem.transforms.window import Window
     from airflow_provider_streamsem.triggers.offsets import OffsetRangeTrigger
 
 

@@ -14,7 +14,7 @@ from airflow_provider_streamsem import __version__
 
 EXIT_CODES = """exit codes:
   0  done
-  1  done, but verify, doctor or doctor-spark found a fault, diff found different rows or offsets, or reprocess --quarantined could not reprocess a version
+  1  done, but a check found a fault, diff found different rows or offsets, or reprocess --quarantined could not reprocess a version
   2  an argument, a file or the installation is not valid; no rows were committed
   3  the store or the engine failed; run the same command again: it continues from the state of the log
   4  the command was refused and would be refused again; the message says what to change
@@ -168,6 +168,16 @@ COMMANDS = (
         "Run small batches on the installed Spark, or on a cluster, and check their counts.",
         "--master 'local[2]'",
         _SESSION,
+        takes_target=False,
+    ),
+    Command(
+        "check-monoid",
+        "Test the laws of a monoid in Python with example rows.",
+        "my_package.monoids:LONGEST rows.jsonl",
+        (
+            _argument("monoid", metavar="MODULE:NAME", help="a Monoid object, such as my_package.monoids:LONGEST"),
+            _argument("rows", metavar="FILE", help="JSON Lines: one example row per line"),
+        ),
         takes_target=False,
     ),
     Command("lag", "Show how far the pipeline is behind its source.", "orders.toml", (), builds="the source"),

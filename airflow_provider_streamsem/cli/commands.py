@@ -499,6 +499,15 @@ def doctor_spark(args: argparse.Namespace) -> CommandResult:
     return _checked("doctor of Spark", {"checks": plain(done)}, done)
 
 
+def check_monoid(args: argparse.Namespace) -> CommandResult:
+    """Test the laws of a monoid in Python (``streamsem check-monoid``)."""
+    from airflow_provider_streamsem.cli import monoid_check
+
+    sys.path.insert(0, os.getcwd())
+    done = tuple(monoid_check.checks(args.monoid, args.rows))
+    return _checked(f"laws of {args.monoid}", {"checks": plain(done)}, done)
+
+
 def _checked(title: str, document: Json, checks: Iterable[doctor_.Check]) -> CommandResult:
     rows = [["passed" if check.passed else "FAILED", check.name, check.seen] for check in checks]
     table = Table(title=title, columns=["", "probe", "seen"], rows=rows, folded=["probe", "seen"])

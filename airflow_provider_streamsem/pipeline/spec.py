@@ -228,10 +228,18 @@ class Pipeline:
 
     @property
     def transform_name(self) -> str:
-        """Return ``package.module:function``; ``""`` without a transform. For a function of a DAG file, the module is the file's name without its path."""
+        """
+        Return ``package.module:function``; ``""`` without a transform. For a function of a DAG file, the module is the file's name without its path.
+
+        For an object that can be called, the text after the colon is ``<`` + its text or class + ``>``.
+        """
         if self.transform is None or isinstance(self.transform, str):
             return self.transform or ""
-        return f"{_AIRFLOW_PREFIX.sub('', self.transform.__module__)}:{self.transform.__qualname__}"
+        module, name = self.transform.__module__, getattr(self.transform, "__qualname__", None)
+        if name is None:
+            kind = type(self.transform)
+            name = f"<{self.transform if '__str__' in vars(kind) else kind.__qualname__}>"
+        return f"{_AIRFLOW_PREFIX.sub('', module)}:{name}"
 
     @property
     def publishes(self) -> tuple[str, ...]:

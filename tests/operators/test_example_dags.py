@@ -1,4 +1,4 @@
-"""The payments, metrics and readings examples, run on Airflow's own execution and real Spark."""
+"""The payments, metrics, readings and counts examples, run on Airflow's own execution and real Spark."""
 
 from __future__ import annotations
 
@@ -147,6 +147,36 @@ def test_windows_of_readings_are_written_once_through_retries_and_clears(
     assert (row["sensor"], row["celsius"], row["readings"]) == ("hall", 21.0, 3)
     assert verify(str(tmp_path / "log")).findings == []
     sys.modules.pop("streamsem_readings", None)
+
+
+@pytest.mark.spark
+def test_views_of_an_hour_are_counted_once_through_retries_and_clears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
+
+    def arrive_views(name: str, *views: tuple[str, str]) -> None:
+        (tmp_path / "arrivals").mkdir(exist_ok=True)
+        lines = [json.dumps({"page": "home", "user": user, "at": f"2026-01-01T{at}Z"}) for user, at in views]
+        (tmp_path / "arrivals" / name).write_text("\n".join(lines) + "\n")
+
+    initialise_airflow()
+    monkeypatch.setenv("STREAMSEM_COUNTS_HOME", str(tmp_path))
+    monkeypatch.syspath_prepend(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    sys.modules.pop("streamsem_counts", None)
+    import streamsem_counts
+
+    dag = streamsem_counts.streamsem_counts()
+    arrive_views("1.json", ("ann", "12:01:00"), ("bob", "12:59:00"))
+    assert run_dag(dag, "first").state == "success"
+    arrive_views("2.json", ("ann", "12:50:00"), ("ann", "13:30:00"))
+    assert run_dag(dag, "second").state == "success"
+    assert run_dag(dag, "second", clear=["count"]).state == "success"
+    assert run_dag(dag, "without-records").state == "success"
+    (row,) = ledger(tmp_path)
+    assert (row["page"], row["views"], row["users"]) == ("home", 3, 2)
+    assert verify(str(tmp_path / "log")).findings == []
+    sys.modules.pop("streamsem_counts", None)
 
 
 def test_airflow_loads_every_example() -> None:

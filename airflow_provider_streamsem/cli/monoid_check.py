@@ -1,0 +1,56 @@
+"""The checks of ``streamsem check-monoid``: one for each law, with the example rows of a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from airflow_provider_streamsem.commitlog.doctor import Check
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.testing.laws import laws
+from airflow_provider_streamsem.transforms.monoids import Monoid
+
+
+def checks(name: str, path: str) -> Iterator[Check]:
+    """
+    Test the laws of a monoid, and yield one check for each law.
+
+    :param name: ``package.module:NAME`` of a :class:`Monoid` object
+    :param path: a file with one JSON object per line: the example rows
+    :raises InvalidError: there is no such monoid or file, or the file is not JSON Lines
+    """
+    monoid, rows = _monoid(name), _rows(path)
+    for law in laws(monoid, rows):
+        yield Check(name=law.name, passed=law.holds, seen=law.counterexample or f"{len(rows)} rows")
+
+
+def _monoid(name: str) -> Monoid:
+    module, _, variable = name.partition(":")
+    try:
+        found: Any = getattr(import_module(module), variable)
+    except (ImportError, AttributeError, ValueError) as error:
+        what = "the monoid cannot be imported"
+        raise InvalidError(what, given=name, reason=str(error), accepted="package.module:NAME").advising(
+            "add the directory of the module to PYTHONPATH, or correct the name."
+        ) from error
+    if not isinstance(found, Monoid):
+        what = "the name is not that of a Monoid object in Python; functions of Spark need no check"
+        raise InvalidError(what, given=name, type=type(found).__name__)
+    return found
+
+
+def _rows(path: str) -> list[dict[str, Any]]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file if line.strip()]
+    except OSError as error:
+        what = "the file with the example rows cannot be read"
+        raise InvalidError(what, path=path, reason=os.strerror(error.errno or 0)) from error
+    except ValueError as error:
+        raise InvalidError("the file with the example rows is not JSON Lines", path=path) from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise InvalidError("each line of the file with the example rows must be a JSON object", path=path)
+    return rows

@@ -1,0 +1,186 @@
+"""
+Monoids: the values that :class:`~airflow_provider_streamsem.transforms.aggregate.Aggregate` computes.
+
+A monoid has an identity, and an associative and commutative combination of partial values. So the value of a group does not depend on how its records are cut
+into batches, nor on their order. The functions of this module are aggregate functions of Spark. A subclass of :class:`Monoid` is an aggregate function in
+Python. Import the module under a short name, as Spark's functions: ``from airflow_provider_streamsem.transforms import monoids as m``.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.transforms.window import quoted
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, slots=True)
+class SparkMonoid:
+    """
+    An aggregate function of Spark, which combines partial values itself.
+
+    :param sql: the aggregate expression in Spark SQL
+    """
+
+    sql: str
+
+    def __str__(self) -> str:
+        return self.sql
+
+
+class Monoid(ABC):
+    """
+    An aggregate function in Python. ``streamsem check-monoid`` tests its laws.
+
+    Partial values are stored as the text that :meth:`serialize` returns. Objects are pickled by Spark to its Python workers, so they must hold no connections.
+    """
+
+    type: str
+    """Spark SQL type of the result, such as ``"bigint"`` or ``"array<string>"``."""
+
+    @abstractmethod
+    def identity(self) -> Any:
+        """Return the partial value of no rows."""
+
+    @abstractmethod
+    def of(self, rows: pandas.DataFrame) -> Any:
+        """
+        Return the partial value of some rows.
+
+        :param rows: at least one row of one group, with all columns of the records. The order of the rows may differ in a retry
+        """
+
+    @abstractmethod
+    def combine(self, left: Any, right: Any) -> Any:
+        """Return the partial value of the rows of both. Must be associative and commutative, and must not change its arguments."""
+
+    def result(self, partial: Any) -> Any:
+        """Return the value of :attr:`type` for a partial value. Default: the partial value itself."""
+        return partial
+
+    def serialize(self, partial: Any) -> str:
+        """Return a partial value as text. Default: JSON, which has no tuples, sets or decimals."""
+        return json.dumps(partial)
+
+    def deserialize(self, text: str) -> Any:
+        """Return the partial value of a text that :meth:`serialize` returned."""
+        return json.loads(text)
+
+    def __str__(self) -> str:
+        return type(self).__qualname__
+
+
+@dataclass(frozen=True)
+class Top(Monoid):
+    """
+    The largest values of a column, largest first. Nulls are ignored. Repeated values count separately.
+
+    :param column: a column of integers, floating-point numbers or text
+    :param k: how many values, at least 1
+    :param type: type of the result, for example ``"array<bigint>"`` for a column of integers
+    """
+
+    column: str
+    k: int
+    type: str
+
+    def __post_init__(self) -> None:
+        arguments.text("top.column", self.column)
+        arguments.integer("top.k", self.k, least=1)
+        arguments.text("top.type", self.type, pattern=r"array<.+>", accepted="array<type of the column>")
+
+    def identity(self) -> list[Any]:
+        """Return an empty list."""
+        return []
+
+    def of(self, rows: pandas.DataFrame) -> list[Any]:
+        """Return the ``k`` largest values of the rows, largest first."""
+        return sorted(rows[self.column].dropna().tolist(), reverse=True)[: self.k]
+
+    def combine(self, left: list[Any], right: list[Any]) -> list[Any]:
+        """Return the ``k`` largest values of both, largest first."""
+        return sorted([*left, *right], reverse=True)[: self.k]
+
+    def __str__(self) -> str:
+        return f"top({self.column}, {self.k})"
+
+
+def _function(name: str, *columns: str) -> SparkMonoid:
+    for column in columns:
+        arguments.text(f"the column of {name}", column)
+    return SparkMonoid(f"{name}({', '.join(map(quoted, columns))})")
+
+
+def count(column: str | None = None) -> SparkMonoid:
+    """Return the number of rows; of a column, the number of its values that are not null."""
+    return SparkMonoid("count(*)") if column is None else _function("count", column)
+
+
+def sum(column: str) -> SparkMonoid:
+    """Return the sum. That of decimals and integers is exact. That of floating-point numbers depends on the order of the rows in its last digits."""
+    return _function("sum", column)
+
+
+def min(column: str) -> SparkMonoid:
+    """Return the smallest value."""
+    return _function("min", column)
+
+
+def max(column: str) -> SparkMonoid:
+    """Return the largest value."""
+    return _function("max", column)
+
+
+def min_by(column: str, by: str) -> SparkMonoid:
+    """Return the value of ``column`` in the row with the smallest ``by``. If several rows have it, any of them counts, so choose a unique ``by``."""
+    return _function("min_by", column, by)
+
+
+def max_by(column: str, by: str) -> SparkMonoid:
+    """Return the value of ``column`` in the row with the largest ``by``. If several rows have it, any of them counts, so choose a unique ``by``."""
+    return _function("max_by", column, by)
+
+
+def mean(column: str) -> SparkMonoid:
+    """Return the arithmetic mean."""
+    return _function("avg", column)
+
+
+def variance(column: str) -> SparkMonoid:
+    """Return the sample variance; null for a single row."""
+    return _function("var_samp", column)
+
+
+def distinct_values(column: str) -> SparkMonoid:
+    """Return the union of the values as a sorted array. The state has every distinct value, so use it for columns with few of them."""
+    return SparkMonoid(f"array_sort({_function('collect_set', column)})")
+
+
+def approximate_distinct(column: str) -> SparkMonoid:
+    """Return an estimate of the number of distinct values by an HLL sketch of constant size. The column must be an integer, text or binary."""
+    return SparkMonoid(f"hll_sketch_estimate({_function('hll_sketch_agg', column)})")
+
+
+def approximate_distinct_theta(column: str) -> SparkMonoid:
+    """Return an estimate of the number of distinct values by a theta sketch of constant size."""
+    return SparkMonoid(f"theta_sketch_estimate({_function('theta_sketch_agg', column)})")
+
+
+def approximate_quantile(column: str, fraction: float) -> SparkMonoid:
+    """
+    Return an estimate of a quantile by a KLL sketch of constant size. The estimate depends on the order of the rows.
+
+    :param column: a column of floating-point numbers
+    :param fraction: from 0.0, the minimum, to 1.0, the maximum
+    """
+    if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
+        raise InvalidError("the fraction of approximate_quantile must be a number from 0 to 1", given=fraction)
+    sketch = _function("kll_sketch_agg_double", column)
+    return SparkMonoid(f"kll_sketch_get_quantile_double({sketch}, {float(fraction)}D)")

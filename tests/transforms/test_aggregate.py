@@ -1,0 +1,242 @@
+"""Aggregations and state objects: the rows over any cut into batches are those of one pass over all records."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from airflow_provider_streamsem import (
+    Aggregate,
+    FilesSink,
+    FilesSource,
+    PersistentState,
+    Pipeline,
+    State,
+    StatePerKey,
+    Window,
+    read_committed,
+    run_batch,
+)
+from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.spark.stateful import MicroBatch
+from airflow_provider_streamsem.transforms import monoids as m
+from tests.state.test_commits import dies_after
+
+SCHEMA = "t timestamp, k string, n long, price decimal(9,2), x double"
+START = datetime.datetime(2024, 1, 1)
+RECORDS = [
+    {"minute": minute, "k": "abc"[number % 3], "n": number, "price": f"{number}.25", "x": number / 4}
+    for number, minute in enumerate((1, 2, 7, 3, 9, 12, 8, 14, 11, 17, 16, 21))
+]
+"""records whose event times are at most four minutes out of order"""
+CUTS = [(12,), (5, 7), (1, 4, 4, 3)]
+LAST = {"minute": 1_000, "k": "z", "n": 0, "price": "0.00", "x": 0.0}
+"""closes all windows of the other records"""
+FIVE_MINUTES = Window(time="t", size="5 minutes", delay="5 minutes")
+
+
+class Balance(PersistentState):
+    """The number of records and the sum of a key."""
+
+    def __init__(self) -> None:
+        self.records, self.total = 0, 0
+
+    def restore(self, snapshot: Any) -> None:
+        self.records, self.total = snapshot
+
+    def update(self, rows: pd.DataFrame) -> None:
+        self.records += len(rows)
+        self.total += int(rows["n"].sum())
+
+    def snapshot(self) -> Any:
+        return [self.records, self.total]
+
+    def value(self) -> Mapping[str, Any]:
+        return {"records": self.records, "total": self.total}
+
+
+def pipeline(root: Path, transform: Callable[[Any], Any], mode: str) -> Pipeline:
+    return Pipeline(
+        name="aggregate",
+        log=str(root / "log"),
+        source=FilesSource(path=str(root / "in"), format="json", schema=SCHEMA),
+        sinks={"out": FilesSink(path=str(root / "out"))},
+        transform=transform,
+        state=State(output_mode=mode, partitions=2),
+    )
+
+
+def run_cut(root: Path, spec: Pipeline, cut: tuple[int, ...], *, then_close: bool) -> None:
+    """Run one batch for each part of the records, and with ``then_close`` those that close all windows."""
+    pending = iter(RECORDS)
+    batches = [[next(pending) for _ in range(size)] for size in cut]
+    batches += [[LAST], [{**LAST, "minute": 1_001}]] if then_close else []
+    for number, batch in enumerate(batches):
+        arrive(root, number, batch)
+        run_batch(spec, run_key=f"run {number}")
+
+
+def arrive(root: Path, number: int, records: list[dict[str, Any]]) -> None:
+    (root / "in").mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"t": at(record).isoformat() + "Z", **record}) for record in records]
+    (root / "in" / f"{number}.json").write_text("\n".join(lines) + "\n")
+
+
+def at(record: Mapping[str, Any]) -> datetime.datetime:
+    return START + datetime.timedelta(minutes=record["minute"])
+
+
+def rows(spark: SparkSession, root: Path) -> list[tuple[Any, ...]]:
+    frame = read_committed(spark, str(root / "log"))
+    return sorted((tuple(row) for row in frame.where("k <> 'z'").collect()), key=repr)
+
+
+def newest(found: list[tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    """key → the row with the largest count, which every later batch increases."""
+    return {key: max(row[1:] for row in found if row[0] == key) for key in {row[0] for row in found}}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_windows_of_spark_functions_are_those_of_one_pass(
+    spark: SparkSession, tmp_path: Path, cut: tuple[int, ...]
+) -> None:
+    aggregate = Aggregate(
+        by=["k"],
+        window=FIVE_MINUTES,
+        values={"count": m.count(), "price": m.sum("price"), "least": m.min("n"), "last": m.max_by("n", "t"), "ns": m.distinct_values("n")},
+    )  # fmt: skip
+    run_cut(tmp_path, pipeline(tmp_path, aggregate, "append"), cut, then_close=True)
+    groups = defaultdict(list)
+    for record in RECORDS:
+        start = START + datetime.timedelta(minutes=record["minute"] // 5 * 5)
+        groups[record["k"], start].append(record)
+    expected = [
+        (
+            k, start, start + datetime.timedelta(minutes=5), len(group), pd.NA, min(r["n"] for r in group),
+            max(group, key=at)["n"], sorted(r["n"] for r in group),
+        )
+        for (k, start), group in groups.items()
+    ]  # fmt: skip
+    found = rows(spark, tmp_path)
+    assert [(*row[:4], pd.NA, *row[5:]) for row in found] == sorted(expected, key=repr)
+    assert sum(row[4] for row in found) * 100 == sum(r["n"] * 100 + 25 for r in RECORDS)
+
+
+@pytest.mark.spark
+def test_every_function_of_spark_is_accepted_by_a_streaming_aggregation(spark: SparkSession, tmp_path: Path) -> None:
+    values = {
+        "counted": m.count("n"), "total": m.sum("n"), "least": m.min("n"), "most": m.max("n"), "first": m.min_by("n", "t"), "last": m.max_by("n", "t"),
+        "mean": m.mean("n"), "variance": m.variance("n"), "distinct": m.approximate_distinct("n"), "theta": m.approximate_distinct_theta("n"),
+        "median": m.approximate_quantile("x", 0.5),
+    }  # fmt: skip
+    run_cut(tmp_path, pipeline(tmp_path, Aggregate(values=values, by=["k"]), "update"), (5, 7), then_close=False)
+    for k, (counted, total, least, most, first, last, mean, variance, distinct, theta, median) in newest(
+        rows(spark, tmp_path)
+    ).items():
+        group = sorted((r for r in RECORDS if r["k"] == k), key=at)
+        numbers = [r["n"] for r in group]
+        assert (counted, total, least, most) == (len(numbers), sum(numbers), min(numbers), max(numbers))
+        assert (first, last, distinct, theta) == (numbers[0], numbers[-1], 4, 4)
+        assert (mean, variance) == pytest.approx((pd.Series(numbers).mean(), pd.Series(numbers).var()))
+        assert min(numbers) / 4 <= median <= max(numbers) / 4
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("cut", CUTS[1:], ids=str)
+def test_windows_of_python_monoids_are_those_of_one_pass(
+    spark: SparkSession, tmp_path: Path, cut: tuple[int, ...]
+) -> None:
+    aggregate = Aggregate(by=["k"], window=FIVE_MINUTES, values={"top": m.Top("n", 2, "array<bigint>")})
+    run_cut(tmp_path, pipeline(tmp_path, aggregate, "append"), cut, then_close=True)
+    groups = defaultdict(list)
+    for record in RECORDS:
+        groups[record["k"], record["minute"] // 5 * 5].append(record["n"])
+    expected = {
+        (k, START + datetime.timedelta(minutes=start)): sorted(ns, reverse=True)[:2]
+        for (k, start), ns in groups.items()
+    }
+    found = rows(spark, tmp_path)
+    assert {(k, start): top for k, start, _, top in found} == expected
+    assert len(found) == len(expected)
+    assert all(end - start == datetime.timedelta(minutes=5) for _, start, end, _ in found)
+
+
+@pytest.mark.spark
+def test_state_object_applies_each_record_once_over_batches_and_a_crash(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = pipeline(tmp_path, StatePerKey(by=["k"], state=Balance, schema="records bigint, total bigint"), "update")
+    for number, batch in enumerate((RECORDS[:5], RECORDS[5:])):
+        arrive(tmp_path, number, batch)
+        if number == 1:
+            with monkeypatch.context() as patched:
+                dies_after(patched, MicroBatch, "after")
+                with pytest.raises(StreamsemError):
+                    run_batch(spec, run_key="run 1")
+        run_batch(spec, run_key=f"run {number}")
+    counted = Counter(record["k"] for record in RECORDS)
+    expected = {k: (counted[k], sum(r["n"] for r in RECORDS if r["k"] == k)) for k in counted}
+    assert newest(rows(spark, tmp_path)) == expected
+
+
+def test_spec_names_the_aggregation_and_changes_with_it(tmp_path: Path) -> None:
+    counts = pipeline(tmp_path, Aggregate(by=["k"], values={"n": m.count()}), "update")
+    sums = pipeline(tmp_path, Aggregate(by=["k"], values={"n": m.sum("n")}), "update")
+    assert counts.transform_name == "airflow_provider_streamsem.transforms.aggregate:<Aggregate(by=[k], n=count(*))>"
+    assert counts.spec_sha256 != sums.spec_sha256
+
+
+def test_transform_that_is_an_object_of_the_user_is_named_by_its_class(tmp_path: Path) -> None:
+    class Scaled:
+        def __call__(self, frame: DataFrame) -> DataFrame:
+            return frame
+
+    name = pipeline(tmp_path, Scaled(), "update").transform_name
+    assert name.endswith(":<test_transform_that_is_an_object_of_the_user_is_named_by_its_class.<locals>.Scaled>")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Aggregate(values={}), "at least one column"),
+        (lambda: Aggregate(values={"n": "count(*)"}), "must be a monoid"),  # type: ignore[dict-item]
+        (lambda: Aggregate(by=["n"], values={"N": m.count()}), "contains a name twice"),
+        (lambda: Aggregate(by=["k"], values={"n": m.count(), "top": m.Top("n", 2, "array<bigint>")}), "cannot mix"),
+        (lambda: Aggregate(values={"top": m.Top("n", 2, "array<bigint>")}), "at least one key column"),
+        (
+            lambda: Aggregate(by=["k"], values={"t": m.Top("n", 2, "array<bigint>")}, window=Window(time="t", gap="1 minute", delay="1 minute")),
+            "session windows are not supported",
+        ),
+        (lambda: Window(time="t", delay="1 minute"), "either a size"),
+        (lambda: Window(time="t", delay="1 minute", size="1 hour", gap="1 hour"), "either a size"),
+        (lambda: m.Top("n", 0, "array<bigint>"), "must be an integer of 1 or more"),
+        (lambda: m.approximate_quantile("x", 2), "from 0 to 1"),
+        (lambda: StatePerKey(by=["k"], state=3, schema="n bigint"), "must create a PersistentState"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_invalid_aggregation_is_refused_when_it_is_created(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
+        make()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("values", [{"n": m.count()}, {"n": m.Top("n", 9, "array<bigint>")}], ids=["Spark", "Python"])
+def test_record_of_a_closed_window_is_late_and_does_not_open_it_again(
+    spark: SparkSession, tmp_path: Path, values: Mapping[str, Any]
+) -> None:
+    spec = pipeline(tmp_path, Aggregate(by=["k"], window=FIVE_MINUTES, values=values), "append")
+    late = []
+    for number, minute in enumerate((1, 100, 101, 2, 102, 103)):
+        arrive(tmp_path, number, [{**RECORDS[0], "minute": minute}])
+        late.append(run_batch(spec, run_key=f"run {number}").counts["late"])
+    assert late == [0, 0, 0, 1, 0, 0]
+    assert [row[1] for row in rows(spark, tmp_path)] == [START]
