@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.transforms.snapshot import as_text
 from airflow_provider_streamsem.transforms.window import quoted
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ class Monoid(ABC):
         return partial
 
     def serialize(self, partial: Any) -> str:
-        """Return a partial value as text. Default: JSON, which has no tuples, sets or decimals."""
-        return json.dumps(partial)
+        """Return a partial value as text. Default: JSON, which has no tuples, sets or decimals. Numbers of numpy are accepted."""
+        return as_text(partial)
 
     def deserialize(self, text: str) -> Any:
         """Return the partial value of a text that :meth:`serialize` returned."""

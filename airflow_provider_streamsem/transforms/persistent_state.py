@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.transforms.window import Window
+from airflow_provider_streamsem.errors import DataError, InvalidError
+from airflow_provider_streamsem.transforms.window import Window, quoted
 
 if TYPE_CHECKING:
     import pandas
@@ -39,7 +39,7 @@ class PersistentState(ABC):
 
     @abstractmethod
     def snapshot(self) -> Any:
-        """Return the state as a JSON value."""
+        """Return the state as a JSON value. Numbers of numpy are accepted."""
 
     @abstractmethod
     def value(self) -> Mapping[str, Any]:
@@ -88,22 +88,30 @@ class StatePerKey:
         """Return one row for each updated key, or for each closed window of a key."""
         from pyspark.sql import functions as F
 
-        from airflow_provider_streamsem.spark.processors import PerKey
-        from airflow_provider_streamsem.transforms.window import quoted
+        from airflow_provider_streamsem.transforms.per_key import PerKey
 
         keys = list(self.by)
         if self.window is not None:
             records = self.window.watermarked(records).withColumn("window", self.window.column())
-            records = records.selectExpr("*", "window.start AS window_start", "window.end AS window_end").drop("window")
+            # The bounds are integers, because pandas has local times, of which one hour a year is ambiguous.
+            bounds = [f"unix_micros(window.{bound}) AS window_{bound}" for bound in ("start", "end")]
+            records = records.selectExpr("*", *bounds).drop("window")
             keys += ["window_start", "window_end"]
-        types = {field.name: field.dataType for field in records.schema}
-        schema = ", ".join([*(f"{quoted(name)} {types[name].simpleString()}" for name in keys), self.schema])
-        return records.groupBy(*(F.col(quoted(name)) for name in keys)).transformWithStateInPandas(
+        types = {field.name: field.dataType.simpleString() for field in records.schema}
+        missing = sorted(set(self.by) - set(types))
+        if missing:
+            raise DataError(
+                "the records lack key columns; nothing became visible", missing=missing, columns=sorted(types)
+            )
+        result = records.groupBy(*(F.col(quoted(name)) for name in keys)).transformWithStateInPandas(
             statefulProcessor=PerKey(self.state, keys, closes_windows=self.window is not None),
-            outputStructType=schema,
+            outputStructType=", ".join([*(f"{quoted(name)} {types[name]}" for name in keys), self.schema]),
             outputMode="append" if self.window is not None else "update",
             timeMode="EventTime" if self.window is not None else "None",
         )
+        if self.window is None:
+            return result
+        return result.withColumns({name: F.timestamp_micros(name) for name in ("window_start", "window_end")})
 
     def __str__(self) -> str:
         name = getattr(self.state, "__qualname__", type(self.state).__qualname__)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.testing.laws import check_monoid, laws
 from airflow_provider_streamsem.transforms.monoids import Monoid, Top
+from airflow_provider_streamsem.transforms.snapshot import as_text
 
 ROWS = [{"word": "a"}, {"word": "bcd"}, {"word": "ef"}, {"word": "ghi"}]
 
@@ -103,3 +106,9 @@ def test_broken_law_is_found(monoid: Monoid, law: str) -> None:
 def test_laws_need_rows() -> None:
     with pytest.raises(InvalidError, match="at least two example rows"):
         laws(Longest(), ROWS[:1])
+
+
+def test_state_of_numpy_numbers_is_stored_as_json_and_other_objects_are_refused() -> None:
+    assert as_text({"n": np.int64(3), "x": np.float64(0.5)}) == '{"n": 3, "x": 0.5}'
+    with pytest.raises(TypeError, match="a Decimal is none"):
+        as_text({"price": Decimal("1.50")})

@@ -9,13 +9,15 @@ from typing import Any
 import pandas as pd
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
+from airflow_provider_streamsem.transforms.snapshot import as_text
+
 
 class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types here
     """
     Restores, updates and stores the state object of each key. The state store has one value for each key: the snapshot as JSON text.
 
     :param create: creates the state object of a new key, with the methods of ``PersistentState``
-    :param keys: names of the key columns. With windows the last one is the end of the window
+    :param keys: names of the key columns. With windows the last one is the end of the window, in microseconds since the epoch
     :param closes_windows: whether a key returns its row once, when the watermark has passed the end of its window
     """
 
@@ -34,9 +36,9 @@ class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types h
         state = self._restored()
         for part in rows:
             state.update(part)
-        self._snapshot.update((json.dumps(state.snapshot()),))
+        self._snapshot.update((as_text(state.snapshot()),))
         if self._closes_windows:
-            self._handle.registerTimer(_milliseconds(key[-1]))
+            self._handle.registerTimer(-(-key[-1] // 1000))
             yield pd.DataFrame()
         else:
             yield self._row(key, state)
@@ -58,7 +60,3 @@ class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types h
 
     def _row(self, key: Any, state: Any) -> pd.DataFrame:
         return pd.DataFrame([{**dict(zip(self._keys, key, strict=True)), **state.value()}])
-
-
-def _milliseconds(time: Any) -> int:
-    return int(pd.Timestamp(time).timestamp() * 1000)
