@@ -109,6 +109,7 @@ class OperatorState:
     :param watermark_ms: the watermark of the batch, in milliseconds since the epoch; 0 if there was none. The next batch drops older records as late
     :param next_watermark_ms: the watermark after the batch, in milliseconds since the epoch. The next batch closes windows that end at or before it
     :param watermarks: the watermark of each ``withWatermark`` of the query plan, in milliseconds since the epoch; ``None`` before its first record
+    :param definition: text that names what a ready-made transform stores, such as its keys and functions; ``""`` for other transforms
     """
 
     root: str
@@ -120,6 +121,7 @@ class OperatorState:
     next_watermark_ms: int = 0
     watermarks: tuple[int | None, ...] = field(default=())
     settings: Mapping[str, str] = field(default_factory=dict)
+    definition: str = ""
 
 
 def operator_state(state: Json) -> OperatorState | None:
@@ -177,6 +179,22 @@ def with_operator_state(state: Json, found: OperatorState | None) -> Json:
     """Return the field ``state`` of an outcome with the state of the operators replaced by ``found``; with ``None``, removed."""
     others = {name: value for name, value in (state or {}).items() if name != FIELD}
     return others or None if found is None else {**others, FIELD: plain(found)}
+
+
+def check_same_definition(before: OperatorState | None, definition: str) -> None:
+    """
+    Check that a ready-made transform stores what it stored in the batch before. Its operators do not show it: a sum of another column has the same ones.
+
+    :param definition: as in :class:`OperatorState`
+    :raises InvalidError: both batches have a definition, and they differ
+    """
+    if before is not None and before.definition and definition and before.definition != definition:
+        raise InvalidError(
+            "the transform differs from the one that created the stored state, so it would continue the values of another; nothing became visible",
+            before=before.definition,
+            now=definition,
+            accepted="the former transform, or a fork without state: streamsem fork --at -1",
+        )
 
 
 def check_same_operators(before: OperatorState | None, after: OperatorState) -> None:

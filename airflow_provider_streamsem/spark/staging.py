@@ -237,6 +237,7 @@ class Staging:
         return MicroBatch(
             session=self.session, state=state, location=f"{root}/{LOCATION}", base=operator_state(self.job.base_state),
             attempt_id=self.job.attempt_id, now_ms=self.job.batch_time_ms, watermark_ms=self.job.plan.watermark_ms,
+            definition=getattr(self.job.transform, "definition", ""),
         )  # fmt: skip
 
     def _loaded(self) -> Mapping[str, Loaded]:

@@ -20,7 +20,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
-from airflow_provider_streamsem.state import Operator, OperatorState, State, check_same_operators
+from airflow_provider_streamsem.state import Operator, OperatorState, State, check_same_definition, check_same_operators
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 SETTINGS = {
@@ -56,6 +56,7 @@ class MicroBatch:
     :param attempt_id: id of the attempt; the name of the root directory of a new state
     :param now_ms: processing time of the batch, which is when it was planned, in milliseconds since the epoch
     :param watermark_ms: the watermark of a no-data batch, in milliseconds since the epoch; ``None``: the watermark of the base
+    :param definition: what a ready-made transform stores, as in :class:`OperatorState`
     """
 
     session: SparkSession
@@ -65,6 +66,7 @@ class MicroBatch:
     attempt_id: str
     now_ms: int
     watermark_ms: int | None = None
+    definition: str = ""
     _columns: dict[str, str] = field(default_factory=dict)
     _planned: Any = None
     _partitions: int = 0
@@ -75,8 +77,9 @@ class MicroBatch:
         Return the records of each source as a streaming DataFrame.
 
         :param records: source → its records
-        :raises InvalidError: the number of state partitions differs from that of the base
+        :raises InvalidError: the number of state partitions, or the definition of a ready-made transform, differs from that of the base
         """
+        check_same_definition(self.base, self.definition)
         self._configure()
         self._columns = {name: frame.schema.json() for name, frame in records.items()}
         return {name: self._stream(frame) for name, frame in records.items()}
@@ -155,6 +158,7 @@ class MicroBatch:
             watermark_ms=watermark_ms,
             next_watermark_ms=max(chosen, watermark_ms),
             watermarks=tuple(watermarks),
+            definition=self.definition or ("" if self.base is None else self.base.definition),
         )
         check_same_operators(self.base, after)
         return after, late

@@ -11,6 +11,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.transforms.monoids import Monoid, SparkMonoid
 from airflow_provider_streamsem.transforms.persistent_state import PersistentState, StatePerKey
+from airflow_provider_streamsem.transforms.snapshot import as_text
 from airflow_provider_streamsem.transforms.window import Window, quoted
 
 if TYPE_CHECKING:
@@ -70,6 +71,16 @@ class Aggregate:
         values: dict[str, Any] = dict(self.values)
         schema = ", ".join(f"{quoted(name)} {value.type}" for name, value in values.items())
         return StatePerKey(by=self.by, state=partial(_Partials, values), schema=schema, window=self.window)
+
+    @property
+    def definition(self) -> str:
+        """Return what the state contains: keys, values, and the size of the windows. A batch with another definition is refused."""
+        window = (
+            None if self.window is None else [self.window.time, self.window.size, self.window.slide, self.window.gap]
+        )
+        return as_text(
+            {"by": self.by, "values": {name: str(value) for name, value in self.values.items()}, "window": window}
+        )
 
     def __str__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in self.values.items())

@@ -75,7 +75,12 @@ class Monoid(ABC):
         return json.loads(text)
 
     def __str__(self) -> str:
-        return type(self).__qualname__
+        """Return the class and the attributes, as far as they are JSON values. A changed text means that the stored values have another meaning."""
+        try:
+            given = as_text(vars(self))
+        except TypeError:
+            given = "…"
+        return f"{type(self).__qualname__}({given})"
 
 
 @dataclass(frozen=True)
@@ -108,9 +113,6 @@ class Top(Monoid):
     def combine(self, left: list[Any], right: list[Any]) -> list[Any]:
         """Return the ``k`` largest values of both, largest first."""
         return sorted([*left, *right], reverse=True)[: self.k]
-
-    def __str__(self) -> str:
-        return f"top({self.column}, {self.k})"
 
 
 def _function(name: str, *columns: str) -> SparkMonoid:

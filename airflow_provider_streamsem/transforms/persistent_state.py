@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import DataError, InvalidError
+from airflow_provider_streamsem.transforms.snapshot import as_text
 from airflow_provider_streamsem.transforms.window import Window, quoted
 
 if TYPE_CHECKING:
@@ -112,6 +113,12 @@ class StatePerKey:
         if self.window is None:
             return result
         return result.withColumns({name: F.timestamp_micros(name) for name in ("window_start", "window_end")})
+
+    @property
+    def definition(self) -> str:
+        """Return what the state contains: keys, class and windows. A batch with another definition is refused."""
+        window = None if self.window is None else [self.window.time, self.window.size, self.window.slide]
+        return as_text({"by": self.by, "state": getattr(self.state, "__qualname__", ""), "window": window})
 
     def __str__(self) -> str:
         name = getattr(self.state, "__qualname__", type(self.state).__qualname__)

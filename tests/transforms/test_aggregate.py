@@ -264,3 +264,28 @@ def test_record_of_a_closed_window_is_late_and_does_not_open_it_again(
         late.append(run_batch(spec, run_key=f"run {number}").counts["late"])
     assert late == [0, 0, 0, 1, 0, 0]
     assert [row[1] for row in rows(spark, tmp_path)] == [START]
+
+
+@pytest.mark.spark
+def test_changed_aggregation_is_refused_because_its_state_would_get_another_meaning(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    arrive(tmp_path, 0, RECORDS[:3])
+    first = Aggregate(by=["k"], values={"v": m.sum("n")}, window=FIVE_MINUTES)
+    run_batch(pipeline(tmp_path, first, "update"), run_key="first")
+    arrive(tmp_path, 1, RECORDS[3:6])
+    for changed in (
+        Aggregate(by=["k"], values={"v": m.sum("minute")}, window=FIVE_MINUTES),
+        Aggregate(by=["k"], values={"w": m.sum("n")}, window=FIVE_MINUTES),
+        Aggregate(by=["k"], values={"v": m.sum("n")}, window=Window(time="t", size="6 minutes", delay="5 minutes")),
+    ):
+        with pytest.raises(InvalidError, match="would continue the values of another"):
+            run_batch(pipeline(tmp_path, changed, "update"), run_key="second")
+    later = Aggregate(by=["k"], values={"v": m.sum("n")}, window=Window(time="t", size="5 minutes", delay="6 minutes"))
+    assert run_batch(pipeline(tmp_path, later, "update"), run_key="second").status == "committed"
+
+
+def test_definition_names_the_arguments_of_monoids_and_the_class_of_a_state() -> None:
+    top = Aggregate(by=["k"], values={"top": m.Top("n", 2, "array<bigint>")})
+    assert '\\"k\\": 2' in top.definition
+    assert "Balance" in StatePerKey(by=["k"], state=Balance, schema="n bigint").definition
