@@ -169,6 +169,16 @@ class Pipeline:
         return sorted({source.extra for source in self.source_parts.values()} - {""})
 
     def _check_state(self) -> None:
+        modes = getattr(self.transform, "output_modes", None)
+        if modes is not None and (self.state is None or self.state.output_mode not in modes):
+            given = None if self.state is None else self.state.output_mode
+            what = "this transform keeps state and gives rows of certain output modes only"
+            raise InvalidError(
+                what,
+                transform=self.transform_name,
+                given=given,
+                accepted=[f'State(output_mode="{mode}")' for mode in modes],
+            )
         if self.state is None:
             return
         if not isinstance(self.state, State):

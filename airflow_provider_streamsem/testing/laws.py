@@ -64,7 +64,10 @@ def check_monoid(monoid: Monoid, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _law(name: str, counterexamples: Iterator[str]) -> Law:
-    return Law(name, next(counterexamples, ""))
+    try:
+        return Law(name, next(counterexamples, ""))
+    except Exception as error:  # an error of the monoid
+        return Law(name, f"{type(error).__name__}: {error}")
 
 
 def _partials(monoid: Monoid, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -126,10 +129,25 @@ def _stored(monoid: Monoid, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _equal(monoid: Monoid, left: Any, right: Any) -> bool:
-    return bool(left == right) and bool(monoid.result(left) == monoid.result(right))
+    try:
+        return bool(left == right) and bool(monoid.result(left) == monoid.result(right))
+    except ValueError:  # arrays have no single truth value
+        return monoid.serialize(left) == monoid.serialize(right)
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return rows with the pandas types that the rows of a batch have."""
     import pandas
 
-    return pandas.DataFrame([dict(row) for row in rows])
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return pandas.DataFrame({name: pandas.Series(values, dtype=_type(values)) for name, values in columns.items()})
+
+
+def _type(values: Sequence[Any]) -> str:
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds == {int}:
+        return "Int64"
+    if kinds == {bool}:
+        return "boolean"
+    return "float64" if kinds and kinds <= {int, float} else "object"

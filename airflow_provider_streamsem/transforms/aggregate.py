@@ -12,11 +12,14 @@ from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.transforms.monoids import Monoid, SparkMonoid
 from airflow_provider_streamsem.transforms.persistent_state import PersistentState, StatePerKey
 from airflow_provider_streamsem.transforms.snapshot import as_text
-from airflow_provider_streamsem.transforms.window import Window, quoted
+from airflow_provider_streamsem.transforms.window import Window, quoted, refuse_reserved
 
 if TYPE_CHECKING:
     import pandas
     from pyspark.sql import DataFrame
+
+_WINDOW = "__streamsem_window"
+"""name of a column that the records cannot have"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,7 @@ class Aggregate:
         object.__setattr__(self, "by", arguments.text_list("by", self.by))
         if not isinstance(self.values, Mapping) or not self.values:
             raise InvalidError("values must map at least one column to a monoid", given=type(self.values).__name__)
-        arguments.text_list("the columns of the result", [*self.by, *self.values])
+        refuse_reserved(arguments.text_list("the columns of the result", [*self.by, *self.values]), self.window)
         kinds = {name: _kind(name, value) for name, value in self.values.items()}
         if len(set(kinds.values())) > 1:
             raise InvalidError(
@@ -57,15 +60,26 @@ class Aggregate:
         """Return the rows of the groups."""
         from pyspark.sql import functions as F
 
-        if any(isinstance(value, Monoid) for value in self.values.values()):
+        if self._is_in_python:
             return self._in_python()(records)
         keys = [F.col(quoted(name)) for name in self.by]
         if self.window is not None:
             records = self.window.watermarked(records)
-        groups = records.groupBy(*keys, *([] if self.window is None else [self.window.column()]))
+        groups = records.groupBy(*keys, *([] if self.window is None else [self.window.column().alias(_WINDOW)]))
         result = groups.agg(*(F.expr(str(value)).alias(name) for name, value in self.values.items()))
-        ends = [] if self.window is None else ["window.start AS window_start", "window.end AS window_end"]
+        ends = [] if self.window is None else [f"{_WINDOW}.{bound} AS window_{bound}" for bound in ("start", "end")]
         return result.selectExpr(*map(quoted, self.by), *ends, *map(quoted, self.values))
+
+    @property
+    def output_modes(self) -> tuple[str, ...]:
+        """Return the output modes that the pipeline's state may have."""
+        if self._is_in_python:
+            return self._in_python().output_modes
+        return ("update", "complete") if self.window is None else ("append", "update", "complete")
+
+    @property
+    def _is_in_python(self) -> bool:
+        return any(isinstance(value, Monoid) for value in self.values.values())
 
     def _in_python(self) -> StatePerKey:
         values: dict[str, Any] = dict(self.values)

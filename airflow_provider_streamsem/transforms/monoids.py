@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.transforms.snapshot import as_text
+from airflow_provider_streamsem.transforms.snapshot import as_text, text_of
 from airflow_provider_streamsem.transforms.window import quoted
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class Monoid(ABC):
         """
         Return the partial value of some rows.
 
-        :param rows: at least one row of one group, with all columns of the records. The order of the rows may differ in a retry
+        :param rows: at least one row of one group, with all columns of the records. The order of the rows may differ in a retry. The types are those of
+            ``PersistentState.update``: an integer is ``Int64``, with ``pandas.NA`` for null
         """
 
     @abstractmethod
@@ -75,12 +76,11 @@ class Monoid(ABC):
         return json.loads(text)
 
     def __str__(self) -> str:
-        """Return the class and the attributes, as far as they are JSON values. A changed text means that the stored values have another meaning."""
-        try:
-            given = as_text(vars(self))
-        except TypeError:
-            given = "…"
-        return f"{type(self).__qualname__}({given})"
+        """Return the class and its attributes. A changed text means that the stored values have another meaning."""
+        slots = [name for kind in type(self).__mro__ for name in getattr(kind, "__slots__", ())]
+        names = sorted({*getattr(self, "__dict__", ()), *slots} - {"__weakref__", "__dict__"})
+        given = (f"{name}={text_of(getattr(self, name))}" for name in names if hasattr(self, name))
+        return f"{type(self).__qualname__}({', '.join(given)})"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,13 @@ class Top(Monoid):
     def __post_init__(self) -> None:
         arguments.text("top.column", self.column)
         arguments.integer("top.k", self.k, least=1)
-        arguments.text("top.type", self.type, pattern=r"array<.+>", accepted="array<type of the column>")
+        accepted = "array<T>, where T is tinyint, smallint, int, bigint, float, double or string"
+        arguments.text(
+            "top.type",
+            self.type,
+            pattern=r"array<(tinyint|smallint|int|bigint|float|double|string)>",
+            accepted=accepted,
+        )
 
     def identity(self) -> list[Any]:
         """Return an empty list."""

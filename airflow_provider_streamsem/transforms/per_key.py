@@ -1,15 +1,20 @@
-"""The processor of ``transformWithStateInPandas`` that keeps one state object for each key. This module imports pyspark and pandas."""
+"""The processor of ``transformWithState`` that keeps one state object for each key. This module imports pyspark and pandas."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import pandas as pd
+from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from airflow_provider_streamsem.transforms.snapshot import as_text
+
+_ROWS = 10_000
+"""the largest number of rows in one call of ``update``"""
 
 
 class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types here
@@ -17,13 +22,18 @@ class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types h
     Restores, updates and stores the state object of each key. The state store has one value for each key: the snapshot as JSON text.
 
     :param create: creates the state object of a new key, with the methods of ``PersistentState``
-    :param keys: names of the key columns. With windows the last one is the end of the window, in microseconds since the epoch
-    :param closes_windows: whether a key returns its row once, when the watermark has passed the end of its window
+    :param columns: column of the records → its pandas type. Other columns are not given to the state
+    :param names: the columns of the result: those of the key, in its order, and those of the state's value
+    :param closes_windows: whether a key returns its row once, when the watermark has passed the end of its window. The last column of the key is then the end
+        of the window, in microseconds since the epoch
     """
 
-    def __init__(self, create: Callable[[], Any], keys: Sequence[str], *, closes_windows: bool) -> None:
+    def __init__(
+        self, create: Callable[[], Any], columns: Mapping[str, str], names: Sequence[str], *, closes_windows: bool
+    ) -> None:
         self._create = create
-        self._keys = list(keys)
+        self._columns = dict(columns)
+        self._names = list(names)
         self._closes_windows = closes_windows
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -31,19 +41,18 @@ class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types h
         self._handle = handle
         self._snapshot = handle.getValueState("snapshot", "json string")
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         """Apply the rows of a key. Yield its row, or set the timer of its window."""
         state = self._restored()
-        for part in rows:
-            state.update(part)
+        while part := list(islice(rows, _ROWS)):
+            state.update(self._frame(part))
         self._snapshot.update((as_text(state.snapshot()),))
         if self._closes_windows:
             self._handle.registerTimer(-(-key[-1] // 1000))
-            yield pd.DataFrame()
         else:
             yield self._row(key, state)
 
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         """Yield the row of a closed window, and delete its state."""
         state = self._restored()
         self._snapshot.clear()
@@ -58,5 +67,20 @@ class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types h
             state.restore(json.loads(self._snapshot.get()[0]))
         return state
 
-    def _row(self, key: Any, state: Any) -> pd.DataFrame:
-        return pd.DataFrame([{**dict(zip(self._keys, key, strict=True)), **state.value()}])
+    def _frame(self, rows: list[Row]) -> pd.DataFrame:
+        # The types are set, because pandas would make floating-point numbers of a column of integers with a null.
+        return pd.DataFrame(
+            {name: pd.Series([row[name] for row in rows], dtype=type) for name, type in self._columns.items()}
+        )
+
+    def _row(self, key: Any, state: Any) -> Row:
+        value = state.value()
+        values = [*key, *(_python(value[name]) for name in self._names[len(key) :])]
+        return Row(**dict(zip(self._names, values, strict=True)))
+
+
+def _python(value: Any) -> Any:
+    """Return a value of numpy or pandas as one of Python."""
+    if value is pd.NA:
+        return None
+    return value.item() if hasattr(value, "item") else value

@@ -5,16 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import DataError, InvalidError
-from airflow_provider_streamsem.transforms.snapshot import as_text
-from airflow_provider_streamsem.transforms.window import Window, quoted
+from airflow_provider_streamsem.transforms.snapshot import as_text, text_of
+from airflow_provider_streamsem.transforms.window import Window, quoted, refuse_reserved
 
 if TYPE_CHECKING:
     import pandas
     from pyspark.sql import DataFrame
+
+_WINDOW = "__streamsem_window"
+"""name of a column that the records cannot have"""
 
 
 class PersistentState(ABC):
@@ -35,7 +39,9 @@ class PersistentState(ABC):
         """
         Apply rows of the key.
 
-        :param rows: at least one row, with all columns of the records. The rows of one batch may come in several calls, in any order
+        :param rows: at least one row, with all columns of the records. The rows of one batch may come in several calls, in any order. Integers have the type
+            ``Int64``, booleans ``boolean`` (both with ``pandas.NA`` for null), floating-point numbers ``float64`` (``NaN`` for null), and other columns
+            ``object``
         """
 
     @abstractmethod
@@ -50,7 +56,7 @@ class PersistentState(ABC):
 @dataclass(frozen=True, kw_only=True)
 class StatePerKey:
     """
-    A transform that keeps a :class:`PersistentState` for each key. It runs on ``transformWithStateInPandas``.
+    A transform that keeps a :class:`PersistentState` for each key. It runs on Spark's ``transformWithState``.
 
     Without a window, each batch returns one row for each of its keys, and the pipeline's output mode must be ``update``. With a window, each key has a state
     for each window, its row is returned once, when the watermark has passed the end of the window, and the output mode must be ``append``.
@@ -78,6 +84,7 @@ class StatePerKey:
                 "state must create a PersistentState", given=type(self.state).__name__, accepted="the class itself"
             )
         arguments.text("schema", self.schema)
+        refuse_reserved(self.by, self.window)
         if self.window is not None and self.window.gap is not None:
             raise InvalidError(
                 "session windows are not supported here, because a record can merge two sessions",
@@ -88,25 +95,31 @@ class StatePerKey:
     def __call__(self, records: DataFrame) -> DataFrame:
         """Return one row for each updated key, or for each closed window of a key."""
         from pyspark.sql import functions as F
+        from pyspark.sql.types import StructType
 
         from airflow_provider_streamsem.transforms.per_key import PerKey
 
-        keys = list(self.by)
+        columns = {field.name: _pandas_type(field.dataType.typeName()) for field in records.schema}
+        dotted = sorted(name for name in columns if "." in name)
+        if dotted:
+            what = "Spark does not pass columns with a dot in their name to a state in Python; nothing became visible"
+            raise DataError(what, columns=dotted).advising("rename the columns in the schema of the source.")
+        key_fields = records.select(*map(quoted, self.by)).schema.fields
+        keys = [field.name for field in key_fields]
         if self.window is not None:
-            records = self.window.watermarked(records).withColumn("window", self.window.column())
-            # The bounds are integers, because pandas has local times, of which one hour a year is ambiguous.
-            bounds = [f"unix_micros(window.{bound}) AS window_{bound}" for bound in ("start", "end")]
-            records = records.selectExpr("*", *bounds).drop("window")
-            keys += ["window_start", "window_end"]
-        types = {field.name: field.dataType.simpleString() for field in records.schema}
-        missing = sorted(set(self.by) - set(types))
-        if missing:
-            raise DataError(
-                "the records lack key columns; nothing became visible", missing=missing, columns=sorted(types)
-            )
-        result = records.groupBy(*(F.col(quoted(name)) for name in keys)).transformWithStateInPandas(
-            statefulProcessor=PerKey(self.state, keys, closes_windows=self.window is not None),
-            outputStructType=", ".join([*(f"{quoted(name)} {types[name]}" for name in keys), self.schema]),
+            records = self.window.watermarked(records).withColumn(_WINDOW, self.window.column())
+            # The bounds are integers, because Python's workers have local times, of which one hour a year is ambiguous.
+            bounds = [f"unix_micros({_WINDOW}.{bound}) AS {_WINDOW}_{bound}" for bound in ("start", "end")]
+            records = records.selectExpr("*", *bounds).drop(_WINDOW)
+            keys += [f"{_WINDOW}_start", f"{_WINDOW}_end"]
+        schema = StructType([*key_fields])
+        for bound in () if self.window is None else ("start", "end"):
+            schema = schema.add(f"window_{bound}", "long")
+        for field in StructType.fromDDL(self.schema):
+            schema = schema.add(field)
+        result = records.groupBy(*(F.col(quoted(name)) for name in keys)).transformWithState(
+            statefulProcessor=PerKey(self.state, columns, schema.names, closes_windows=self.window is not None),
+            outputStructType=schema,
             outputMode="append" if self.window is not None else "update",
             timeMode="EventTime" if self.window is not None else "None",
         )
@@ -115,11 +128,24 @@ class StatePerKey:
         return result.withColumns({name: F.timestamp_micros(name) for name in ("window_start", "window_end")})
 
     @property
+    def output_modes(self) -> tuple[str, ...]:
+        """Return the output modes that the pipeline's state may have."""
+        return ("update",) if self.window is None else ("append",)
+
+    @property
     def definition(self) -> str:
-        """Return what the state contains: keys, class and windows. A batch with another definition is refused."""
+        """Return what the state contains: keys, class, its arguments and windows. A batch with another definition is refused."""
         window = None if self.window is None else [self.window.time, self.window.size, self.window.slide]
-        return as_text({"by": self.by, "state": getattr(self.state, "__qualname__", ""), "window": window})
+        given = [*self.state.args, self.state.keywords] if isinstance(self.state, partial) else []
+        name = f"{type(self.state()).__qualname__}({', '.join(map(text_of, given))})"
+        return as_text({"by": self.by, "state": name, "window": window})
 
     def __str__(self) -> str:
-        name = getattr(self.state, "__qualname__", type(self.state).__qualname__)
-        return f"StatePerKey(by=[{', '.join(self.by)}], state={name})"
+        return f"StatePerKey(by=[{', '.join(self.by)}], state={type(self.state()).__qualname__})"
+
+
+def _pandas_type(name: str) -> str:
+    """Return the pandas type of a column of Spark. It represents every value; null is ``pandas.NA``, ``NaN`` or ``None``."""
+    if name in ("byte", "short", "integer", "long"):
+        return "Int64"
+    return {"boolean": "boolean", "float": "float64", "double": "float64"}.get(name, "object")

@@ -1,4 +1,4 @@
-"""The text under which the state of a key is stored."""
+"""Texts of states: the one under which the state of a key is stored, and those that say what a state contains."""
 
 from __future__ import annotations
 
@@ -22,3 +22,12 @@ def _number(value: Any) -> Any:
             f"a state must be a JSON value, and a {type(value).__name__} is none; store it as a number or a text"
         )
     return item()
+
+
+def text_of(value: Any) -> str:
+    """Return a text that is equal for equal values, in every process: JSON, else the representation, else the class."""
+    try:
+        return json.dumps(value, default=_number, sort_keys=True)
+    except (TypeError, ValueError):
+        shown = repr(value)
+    return type(value).__qualname__ if " at 0x" in shown else shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ class Window:
 
     Exactly one of ``size`` and ``gap`` must be given. A window contains its start and not its end.
 
-    :param time: the timestamp column with the event time
+    :param time: the timestamp column with the event time. A record whose event time is null belongs to no window: it is dropped, and not counted as late
     :param delay: delay of the watermark: how much older than the newest record a record may be without being late
     :param size: length of the windows
     :param slide: distance between the starts of windows. Default: ``size``, so that each record is in one window
@@ -49,7 +50,7 @@ class Window:
 
     def watermarked(self, records: DataFrame) -> DataFrame:
         """Return the records with the watermark."""
-        return records.withWatermark(self.time, self.delay)
+        return records.withWatermark(quoted(self.time), self.delay)
 
     def column(self) -> Column:
         """Return the window of a record: a struct of the timestamps ``start`` (inclusive) and ``end`` (exclusive)."""
@@ -57,9 +58,21 @@ class Window:
 
         time = quoted(self.time)
         if self.gap is not None:
-            return F.session_window(time, self.gap).alias("window")
+            return F.session_window(time, self.gap)
         assert self.size is not None
-        return F.window(time, self.size, self.slide).alias("window")
+        return F.window(time, self.size, self.slide)
+
+
+def refuse_reserved(columns: Iterable[str], window: Window | None) -> None:
+    """
+    Check that no column of the result has the name of the bounds of the window.
+
+    :raises InvalidError: one has
+    """
+    reserved = {"window_start", "window_end"} & {column.lower() for column in columns}
+    if window is not None and reserved:
+        what = "with a window, the result has the columns window_start and window_end, so no other column may have these names"
+        raise InvalidError(what, given=sorted(reserved))
 
 
 def quoted(column: str) -> str:

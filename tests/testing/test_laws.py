@@ -112,3 +112,12 @@ def test_state_of_numpy_numbers_is_stored_as_json_and_other_objects_are_refused(
     assert as_text({"n": np.int64(3), "x": np.float64(0.5)}) == '{"n": 3, "x": 0.5}'
     with pytest.raises(TypeError, match="a Decimal is none"):
         as_text({"price": Decimal("1.50")})
+
+
+def test_error_of_a_monoid_is_the_counterexample_of_its_law() -> None:
+    (found, *_) = laws(Top("missing", 2, "array<string>"), ROWS)
+    assert found.counterexample == "KeyError: 'missing'"
+
+
+def test_null_among_large_integers_breaks_no_law() -> None:
+    check_monoid(Top("n", 2, "array<bigint>"), [{"n": 1}, {"n": None}, {"n": 2**53 + 1}])
