@@ -169,16 +169,7 @@ class Pipeline:
         return sorted({source.extra for source in self.source_parts.values()} - {""})
 
     def _check_state(self) -> None:
-        modes = getattr(self.transform, "output_modes", None)
-        if modes is not None and (self.state is None or self.state.output_mode not in modes):
-            given = None if self.state is None else self.state.output_mode
-            what = "this transform keeps state and gives rows of certain output modes only"
-            raise InvalidError(
-                what,
-                transform=self.transform_name,
-                given=given,
-                accepted=[f'State(output_mode="{mode}")' for mode in modes],
-            )
+        self._check_output_mode(self.transform)
         if self.state is None:
             return
         if not isinstance(self.state, State):
@@ -195,6 +186,19 @@ class Pipeline:
             raise InvalidError(
                 what, sinks=appending, accepted='sinks with mode="upsert", or output_mode="update" or "append"'
             )
+
+    def _check_output_mode(self, transform: object) -> None:
+        """
+        Check that a ready-made transform has the output mode of the state.
+
+        :raises InvalidError: it has others only, or the pipeline has no state
+        """
+        modes = getattr(transform, "output_modes", None)
+        given = None if self.state is None else self.state.output_mode
+        if modes is not None and given not in modes:
+            what = "this transform keeps state and gives rows of certain output modes only"
+            accepted = [f'State(output_mode="{mode}")' for mode in modes]
+            raise InvalidError(what, transform=str(transform), given=given, accepted=accepted)
 
     def _check_replaced_rows(self) -> None:
         """Refuse two sinks that would replace each other's rows: both find them by the same version column."""
@@ -326,8 +330,8 @@ class Pipeline:
         Return the transform as a function. If the spec has the name of the function, the function is imported.
 
         :returns: the function; without a transform, a function that returns its argument
-        :raises InvalidError: the module or function does not exist or cannot be imported, or the name is not that of a function; or there is no transform, and
-            the pipeline has state or several sources
+        :raises InvalidError: the module or function does not exist or cannot be imported, the name is not that of a function, or a ready-made transform has
+            another output mode; or there is no transform, and the pipeline has state or several sources
         """
         if self.transform is None:
             needing = "state" if self.state is not None else "sources"
@@ -351,6 +355,7 @@ class Pipeline:
             raise InvalidError(
                 "the transform's name does not refer to a function", given=self.transform, pipeline=self.name
             )
+        self._check_output_mode(found)
         return found  # type: ignore[no-any-return]
 
 

@@ -267,12 +267,16 @@ class Scaled(Balance):
     ids=str,
 )
 def test_output_mode_that_the_transform_does_not_have_is_refused(
-    tmp_path: Path, transform: Callable[[Any], Any], mode: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transform: Callable[[Any], Any], mode: str
 ) -> None:
     with pytest.raises(InvalidError, match="certain output modes only"):
         pipeline(tmp_path, transform, mode)
     with pytest.raises(InvalidError, match="certain output modes only"):
         pipeline(tmp_path, None, "update").replace(transform=transform, state=None)
+    monkeypatch.setattr("tests.transforms.NAMED", transform, raising=False)
+    named = pipeline(tmp_path, None, mode).replace(transform="tests.transforms:NAMED")
+    with pytest.raises(InvalidError, match="certain output modes only"):
+        named.load_transform()
 
 
 @pytest.mark.spark
