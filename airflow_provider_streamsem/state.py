@@ -190,7 +190,7 @@ def check_same_definition(before: OperatorState | None, definition: str) -> None
     """
     if before is not None and before.definition and definition and before.definition != definition:
         raise InvalidError(
-            "the transform differs from the one that created the stored state, so it would continue the values of another; nothing became visible",
+            "the transform differs from the one that created the stored state, so the stored values would get another meaning; nothing became visible",
             before=before.definition,
             now=definition,
             accepted="the former transform, or a fork without state: streamsem fork --at -1",

@@ -1,19 +1,19 @@
 r"""
 Counts page views per page and hour, with the ready-made transform ``Aggregate``.
 
-Pages send their views as JSON files, out of order and with delays. The counts are kept across batches. The count of an hour is written once, when no view
-within the allowed delay of ten minutes can change it.
+Pages send their views as JSON files, out of order and with delays. Each commit contains the counts so far. The DAG writes the count of an hour once, after the
+watermark passes the end of the hour. The watermark is ten minutes before the newest view.
 
-The DAG requires the folder ``arrivals``. This command creates it with two files:
+The DAG requires the directory ``arrivals``. This command creates it with two files:
 
     mkdir -p /tmp/streamsem-counts/arrivals && cd /tmp/streamsem-counts/arrivals && printf '%s\n' > 1.json \
       '{"page": "home", "user": "ann", "at": "2026-01-01T12:01:00Z"}' '{"page": "home", "user": "bob", "at": "2026-01-01T12:59:00Z"}' && \
       printf '%s\n' '{"page": "home", "user": "ann", "at": "2026-01-01T13:30:00Z"}' > 2.json
 
 The first run reads both files and writes no rows. The second run, ten minutes later, is a no-data batch: it writes the count of the hour from 12:00, because
-the view of 13:30 has moved the watermark past its end.
+the view of 13:30 moved the watermark to 13:20, after the end of that hour.
 
-The environment variable STREAMSEM_COUNTS_HOME replaces the folder ``/tmp/streamsem-counts``.
+The environment variable STREAMSEM_COUNTS_HOME replaces the directory ``/tmp/streamsem-counts``.
 """
 
 from __future__ import annotations

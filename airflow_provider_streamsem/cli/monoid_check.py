@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from airflow_provider_streamsem.commitlog.doctor import Check
@@ -20,8 +21,10 @@ def checks(name: str, path: str) -> Iterator[Check]:
 
     :param name: ``package.module:NAME`` of a :class:`Monoid` object
     :param path: a file with one JSON object per line: the example rows
-    :raises InvalidError: there is no such monoid or file, or the file is not JSON Lines
+    :raises InvalidError: there is no such monoid or file, the file is not JSON Lines or has less than two rows, or pandas is not installed
     """
+    if find_spec("pandas") is None:
+        raise InvalidError("pandas is not installed").advising("pip install pandas.")
     monoid, rows = _monoid(name), _rows(path)
     for law in laws(monoid, rows):
         yield Check(name=law.name, passed=law.holds, seen=law.counterexample or f"{len(rows)} rows")
@@ -37,8 +40,10 @@ def _monoid(name: str) -> Monoid:
             "add the directory of the module to PYTHONPATH, or correct the name."
         ) from error
     if not isinstance(found, Monoid):
-        what = "the name is not that of a Monoid object in Python; functions of Spark need no check"
-        raise InvalidError(what, given=name, type=type(found).__name__)
+        what = "the name does not refer to a Monoid object"
+        raise InvalidError(what, given=name, type=type(found).__name__).advising(
+            'name a variable with an object, such as LONGEST = Longest("word"). Functions of Spark need no check.'
+        )
     return found
 
 
@@ -48,9 +53,13 @@ def _rows(path: str) -> list[dict[str, Any]]:
             rows = [json.loads(line) for line in file if line.strip()]
     except OSError as error:
         what = "the file with the example rows cannot be read"
-        raise InvalidError(what, path=path, reason=os.strerror(error.errno or 0)) from error
+        raise InvalidError(what, path=path, reason=os.strerror(error.errno or 0)).advising(
+            "correct the path of the file."
+        ) from error
     except ValueError as error:
-        raise InvalidError("the file with the example rows is not JSON Lines", path=path) from error
+        what = "the file with the example rows is not JSON Lines"
+        raise InvalidError(what, path=path).advising("write one JSON object per line.") from error
     if not all(isinstance(row, dict) for row in rows):
-        raise InvalidError("each line of the file with the example rows must be a JSON object", path=path)
+        what = "each line of the file with the example rows must be a JSON object"
+        raise InvalidError(what, path=path).advising("write one JSON object per line.")
     return rows

@@ -196,7 +196,7 @@ class Pipeline:
         modes = getattr(transform, "output_modes", None)
         given = None if self.state is None else self.state.output_mode
         if modes is not None and given not in modes:
-            what = "this transform keeps state and gives rows of certain output modes only"
+            what = "this transform requires state with one of the accepted output modes"
             accepted = [f'State(output_mode="{mode}")' for mode in modes]
             raise InvalidError(what, transform=str(transform), given=given, accepted=accepted)
 

@@ -19,7 +19,7 @@ class Law:
     A law of monoids, and whether it holds for the example rows.
 
     :param name: the law as an equation
-    :param counterexample: partial values for which it does not hold, as text; empty if it holds
+    :param counterexample: partial values for which it does not hold, or the error of the monoid, as text; empty if it holds
     """
 
     name: str
@@ -27,19 +27,21 @@ class Law:
 
     @property
     def holds(self) -> bool:
-        """Whether the law holds for all example rows."""
+        """Whether no counterexample was found."""
         return not self.counterexample
 
 
 def laws(monoid: Monoid, rows: Sequence[Mapping[str, Any]]) -> list[Law]:
     """
-    Test each law for all combinations of partial values of the rows.
+    Test each law for all combinations of these partial values: the identity, that of all rows, and those of each of the first six rows.
 
-    :param rows: example rows with the columns that the monoid reads, at least two. Give values that differ, nulls too, if the records may have them
+    :param rows: example rows with the columns that the monoid reads, at least two. Put rows that differ most first. Give nulls too, if the records may have
+        them, and ``1.0`` for a column of floating-point numbers
     :raises InvalidError: there are less than two rows
     """
     if len(rows) < 2:
-        raise InvalidError("the laws of a monoid need at least two example rows", given=len(rows))
+        what = "the laws of a monoid need at least two example rows"
+        raise InvalidError(what, given=len(rows)).advising("add example rows.")
     return [
         _law("combine(identity, a) = a = combine(a, identity)", _identity(monoid, rows)),
         _law("combine(combine(a, b), c) = combine(a, combine(b, c))", _associative(monoid, rows)),
@@ -71,7 +73,7 @@ def _law(name: str, counterexamples: Iterator[str]) -> Law:
 
 
 def _partials(monoid: Monoid, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return new partial values: the identity, that of all rows, and those of single rows."""
+    """Return new partial values: the identity, the partial value of all rows, and the partial values of single rows."""
     singles = [monoid.of(_frame([row])) for row in rows[:_MOST_PARTS]]
     return [monoid.identity(), monoid.of(_frame(rows)), *singles]
 

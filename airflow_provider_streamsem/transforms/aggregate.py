@@ -29,7 +29,7 @@ class Aggregate:
 
     Use it as ``transform=`` of a pipeline with ``state=``. The columns of the result are those of ``by``, with a window also ``window_start`` and
     ``window_end``, and those of ``values``. With ``output_mode="update"``, a batch returns the groups that it changed. With ``"append"``, a window is required,
-    and its row is returned once, after it was closed.
+    and the row of a window is returned once, after the watermark has passed its end. With ``"complete"``, each batch returns all groups.
 
     :param values: column → monoid. Either all of them are functions of Spark, or all of them are of Python
     :param by: the key columns. Empty: one group, only for functions of Spark
@@ -75,7 +75,10 @@ class Aggregate:
         """Return the output modes that the pipeline's state may have."""
         if self._is_in_python:
             return self._in_python().output_modes
-        return ("update", "complete") if self.window is None else ("append", "update", "complete")
+        if self.window is None:
+            return ("update", "complete")
+        # Spark does not return open sessions, because a later record may merge them.
+        return ("append", "update", "complete") if self.window.gap is None else ("append", "complete")
 
     @property
     def _is_in_python(self) -> bool:

@@ -1,9 +1,9 @@
 """
 Monoids: the values that :class:`~airflow_provider_streamsem.transforms.aggregate.Aggregate` computes.
 
-A monoid has an identity, and an associative and commutative combination of partial values. So the value of a group does not depend on how its records are cut
-into batches, nor on their order. The functions of this module are aggregate functions of Spark. A subclass of :class:`Monoid` is an aggregate function in
-Python. Import the module under a short name, as Spark's functions: ``from airflow_provider_streamsem.transforms import monoids as m``.
+A monoid is an aggregate function with an identity, and an associative and commutative combination of partial values. So the value of a group does not depend
+on how its records are divided into batches. The functions of this module are aggregate functions of Spark. A subclass of :class:`Monoid` is an aggregate
+function in Python. Import the module under a short name, as Spark's functions: ``from airflow_provider_streamsem.transforms import monoids as m``.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def count(column: str | None = None) -> SparkMonoid:
 
 
 def sum(column: str) -> SparkMonoid:
-    """Return the sum. That of decimals and integers is exact. That of floating-point numbers depends on the order of the rows in its last digits."""
+    """Return the sum. Sums of decimals and integers are exact. The last digits of a floating-point sum depend on the order of the rows."""
     return _function("sum", column)
 
 
@@ -168,7 +168,7 @@ def variance(column: str) -> SparkMonoid:
 
 
 def distinct_values(column: str) -> SparkMonoid:
-    """Return the union of the values as a sorted array. The state has every distinct value, so use it for columns with few of them."""
+    """Return the distinct values as a sorted array. The state has every distinct value, so use it for columns with few of them."""
     return SparkMonoid(f"array_sort({_function('collect_set', column)})")
 
 

@@ -25,9 +25,9 @@ class PersistentState(ABC):
     """
     The state of one key.
 
-    For each key of a batch, an object is created, restored from the snapshot after the batch before, updated with the rows of the key, and stored as a new
-    snapshot. The snapshot is part of the commit of the batch, so a retry never applies a row twice. A batch may run more than once, so the methods must have no
-    other effects, and must give the same result for the same rows in any order.
+    For each key of a batch, Spark creates an object, calls :meth:`restore` with the last committed snapshot (not for a new key), calls :meth:`update`, and
+    stores what :meth:`snapshot` returns. Spark may run these calls several times for one batch, and commits the result of one run. So the methods must have
+    no other effects, and must give the same result for the same rows in any order.
     """
 
     @abstractmethod

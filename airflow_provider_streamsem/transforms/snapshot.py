@@ -1,4 +1,4 @@
-"""Texts of states: the one under which the state of a key is stored, and those that say what a state contains."""
+"""Serializes states to JSON text, and describes values as text that can be compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _number(value: Any) -> Any:
     item = getattr(value, "item", None)
     if item is None:
         raise TypeError(
-            f"a state must be a JSON value, and a {type(value).__name__} is none; store it as a number or a text"
+            f"a snapshot or a partial value contains a {type(value).__name__}, which JSON does not have. Do: convert it to a number, a text, a list or a dict"
         )
     return item()
 

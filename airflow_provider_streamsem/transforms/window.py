@@ -67,7 +67,7 @@ def refuse_reserved(columns: Iterable[str], window: Window | None) -> None:
     """
     Check that no column of the result has the name of the bounds of the window.
 
-    :raises InvalidError: one has
+    :raises InvalidError: a column has a reserved name
     """
     reserved = {"window_start", "window_end"} & {column.lower() for column in columns}
     if window is not None and reserved:

@@ -610,16 +610,18 @@ def test_monoid_of_the_page_keeps_the_laws_and_a_broken_one_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "aggregate.md").read_text()
-    code = re.search(r"```python\n# longest.py\n(.*?)```", page, re.DOTALL)
+    code = re.search(r"```python\n# my_monoids.py\n(.*?)```", page, re.DOTALL)
     assert code is not None
     broken = code[1].replace('return ""', 'return "longer than every word"')
-    for name, text in (("longest", code[1]), ("broken", broken)):
+    for name, text in (("my_monoids", code[1]), ("broken", broken)):
         (tmp_path / f"{name}.py").write_text(text)
-    (tmp_path / "words.jsonl").write_text('{"word": "a"}\n{"word": "bcd"}\n{"word": "efg"}\n')
+    command = re.search(r"^printf .* > words.jsonl$", page, re.MULTILINE)
+    assert command is not None
+    subprocess.run(command[0], shell=True, cwd=tmp_path, check=True)
     (tmp_path / "broken.jsonl").write_text("{no JSON\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    exit_code, answer, _ = run(capsys, "check-monoid", "longest:LONGEST_WORD", "words.jsonl", "--json")
+    exit_code, answer, _ = run(capsys, "check-monoid", "my_monoids:LONGEST_WORD", "words.jsonl", "--json")
     assert exit_code == 0
     assert [check["passed"] for check in json.loads(answer)["checks"]] == [True] * 7
     exit_code, answer, _ = run(capsys, "check-monoid", "broken:LONGEST_WORD", "words.jsonl", "--json")
@@ -628,11 +630,11 @@ def test_monoid_of_the_page_keeps_the_laws_and_a_broken_one_is_named(
     assert failed[0]["name"] == "combine(identity, a) = a = combine(a, identity)"
     assert "longer than every word" in failed[0]["seen"]
     for monoid, file, message in (
-        ("longest:NONE", "words.jsonl", "cannot be imported"),
+        ("my_monoids:NONE", "words.jsonl", "cannot be imported"),
         ("no_such_module:NONE", "words.jsonl", "cannot be imported"),
-        ("operator:pos", "words.jsonl", "not that of a Monoid object"),
-        ("longest:LONGEST_WORD", "missing.jsonl", "cannot be read"),
-        ("longest:LONGEST_WORD", "broken.jsonl", "not JSON Lines"),
+        ("operator:pos", "words.jsonl", "does not refer to a Monoid object"),
+        ("my_monoids:LONGEST_WORD", "missing.jsonl", "cannot be read"),
+        ("my_monoids:LONGEST_WORD", "broken.jsonl", "not JSON Lines"),
     ):
         assert main(["check-monoid", monoid, file]) == 2
         assert re.search(message, capsys.readouterr().err)
