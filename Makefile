@@ -48,7 +48,7 @@ check: .venv/ready  ## format, lint, types, layers
 
 integration: .venv/spark.jsa  ## the same promises on real parts: Kafka, an S3 server (S3=minio for another), a Spark cluster, Spark Connect
 	$(RUN) -m tests.integration.parts.install $${S3:-versitygw}
-	$(RUN) -m pytest -m integration -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(INTEGRATION) $(ARGS)
+	$(RUN) -m pytest -m 'integration and not prove' -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(INTEGRATION) $(ARGS)
 
 prove: .venv/spark.jsa  ## the long tests: real Spark killed at random, a real scheduler, new examples for the properties
 	$(RUN) -m pytest -m prove $(ARGS)

@@ -189,9 +189,9 @@ class Pipeline:
 
     def _check_output_mode(self, transform: object) -> None:
         """
-        Check that a ready-made transform has the output mode of the state.
+        Check that a ready-made transform has the output mode of the state, and that the pipeline has one source.
 
-        :raises InvalidError: it has others only, or the pipeline has no state
+        :raises InvalidError: it has other output modes, the pipeline has no state, or it has several sources
         """
         modes = getattr(transform, "output_modes", None)
         given = None if self.state is None else self.state.output_mode
@@ -199,6 +199,12 @@ class Pipeline:
             what = "this transform requires state with one of the accepted output modes"
             accepted = [f'State(output_mode="{mode}")' for mode in modes]
             raise InvalidError(what, transform=str(transform), given=given, accepted=accepted)
+        if modes is not None and isinstance(self.source, SeveralSources):
+            raise InvalidError(
+                "this transform takes the records of one source, and the pipeline has several",
+                transform=str(transform),
+                accepted="a function that calls it with the records of one of them, or with their union",
+            )
 
     def _check_replaced_rows(self) -> None:
         """Refuse two sinks that would replace each other's rows: both find them by the same version column."""

@@ -59,7 +59,7 @@ def rows(lake: str, tmp_path: Path) -> list[tuple[int, str, int]]:
     return sorted(duckdb.sql(f"select id, initials, cents from read_parquet({copies})").fetchall())
 
 
-@pytest.mark.parametrize("kind", ["cluster", "connect"])
+@pytest.mark.parametrize("kind", ["cluster", pytest.param("connect", marks=pytest.mark.prove)])
 def test_orders_dag_drains_a_secured_topic_onto_s3(
     broker: Broker, s3_server: S3Server, lake: str, tmp_path: Path, kind: str
 ) -> None:

@@ -279,6 +279,15 @@ def test_output_mode_that_the_transform_does_not_have_is_refused(
         named.load_transform()
 
 
+def test_ready_made_transform_of_several_sources_is_refused(tmp_path: Path) -> None:
+    parts = {
+        name: FilesSource(path=str(tmp_path / name), format="json", schema=SCHEMA, hive_partitions=False)
+        for name in ("a", "b")
+    }
+    with pytest.raises(InvalidError, match="the pipeline has several"):
+        pipeline(tmp_path, Aggregate(by=["k"], values={"n": m.count()}), "update").replace(source=None, sources=parts)
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("values", [{"n": m.count()}, {"n": SumOf("n")}], ids=["Spark", "Python"])
 def test_columns_may_be_named_as_windows_are(spark: SparkSession, tmp_path: Path, values: Mapping[str, Any]) -> None:
