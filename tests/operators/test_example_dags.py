@@ -150,7 +150,7 @@ def test_windows_of_readings_are_written_once_through_retries_and_clears(
 
 
 @pytest.mark.spark
-def test_views_of_an_hour_are_counted_once_through_retries_and_clears(
+def test_views_of_an_hour_are_counted_once_though_a_run_is_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
