@@ -169,11 +169,11 @@ class Pipeline:
         return sorted({source.extra for source in self.source_parts.values()} - {""})
 
     def _check_state(self) -> None:
+        if self.state is not None and not isinstance(self.state, State):
+            raise InvalidError("state must be a State", given=type(self.state).__name__)
         self._check_output_mode(self.transform)
         if self.state is None:
             return
-        if not isinstance(self.state, State):
-            raise InvalidError("state must be a State", given=type(self.state).__name__)
         if self.rows == "filter":
             raise InvalidError(
                 'rows="filter" is not valid with state, because a stateful transform changes the number of rows'
