@@ -22,9 +22,9 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.contract import Counted, Loaded, LoadedTogether, NoRecords
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
-from airflow_provider_streamsem.connectors.parsing.sql_text import quoted
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Quarantine

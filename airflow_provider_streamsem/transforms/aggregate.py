@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.transforms.monoids import Monoid, SparkMonoid
 from airflow_provider_streamsem.transforms.persistent_state import PersistentState, StatePerKey
 from airflow_provider_streamsem.transforms.snapshot import as_text
-from airflow_provider_streamsem.transforms.window import Window, quoted, refuse_reserved
+from airflow_provider_streamsem.transforms.window import WINDOW, Window, refuse_reserved
 
 if TYPE_CHECKING:
     import pandas
     from pyspark.sql import DataFrame
-
-_WINDOW = "__streamsem_window"
-"""name of a column that the records cannot have"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +63,9 @@ class Aggregate:
         keys = [F.col(quoted(name)) for name in self.by]
         if self.window is not None:
             records = self.window.watermarked(records)
-        groups = records.groupBy(*keys, *([] if self.window is None else [self.window.column().alias(_WINDOW)]))
+        groups = records.groupBy(*keys, *([] if self.window is None else [self.window.column().alias(WINDOW)]))
         result = groups.agg(*(F.expr(str(value)).alias(name) for name, value in self.values.items()))
-        ends = [] if self.window is None else [f"{_WINDOW}.{bound} AS window_{bound}" for bound in ("start", "end")]
+        ends = [] if self.window is None else [f"{WINDOW}.{bound} AS window_{bound}" for bound in ("start", "end")]
         return result.selectExpr(*map(quoted, self.by), *ends, *map(quoted, self.values))
 
     @property
@@ -92,9 +90,7 @@ class Aggregate:
     @property
     def definition(self) -> str:
         """Return what the state contains: keys, values, and the size of the windows. A batch with another definition is refused."""
-        window = (
-            None if self.window is None else [self.window.time, self.window.size, self.window.slide, self.window.gap]
-        )
+        window = None if self.window is None else self.window.bounds
         return as_text(
             {"by": self.by, "values": {name: str(value) for name, value in self.values.items()}, "window": window}
         )

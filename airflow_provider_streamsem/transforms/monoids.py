@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.transforms.snapshot import as_text, text_of
-from airflow_provider_streamsem.transforms.window import quoted
 
 if TYPE_CHECKING:
     import pandas

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import DataError, InvalidError
+from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.transforms.snapshot import as_text, text_of
-from airflow_provider_streamsem.transforms.window import Window, quoted, refuse_reserved
+from airflow_provider_streamsem.transforms.window import WINDOW, Window, refuse_reserved
 
 if TYPE_CHECKING:
     import pandas
     from pyspark.sql import DataFrame
-
-_WINDOW = "__streamsem_window"
-"""name of a column that the records cannot have"""
 
 
 class PersistentState(ABC):
@@ -107,11 +105,11 @@ class StatePerKey:
         key_fields = records.select(*map(quoted, self.by)).schema.fields
         keys = [field.name for field in key_fields]
         if self.window is not None:
-            records = self.window.watermarked(records).withColumn(_WINDOW, self.window.column())
+            records = self.window.watermarked(records).withColumn(WINDOW, self.window.column())
             # The bounds are integers, because Python's workers have local times, of which one hour a year is ambiguous.
-            bounds = [f"unix_micros({_WINDOW}.{bound}) AS {_WINDOW}_{bound}" for bound in ("start", "end")]
-            records = records.selectExpr("*", *bounds).drop(_WINDOW)
-            keys += [f"{_WINDOW}_start", f"{_WINDOW}_end"]
+            bounds = [f"unix_micros({WINDOW}.{bound}) AS {WINDOW}_{bound}" for bound in ("start", "end")]
+            records = records.selectExpr("*", *bounds).drop(WINDOW)
+            keys += [f"{WINDOW}_start", f"{WINDOW}_end"]
         schema = StructType([*key_fields])
         for bound in () if self.window is None else ("start", "end"):
             schema = schema.add(f"window_{bound}", "long")
@@ -135,7 +133,7 @@ class StatePerKey:
     @property
     def definition(self) -> str:
         """Return what the state contains: keys, class, its arguments and windows. A batch with another definition is refused."""
-        window = None if self.window is None else [self.window.time, self.window.size, self.window.slide]
+        window = None if self.window is None else self.window.bounds
         given = [*self.state.args, self.state.keywords] if isinstance(self.state, partial) else []
         name = f"{type(self.state()).__qualname__}({', '.join(map(text_of, given))})"
         return as_text({"by": self.by, "state": name, "window": window})

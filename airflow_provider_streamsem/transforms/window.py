@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.identifiers import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+WINDOW = "__streamsem_window"
+"""name of the column of the window, which the records cannot have"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,11 @@ class Window:
             if getattr(self, name) is not None:
                 arguments.text(f"window.{name}", getattr(self, name))
 
+    @property
+    def bounds(self) -> list[str | None]:
+        """Return what determines the windows: all arguments but the delay."""
+        return [self.time, self.size, self.slide, self.gap]
+
     def watermarked(self, records: DataFrame) -> DataFrame:
         """Return the records with the watermark."""
         return records.withWatermark(quoted(self.time), self.delay)
@@ -73,8 +82,3 @@ def refuse_reserved(columns: Iterable[str], window: Window | None) -> None:
     if window is not None and reserved:
         what = "with a window, the result has the columns window_start and window_end, so no other column may have these names"
         raise InvalidError(what, given=sorted(reserved))
-
-
-def quoted(column: str) -> str:
-    """Return a column name as an identifier of Spark SQL."""
-    return "`" + column.replace("`", "``") + "`"

@@ -24,11 +24,9 @@ from airflow_provider_streamsem import (
     read_committed,
     run_batch,
 )
-from airflow_provider_streamsem.errors import StreamsemError
-from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.transforms import monoids as m
 from tests.state import auctions
-from tests.state.test_commits import dies_after
+from tests.state.test_commits import run_that_dies_with_its_state_written
 
 pytestmark = [pytest.mark.prove, pytest.mark.spark]
 DELAY = f"{auctions.DISORDER_S} seconds"
@@ -159,10 +157,7 @@ def test_answer_for_any_cut_with_a_crash_is_that_of_one_pass(
     for number, batch in enumerate(auctions.batches(seed, EVENTS)):
         auctions.write(tmp_path / "in", number, batch)
         if number == 1:
-            with monkeypatch.context() as patched:
-                dies_after(patched, MicroBatch, "after")
-                with pytest.raises(StreamsemError):
-                    run_batch(spec, run_key=f"run {number}")
+            run_that_dies_with_its_state_written(monkeypatch, spec, f"run {number}")
         run_batch(spec, run_key=f"run {number}")
     frame = read_committed(spark, str(tmp_path / "log"))
     if query.newest:

@@ -20,6 +20,7 @@ from airflow_provider_streamsem import (
     FilesSink,
     FilesSource,
     JdbcSink,
+    Pipeline,
     State,
     read_committed,
     reprocess,
@@ -67,6 +68,13 @@ def dies_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, before
         raise Crash
 
     monkeypatch.setattr(owner, name, step)
+
+
+def run_that_dies_with_its_state_written(monkeypatch: pytest.MonkeyPatch, spec: Pipeline, run_key: str) -> None:
+    with monkeypatch.context() as patched:
+        dies_after(patched, MicroBatch, "after")
+        with pytest.raises(StreamsemError):
+            run_batch(spec, run_key=run_key)
 
 
 @pytest.mark.parametrize(
@@ -284,10 +292,7 @@ def test_stateful_processor_keeps_its_state(
     for number, events in enumerate([[(1, "a"), (2, "b")], [(3, "a")], [(4, "a"), (5, "b")]]):
         arrive(tmp_path, number, events)
         if number == 1:
-            with monkeypatch.context() as patched:
-                dies_after(patched, MicroBatch, "after")
-                with pytest.raises(StreamsemError):
-                    run_batch(given, run_key=f"run {number}")
+            run_that_dies_with_its_state_written(monkeypatch, given, f"run {number}")
         run_batch(given, run_key=f"run {number}")
     assert counts(spark, tmp_path) == {"a": 3, "b": 2}
 

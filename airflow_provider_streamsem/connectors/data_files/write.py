@@ -27,6 +27,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from airflow_provider_streamsem import identifiers
 from airflow_provider_streamsem.connectors.columns.names import more_than_once
 from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
 from airflow_provider_streamsem.connectors.data_files import direct_commit as direct
@@ -302,4 +303,4 @@ def _in_utc(value: Column) -> Column:
 
 def quoted(name: str) -> Column:
     """Return a column by its name, which may contain any character."""
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(identifiers.quoted(name))

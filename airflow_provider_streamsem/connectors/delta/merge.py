@@ -16,6 +16,7 @@ from airflow_provider_streamsem.connectors.contract import Batch
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import is_near, misread_columns, refuse_misread
 from airflow_provider_streamsem.errors import DataError, PublishError
+from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
@@ -79,8 +80,8 @@ def merge(table: Any, location: str, batch: Batch, keys: Sequence[str], properti
     """
     rows = last_of_each(location, batch, keys)
     _refuse_old_times(table, location, batch, keys, rows)
-    same = " AND ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in keys)
-    values = {f"t.{_quoted(name)}": f"s.{_quoted(name)}" for name in rows.schema.names}
+    same = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in keys)
+    values = {f"t.{quoted(name)}": f"s.{quoted(name)}" for name in rows.schema.names}
     before = table.version()
     types = {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
     # delta-rs skips files by their bounds only if the merge is not streamed. Bounds of decimals (floats) and times (milliseconds) are not exact.
@@ -147,7 +148,3 @@ def _is_near(file: dict[str, Any], types: dict[str, Any]) -> bool:
             if not is_null and not (is_near(file.get(f"min.{name}")) and is_near(file.get(f"max.{name}"))):
                 return False
     return True
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

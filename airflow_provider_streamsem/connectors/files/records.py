@@ -28,8 +28,9 @@ from airflow_provider_streamsem.connectors.files.text_lines import (
     text_of,
 )
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
-from airflow_provider_streamsem.connectors.parsing.sql_text import Parsed, quoted
+from airflow_provider_streamsem.connectors.parsing.sql_text import Parsed
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.stores.contract import spark_path, split_url
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_streamsem.connectors.files.csv_lines import Csv
-from airflow_provider_streamsem.connectors.parsing.sql_text import literal, quoted
+from airflow_provider_streamsem.connectors.parsing.sql_text import literal
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.identifiers import quoted
 
 RAW = "__streamsem_raw"
 PATH = "__streamsem_path"

@@ -47,7 +47,6 @@ from airflow_provider_streamsem.connectors.parsing.sql_text import (
     map_of,
     names_where,
     null_as_false,
-    quoted,
     reason_of,
     rlike,
     struct_of,
@@ -57,6 +56,7 @@ from airflow_provider_streamsem.connectors.parsing.sql_text import (
     with_sql,
 )
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.identifiers import quoted
 
 _CORRUPT = "__streamsem_corrupt"
 _STRICT = {"allowsinglequotes": "false", "allownonnumericnumbers": "false"}

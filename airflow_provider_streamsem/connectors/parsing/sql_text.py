@@ -14,6 +14,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, TimestampType
 
+from airflow_provider_streamsem.identifiers import quoted
+
 _MANY = 200
 """Above this number of columns, planning one expression for each column takes seconds."""
 UNFIT, MISSING = "values that do not fit", "required values that are missing"
@@ -50,11 +52,6 @@ def with_sql(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     :param columns: name → SQL
     """
     return frame.withColumns({name: F.expr(value) for name, value in columns.items()})
-
-
-def quoted(name: str) -> str:
-    """Quote the name of a column or field."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def literal(text: str) -> str:

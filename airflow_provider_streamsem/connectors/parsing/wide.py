@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
-from airflow_provider_streamsem.connectors.parsing.sql_text import quoted, struct_of, when
+from airflow_provider_streamsem.connectors.parsing.sql_text import struct_of, when
+from airflow_provider_streamsem.identifiers import quoted
 
 _FEW = 2
 """Maximum number of columns of one type that are not grouped into an array."""
