@@ -8,7 +8,7 @@ TRACED := tests/protocol tests/golden tests/readers tests/security/test_forged_l
 PYTEST = $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal
 
 # The longest files first, so that both workers end at the same time.
-LONG := tests/airflow_chaos tests/chaos tests/integration/test_cluster.py tests/integration/test_delta.py
+LONG := tests/chaos tests/integration/test_cluster.py tests/integration/test_delta.py
 INTEGRATION = $(LONG) $(filter-out $(LONG),$(wildcard tests/integration/test_*.py))
 
 .DEFAULT_GOAL := help
@@ -51,10 +51,10 @@ integration: .venv/spark.jsa  ## the same promises on real parts: Kafka, an S3 s
 	$(RUN) -m pytest -m 'integration and not prove' -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(INTEGRATION) $(ARGS)
 
 prove: .venv/spark.jsa  ## the long tests: real Spark killed at random, a real scheduler, new examples for the properties
+	$(RUN) -m tests.integration.parts.install
 	$(RUN) -m pytest -m prove $(ARGS)
 	STREAMSEM_ROUNDS=50 $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal --cov --cov-report= --cov-fail-under=85 --ignore=tests/model --ignore=tests/simulation
 	HYPOTHESIS_PROFILE=new $(RUN) -m pytest tests/protocol
-	$(RUN) -m tests.integration.parts.install
 	STREAMSEM_ROUNDS=50 $(RUN) -m pytest -m integration -k 'concurrent or late' tests/integration
 
 chaos: .venv/spark.jsa  ## faults at random under a real Kafka, S3 and Spark: ARGS="--subject all --faults 20"; under a real Airflow: ON=airflow_chaos ARGS="--database postgres"

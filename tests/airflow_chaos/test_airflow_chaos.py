@@ -22,6 +22,7 @@ from tests.chaos.setting import Setting
 
 
 @pytest.mark.integration
+@pytest.mark.prove
 @pytest.mark.timeout(1800)
 def test_orphan_beside_its_retry_and_other_faults_on_a_real_airflow_duplicate_and_lose_nothing() -> None:
     found = trial.run("sqlite", 1, 11, print)

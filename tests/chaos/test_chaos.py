@@ -19,6 +19,7 @@ def test_every_kind_of_fault_duplicates_and_loses_nothing() -> None:
     assert found.commits >= 10, "too few versions for the faults to have met anything"
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(600)
 def test_killed_executors_workers_and_a_whole_cluster_duplicate_and_lose_nothing() -> None:
     found = run_clean_trial("streamsem_on_a_cluster", ["executor killed", "worker killed", "everything killed"])

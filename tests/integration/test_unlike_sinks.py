@@ -45,7 +45,7 @@ from tests.integration.topics import Topics
 from tests.pipeline_fixture import PipelineFixture
 from tests.step_by_step import step_by_step
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.prove]
 PUBLISHING = (DeltaSink, HttpSink, IcebergSink, JdbcSink, KafkaSink)
 
 
