@@ -41,7 +41,8 @@ class State:
     :param partitions: the number of partitions of the state, at least 1. It cannot be changed later. Default: ``spark.sql.shuffle.partitions`` of the first
         batch
     :param late: what a batch does with late rows. ``drop``: Spark drops them, and the count ``late`` is Spark's ``numRowsDroppedByWatermark``. ``fail``: the
-        batch fails without retries, and no offset is committed
+        batch fails without retries, and no offset is committed. ``quarantine``: also stores the late rows with the quarantined records of the version. Not for
+        session windows, and not for a stateful operator that reads the result of another one
     :param close_after_s: if no source has new records and the newest version was closed this many seconds ago, a run plans a no-data batch that advances the
         watermark to ``close_after_s`` before the time of its plan. Not with ``complete``. ``None``: only records move the watermark
     :param keep_versions: how many of the newest versions can be reprocessed, at least 1. Vacuum deletes the state before older versions
@@ -56,7 +57,7 @@ class State:
 
     def __post_init__(self) -> None:
         arguments.choice("state.output_mode", self.output_mode, OUTPUT_MODES)
-        arguments.choice("state.late", self.late, ("drop", "fail"))
+        arguments.choice("state.late", self.late, ("drop", "fail", "quarantine"))
         if self.partitions is not None:
             arguments.integer("state.partitions", self.partitions, least=1)
         if self.close_after_s is not None:

@@ -156,7 +156,8 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
     pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
     if not args.quarantined:
         return _ran(pipeline, reprocess_(pipeline, args.version, run_key=args.run_key, engine=engine))
-    versions = sorted({record["version"] for record in open_log(args.log, pipeline=pipeline).quarantined()})
+    records = open_log(args.log, pipeline=pipeline).quarantined()
+    versions = sorted({record["version"] for record in records if "watermark_ms" not in record})  # not the late rows
     reprocessed, refused, lines = [], [], []
     for version in versions:
         try:

@@ -242,11 +242,13 @@ class CommittedLog:
 
     def quarantined(self, *, version: int | None = None, since: int | None = None) -> Iterator[dict[str, Any]]:
         """
-        Yield the quarantined records, that is, records that the source could not parse, in ascending order of versions.
+        Yield the quarantined records in ascending order of versions: records that the source could not parse, and late rows with
+        ``State(late="quarantine")``.
 
         Each record has ``raw``, ``encoding``, ``error``, its position in the source (files: ``path``; Kafka: ``topic``, ``partition``, ``offset``) and the
-        ``version`` that quarantined it. ``encoding`` is that of ``raw``: ``utf-8``, or ``base64`` if the bytes are not valid UTF-8. For a version that was
-        reprocessed, only the records of the newest reprocessing run are yielded, with its version.
+        ``version`` that quarantined it. ``encoding`` is that of ``raw``: ``utf-8``, or ``base64`` if the bytes are not valid UTF-8. A late row has no
+        position. It has ``watermark_ms``: the watermark that it is not after, in milliseconds since the epoch. Its ``raw`` is a JSON object with the columns
+        that the stateful operator reads. For a version that was reprocessed, only the records of the newest reprocessing run are yielded, with its version.
 
         :param version: as of this version, inclusive; default: the newest closed one
         :param since: only versions *above* this one. The method reads the outcome of each of these versions

@@ -127,6 +127,7 @@ class Staging:
     _accepted: dict[str, frozenset[str] | None] = field(default_factory=dict)
     _schemas: dict[str, str] = field(default_factory=dict)
     _late: int = 0
+    _late_rows: list[str] = field(default_factory=list)
     _dedup: Deduplication | None = None
     _micro_batch: MicroBatch | None = None
 
@@ -227,6 +228,8 @@ class Staging:
                 late=self._late,
                 watermark_ms=0 if self._micro_batch.base is None else self._micro_batch.base.watermark_ms,
             ).advising('set late="drop". A longer delay in withWatermark applies only to later batches.')
+        if self._micro_batch.state.late == "quarantine":
+            self._late_rows = self._micro_batch.late_rows(self._late, self.job.max_quarantined + 1)
         return with_operator_state(state, after)
 
     def _stateful(self, state: State) -> MicroBatch:
@@ -384,10 +387,11 @@ class Staging:
 
     def _quarantine(self, inputs: Sequence[_Input], found: Mapping[str, Mapping[str, int]]) -> Quarantine:
         """
-        Store the bad records in the log, in objects of at most 5,000 records. If there are any, this method reads the planned records a second time.
+        Store the bad records and the late rows in the log, in objects of at most 5,000 records. If there are bad records, this method reads the planned records
+        a second time.
 
         :param found: source → its counts in the first pass
-        :raises DataError: there are more than ``max_quarantined`` bad records, or the two passes found different numbers of them
+        :raises DataError: there are more than ``max_quarantined`` bad records and late rows, or the two passes found different numbers of bad records
         """
         bad = {one.name: found[one.name].get("bad", 0) for one in inputs}
         most = self.job.max_quarantined
@@ -404,11 +408,19 @@ class Staging:
                 "raise limits.max_quarantined and run again: the records are then quarantined, and `streamsem quarantine` shows them. Or correct the schema. "
                 "Do not edit a planned file, because it would no longer match its pin."
             )
+        if sum(bad.values()) + len(self._late_rows) > most:
+            raise DataError(
+                "the number of late rows exceeds limits.max_quarantined; nothing became visible",
+                version=self.job.plan.version,
+                late=self._late,
+                allowed=most,
+            ).advising('raise limits.max_quarantined, or set state.late="drop", and run again.')
         stored: list[str] = []
         for one in inputs:
             if bad[one.name]:
                 self._store_bad(one, bad[one.name], stored)
-        return Quarantine(rows=sum(bad.values()), keys=tuple(stored))
+        self._store_late(stored)
+        return Quarantine(rows=sum(bad.values()) + len(self._late_rows), keys=tuple(stored))
 
     def _store_bad(self, one: _Input, bad: int, stored: list[str]) -> None:
         """
@@ -435,6 +447,16 @@ class Staging:
                 first=bad,
                 second=rows,
             )
+
+    def _store_late(self, stored: list[str]) -> None:
+        """Store the late rows, and add the keys of the objects to ``stored``."""
+        base = operator_state(self.job.base_state)
+        watermark_ms = 0 if base is None else base.watermark_ms
+        error = "late: the event time, or the end of the window, is not after the watermark"
+        fields = {"watermark_ms": watermark_ms, "encoding": "utf-8", "error": error}
+        part = [canonical({**fields, "raw": raw}) + b"\n" for raw in self._late_rows]
+        for start in range(0, len(part), _RECORDS_PER_PART):
+            stored.append(self._store_part(len(stored), part[start : start + _RECORDS_PER_PART]))
 
     def _store_part(self, number: int, part: list[bytes]) -> str:
         key = keys.quarantine(self.job.plan.version, self.job.attempt_id, number)

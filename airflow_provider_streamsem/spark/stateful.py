@@ -20,6 +20,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
+from airflow_provider_streamsem.spark.late_rows import check_late_rows_can_be_found, combines_rows, late_rows
 from airflow_provider_streamsem.state import Operator, OperatorState, State, check_same_definition, check_same_operators
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
@@ -68,6 +69,7 @@ class MicroBatch:
     watermark_ms: int | None = None
     definition: str = ""
     _columns: dict[str, str] = field(default_factory=dict)
+    _logical: Any = None
     _planned: Any = None
     _partitions: int = 0
     _settings: dict[str, str] = field(default_factory=dict)
@@ -107,14 +109,20 @@ class MicroBatch:
                 "the transform of a pipeline with state must return a streaming DataFrame, derived from one that it receives; nothing became visible",
                 accepted="df.groupBy(...).count(), for example; no collect(), createDataFrame() or cache()",
             )
+        if self.state.late == "quarantine":
+            check_late_rows_can_be_found(logical)
         self._mark_batch(logical)
         try:
+            self._check_supported(logical)
             execution = self._execution(logical)
             execution.executedPlan()
         except AnalysisException as error:
             what = "Structured Streaming does not support this transform in this output mode; nothing became visible"
             raise DataError(what, output_mode=self.state.output_mode, reason=_first_line(str(error))) from None
-        self._planned = execution
+        self._logical, self._planned = logical, execution
+        return self._rows(execution)
+
+    def _rows(self, execution: Any) -> DataFrame:
         rows, schema = execution.toRdd(), execution.analyzed().schema()
         return DataFrame(self._jsession.internalCreateDataFrame(rows, schema, False), self.session)
 
@@ -162,6 +170,28 @@ class MicroBatch:
         )
         check_same_operators(self.base, after)
         return after, late
+
+    def late_rows(self, late: int, most: int) -> list[str]:
+        """
+        Return the rows that Spark dropped as late, as JSON. Call this method after :meth:`after`.
+
+        :param late: the number of late rows that Spark counted
+        :param most: read at most this number of rows
+        :raises DataError: the rows do not match Spark's count
+        """
+        if not late:
+            return []
+        watermark_ms = 0 if self.base is None else self.base.watermark_ms
+        frames = late_rows(self._logical, lambda plan: self._rows(self._execution(plan, has_state=False)), watermark_ms)
+        found = [row["raw"] for frame in frames for row in frame.limit(most).collect()][:most]
+        if len(found) < min(late, most) or (len(found) > late and not combines_rows(self._logical)):
+            raise DataError(
+                "the late rows of this transform were not found, so they cannot be quarantined; nothing became visible",
+                dropped=late,
+                found=len(found),
+                watermark_ms=watermark_ms,
+            ).advising('set state.late="drop".')
+        return found
 
     def close(self) -> None:
         """Unload the state stores of this attempt from the executors. Best effort: correctness does not depend on it."""
@@ -224,22 +254,33 @@ class MicroBatch:
         for name, value in settings.items():
             self.session.conf.set(name, value)
 
-    def _execution(self, logical: Any) -> Any:
-        """Create Spark's ``IncrementalExecution`` with the base state."""
-        modes = self._jvm("org.apache.spark.sql.streaming.OutputMode")
-        mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[self.state.output_mode]()
+    def _check_supported(self, logical: Any) -> None:
+        """Let Spark raise its error if Structured Streaming does not support the plan in the output mode."""
         checker = self._jvm("org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker")
-        checker.checkForStreaming(logical, mode)
+        checker.checkForStreaming(logical, self._mode)
+
+    @property
+    def _mode(self) -> Any:
+        modes = self._jvm("org.apache.spark.sql.streaming.OutputMode")
+        return {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[self.state.output_mode]()
+
+    def _execution(self, logical: Any, *, has_state: bool = True) -> Any:
+        """
+        Create Spark's ``IncrementalExecution``.
+
+        :param has_state: whether the plan has the operators of the base. A plan without stateful operators is planned as a first batch, because Spark compares
+            the operators of later batches with those of the state
+        """
         conf = self._jsession.conf()
         metadata = self._jvm(f"{_STREAMING}.checkpointing.OffsetSeqMetadata")
         now = metadata.apply(self._watermark_ms, self.now_ms, conf)
         self._settings = json.loads(now.json())["conf"]
-        before = None if self.base is None else self._base_metadata(self.base)
+        before = self._base_metadata(self.base) if has_state and self.base is not None else None
         run_id = self._jvm("java.util.UUID").fromString(str(uuid.uuid4()))  # noqa: TID251  no id of the log: it names nothing that is stored
         empty = self._jvm("scala.collection.mutable.HashMap")
         execution = self._jvm(f"{_STREAMING}.runtime.IncrementalExecution")
         given = [
-            self._jsession, logical, mode, f"{self.location}/{self._root}/state", run_id, run_id, self._number,
+            self._jsession, logical, self._mode, f"{self.location}/{self._root}/state", run_id, run_id, self._number if has_state else 0,
             self._jvm("scala.Option").apply(before), now,
             self._jvm(f"{_STREAMING}.runtime.WatermarkPropagator").apply(self._jsession.sessionState().conf()),
             True, self._base_ids(), empty(), self._jvm("org.apache.spark.sql.execution.CommandExecutionMode").ALL(), False,

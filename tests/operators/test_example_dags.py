@@ -179,6 +179,46 @@ def test_views_of_an_hour_are_counted_once_though_a_run_is_cleared(
     sys.modules.pop("streamsem_counts", None)
 
 
+@pytest.mark.spark
+def test_each_order_is_written_once_as_paid_or_unpaid_though_its_payment_is_in_another_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
+
+    def arrive_in(directory: str, name: str, *records: dict[str, Any]) -> None:
+        (tmp_path / directory).mkdir(exist_ok=True)
+        (tmp_path / directory / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    def order(id: int, at: str) -> dict[str, Any]:
+        return {"id": id, "shop": "north", "at": f"2026-01-01T{at}:00Z"}
+
+    def payment(order_id: int, at: str) -> dict[str, Any]:
+        return {"order_id": order_id, "cents": 100, "paid_at": f"2026-01-01T{at}:00Z"}
+
+    initialise_airflow()
+    monkeypatch.setenv("STREAMSEM_SHOP_HOME", str(tmp_path))
+    monkeypatch.syspath_prepend(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    sys.modules.pop("streamsem_shop", None)
+    import streamsem_shop
+
+    dag = streamsem_shop.streamsem_shop()
+    arrive_in("orders", "1.json", order(1, "12:00"), order(2, "12:05"))
+    arrive_in("payments", "1.json")
+    assert run_dag(dag, "first").state == "success"
+    arrive_in("payments", "2.json", payment(1, "12:10"), payment(3, "13:40"))
+    arrive_in("orders", "2.json", order(3, "13:30"))
+    assert run_dag(dag, "second").state == "success"
+    assert run_dag(dag, "second", clear=["match"]).state == "success"
+    assert run_dag(dag, "without-records").state == "success"
+    arrive_in("payments", "3.json", payment(2, "12:20"))
+    assert run_dag(dag, "late").state == "success"
+    assert sorted((row["id"], row["paid"]) for row in ledger(tmp_path)) == [(1, True), (2, False), (3, True)]
+    (late,) = open_log(str(tmp_path / "log")).quarantined()
+    assert json.loads(late["raw"])["order_id"] == 2
+    assert verify(str(tmp_path / "log")).findings == []
+    sys.modules.pop("streamsem_shop", None)
+
+
 def test_airflow_loads_every_example() -> None:
     bag = dag_files().DagBag(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
     assert bag.import_errors == {}

@@ -29,7 +29,7 @@ from tests.integration.parts.spark import session_conf
 from tests.integration.topics import Topics
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ("counts", "quickstart", "payments", "metrics", "orders", "readings")
+EXAMPLES = ("counts", "quickstart", "payments", "metrics", "orders", "readings", "shop")
 pytestmark = [pytest.mark.prove, pytest.mark.airflow, pytest.mark.timeout(1_800)]
 
 
@@ -93,7 +93,7 @@ def test_examples_run_several_times_after_the_commands_in_their_docstrings(examp
     endpoint = examples.prepare("metrics", port=("9091", url.split(":")[2].split("/")[0]))
     try:
         with examples.airflow.running():
-            for name in ("counts", "quickstart", "payments", "readings"):
+            for name in ("counts", "quickstart", "payments", "readings", "shop"):
                 assert examples.prepare(name).wait(60) == 0
             assert examples.prepare("orders", servers=("127.0.0.1:9092", broker.bootstrap)).wait(120) == 0
             for name in EXAMPLES:
@@ -109,6 +109,7 @@ def test_examples_run_several_times_after_the_commands_in_their_docstrings(examp
     assert rows(examples.home / "quickstart" / "log", "flights") == 2
     assert rows(examples.home / "counts" / "log", "counts") == 1
     assert rows(examples.home / "readings" / "log", "averages") == 1
+    assert rows(examples.home / "shop" / "log", "orders") == 3
     assert rows(examples.home / "payments" / "log", "ledger") == 2
     assert rows(examples.home / "lake" / "_streamsem" / "orders", "orders") == 10
     pushed = (examples.home / "metrics.out").read_text()
