@@ -226,7 +226,7 @@ class Staging:
                 'Spark dropped rows as late, and state.late is "fail"; nothing became visible',
                 version=self.job.plan.version,
                 late=self._late,
-                watermark_ms=0 if self._micro_batch.base is None else self._micro_batch.base.watermark_ms,
+                watermark_ms=self._micro_batch.late_watermark_ms,
             ).advising('set late="drop". A longer delay in withWatermark applies only to later batches.')
         if self._micro_batch.state.late == "quarantine":
             self._late_rows = self._micro_batch.late_rows(self._late, self.job.max_quarantined + 1)
@@ -419,7 +419,8 @@ class Staging:
         for one in inputs:
             if bad[one.name]:
                 self._store_bad(one, bad[one.name], stored)
-        self._store_late(stored)
+        if self._micro_batch is not None:
+            self._store_late(self._micro_batch.late_watermark_ms, stored)
         return Quarantine(rows=sum(bad.values()) + len(self._late_rows), keys=tuple(stored))
 
     def _store_bad(self, one: _Input, bad: int, stored: list[str]) -> None:
@@ -448,10 +449,8 @@ class Staging:
                 second=rows,
             )
 
-    def _store_late(self, stored: list[str]) -> None:
+    def _store_late(self, watermark_ms: int, stored: list[str]) -> None:
         """Store the late rows, and add the keys of the objects to ``stored``."""
-        base = operator_state(self.job.base_state)
-        watermark_ms = 0 if base is None else base.watermark_ms
         error = "late: the event time, or the end of the window, is not after the watermark"
         fields = {"watermark_ms": watermark_ms, "encoding": "utf-8", "error": error}
         part = [canonical({**fields, "raw": raw}) + b"\n" for raw in self._late_rows]

@@ -181,7 +181,7 @@ class MicroBatch:
         """
         if not late:
             return []
-        watermark_ms = 0 if self.base is None else self.base.watermark_ms
+        watermark_ms = self.late_watermark_ms
         frames = late_rows(self._logical, lambda plan: self._rows(self._execution(plan, has_state=False)), watermark_ms)
         found = [row["raw"] for frame in frames for row in frame.limit(most).collect()][:most]
         if len(found) < min(late, most) or (len(found) > late and not combines_rows(self._logical)):
@@ -198,6 +198,11 @@ class MicroBatch:
         with suppress(Exception):
             manager = self._jsession.sessionState().streamingQueryManager()
             manager.stateStoreCoordinator().deactivateInstances(self._planned.runId())
+
+    @property
+    def late_watermark_ms(self) -> int:
+        """The watermark by which the batch drops late rows, in milliseconds since the epoch; 0 if there is none."""
+        return 0 if self.base is None else self.base.watermark_ms
 
     @property
     def _root(self) -> str:
