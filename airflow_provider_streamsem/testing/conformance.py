@@ -1,5 +1,5 @@
 """
-A conformance suite for stores. To test a store, subclass the suite in a test module and define its fixtures:
+Conformance suites for stores and sources. To test a store, subclass its suite in a test module and define its fixtures:
 
 .. code-block:: python
 
@@ -9,23 +9,54 @@ A conformance suite for stores. To test a store, subclass the suite in a test mo
 
         @pytest.fixture
         def fresh(self): return lambda: MyStore(...)   # empty, a new one at each call
+
+To test a source, write a class with the members of :class:`SourceSystem`, which adds records to the external system:
+
+.. code-block:: python
+
+    class TestMySource(SourceContract):
+        @pytest.fixture
+        def system(self): return MySystem()       # empty, a new one for each test
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
 from threading import Barrier
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.stores.contract import Store
+from airflow_provider_streamsem.connectors.contract import Planner, Source, SourceSlice
+from airflow_provider_streamsem.connectors.files.sink import FilesSink
+from airflow_provider_streamsem.errors import LogDamagedError, SourceChangedError
+from airflow_provider_streamsem.limits import Limits
+from airflow_provider_streamsem.pipeline import spec
+from airflow_provider_streamsem.pipeline.run import run_batch
+from airflow_provider_streamsem.protocol.codec import canonical, plain
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.offsets import Offsets, advance, ends, position
+from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.stores.contract import Store, open_store
+from airflow_provider_streamsem.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _PARTS = st.text("ab-_.~0é", min_size=1, max_size=3).filter(lambda part: part not in (".", ".."))
 _KEYS = st.lists(_PARTS, min_size=1, max_size=3).map("/".join)
+_CLIENTS = ("boto3", "confluent_kafka", "deltalake", "pandas", "pika", "pyarrow", "pyiceberg", "pyspark", "sqlalchemy")
 
 
 class StoreContract:
@@ -133,3 +164,267 @@ class StoreContract:
                 stored.add(key)
         expected = sorted((k for k in stored if k.startswith(prefix) and k.encode() > after.encode()), key=str.encode)
         assert [stat.key for stat in store.list(prefix, limit, after)] == expected[:limit]
+
+
+class SourceSystem(Protocol):
+    """
+    An external system without records, and a source that reads it from its beginning.
+
+    :attr source: the source. It reads every record that :meth:`add` adds
+    :attr column: name of a column with integers in which the records have their ids
+    :attr secrets: texts that must appear in no stored or printed value, such as passwords of the connection
+    :attr clock: the clock of the pipeline
+    """
+
+    source: Source
+    column: str
+    secrets: Sequence[str]
+    clock: Clock
+
+    def add(self, ids: Iterable[int]) -> None:
+        """
+        Add one record for each id. Another call adds to further items of the source, such as another file.
+
+        :param ids: consecutive integers. The first call begins with 0, and each later call continues
+        """
+        ...
+
+    def expire(self) -> list[int]:
+        """Delete the oldest records, as retention does. Return their ids; an empty list if the system keeps all records."""
+        ...
+
+
+class SystemFixture:
+    """Defaults of :class:`SourceSystem`."""
+
+    column = "id"
+    secrets: Sequence[str] = ()
+    clock: Clock = SYSTEM_CLOCK
+
+    def expire(self) -> list[int]:
+        """Delete nothing."""
+        return []
+
+
+class SourceContract:
+    """
+    Tests of the contract of every source (:class:`airflow_provider_streamsem.connectors.contract.Source`).
+
+    :cvar clients: modules that the source may import only when it sends a request or reads records
+    """
+
+    clients: ClassVar[Sequence[str]] = _CLIENTS
+
+    @pytest.fixture
+    def system(self) -> SourceSystem:
+        raise NotImplementedError
+
+    def test_batches_of_one_item_read_every_record_once(
+        self, system: SourceSystem, streamsem_spark: SparkSession
+    ) -> None:
+        progress = _Progress(system)
+        found: list[int] = []
+        for ids in (range(3), range(3, 5), range(5, 6)):
+            system.add(ids)
+            for planned in progress.slices(_smallest(system.source)):
+                found += _read(system, streamsem_spark, planned.pins)
+        assert sorted(found) == list(range(6))
+
+    def test_limited_slice_ends_before_the_end_of_the_source(self, system: SourceSystem) -> None:
+        system.add(range(3))
+        system.add(range(3, 6))
+        progress = _Progress(system)
+        limited = next(progress.slices(_smallest(system.source)))
+        assert progress.planner.lag(progress.offsets, progress.hint) > 0
+        assert limited.rows > 0
+
+    def test_plan_read_again_has_the_same_records(self, system: SourceSystem, streamsem_spark: SparkSession) -> None:
+        system.add(range(4))
+        planned = next(_Progress(system).slices(Limits()))
+        first = _read(system, streamsem_spark, planned.pins)
+        system.add(range(4, 8))
+        system.source.check_pins(_stored(system.source, planned.pins), was_read=True)
+        assert _read(system, streamsem_spark, planned.pins) == first == list(range(4))
+
+    def test_source_from_stored_arguments_reads_the_same_plan(
+        self, system: SourceSystem, streamsem_spark: SparkSession
+    ) -> None:
+        system.add(range(4))
+        planned = next(_Progress(system).slices(Limits()))
+        pipeline = spec.Pipeline(
+            name="conformance", log="memory://conformance", source=system.source, sinks={"out": FilesSink(path="/out")}
+        )
+        rebuilt = spec.from_json(json.loads(canonical(pipeline.to_json()))).source
+        assert rebuilt.immutable_config() == system.source.immutable_config()
+        pins = _stored(rebuilt, planned.pins)
+        rebuilt.check_pins(pins, was_read=False)
+        assert _ids(system, rebuilt.load(streamsem_spark, pins)) == list(range(4))
+
+    def test_source_without_new_records_has_no_slice_and_no_lag(self, system: SourceSystem) -> None:
+        system.add(range(3))
+        progress = _Progress(system)
+        assert [*progress.slices(Limits())]
+        assert progress.slice(Limits()) is None
+        assert progress.planner.lag(progress.offsets, progress.hint) == 0
+        assert progress.planner.minimum_clock(progress.offsets) is None
+
+    def test_unread_items_have_arrival_times(self, system: SourceSystem) -> None:
+        system.add(range(3))
+        progress = _Progress(system)
+        progress.planner.poll(None)
+        arrived_ms = progress.planner.minimum_clock(progress.offsets)
+        assert arrived_ms is not None
+        assert progress.planner.unread_before(progress.offsets, arrived_ms) == 0
+        assert (
+            progress.planner.unread_before(progress.offsets, system.clock.now_ms() + 3_600_000)
+            == progress.planner.lag(progress.offsets, None)
+            > 0
+        )
+
+    def test_deleted_records_fail_the_run_or_become_a_gap(
+        self, system: SourceSystem, streamsem_spark: SparkSession
+    ) -> None:
+        system.add(range(3))
+        system.add(range(3, 6))
+        progress = _Progress(system)
+        progress.planner.poll(None)
+        deleted = system.expire()
+        if not deleted:
+            assert progress.slice(Limits()) is not None
+            return
+        with pytest.raises(SourceChangedError):
+            progress.slice(Limits())
+        planned = progress.slice(Limits(), on_data_loss="record_gap")
+        assert planned is not None
+        assert planned.gaps
+        for partition, gaps in planned.gaps.items():
+            start, end = planned.ranges[partition]
+            assert all(start <= first < last <= end for first, last in gaps)
+        assert _read(system, streamsem_spark, planned.pins) == [id for id in range(6) if id not in deleted]
+
+    def test_deleted_records_of_a_plan_fail_its_check(self, system: SourceSystem) -> None:
+        system.add(range(3))
+        system.add(range(3, 6))
+        planned = next(_Progress(system).slices(Limits()))
+        pins = _stored(system.source, planned.pins)
+        with pytest.raises(SourceChangedError) if system.expire() else nullcontext():
+            system.source.check_pins(pins, was_read=False)
+
+    @pytest.mark.parametrize("pins", [[{"other": 1}], [1], "text", {"other": []}], ids=str)
+    def test_pins_of_another_form_are_refused(self, system: SourceSystem, pins: Json) -> None:
+        with pytest.raises(LogDamagedError):
+            system.source.read_pins(pins)
+
+    def test_plan_without_pins_has_the_columns_of_the_source_and_no_rows(
+        self, system: SourceSystem, streamsem_spark: SparkSession
+    ) -> None:
+        system.add(range(1))
+        planned = next(_Progress(system).slices(Limits()))
+        full, empty = (system.source.load(streamsem_spark, pins) for pins in (_stored(system.source, planned.pins), ()))
+        assert _columns(empty) == _columns(full)
+        assert _ids(system, empty) == []
+
+    def test_offsets_for_a_time_are_those_of_the_records_that_arrived_later(self, system: SourceSystem) -> None:
+        find = getattr(system.source, "offsets_for_time", None)
+        if find is None:
+            return
+        system.add(range(3))
+        planner = _Progress(system).planner
+        end = planner.poll(None).offsets
+        later = find(system.clock.now_ms() + 1)
+        assert {partition: position(later, partition) for partition in end} == dict(end)
+        assert planner.lag(find(0), None) == planner.lag(system.source.initial_offsets(), None)
+
+    def test_secrets_are_in_no_stored_value(self, system: SourceSystem) -> None:
+        system.add(range(3))
+        planned = next(_Progress(system).slices(Limits()))
+        source: Any = system.source
+        stored = [source.immutable_config(), planned.ranges, [plain(pin) for pin in planned.pins], planned.hint]
+        texts = [
+            repr(source),
+            repr(planned),
+            str(source.lineage(planned.ranges)),
+            *map(str, source.reasons),
+            *map(repr, stored),
+        ]
+        for secret in system.secrets:
+            assert not [text for text in texts if secret in text]
+
+    def test_module_of_the_source_imports_no_client_library(self, system: SourceSystem) -> None:
+        code = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-c", code, type(system.source).__module__], capture_output=True, text=True, check=True
+        )
+        assert {*self.clients} & {*done.stdout.split()} == set()
+
+    def test_run_commits_every_record_once_and_its_retry_nothing(
+        self, system: SourceSystem, streamsem_spark: SparkSession, tmp_path: Path
+    ) -> None:
+        system.add(range(3))
+        system.add(range(3, 6))
+        sink = FilesSink(path=str(tmp_path / "out"), format="parquet")
+        pipeline = spec.Pipeline(
+            name="conformance", log=str(tmp_path / "log"), source=system.source, sinks={"out": sink}
+        )
+        log = CommitLog(open_store(pipeline.log), system.clock)
+        result = run_batch(pipeline, run_key="conformance", drain=True, log=log)
+        again = run_batch(pipeline, run_key="conformance", drain=True, log=log)
+        assert again == result
+        files = [file.path for file in open_log(log).files()]
+        rows = streamsem_spark.read.parquet(*files).select(system.column).collect()
+        assert sorted(row[0] for row in rows) == list(range(6))
+
+
+class _Progress:
+    """Plans one slice after another of a source, as the runs of a pipeline do."""
+
+    def __init__(self, system: SourceSystem) -> None:
+        self.source = system.source
+        self.planner: Planner = system.source.open(CommitLog(MemoryStore(), system.clock), None)
+        self.offsets: Offsets = system.source.initial_offsets()
+        self.hint: Json = None
+
+    def slice(self, limits: Limits, *, on_data_loss: str = "fail") -> SourceSlice | None:
+        """Poll the source, plan one slice, and advance to its end."""
+        until = self.planner.poll(self.hint)
+        planned = self.planner.slice(self.offsets, until, limits, self.hint, on_data_loss=on_data_loss)
+        if planned is None:
+            return None
+        for partition, (start, stop) in planned.ranges.items():
+            assert start == position(self.offsets, partition)
+            assert start < stop <= position(until.offsets, partition)
+        self.offsets = advance(self.offsets, ends(planned.ranges))
+        counts = {"read": planned.rows, "parsed": planned.rows, "quarantined": 0}
+        self.hint = self.source.next_hint(planned.hint, _stored(self.source, planned.pins), counts)
+        return planned
+
+    def slices(self, limits: Limits) -> Iterator[SourceSlice]:
+        """Yield slices until nothing is unread."""
+        while planned := self.slice(limits):
+            yield planned
+
+
+def _smallest(source: Source) -> Limits:
+    """Return limits that permit one item per batch."""
+    return Limits(**{name: 1 for name in source.limits if name.startswith("max_")})
+
+
+def _stored(source: Source, pins: Sequence[Any]) -> Sequence[Any]:
+    """Return pins as a later process decodes them from the plan."""
+    return source.read_pins(json.loads(canonical(plain([*pins]))))
+
+
+def _read(system: SourceSystem, spark: SparkSession, pins: Sequence[Any]) -> list[int]:
+    """Return the ids of the records of a plan, in ascending order."""
+    return _ids(system, system.source.load(spark, _stored(system.source, pins)))
+
+
+def _columns(loaded: Any) -> set[str]:
+    """Return the names of the columns that a transform gets."""
+    frame = loaded.frame if loaded.bad is None else loaded.frame.where(~loaded.bad)
+    return {*frame.drop(*loaded.drop).columns}
+
+
+def _ids(system: SourceSystem, loaded: Any) -> list[int]:
+    parsed = loaded.frame if loaded.bad is None else loaded.frame.where(~loaded.bad)
+    return sorted(row[0] for row in parsed.select(system.column).collect())
