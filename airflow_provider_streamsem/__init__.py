@@ -36,6 +36,7 @@ _NAMES = {
     "PersistentState": "airflow_provider_streamsem.transforms.persistent_state",
     "Pipeline": "airflow_provider_streamsem.pipeline.spec",
     "QueueSource": "airflow_provider_streamsem.connectors.queue.source",
+    "RateSource": "airflow_provider_streamsem.connectors.rate.source",
     "ReprocessOperator": "airflow_provider_streamsem.operators.reprocess",
     "RetentionSensor": "airflow_provider_streamsem.sensors.retention",
     "RunResult": "airflow_provider_streamsem.pipeline.result",
@@ -85,6 +86,7 @@ __all__ = [
     "PersistentState",
     "Pipeline",
     "QueueSource",
+    "RateSource",
     "ReprocessOperator",
     "RetentionSensor",
     "RunResult",
@@ -122,6 +124,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
     from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Json
     from airflow_provider_streamsem.connectors.queue.source import QueueSource
+    from airflow_provider_streamsem.connectors.rate.source import RateSource
     from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
     from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
     from airflow_provider_streamsem.dedup import Dedup

@@ -21,6 +21,7 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
         "files": "airflow_provider_streamsem.connectors.files.source:FilesSource",
         "kafka": "airflow_provider_streamsem.connectors.kafka.source:KafkaSource",
         "queue": "airflow_provider_streamsem.connectors.queue.source:QueueSource",
+        "rate": "airflow_provider_streamsem.connectors.rate.source:RateSource",
     },
     "sinks": {
         "delta": "airflow_provider_streamsem.connectors.delta.sink:DeltaSink",

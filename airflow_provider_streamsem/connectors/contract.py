@@ -184,8 +184,8 @@ class LoadedTogether:
 
 
 @dataclass(slots=True)
-class NoRecords:
-    """A DataFrame without records. Implements :class:`Loaded`."""
+class ParsedRecords:
+    """A DataFrame whose records are all parsed, or that has none. Implements :class:`Loaded`."""
 
     frame: DataFrame
     bad: Any = None

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.columns import types as column_types
-from airflow_provider_streamsem.connectors.contract import Counted, Loaded, LoadedTogether, NoRecords
+from airflow_provider_streamsem.connectors.contract import Counted, Loaded, LoadedTogether, ParsedRecords
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError
@@ -257,7 +257,7 @@ class Staging:
         except DataError:  # the columns of the source are those of its records
             frames = {}
         found = {name: schema.with_new_columns(columns, frames.get(name)) for name, columns in base.columns.items()}
-        return {name: NoRecords(self.session.createDataFrame([], columns)) for name, columns in found.items()}
+        return {name: ParsedRecords(self.session.createDataFrame([], columns)) for name, columns in found.items()}
 
     def _parts(self, pins: Sequence[Any]) -> Mapping[str, Loaded]:
         loaded = self.job.source.load(self.session, pins)

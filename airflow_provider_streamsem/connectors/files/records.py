@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
 
-from airflow_provider_streamsem.connectors.contract import BadRecord, NoRecords
+from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
 from airflow_provider_streamsem.connectors.files import columnar, partitions
 from airflow_provider_streamsem.connectors.files.columnar import Footer
 from airflow_provider_streamsem.connectors.files.csv_lines import Csv
@@ -443,20 +443,20 @@ def plain_root(location: str) -> str:
     return (f"s3a://{rest}" if scheme == "s3" else rest.rstrip("/")) + "/"
 
 
-def nothing(spark: SparkSession, source: _Source) -> NoRecords:
+def nothing(spark: SparkSession, source: _Source) -> ParsedRecords:
     """
     Return the columns of a source, without records. Columns of directories are missing, unless the schema names them.
 
     :raises DataError: the columns are those of the files, because the source has no schema
     """
     if source.format == "text":
-        return NoRecords(spark.createDataFrame([], "value string"))
+        return ParsedRecords(spark.createDataFrame([], "value string"))
     if source.schema is None:
         what = "a batch has no files of this source, and its columns are unknown without a file; nothing became visible"
         raise DataError(what, path=source.path).advising("give the source a schema, and run again.")
     columns = parsing.struct(source.schema, "source files")
     if source.format not in ("json", "csv"):
-        return NoRecords(spark.createDataFrame([], _nullable(columns)))
+        return ParsedRecords(spark.createDataFrame([], _nullable(columns)))
     # Parse no lines, because the parser determines which columns may be null.
     found = spark.createDataFrame([], f"{RAW} string")
     if source.format == "csv":
@@ -464,7 +464,7 @@ def nothing(spark: SparkSession, source: _Source) -> NoRecords:
     else:
         options = {name: text for name, text in source.options.items() if name.lower() != ENCODING}
         parsed = parsing.with_json(found, RAW, columns, options, _RECORD)
-    return NoRecords(parsed.frame.selectExpr(*parsed.columns))
+    return ParsedRecords(parsed.frame.selectExpr(*parsed.columns))
 
 
 def _nullable(kind: Any) -> Any:

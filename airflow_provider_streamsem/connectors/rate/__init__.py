@@ -1,0 +1,1 @@
+"""The rate source: generated records for demonstrations and tests."""

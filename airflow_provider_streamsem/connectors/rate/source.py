@@ -1,0 +1,208 @@
+"""
+The rate source: generates records at a fixed rate, without any external system.
+
+Record ``n`` is a function of ``n``, the seed and the other arguments. Spark computes the records of a range, and nothing is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.clock import Clock
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.contract import ParsedRecords, SourceEnd, SourceSlice
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.limits import Limits
+from airflow_provider_streamsem.protocol.codec import build
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARTITION = "rate"
+COLUMNS = "value long, timestamp timestamp, key long, random double"
+
+
+@dataclass(frozen=True, slots=True)
+class RatePin:
+    """
+    A planned range of records.
+
+    :param start: first record, inclusive
+    :param end: last record, exclusive
+    """
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateSource:
+    """
+    Generates records at a fixed rate, for demonstrations and tests. The same arguments always give the same records.
+
+    The columns are ``value long`` (the number of the record: 0, 1, 2, …), ``timestamp timestamp`` (when the record arrived), ``key long`` and ``random double``
+    (0 to 1, exclusive). An offset is a ``value``.
+
+    :param rows_per_second: number of records per second, 1 or more
+    :param start: when record 0 arrived: a timestamp with a time zone
+    :param rows: number of records in all, 1 or more; ``None``: records arrive without end
+    :param keys: number of distinct values of ``key``, 1 or more. The values are 0 to ``keys``, exclusive
+    :param seed: determines ``key`` and ``random`` of each record
+    :param starting: the record at which a new pipeline starts: ``earliest``, ``latest``, or a timestamp with a time zone (inclusive)
+    :raises InvalidError: an argument is not valid
+    """
+
+    delivery: ClassVar[str] = "exactly_once"
+    terms: ClassVar[str] = ""
+    extra: ClassVar[str] = ""
+    unit: ClassVar[str] = "records"
+    limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
+    spark_packages: ClassVar[tuple[str, ...]] = ()
+    location: ClassVar[None] = None
+    reasons: ClassVar[tuple[str, ...]] = (
+        "a record is a function of its number, and the plan records the range of numbers",
+    )
+    rows_per_second: int = 1
+    start: str = "2026-01-01T00:00:00Z"
+    rows: int | None = None
+    keys: int = 10
+    seed: int = 0
+    starting: str = "earliest"
+
+    def __post_init__(self) -> None:
+        where = "source rate:"
+        arguments.integer(f"{where} rows_per_second", self.rows_per_second, least=1)
+        arguments.integer(f"{where} keys", self.keys, least=1)
+        arguments.integer(f"{where} seed", self.seed, least=0)
+        if self.rows is not None:
+            arguments.integer(f"{where} rows", self.rows, least=1)
+        arguments.time_ms(f"{where} start", self.start)
+        if self.starting not in ("earliest", "latest"):
+            try:
+                arguments.time_ms(f"{where} starting", self.starting)
+            except InvalidError as error:
+                accepted = ["earliest", "latest", "2026-01-31T00:00:00Z"]
+                raise InvalidError(f"{where} starting is not valid", given=self.starting, accepted=accepted) from error
+
+    def to_json(self) -> Json:
+        """Return the arguments in the form of the TOML file."""
+        return asdict(self)
+
+    def immutable_config(self) -> Json:
+        """Return the arguments that determine the records."""
+        names = ("rows_per_second", "start", "keys", "seed")
+        return {"type": "rate", **{name: getattr(self, name) for name in names}}
+
+    def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
+        """Return no dataset, because the records come from no external system."""
+        return []
+
+    def initial_offsets(self) -> Offsets:
+        """Return the number of the first record, as ``starting`` defines it."""
+        from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+
+        if self.starting == "earliest":
+            return {PARTITION: 0}
+        at_ms = SYSTEM_CLOCK.now_ms() if self.starting == "latest" else arguments.time_ms("starting", self.starting)
+        return self.offsets_for_time(at_ms)
+
+    def offsets_for_time(self, at_ms: int) -> Offsets:
+        """Return the first record that arrived at or after ``at_ms`` (milliseconds UTC), or the number of all records if there is none."""
+        return {PARTITION: self.arrived_before(at_ms)}
+
+    def arrived_before(self, at_ms: int) -> int:
+        """Return the number of records that arrived before ``at_ms`` (milliseconds UTC, exclusive)."""
+        elapsed_ms = at_ms - arguments.time_ms("start", self.start)
+        arrived = max(0, -(-elapsed_ms * self.rows_per_second // 1000))
+        return arrived if self.rows is None else min(arrived, self.rows)
+
+    def arrived_at_ms(self, record: int) -> int:
+        """Return when a record arrived, in milliseconds UTC, rounded down."""
+        return arguments.time_ms("start", self.start) + record * 1000 // self.rows_per_second
+
+    def open(self, log: CommitLog, hint: Json) -> RatePlanner:
+        """Bind the source to a commit log, whose clock determines how many records have arrived."""
+        return RatePlanner(self, log.clock)
+
+    def read_pins(self, pins: Json) -> tuple[RatePin, ...]:
+        """
+        Decode the pins of a plan.
+
+        :raises LogDamagedError: the pins are not ranges of records
+        """
+        try:
+            found = tuple(build(RatePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
+        except LogDamagedError as error:
+            raise LogDamagedError(
+                "the pins of a plan are not ranges of records; nothing was read", invariant="R6"
+            ) from error
+        if any(not 0 <= pin.start < pin.end for pin in found):
+            raise LogDamagedError("the pins of a plan are not ranges of records; nothing was read", invariant="R6")
+        return found
+
+    def next_hint(self, hint: Json, pins: Sequence[RatePin], counts: Mapping[str, int]) -> Json:
+        """Return ``None``, because a planner needs no hint."""
+        return None
+
+    def check_pins(self, pins: Sequence[RatePin], *, was_read: bool) -> None:
+        """Do nothing, because generated records never change."""
+
+    def load(self, spark: SparkSession, pins: Sequence[RatePin]) -> ParsedRecords:
+        """Return the records of the pinned ranges as a DataFrame. Every record can be parsed."""
+        from pyspark.sql import functions as F
+
+        frame: Any = spark.createDataFrame([], COLUMNS)
+        for pin in pins:
+            value = F.col("id")
+            arrived_ms = F.lit(arguments.time_ms("start", self.start)) + F.expr(f"id * 1000 div {self.rows_per_second}")
+            frame = frame.union(
+                spark.range(pin.start, pin.end).select(
+                    value.alias("value"),
+                    F.timestamp_millis(arrived_ms).alias("timestamp"),
+                    F.pmod(F.xxhash64(value, F.lit(self.seed), F.lit("key")), F.lit(self.keys)).alias("key"),
+                    (F.pmod(F.xxhash64(value, F.lit(self.seed), F.lit("random")), F.lit(2**53)) / 2**53).alias(
+                        "random"
+                    ),
+                )
+            )
+        return ParsedRecords(frame)
+
+
+@dataclass(frozen=True, slots=True)
+class RatePlanner:
+    """A :class:`RateSource` that is bound to the clock of a commit log."""
+
+    source: RateSource
+    clock: Clock
+
+    def poll(self, hint: Json) -> SourceEnd:
+        """Return the number of records that have arrived."""
+        return SourceEnd({PARTITION: self.source.arrived_before(self.clock.now_ms() + 1)})
+
+    def slice(
+        self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
+    ) -> SourceSlice | None:
+        """Select the next records: at most ``limits.max_rows``."""
+        first, last = position(start, PARTITION), position(end.offsets, PARTITION)
+        stop = last if limits.max_rows is None else min(last, first + limits.max_rows)
+        if stop <= first:
+            return None
+        return SourceSlice(ranges={PARTITION: (first, stop)}, pins=[RatePin(first, stop)], hint=None, rows=stop - first)
+
+    def lag(self, start: Offsets, hint: Json) -> int:
+        """Return the number of records from ``start`` (inclusive) that have arrived."""
+        return self.unread_before(start, self.clock.now_ms() + 1)
+
+    def unread_before(self, start: Offsets, at_ms: int) -> int:
+        """Return the number of records from ``start`` (inclusive) that arrived before ``at_ms`` (milliseconds UTC, exclusive)."""
+        until_ms = min(at_ms, self.clock.now_ms() + 1)
+        return max(0, self.source.arrived_before(until_ms) - position(start, PARTITION))
+
+    def minimum_clock(self, start: Offsets) -> int | None:
+        """Return when the first unread record arrived, in milliseconds UTC; ``None`` if no record is unread."""
+        return self.source.arrived_at_ms(position(start, PARTITION)) if self.lag(start, None) else None
