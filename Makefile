@@ -8,7 +8,7 @@ TRACED := tests/protocol tests/golden tests/readers tests/security/test_forged_l
 PYTEST = $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal
 
 # The longest files first, so that both workers end at the same time.
-LONG := tests/chaos tests/integration/test_cluster.py tests/integration/test_delta.py
+LONG := tests/integration/test_orders_dag.py tests/integration/test_cluster.py tests/integration/test_delta.py
 INTEGRATION = $(LONG) $(filter-out $(LONG),$(wildcard tests/integration/test_*.py))
 
 .DEFAULT_GOAL := help

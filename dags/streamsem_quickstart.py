@@ -1,7 +1,7 @@
 r"""
 Quickstart: writes the rows of files that arrive in a folder to a table, exactly once.
 
-Flights arrive as one CSV file a day. Each run of the DAG reads the new files in batches of 30, cleans each row, and writes Parquet files by month. After kills,
+Flights arrive as one CSV file a day. Each run of the DAG reads the new files in batches of 60, cleans each row, and writes Parquet files by month. After kills,
 retries and clears, the table still contains each departed flight once. ``make demo`` shows this with the flights of a year.
 
 The DAG requires the folder ``arrivals``. This command creates it with one file:
@@ -46,14 +46,14 @@ FLIGHTS = Pipeline(
     where="dep_time is not null",  # a flight without a departure time was cancelled
     rows="filter",  # the transform returns one row for each input row, and every attempt checks this
     sinks={"flights": FilesSink(path=f"{HOME}/flights", format="parquet", partition_by=["month"])},
-    limits=Limits(max_files=30),
+    limits=Limits(max_files=60),
     require="exactly_once",
 )
 
 
 @dag(schedule=None, catchup=False, max_active_runs=1, tags=["streamsem"])
 def streamsem_quickstart() -> None:
-    """Read the new files in batches of 30."""
+    """Read the new files in batches of 60."""
 
     @task.micro_batch(
         pipeline=FLIGHTS,

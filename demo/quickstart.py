@@ -188,7 +188,7 @@ def play() -> None:
         TimeElapsedColumn(),
     ]
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("spring", total=13)
+        bar = progress.add_task("spring", total=7)
         kill_twice_and_clear(days, progress, bar)
     report()
 
@@ -211,7 +211,7 @@ def kill_twice_and_clear(days: list[Path], progress: Progress, bar: object) -> N
     say("[bold]run autumn[/]: the other 215 files", description="autumn")
     autumn = start("autumn")
     told_too = "  [red]killed the whole process[/], its JVM too, while version {} was being written"
-    deed = kill_from(7, lambda: -autumn.pid, lambda version: say(told_too.format(version)))
+    deed = kill_from(4, lambda: -autumn.pid, lambda version: say(told_too.format(version)))
     if follow(autumn, progress, bar, deed) != -signal.SIGKILL or len(killed) != 2:
         raise DemoError("the processes were not killed in the middle of a batch")
     say("  the same run id is started again")

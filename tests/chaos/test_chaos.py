@@ -1,4 +1,4 @@
-"""Short trials in each integration run, with every fault of local mode and those of a cluster. Nothing is duplicated, nothing is lost."""
+"""Short trials with every fault of local mode and those of a cluster. Nothing is duplicated, nothing is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos import trial
 from tests.chaos.faults import kinds
 from tests.chaos.subjects import subject_class
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.prove]
 
 
 @pytest.mark.timeout(900)
@@ -19,7 +19,6 @@ def test_every_kind_of_fault_duplicates_and_loses_nothing() -> None:
     assert found.commits >= 10, "too few versions for the faults to have met anything"
 
 
-@pytest.mark.prove
 @pytest.mark.timeout(600)
 def test_killed_executors_workers_and_a_whole_cluster_duplicate_and_lose_nothing() -> None:
     found = run_clean_trial("streamsem_on_a_cluster", ["executor killed", "worker killed", "everything killed"])

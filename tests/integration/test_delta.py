@@ -30,6 +30,7 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.batches import before, outcome_of, schema_of
 from tests.connectors.delta.delta_fixture import WRITES
 from tests.integration.parts.s3 import S3Server
+from tests.rounds import ROUNDS
 from tests.step_by_step import step_by_step
 
 pytestmark = pytest.mark.integration
@@ -269,7 +270,7 @@ def test_empty_text_as_a_partition_value_is_refused_before_the_commit(
 def test_two_concurrent_publishing_processes_add_each_version_once(
     spark: SparkSession, s3_server: S3Server, lake: str, arrivals: Path
 ) -> None:
-    """Two processes that start together publish each of 50 versions. A third process publishes them again, late."""
+    """Two processes that start together publish each version. A third process publishes them again, late."""
     arrive(arrivals, range(5))
     table = f"{lake}/table"
     pipeline = pipeline_to(table, f"{lake}/log", arrivals)
@@ -312,18 +313,18 @@ def test_two_concurrent_publishing_processes_add_each_version_once(
         process.stdin.write(f"{version}\n")
         process.stdin.flush()
 
-    for version in range(1, 51):
+    for version in range(1, ROUNDS + 1):
         for process in first:
             say(process, version)
         assert {process.stdout.readline().strip() for process in first} <= {"applied"}
-    for version in range(1, 51):
+    for version in range(1, ROUNDS + 1):
         say(late, version)
-        assert late.stdout.readline().strip() == ("passed" if version < 50 else "applied")
+        assert late.stdout.readline().strip() == ("passed" if version < ROUNDS else "applied")
     for process in processes:
         process.stdin.close()
         assert process.wait(30) == 0
     counted = Counter(row["id"] for row in spark_rows(spark, table))
-    assert counted == Counter({n: 51 for n in range(5)})
+    assert counted == Counter({n: ROUNDS + 1 for n in range(5)})
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])

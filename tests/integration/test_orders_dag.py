@@ -1,4 +1,4 @@
-"""The example DAG from Kafka to S3, on Airflow's own execution, a real broker, S3 server and Spark: run, run again, clear."""
+"""The example DAG from Kafka to S3, on Airflow's own execution, a real broker, S3 server and Spark: run, and clear."""
 
 from __future__ import annotations
 
@@ -125,12 +125,10 @@ def test_orders_dag_drains_a_secured_topic_onto_s3(
             "written.orders": 78,
         }
         if kind == "cluster":
-            topics.put("orders", [order(n) for n in range(80, 90)])
-            logs += run("second")
             logs += run("first", "--clear")
-            assert rows(lake, tmp_path) == [*expected, *((n, f"A{str(n)[0]}L", n - 1) for n in range(80, 90))]
+            assert rows(lake, tmp_path) == expected
             replaced = [v.outcome and v.outcome.replaces and v.outcome.replaces.version for v in opened.versions()]
-            assert replaced == [0, None, None]
+            assert replaced == [0, None]
     assert verify(f"{lake}/_streamsem/orders").findings == []
     assert PASSWORD not in logs
     written = [path for path in tmp_path.rglob("*") if path.is_file() and "copies" not in path.parts]

@@ -283,7 +283,9 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
     return use
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", ["append", *(pytest.param(mode, marks=pytest.mark.prove) for mode in MODES if mode != "append")]
+)
 def test_crash_or_lost_reply_at_any_statement_leaves_every_row_once(
     mode: str, db: Database, tmp_path: Path, stepping: Callable[[Steps], None]
 ) -> None:
