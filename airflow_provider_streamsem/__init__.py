@@ -21,6 +21,7 @@ _NAMES = {
     "DeltaSink": "airflow_provider_streamsem.connectors.delta.sink",
     "FilesSink": "airflow_provider_streamsem.connectors.files.sink",
     "FilesSource": "airflow_provider_streamsem.connectors.files.source",
+    "FilesTable": "airflow_provider_streamsem.connectors.files.lookup",
     "FreshnessSensor": "airflow_provider_streamsem.sensors.freshness",
     "Guarantee": "airflow_provider_streamsem.pipeline.guarantee",
     "HttpSink": "airflow_provider_streamsem.connectors.http.sink",
@@ -71,6 +72,7 @@ __all__ = [
     "DeltaSink",
     "FilesSink",
     "FilesSource",
+    "FilesTable",
     "FreshnessSensor",
     "Guarantee",
     "HttpSink",
@@ -116,6 +118,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.assets import log_uri
     from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
     from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+    from airflow_provider_streamsem.connectors.files.lookup import FilesTable
     from airflow_provider_streamsem.connectors.files.sink import FilesSink
     from airflow_provider_streamsem.connectors.files.source import FilesSource
     from airflow_provider_streamsem.connectors.http.sink import HttpSink

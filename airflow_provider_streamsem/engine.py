@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Sink, Source
+from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.dedup import ChainStates, Dedup
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Plan, Quarantine
 from airflow_provider_streamsem.state import State
@@ -18,7 +19,8 @@ class Job:
     """
     The input of one staging attempt, apart from the commit log, which :meth:`Engine.stage` receives separately.
 
-    :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``
+    :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``; with lookups, ``fn(DataFrame, {lookup name: DataFrame})``
+    :param lookups: name → lookup table. The plan has their pins
     :param transform_name: the transform's name in errors
     :param where: SQL predicate that the engine applies before the transform, or ``None``
     :param max_quarantined: maximum number of records that may fail to parse, inclusive; with more, the attempt fails
@@ -35,7 +37,7 @@ class Job:
     source: Source
     pins: Sequence[Any]
     sinks: Mapping[str, Sink]
-    transform: Callable[[Any], Any]
+    transform: Callable[..., Any]
     transform_name: str
     where: str | None
     max_quarantined: int
@@ -47,6 +49,7 @@ class Job:
     batch_time_ms: int = 0
     chain: ChainStates | None = None
     state_settings: State | None = None
+    lookups: Mapping[str, Lookup] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """
-Maps the names of sources, sinks, stores and engines to their classes or factories.
+Maps the names of sources, lookups, sinks, stores and engines to their classes or factories.
 
-Only :func:`lookup` imports the module of a name. Other packages add names through entry points of the groups ``streamsem.sources``, ``streamsem.sinks``,
-``streamsem.stores`` and ``streamsem.engines``. They cannot replace a built-in name.
+Only :func:`lookup` imports the module of a name. Other packages add names through entry points of the groups ``streamsem.sources``,
+``streamsem.lookups``, ``streamsem.sinks``, ``streamsem.stores`` and ``streamsem.engines``. They cannot replace a built-in name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from airflow_provider_streamsem.errors import InvalidError
 
-Kind = Literal["sources", "sinks", "stores", "engines"]
+Kind = Literal["sources", "lookups", "sinks", "stores", "engines"]
 
 _BUILT_IN: dict[Kind, dict[str, str]] = {
     "sources": {
@@ -23,6 +23,7 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
         "queue": "airflow_provider_streamsem.connectors.queue.source:QueueSource",
         "rate": "airflow_provider_streamsem.connectors.rate.source:RateSource",
     },
+    "lookups": {"files": "airflow_provider_streamsem.connectors.files.lookup:FilesTable"},
     "sinks": {
         "delta": "airflow_provider_streamsem.connectors.delta.sink:DeltaSink",
         "files": "airflow_provider_streamsem.connectors.files.sink:FilesSink",

@@ -111,6 +111,11 @@ COMMANDS = (
         (
             _argument("version", type=int, metavar="N", nargs="?", help="the version, unless --quarantined is given"),
             _argument("--quarantined", action="store_true", help="reprocess every version with quarantined records"),
+            _argument(
+                "--current-lookups",
+                action="store_true",
+                help="read the current rows of the lookups, instead of those that the version read",
+            ),
             *_ENGINE,
         ),
         builds="source and sinks",

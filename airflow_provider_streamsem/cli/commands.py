@@ -155,13 +155,18 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
         raise InvalidError("--run-key cannot be combined with --quarantined, which starts one run for each version")
     pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
     if not args.quarantined:
-        return _ran(pipeline, reprocess_(pipeline, args.version, run_key=args.run_key, engine=engine))
+        return _ran(
+            pipeline,
+            reprocess_(
+                pipeline, args.version, run_key=args.run_key, current_lookups=args.current_lookups, engine=engine
+            ),
+        )
     records = open_log(args.log, pipeline=pipeline).quarantined()
     versions = sorted({record["version"] for record in records if "watermark_ms" not in record})  # not the late rows
     reprocessed, refused, lines = [], [], []
     for version in versions:
         try:
-            result = reprocess_(pipeline, version, engine=engine)
+            result = reprocess_(pipeline, version, current_lookups=args.current_lookups, engine=engine)
         except StreamsemError as error:
             if error.retryable:
                 raise
@@ -362,7 +367,7 @@ def show(args: argparse.Namespace) -> CommandResult:
         "receipts": plain(receipts),
     }
     lines = [f"version {args.version}: {'open' if outcome is None else outcome[0].result}"]
-    hidden = {"plan": ("pins",), "outcome": ("sinks", "schemas"), "receipts": ()}
+    hidden = {"plan": ("pins", "lookups"), "outcome": ("sinks", "schemas"), "receipts": ()}
     for title, hidden_fields in hidden.items():
         entry = document[title] or {}
         lines += [f"{title}:"] if entry else []

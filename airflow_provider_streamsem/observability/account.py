@@ -79,7 +79,8 @@ class Account:
             return
         ranges: Ranges = {name: pair for batch in self.batches.values() for name, pair in batch.ranges.items()}
         with suppress(StreamsemError):  # a missing connection has already failed the run
-            self.inputs = self.pipeline.source.lineage(ranges)
+            lookups = [name for lookup in self.pipeline.lookups.values() for name in lookup.lineage()]
+            self.inputs = [*self.pipeline.source.lineage(ranges), *lookups]
 
 
 def _sum(before: Output | None, new: Output) -> Output:

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_streamsem.arguments import number
+from airflow_provider_streamsem.arguments import flag, number
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key
 from airflow_provider_streamsem.observability.observed import Observed
@@ -28,6 +28,7 @@ class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
     :param version: the committed version to reprocess: an integer, or a template that renders to one. Use ``expand(version=[…])`` for several versions
+    :param current_lookups: whether the transform reads the current rows of the pipeline's lookups. Default: those that the replaced version read
     :param spark_master: as in :class:`MicroBatchOperator`
     :param spark_conn_id: as in :class:`MicroBatchOperator`
     :param spark_conf: as in :class:`MicroBatchOperator`
@@ -44,6 +45,7 @@ class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type
         *,
         pipeline: Pipeline | str,
         version: int | str,
+        current_lookups: bool = False,
         spark_master: str | None = None,
         spark_conn_id: str | None = None,
         spark_conf: dict[str, str] | None = None,
@@ -55,6 +57,7 @@ class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type
         self.set_pipeline(pipeline)
         self.set_engine(spark_master, spark_conn_id, spark_conf, spark_packages)
         self.version = version
+        self.current_lookups = flag("current_lookups", current_lookups)
         self.partition_key = checked_partition_key(partition_key, self.outlets)
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -66,7 +69,9 @@ class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type
         with self.resolved_pipeline(context) as pipeline, self.observed(context["ti"], pipeline) as account:
             version = number("version", self.version, least=0)
             key = f"{run_key(context['ti'])}#reprocess:{version}"
-            account.result = result = reprocess(pipeline, version, run_key=key, engine=self.engine())
+            account.result = result = reprocess(
+                pipeline, version, run_key=key, current_lookups=self.current_lookups, engine=self.engine()
+            )
         answer: dict[str, Any] = result.to_json()
         emit_outlet_events(self, context, answer)
         return answer

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from airflow_provider_streamsem.connectors.contract import Sink, Source, Warns
+from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.state import State
@@ -60,6 +61,8 @@ class _Pipeline(Protocol):
     @property
     def transform(self) -> Callable[..., Any] | str | None: ...
     @property
+    def lookups(self) -> Mapping[str, Lookup]: ...
+    @property
     def dedup(self) -> Dedup | None: ...
     @property
     def state(self) -> State | None: ...
@@ -77,6 +80,8 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
         "a durable plan records the offset ranges before the first row is read, and every attempt reads exactly these ranges"
     ]
     reasons += [f"source: {reason}" for reason in pipeline.source.reasons]
+    for name, lookup in sorted(pipeline.lookups.items()):
+        reasons += [f"lookup {name}: {reason}" for reason in lookup.reasons]
     if pipeline.dedup is not None:
         reasons.append(_of_dedup(pipeline.dedup))
     reasons.append(_of_transform(pipeline))
@@ -102,7 +107,7 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
 def warnings(pipeline: _Pipeline) -> list[str]:
     """Return warnings about connections without encryption, one sentence each. Skips a connection that does not exist, because a run refuses it."""
     found: list[str] = []
-    for part in (pipeline.source, *pipeline.sinks.values()):
+    for part in (pipeline.source, *pipeline.lookups.values(), *pipeline.sinks.values()):
         if isinstance(part, Warns):
             with suppress(InvalidError):
                 found += part.warnings()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +20,7 @@ from airflow_provider_streamsem.pipeline.result import RunResult, announced, tog
 from airflow_provider_streamsem.pipeline.run import Run, run_batch
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
-from airflow_provider_streamsem.protocol.entries import Plan, Replaced
+from airflow_provider_streamsem.protocol.entries import Json, Plan, Replaced
 from airflow_provider_streamsem.protocol.procedures import Ready, RunComplete
 from airflow_provider_streamsem.protocol.view import Head, OpenHead, add_counts, without_pending
 
@@ -32,6 +33,7 @@ def reprocess(
     version: int,
     *,
     run_key: str | None = None,
+    current_lookups: bool = False,
     engine: Engine | None = None,
     log: CommitLog | None = None,
 ) -> RunResult:
@@ -43,6 +45,7 @@ def reprocess(
 
     :param version: a committed version. If reprocessing runs have replaced it already, this run replaces the newest of them
     :param run_key: names the reprocessing run; the same for its retries. Default: derived from ``version`` and the commit that is replaced
+    :param current_lookups: whether the transform reads the current rows of the lookups. Default: those that the replaced version read
     :param engine: default: Spark in this process
     :param log: default: the log at ``pipeline.log``
     :returns: the result of the reprocessing run, whose ``version`` replaces the reprocessed one
@@ -52,7 +55,9 @@ def reprocess(
     """
     # Without a run key, a retry has another key and cannot return this result. If this process died after the announcement, no result would contain the
     # announced versions. So this run announces none.
-    return _reprocess(pipeline, version, run_key, engine, log, announces=run_key is not None)
+    return _reprocess(
+        pipeline, version, run_key, engine, log, announces=run_key is not None, current_lookups=current_lookups
+    )
 
 
 def _reprocess(
@@ -63,6 +68,7 @@ def _reprocess(
     log: CommitLog | None,
     *,
     announces: bool,
+    current_lookups: bool = False,
 ) -> RunResult:
     integer("version", version, least=0)
     _refuse_sinks(pipeline)
@@ -75,7 +81,7 @@ def _reprocess(
     try:
         with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
             logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
-            return run.to_result(partial(_plan_reprocess, opened, version, run_key))
+            return run.to_result(partial(_plan_reprocess, opened, version, run_key, current_lookups))
     except StreamsemError as error:
         if not error.retryable:
             _abort_reprocess_run(opened, run_key, error)
@@ -172,7 +178,7 @@ def _is_answered(log: CommitLog, run_key: str) -> bool:
     return isinstance(log.locate(run_key, without_pending(head)), RunComplete)
 
 
-def _plan_reprocess(opened: Opened, version: int, run_key: str, ready: Ready) -> Plan:
+def _plan_reprocess(opened: Opened, version: int, run_key: str, current_lookups: bool, ready: Ready) -> Plan:
     """Build the plan of a reprocessing run from the commit that it replaces, as of the head (W24, W25)."""
     clock = opened.log.clock
     planned_at_ms = clock.now_ms()
@@ -187,6 +193,7 @@ def _plan_reprocess(opened: Opened, version: int, run_key: str, ready: Ready) ->
         ranges=plan[0].ranges,
         gaps=plan[0].gaps,
         pins=plan[0].pins,
+        lookups=_lookups(opened.pipeline, {} if current_lookups else plan[0].lookups, planned_at_ms),
         replaces=Replaced(version=current, counts=outcome[0].counts),
         run_key=run_key,
         j=ready.j,
@@ -202,9 +209,23 @@ def _plan_reprocess(opened: Opened, version: int, run_key: str, ready: Ready) ->
     _refuse_deleted_state(opened, current)
     source = opened.pipeline.source
     source.check_pins(source.read_pins(reprocessed.pins), was_read=False)
+    for name, lookup in opened.pipeline.lookups.items():
+        lookup.check_pin(reprocessed.lookups[name])
     for name in opened.pipeline.publishes:
         publishing(opened.pipeline, name).check_reprocess(current_output(opened.log, current, name))
     return reprocessed
+
+
+def _lookups(pipeline: Pipeline, planned: Mapping[str, Json], now_ms: int) -> dict[str, Json]:
+    """
+    Return the pins of the lookups for a reprocessing run.
+
+    :param planned: the pins of the replaced version. A lookup that is not among them gets a pin of its current rows
+    """
+    return {
+        name: planned[name] if name in planned else lookup.pin(now_ms)
+        for name, lookup in sorted(pipeline.lookups.items())
+    }
 
 
 def _refuse_deleted_state(opened: Opened, current: int) -> None:

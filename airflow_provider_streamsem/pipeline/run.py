@@ -17,6 +17,7 @@ from airflow_provider_streamsem.connectors.contract import Compacting, Planner, 
 from airflow_provider_streamsem.engine import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import (
     DataError,
+    InvalidError,
     RecordsMissingError,
     SourceChangedError,
     StageError,
@@ -285,6 +286,7 @@ class Run:
             if not fresh:  # the planner has not just inspected the pinned items
                 source = self.opened.pipeline.source
                 source.check_pins(source.read_pins(head.plan.pins), was_read=False)
+                _check_lookups(self.opened.pipeline, head.plan)
             manifest = self._attempt(head, head.plan, attempt_id)
             telemetry.emit(telemetry.Staged.by, manifest)
         return manifest
@@ -315,6 +317,7 @@ class Run:
             batch_time_ms=batch_time_ms,
             chain=self._chain_states(head, plan),
             state_settings=pipeline.state,
+            lookups=pipeline.lookups,
         )
         produced = self._produce(job)
         if job.state_settings is not None and plan.replaces is None:
@@ -359,8 +362,10 @@ class Run:
             produced = self.engine.stage(job, self.opened.log) if has_work else nothing_produced(job.sinks, state)
         except DataError:
             source.check_pins(job.pins, was_read=False)  # an item may have been changed or deleted
+            _check_lookups(self.opened.pipeline, job.plan)
             raise
         source.check_pins(job.pins, was_read=True)
+        _check_lookups(self.opened.pipeline, job.plan)
         _check_record_count(self.opened.pipeline.source_parts, job.plan, produced.counts)
         invariants.check_i14_staged(
             produced.counts, produced.sinks, handed=produced.handed, rows=self.opened.pipeline.rows
@@ -441,6 +446,24 @@ class Run:
             return head.hint
         source = self.opened.pipeline.source
         return source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts)
+
+
+def _check_lookups(pipeline: Pipeline, plan: Plan) -> None:
+    """
+    Check that the rows that the plan pins for the lookups still exist, unchanged.
+
+    :raises InvalidError: the plan was created with other lookups. Nothing became visible
+    :raises SourceChangedError: rows of a lookup were changed or are missing. Nothing became visible
+    """
+    if {*plan.lookups} != {*pipeline.lookups}:
+        raise InvalidError(
+            "the open version was planned with other lookups; nothing became visible",
+            version=plan.version,
+            planned=sorted(plan.lookups),
+            given=sorted(pipeline.lookups),
+        ).advising("run once with the former lookups, or abort the version: streamsem abort. Then run again.")
+    for name, lookup in pipeline.lookups.items():
+        lookup.check_pin(plan.lookups[name])
 
 
 def _check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mapping[str, int]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow_provider_streamsem import arguments, registry
 from airflow_provider_streamsem.connectors.contract import MergesByKey, NeedsRecords, ReplacesRows, Sink, Source
+from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.limits import Limits
@@ -44,6 +45,8 @@ class Pipeline:
     :param log_conn_id: a connection of type ``streamsem``. The log is at the connection's root + ``/`` + ``name``
     :param source: the source of the records. Exactly one of ``source`` and ``sources`` must be given
     :param sources: several sources: name → source. The transform receives a mapping of these names to DataFrames. Each limit applies to each source by itself
+    :param lookups: name → lookup table. The transform receives a mapping of these names to DataFrames as its second argument. The plan of a batch pins the rows
+        of each table, so all attempts of the batch read the same rows
     :param sinks: sink name → sink. One commit makes the rows of a batch in all file sinks visible; sinks outside the log are published after it
     :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``, or its name ``"package.module:function"``. Evaluated once per attempt.
         Default: rows pass unchanged
@@ -68,7 +71,8 @@ class Pipeline:
     sources: InitVar[Mapping[str, Source] | None] = None
     sinks: Mapping[str, Sink]
     log_conn_id: str | None = None
-    transform: Callable[[Any], Any] | str | None = None
+    lookups: Mapping[str, Lookup] = field(default_factory=dict)
+    transform: Callable[..., Any] | str | None = None
     where: str | None = None
     rows: str = "any"
     dedup: Dedup | None = None
@@ -98,6 +102,7 @@ class Pipeline:
         for name, sink in self.sinks.items():
             arguments.text("sink name", name, pattern=NAME, accepted=NAME)
             registry.name_of("sinks", sink)
+        self._check_lookups()
         self._check_locations()
         self._check_replaced_rows()
         if isinstance(self.transform, str):
@@ -168,6 +173,15 @@ class Pipeline:
         """Return the extras of this package that install the client libraries of the sources, sorted."""
         return sorted({source.extra for source in self.source_parts.values()} - {""})
 
+    def _check_lookups(self) -> None:
+        if not isinstance(self.lookups, Mapping):
+            raise InvalidError("lookups must map names to lookup tables", given=type(self.lookups).__name__)
+        for name, lookup in self.lookups.items():
+            arguments.text("lookup name", name, pattern=NAME, accepted=NAME)
+            registry.name_of("lookups", lookup)
+        if self.lookups and self.transform is None:
+            raise InvalidError("a pipeline with `lookups` requires a transform", pipeline=self.name)
+
     def _check_state(self) -> None:
         if self.state is not None and not isinstance(self.state, State):
             raise InvalidError("state must be a State", given=type(self.state).__name__)
@@ -189,9 +203,9 @@ class Pipeline:
 
     def _check_output_mode(self, transform: object) -> None:
         """
-        Check that a ready-made transform has the output mode of the state, and that the pipeline has one source.
+        Check that a ready-made transform has the output mode of the state, and that the pipeline has one source and no lookups.
 
-        :raises InvalidError: it has other output modes, the pipeline has no state, or it has several sources
+        :raises InvalidError: it has other output modes, or the pipeline has no state, several sources, or lookups
         """
         modes = getattr(transform, "output_modes", None)
         given = None if self.state is None else self.state.output_mode
@@ -199,6 +213,12 @@ class Pipeline:
             what = "this transform requires state with one of the accepted output modes"
             accepted = [f'State(output_mode="{mode}")' for mode in modes]
             raise InvalidError(what, transform=str(transform), given=given, accepted=accepted)
+        if modes is not None and self.lookups:
+            raise InvalidError(
+                "this transform takes the records alone, and the pipeline has lookups",
+                transform=str(transform),
+                accepted="a function that calls it with the records",
+            )
         if modes is not None and isinstance(self.source, SeveralSources):
             raise InvalidError(
                 "this transform takes the records of one source, and the pipeline has several",
@@ -226,13 +246,19 @@ class Pipeline:
             if source.location is not None:
                 locations[f"sources.{name}" if name else "source"] = source.location
         urls = [(name, normalised(url)) for name, url in locations.items()]
-        for at, (name, url) in enumerate(urls):
-            for other, other_url in urls[:at]:
-                if overlap(url, other_url):
-                    raise InvalidError(
-                        "two locations of the pipeline overlap: the log, the source and each dataset need separate locations, none inside another",
-                        given={other: locations[other], name: locations[name]},
-                    )
+        pairs = [(one, other) for at, one in enumerate(urls) for other in urls[:at]]
+        read = {
+            f"lookups.{name}": lookup.location for name, lookup in self.lookups.items() if lookup.location is not None
+        }
+        locations |= read  # a lookup may be at the location of the source or of another lookup
+        written = [(name, url) for name, url in urls if name.partition(".")[0] in ("log", "sinks")]
+        pairs += [((name, normalised(url)), other) for name, url in read.items() for other in written]
+        for (name, url), (other, other_url) in pairs:
+            if overlap(url, other_url):
+                raise InvalidError(
+                    "two locations of the pipeline overlap: the log, the source and each dataset need separate locations, none inside another",
+                    given={other: locations[other], name: locations[name]},
+                )
 
     def replace(self, **changes: Any) -> Pipeline:
         """
@@ -286,6 +312,11 @@ class Pipeline:
             "where": self.where,
             "rows": self.rows,
             **self._source_arguments,
+            **(
+                {"lookups": {name: _arguments("lookups", one) for name, one in self.lookups.items()}}
+                if self.lookups
+                else {}
+            ),
             "sinks": {name: _arguments("sinks", sink) for name, sink in self.sinks.items()},
             **({} if self.dedup is None else {"dedup": plain(self.dedup)}),
             **({} if self.state is None else {"state": plain(self.state)}),
@@ -324,14 +355,15 @@ class Pipeline:
     @property
     def spark_packages(self) -> list[Package]:
         """Return the packages that Spark needs for this pipeline in addition to its own jars."""
-        return packages.needed(self.source, self.sinks, self.dedup, self.log)
+        return packages.needed((self.source, *self.lookups.values()), self.sinks, self.dedup, self.log)
 
     @property
     def extras(self) -> list[str]:
         """Return the extras of this package that install the client libraries for this pipeline, sorted."""
-        return sorted({*self.source_extras, *(sink.extra for sink in self.sinks.values())} - {""})
+        lookups = {lookup.extra for lookup in self.lookups.values()}
+        return sorted({*self.source_extras, *lookups, *(sink.extra for sink in self.sinks.values())} - {""})
 
-    def load_transform(self) -> Callable[[Any], Any]:
+    def load_transform(self) -> Callable[..., Any]:
         """
         Return the transform as a function. If the spec has the name of the function, the function is imported.
 
@@ -395,6 +427,14 @@ def from_json(spec: Mapping[str, Any], *, where: str = "the spec") -> Pipeline:
     if not isinstance(sinks, Mapping):
         raise InvalidError(f"{where} must have a table [sinks.<name>] for each sink", given=type(sinks).__name__)
     given["sinks"] = {name: _build("sinks", sink, f"{where} [sinks.{name}]") for name, sink in sinks.items()}
+    if "lookups" in given:
+        if not isinstance(given["lookups"], Mapping):
+            raise InvalidError(
+                f"{where} must have a table [lookups.<name>] for each lookup", given=type(given["lookups"]).__name__
+            )
+        given["lookups"] = {
+            name: _build("lookups", one, f"{where} [lookups.{name}]") for name, one in given["lookups"].items()
+        }
     if "dedup" in given:
         given["dedup"] = _call(Dedup, given["dedup"], f"{where} [dedup]")
     if "state" in given:

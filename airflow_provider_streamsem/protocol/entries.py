@@ -150,7 +150,7 @@ class Plan:
     """
 
     entry: ClassVar[str] = "plan"
-    spillable: ClassVar[tuple[str, ...]] = ("pins", "ranges", "initial_offsets", "hint")
+    spillable: ClassVar[tuple[str, ...]] = ("pins", "lookups", "ranges", "initial_offsets", "hint")
     version: int
     kind: Literal["batch", "reprocess", "move"] = "batch"
     previous: str
@@ -160,6 +160,7 @@ class Plan:
     replaces: Replaced | None = field(default=None, metadata=SPARSE)
     moved_to: str = field(default="", metadata=SPARSE)
     pins: Json = None
+    lookups: Mapping[str, Json] = field(default_factory=dict, metadata=SPARSE)
     hint: Json = field(default=None, metadata=SPARSE)
     run_key: str
     j: int

@@ -74,7 +74,13 @@ _TRANSIENT = re.compile(
     r"UnknownHostException|NoRouteToHostException|InterruptedIOException|HttpHostConnectException|ConnectTimeoutException|SSLException)\b"
 )
 """Matches exceptions of Hadoop's file systems and of the network after which a retry may succeed."""
-_OF_THE_DATA = ("CAST_INVALID_INPUT", "NUMERIC_VALUE_OUT_OF_RANGE", "DIVIDE_BY_ZERO", "CANNOT_MERGE_SCHEMAS")
+_OF_THE_DATA = (
+    "CAST_INVALID_INPUT",
+    "NUMERIC_VALUE_OUT_OF_RANGE",
+    "DIVIDE_BY_ZERO",
+    "CANNOT_MERGE_SCHEMAS",
+    "USER_RAISED_EXCEPTION",
+)
 
 
 class SparkEngine:
@@ -213,7 +219,7 @@ class SparkEngine:
         """
         if job.state_settings is not None:
             versions.check_state(remote=self._remote is not None)
-        needed = packages.needed(job.source, job.sinks, job.dedup, log.store.url)
+        needed = packages.needed((job.source, *job.lookups.values()), job.sinks, job.dedup, log.store.url)
         user_session = self.session(needed)
         from airflow_provider_streamsem.spark import shipping, staging
 

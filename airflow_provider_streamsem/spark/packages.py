@@ -7,13 +7,14 @@ A package must match the version of Spark that loads it, so the versions are der
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 from airflow_provider_streamsem.connectors.contract import Sink, Source
+from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.dedup import Dedup
 
 SETTING = "spark.jars.packages"
@@ -40,15 +41,20 @@ S3A = Package("org.apache.hadoop:hadoop-aws:{hadoop}", "org.apache.hadoop.fs.s3a
 _NAMED = {"kafka": KAFKA, "avro": AVRO, "s3a": S3A}
 
 
-def needed(source: Source, sinks: Mapping[str, Sink], dedup: Dedup | None, log: str) -> list[Package]:
+def needed(
+    inputs: Sequence[Source | Lookup], sinks: Mapping[str, Sink], dedup: Dedup | None, log: str
+) -> list[Package]:
     """
-    Return the packages that Spark needs to read the source, to write the sinks, and to read and write the deduplication state.
+    Return the packages that Spark needs to read the inputs, to write the sinks, and to read and write the deduplication state.
 
+    :param inputs: the source and the lookups
     :param log: URL of the commit log, below which the deduplication state is stored
     """
-    found = [_NAMED[name] for name in source.spark_packages]
+    found = [
+        _NAMED[name] for name in sorted({name for part in inputs for name in part.spark_packages}, key=[*_NAMED].index)
+    ]
     locations = [
-        source.location,
+        *(part.location for part in inputs),
         *(sink.attempt_location(0, "0") for sink in sinks.values()),
         *([log] if dedup is not None and dedup.scope == "pipeline" else []),
     ]

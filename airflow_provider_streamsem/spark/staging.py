@@ -318,14 +318,14 @@ class Staging:
         """
         names = list(self.job.sinks)
         if self._micro_batch is not None:
-            result = self.job.transform(_given(self._micro_batch.streaming(good)))
+            result = self._transformed(self._micro_batch.streaming(good))
             if not isinstance(result, DataFrame):
                 what = "the transform of a pipeline with state must return one DataFrame; nothing became visible"
                 raise DataError(what, transform=self.job.transform_name, returned=type(result).__name__)
             rows = self._micro_batch.result(result)
             return dict.fromkeys(names, self._persist(rows) if len(names) > 1 else rows)
         kept = {name: self._persist(frame) for name, frame in good.items()} if len(names) > 1 else good
-        result = self.job.transform(_given(kept))
+        result = self._transformed(kept)
         if isinstance(result, DataFrame):
             shared = self._persist(result) if len(names) > 1 else result
             return dict.fromkeys(names, shared)
@@ -345,6 +345,14 @@ class Staging:
         if len(once) < len(result):
             once = {key: self._persist(frame) for key, frame in once.items()}
         return {name: once[id(frame)] for name, frame in result.items()}
+
+    def _transformed(self, records: Mapping[str, DataFrame]) -> Any:
+        """Call the transform with the records, and with the rows of the lookups if the pipeline has any."""
+        if not self.job.lookups:
+            return self.job.transform(_given(records))
+        pins = self.job.plan.lookups
+        lookups = {name: lookup.load(self.session, pins[name]) for name, lookup in self.job.lookups.items()}
+        return self.job.transform(_given(records), lookups)
 
     def _fitted(self, name: str, frame: DataFrame) -> DataFrame:
         """

@@ -254,6 +254,7 @@ def _refuse_what_needs_spark(job: Job) -> None:
         f"partitions of sink {name}": "yes" for name, sink in job.sinks.items() if getattr(sink, "partition_by", ())
     }
     settings: dict[str, object] = {"where": job.where} if job.where is not None else {}
+    settings |= {"lookups": sorted(job.lookups)} if job.lookups else {}
     settings |= {} if job.state_settings is None else {"state": job.state_settings.output_mode}
     if settings or sinks:
         raise InvalidError(

@@ -1,0 +1,105 @@
+"""A lookup table in files: all files below a path, as they are when a batch is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from airflow_provider_streamsem.connectors.files.pins import FilePin
+from airflow_provider_streamsem.connectors.files.source import FilesSource
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.protocol.codec import plain
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.stores.contract import lineage_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MOST_FILES = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesTable:
+    """
+    A lookup table in files. The plan of a batch pins every file below the path, by its size and its ETag or modification time.
+
+    If a pinned file is overwritten or deleted, an open batch fails, and a version that was planned with it can be reprocessed with the current rows only. So
+    update the table by new files under new names.
+
+    :param path: as in :class:`FilesSource`
+    :param format: as in :class:`FilesSource`
+    :param schema: as in :class:`FilesSource`; required, so that an empty directory has columns
+    :param options: as in :class:`FilesSource`
+    :param glob: as in :class:`FilesSource`
+    :raises InvalidError: an argument is not valid
+    """
+
+    extra: ClassVar[str] = ""
+    spark_packages: ClassVar[tuple[str, ...]] = ()
+    reasons: ClassVar[tuple[str, ...]] = (
+        "the plan pins each file by its size and its ETag or modification time, which are checked before and after the read",
+    )
+    path: str
+    format: str
+    schema: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    glob: str = "*"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", self._files().options)  # validates all arguments
+
+    @property
+    def location(self) -> str:
+        """The path of the files, as given."""
+        return self.path
+
+    def lineage(self) -> list[tuple[str, str]]:
+        """Return the OpenLineage name of the path."""
+        return [lineage_name(self.path)]
+
+    def pin(self, now_ms: int) -> Json:
+        """
+        Return the pins of all files below the path, in the order of their paths.
+
+        :raises InvalidError: there are more than 10,000 files. Nothing was written
+        """
+        found = self._files().listing(now_ms)
+        if len(found) > MOST_FILES:
+            raise InvalidError(
+                "a lookup has more files than a plan can pin; nothing was written",
+                location=self.path,
+                files=len(found),
+                accepted=MOST_FILES,
+            )
+        return plain(
+            [FilePin(file.path, file.bytes, file.identity) for file in sorted(found, key=lambda file: file.path)],
+            sparse=True,
+        )
+
+    def check_pin(self, pin: Json) -> None:
+        """Check that each pinned file exists, unchanged."""
+        files = self._files()
+        files.check_pins(files.read_pins(pin), was_read=False)
+
+    def load(self, spark: SparkSession, pin: Json) -> DataFrame:
+        """Return the rows of the pinned files. A record that cannot be parsed fails the batch when Spark reads it."""
+        from pyspark.sql import functions as F
+
+        files = self._files()
+        loaded = files.load(spark, files.read_pins(pin))
+        frame: DataFrame = loaded.frame
+        if loaded.bad is not None:
+            error = F.raise_error(F.lit(f"a record of the lookup table at {self.path} cannot be parsed"))
+            frame = frame.where(F.when(loaded.bad, error.cast("boolean")).otherwise(F.lit(True)))
+        return frame.drop(*loaded.drop)
+
+    def _files(self) -> FilesSource:
+        return FilesSource(
+            path=self.path,
+            format=self.format,
+            schema=self.schema,
+            options=self.options,
+            glob=self.glob,
+            hive_partitions=False,
+        )
