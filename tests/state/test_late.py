@@ -16,7 +16,16 @@ from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.pipeline.result import RunResult
 from airflow_provider_streamsem.readers.files import open_log
-from tests.state.test_operators import arrive, chained, distinct_within_watermark, joined, pipeline, sessions, windowed
+from tests.state.test_operators import (
+    SCHEMA,
+    arrive,
+    chained,
+    distinct_within_watermark,
+    joined,
+    pipeline,
+    sessions,
+    windowed,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -87,10 +96,23 @@ def test_transform_whose_late_rows_cannot_be_found_is_refused_at_the_first_batch
         run(tmp_path, transform)
 
 
-def test_quarantine_command_shows_late_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quarantine_command_shows_late_rows_and_reprocess_ignores_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path, windowed)
     assert main(["quarantine", str(tmp_path / "log")]) == 0
     assert "late: the event time" in capsys.readouterr().out
+    path = tmp_path / "stateful.toml"
+    path.write_text(f"""
+name = "stateful"
+log = "{tmp_path}/log"
+transform = "tests.state.test_operators:windowed"
+source = {{ type = "files", path = "{tmp_path}/in", format = "json", schema = "{SCHEMA}" }}
+sinks.out = {{ type = "files", path = "{tmp_path}/out" }}
+state = {{ output_mode = "append", partitions = 2, late = "quarantine" }}
+""")
+    assert main(["reprocess", str(path), "--quarantined"]) == 0
+    assert "there are no quarantined records" in capsys.readouterr().out
 
 
 def test_late_rows_outside_of_utc_and_with_repeated_column_names_are_found(tmp_path: Path) -> None:
