@@ -1,4 +1,4 @@
-"""Scopes: which processes run side by side, what they publish to, and how often something may go wrong."""
+"""Scopes: the concurrent processes, their sinks outside the log, and how often each fault may occur."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ DRAIN_LENGTH = 5  # three batches of two offsets each, the last truncated by the
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """A process: the run it belongs to, what kind of run that is, how many offsets a batch of it takes, and which commit it reprocesses (0: the first)."""
+    """
+    A process.
+
+    :param run: the run of the process
+    :param kind: the kind of the run
+    :param size: offsets per batch
+    :param of: the index of the commit that a reprocessing run reprocesses
+    """
 
     name: str
     run: int
@@ -25,18 +32,18 @@ class Actor:
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """
-    A scope that is explored to its end.
+    A scope that is explored exhaustively.
 
-    :param actors: processes; two of the same run are a retry beside a zombie
-    :param left: how often an answer is unknown, a process crashes, a person aborts, vacuum runs, a finished run is cleared, a version is skipped
-    :param sinks: outside sinks, published in this order
-    :param stale: a LIST may miss any of the newest versions, and any staged manifest
-    :param poison: the transactional sink refuses version 0 forever
-    :param states: how many states there are; a model that stops short of them is noticed
+    :param actors: processes. Two of the same run are a retry and a zombie
+    :param budget: how often each fault, and each action of an operator, may occur
+    :param sinks: sinks outside the log, in the order of publishing
+    :param stale: whether a listing may miss any of the newest versions and any staged manifest
+    :param poison: whether the transactional sink always refuses version 0
+    :param states: the expected number of states. The test fails if the model explores fewer
     """
 
     actors: tuple[Actor, ...]
-    left: Budget
+    budget: Budget
     sinks: tuple[str, ...] = ()
     stale: bool = False
     poison: bool = False
@@ -55,7 +62,7 @@ T = Actor("T", 4, REPROCESS_RUN, of=1)
 def _scope(
     actors: tuple[Actor, ...], sinks: tuple[str, ...] = (), *, states: int, **others: int | bool
 ) -> Configuration:
-    """A configuration; what may go wrong is named by the fields of :class:`Budget`."""
+    """A configuration. ``others`` has fields of :class:`Budget`, and ``stale`` and ``poison``."""
     stale, poison = bool(others.pop("stale", False)), bool(others.pop("poison", False))
     return Configuration(actors, Budget(**others), sinks, stale=stale, poison=poison, states=states)
 
@@ -70,7 +77,7 @@ SMALL: dict[str, Configuration] = {
     "stale_retry": _scope((A, A), stale=True, unknown=1, crashes=1, states=2_249),
     "drain": _scope((D, D), unknown=1, aborts=1, states=8_093),
     "drain_clear": _scope((D,), unknown=1, crashes=2, aborts=2, clears=1, states=18_393),
-    "drain_beside": _scope((D, B), crashes=1, clears=1, states=14_672),
+    "drain_concurrent": _scope((D, B), crashes=1, clears=1, states=14_672),
     "drain_overtaken": _scope((D, C), aborts=1, states=6_893),
     "reprocess": _scope((A, R), unknown=1, crashes=1, aborts=1, states=14_800),
     "reprocess_retry": _scope((A, R, R), crashes=1, states=14_097),
@@ -115,7 +122,7 @@ EXHAUSTIVE: dict[str, Configuration] = {
     "reprocess_chain_abort": _scope((A, R, S), unknown=1, crashes=1, aborts=1, states=821_859),
     "reprocess_two_chains": _scope((A, B, R, T), aborts=1, states=1_457_538),
     "reprocess_of_reprocess_wide": _scope((A, R, T), unknown=1, crashes=1, states=98_416),
-    "reprocess_beside": _scope((A, R, B), aborts=1, states=48_430),
+    "reprocess_concurrent": _scope((A, R, B), aborts=1, states=48_430),
     "reprocess_stale": _scope((A, R), stale=True, unknown=1, crashes=1, aborts=1, clears=1, states=45_164),
     "txn_wide": _scope((A, B), (TXN,), unknown=2, crashes=1, aborts=1, skips=1, states=213_113),
     "txn_twins": _scope((A, A), (TXN,), unknown=2, crashes=2, aborts=1, skips=1, clears=1, states=62_793),

@@ -1,7 +1,7 @@
 """
-Breadth-first exploration of every interleaving, and the shortest way to what is wrong.
+Explores every interleaving breadth-first, and returns the shortest counterexample.
 
-A state is kept as one integer made of the numbers of its parts, since parts repeat far more often than states do.
+A state is stored as one integer that combines the indexes of its fields. The same field values occur in many states, so this saves memory.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.model.predicates import STEPS, STORED, TOLD
+from tests.model.predicates import RETURNED, STEPS, STORED
 from tests.model.protocol import Protocol
-from tests.model.state import ANSWERED, NONE, Label, State
+from tests.model.state import COMPLETED, NONE, Label, State
 
 BITS = 24
 PARTS = len(State._fields)
@@ -22,11 +22,11 @@ PARTS = len(State._fields)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an exploration found: the invariant that broke and the shortest way there, or nothing; and how many states it looked at."""
+    """The result of an exploration: the number of states and, if an invariant is violated, its name, a message and the shortest trace."""
 
     states: int
     invariant: str = ""
-    what: str = ""
+    message: str = ""
     trace: tuple[str, ...] = ()
 
     @property
@@ -35,13 +35,13 @@ class Verdict:
         return not self.invariant
 
     def __str__(self) -> str:
-        said = [f"{self.states:,} states, all invariants hold" if self.holds else f"{self.invariant}: {self.what}"]
-        return "\n".join([*said, *(f"  {k:2d}. {step}" for k, step in enumerate(self.trace, 1))])
+        result = f"{self.states:,} states, all invariants hold" if self.holds else f"{self.invariant}: {self.message}"
+        return "\n".join([result, *(f"  {k:2d}. {step}" for k, step in enumerate(self.trace, 1))])
 
 
 @dataclass(slots=True)
 class Explorer:
-    """One exploration. ``unchecked`` are invariants whose breach is let pass, to see what follows from it."""
+    """One exploration. The invariants in ``unchecked`` are ignored, to find later violations."""
 
     protocol: Protocol
     unchecked: Collection[str] = ()
@@ -56,7 +56,7 @@ class Explorer:
     _passed: set[Any] = field(default_factory=set)
 
     def run(self) -> Verdict:
-        """Look at every state. The garbage collector has nothing to find here and would look at everything again and again."""
+        """Explore all states. The garbage collector is off: there are no cycles, and it would traverse all states repeatedly."""
         gc.disable()
         try:
             return self._run()
@@ -64,18 +64,18 @@ class Explorer:
             gc.enable()
 
     def _run(self) -> Verdict:
-        start = self.protocol.tidy(self.protocol.start())
+        start = self.protocol.normalize(self.protocol.start())
         self._add(start, 0)
         k = 0
         while k < len(self._order):
             s = self._state(k)
             for run, label, after in self.protocol.successors(s):
-                broken = self._step_breaks(s, after)
+                violation = self._step_violation(s, after)
                 known = len(self._order)
                 j = self._add(after, k)
-                broken = broken or (self._state_breaks(after) if j == known else None)
-                if broken is not None:
-                    return Verdict(len(self._order), *broken, (*self._trace(k), self._say(label)))
+                violation = violation or (self._state_violation(after) if j == known else None)
+                if violation is not None:
+                    return Verdict(len(self._order), *violation, (*self._trace(k), self._label_text(label)))
                 self._edges.append(j)
                 self._movers.append(run)
             self._ends.append(len(self._edges))
@@ -85,7 +85,7 @@ class Explorer:
     # ---- states as numbers
 
     def states(self) -> Iterator[State]:
-        """Every state that was reached."""
+        """All states that were reached."""
         return (self._state(k) for k in range(len(self._order)))
 
     def _add(self, s: State, parent: int) -> int:
@@ -112,33 +112,33 @@ class Explorer:
 
     # ---- invariants
 
-    def _state_breaks(self, s: State) -> tuple[str, str] | None:
-        """The first invariant that the state breaks. What was found right once is not looked at again."""
-        stored = (s.log, s.pointers, s.outside)
-        told = tuple((i, p.n) for i, p in enumerate(s.processes) if p.at == ANSWERED)
-        for table, seen in ((STORED, stored), (TOLD, (told, s.log))):
-            if seen in self._passed:
+    def _state_violation(self, s: State) -> tuple[str, str] | None:
+        """The first invariant that the state violates, and a message. Fields that passed once are not checked again."""
+        stored = (s.log, s.pointers, s.external)
+        returned = tuple((i, p.n) for i, p in enumerate(s.processes) if p.at == COMPLETED)
+        for table, fields in ((STORED, stored), (RETURNED, (returned, s.log))):
+            if fields in self._passed:
                 continue
             for name, predicate in table.items():
-                what = "" if name in self.unchecked else predicate(s, self.protocol.configuration)
-                if what:
-                    return name, what
-            self._passed.add(seen)
+                message = "" if name in self.unchecked else predicate(s, self.protocol.configuration)
+                if message:
+                    return name, message
+            self._passed.add(fields)
         return None
 
-    def _step_breaks(self, before: State, after: State) -> tuple[str, str] | None:
+    def _step_violation(self, before: State, after: State) -> tuple[str, str] | None:
         if before[:3] == after[:3]:
             return None
         for name, predicate in STEPS.items():
-            what = "" if name in self.unchecked else predicate(before, after, self.protocol.configuration)
-            if what:
-                return name, what
+            message = "" if name in self.unchecked else predicate(before, after, self.protocol.configuration)
+            if message:
+                return name, message
         return None
 
     def _liveness(self) -> Verdict:
         """
-        I10: from every state some path closes the open version and answers every run; and the processes of each run alone, all others halted and all
-        requests on their way lost, close whatever stands in their way and are answered, unless they are meant to wait.
+        Check I10. From every state some path closes the open version and completes every run. In addition, the processes of each run alone close the open
+        version and complete while all others are halted and all requests in flight are lost, unless the run may wait for others.
         """
         states = len(self._order)
         if "I10" in self.unchecked:
@@ -147,19 +147,19 @@ class Explorer:
         good = {NONE: bytearray(), **{run: bytearray() for run in runs}}
         for k in range(states):
             s = self._state(k)
-            good[NONE].append(self.protocol.is_closed(s) and all(p.at == ANSWERED for p in s.processes))
+            good[NONE].append(self.protocol.is_closed(s) and all(p.at == COMPLETED for p in s.processes))
             for run in runs:
-                good[run].append(self.protocol.is_served(s, run) or self.protocol.waits_for_others(s, run))
+                good[run].append(self.protocol.is_complete(s, run) or self.protocol.waits_for_others(s, run))
         for run, reached in good.items():
             stuck = self._spread(reached, run).find(0)
             if stuck >= 0:
-                what = "no path closes the open version and answers every run"
-                what = what if run == NONE else f"run {run} alone, all others halted, is never answered"
-                return Verdict(states, "I10", what, self._trace(stuck))
+                message = "no path closes the open version and completes every run"
+                message = message if run == NONE else f"run {run} never completes while all others are halted"
+                return Verdict(states, "I10", message, self._trace(stuck))
         return Verdict(states)
 
     def _spread(self, good: bytearray, run: int) -> bytearray:
-        """Mark every state from which a marked one can be reached, by any step or by those of one run."""
+        """Mark every state from which a marked one can be reached, by any step or only by steps of one run."""
         edges, movers, ends = self._edges, self._movers, self._ends
         changed = True
         while changed:
@@ -172,33 +172,33 @@ class Explorer:
                             break
         return good
 
-    # ---- the way there
+    # ---- counterexamples
 
     def _trace(self, k: int) -> tuple[str, ...]:
-        """The steps from the start to state k: each label is found again by taking the step again."""
+        """The steps from the start to state k. Labels are not stored, so each step is computed again."""
         steps: list[str] = []
         while k:
             parent = self._parent[k]
             for _, label, after in self.protocol.successors(self._state(parent)):
                 if self._add(after, parent) == k:
-                    steps.append(self._say(label))
+                    steps.append(self._label_text(label))
                     break
             k = parent
         return tuple(reversed(steps))
 
     @staticmethod
-    def _say(label: Label) -> str:
-        return " ".join(_word(item) for item in label)
+    def _label_text(label: Label) -> str:
+        return " ".join(_item_text(item) for item in label)
 
 
-def _word(item: object) -> str:
+def _item_text(item: object) -> str:
     if item is True:
         return "created"
     if item is False:
         return "exists"
-    return "".join(_word(part) for part in item) if isinstance(item, tuple) else str(item)
+    return "".join(_item_text(part) for part in item) if isinstance(item, tuple) else str(item)
 
 
 def explore(protocol: Protocol, *, unchecked: Iterable[str] = ()) -> Verdict:
-    """Explore a protocol, or a mutant of it, on its configuration."""
+    """Explore a protocol or a mutant in its scope."""
     return Explorer(protocol, tuple(unchecked)).run()

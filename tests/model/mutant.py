@@ -1,4 +1,4 @@
-"""A mutant is the protocol with one rule broken. It says which invariant catches it, and where."""
+"""A mutant is the protocol with one rule broken. The table of mutants records which invariant detects it, and in which scope."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.model.state import DELETED, State, with_attempt
 
 
 class Mutant(Protocol):
-    """A protocol that may tell apart what the unbroken one cannot: nothing is folded."""
+    """A protocol with a broken rule. It may distinguish states that the protocol does not, so states are not folded."""
 
     folds = False
 
@@ -21,13 +21,13 @@ M = TypeVar("M", bound=type[Mutant])
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class MutantEntry:
     """
     An entry of the table of mutants.
 
-    :param invariant: what catches it
-    :param configuration: the smallest scope that was found to show it
-    :param unchecked: invariants that are let pass, so that not the missing object is caught but what follows from it
+    :param invariant: the violated invariant
+    :param configuration: the smallest known scope that detects the mutant
+    :param unchecked: invariants that are ignored, so that a later violation is found
     """
 
     protocol: type[Mutant]
@@ -36,27 +36,27 @@ class Broken:
     unchecked: tuple[str, ...]
 
     @property
-    def says(self) -> str:
-        """What is wrong, in one line."""
+    def description(self) -> str:
+        """The broken rule, in one line."""
         return " ".join((self.protocol.__doc__ or "").split())
 
 
-MUTANTS: dict[str, Broken] = {}
-"""name → mutant"""
+MUTANTS: dict[str, MutantEntry] = {}
+"""Name → mutant."""
 
 
 def caught_by(invariant: str, configuration: str, *, unchecked: tuple[str, ...] = ()) -> Callable[[M], M]:
-    """Enter a class into the table, under its name in lower case with underscores."""
+    """Add a class to the table, under its name in lower case with underscores."""
 
-    def enter(cls: M) -> M:
+    def add(cls: M) -> M:
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
         assert name not in MUTANTS, name
-        MUTANTS[name] = Broken(cls, invariant, configuration, unchecked)
+        MUTANTS[name] = MutantEntry(cls, invariant, configuration, unchecked)
         return cls
 
-    return enter
+    return add
 
 
-def deleted(s: State, n: int, x: int) -> State:
+def with_deleted_attempt(s: State, n: int, x: int) -> State:
     """The state after an attempt's files and manifest were deleted."""
     return with_attempt(s, n, x, s.log[n].attempts[x]._replace(files=DELETED, manifest=False))

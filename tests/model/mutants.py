@@ -5,20 +5,20 @@ from __future__ import annotations
 from tests.model import mutants_publish, mutants_reprocess, mutants_runs, mutants_store, mutants_writer
 from tests.model.configurations import CONFIGURATIONS
 from tests.model.explore import Verdict, explore
-from tests.model.mutant import MUTANTS, Broken
+from tests.model.mutant import MUTANTS, MutantEntry
 
-__all__ = ["MUTANTS", "Broken", "hunt"]
+__all__ = ["MUTANTS", "MutantEntry", "find_violation"]
 
-_ENTERED = (
+_MODULES = (
     mutants_publish,
     mutants_reprocess,
     mutants_runs,
     mutants_store,
     mutants_writer,
-)  # importing them fills the table
+)  # their import fills the table
 
 
-def hunt(name: str) -> Verdict:
-    """Explore a mutant until an invariant breaks."""
-    broken = MUTANTS[name]
-    return explore(broken.protocol(CONFIGURATIONS[broken.configuration]), unchecked=broken.unchecked)
+def find_violation(name: str) -> Verdict:
+    """Explore a mutant until an invariant is violated."""
+    mutant = MUTANTS[name]
+    return explore(mutant.protocol(CONFIGURATIONS[mutant.configuration]), unchecked=mutant.unchecked)

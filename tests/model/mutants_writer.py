@@ -8,8 +8,8 @@ from tests.model.state import (
     BATCH,
     CLOSE,
     HALFWAY,
+    LIST_HEAD,
     LOCATE,
-    LOOK,
     NONE,
     PLAN,
     STAGE,
@@ -24,33 +24,33 @@ from tests.model.state import (
 
 @caught_by("I5", "help")
 class LocalRange(Mutant):
-    """A writer reads the range that it cut itself, not that of the stored plan."""
+    """A writer reads the range of its own plan, not that of the stored plan."""
 
     def plan_answered(self, s: State, i: int, process: Process, answer: object) -> State:
-        plan = process.more[0]
+        plan = process.memory[0]
         assert isinstance(plan, Plan)
-        return with_process(s, i, Process(STAGE if answer else CLOSE, process.n, more=(plan.end,)))
+        return with_process(s, i, Process(STAGE if answer else CLOSE, process.n, memory=(plan.end,)))
 
     def range_read(self, s: State, i: int, process: Process) -> int:
-        return int(str(process.more[0])) if process.more else super().range_read(s, i, process)
+        return int(str(process.memory[0])) if process.memory else super().range_read(s, i, process)
 
 
 @caught_by("I2", "retry")
 class PlanAhead(Mutant):
     """Plan(n+1) is sent before Outcome(n) was read."""
 
-    def peek(self, s: State, i: int, process: Process) -> Steps:
-        yield from super().peek(s, i, process)
+    def list_head(self, s: State, i: int, process: Process) -> Steps:
+        yield from super().list_head(s, i, process)
         n = len(s.log) - 1
         if n >= 0 and s.log[n].outcome is None:
             start = s.log[n].plan.end
             plan = Plan(BATCH, start, start + 1, self.actors[i].run, s.log[n].plan.j + 1)
-            yield ("plans ahead of version", n), with_process(s, i, Process(PLAN, n + 1, more=(plan,)))
+            yield ("plans ahead of version", n), with_process(s, i, Process(PLAN, n + 1, memory=(plan,)))
 
 
 @caught_by("I8", "retry")
-class SharedDir(Mutant):
-    """All attempts of a version write under one path."""
+class SharedPath(Mutant):
+    """All attempts of a version write to the same path."""
 
     def attempt_id(self, s: State, i: int, n: int) -> int:
         return 0
@@ -58,7 +58,7 @@ class SharedDir(Mutant):
 
 @caught_by("I8", "retry")
 class AttemptPerProcess(Mutant):
-    """The attempt id is minted once for a process and a version. A crash stands for a call that failed and is recreated in the same process."""
+    """A process mints one attempt id for a version. A crash models a call that failed and is repeated in the same process."""
 
     def attempt_id(self, s: State, i: int, n: int) -> int:
         own = [x for x, attempt in enumerate(s.log[n].attempts) if attempt.owner == self.owner(i)]
@@ -70,7 +70,7 @@ class AttemptPerProcess(Mutant):
 
 @caught_by("I6", "retry")
 class AdoptIncomplete(Mutant):
-    """An attempt is adopted because it has files, without a manifest."""
+    """An attempt with files and without a manifest is adopted."""
 
     def adoptable(self, s: State, n: int) -> list[int]:
         return [x for x, attempt in enumerate(s.log[n].attempts) if attempt.files]
@@ -78,14 +78,14 @@ class AdoptIncomplete(Mutant):
 
 @caught_by("I6", "retry")
 class ManifestEarly(Mutant):
-    """The manifest is sent before the last file, and who adopts it does not look at the files."""
+    """The manifest is sent before the last file, and a run that adopts the attempt does not check the files."""
 
     def halfway(self, s: State, i: int, process: Process) -> Steps:
         n, x = process.n, process.x
         attempt = s.log[n].attempts[x]
         if attempt.manifest:
             after = self.last_file(s, n, x)
-            yield ("writes the last file of version", n), with_process(after, i, self.to_decide(s, i, n, x, own=True))
+            yield ("writes the last file of version", n), with_process(after, i, self.to_commit(s, i, n, x, own=True))
         else:
             after = with_attempt(s, n, x, attempt._replace(manifest=True))
             yield ("sends its manifest of version", n), with_process(after, i, Process(HALFWAY, n, x))
@@ -95,37 +95,37 @@ class ManifestEarly(Mutant):
 
 
 @caught_by("I3", "retry")
-class CommitNothing(Mutant):
-    """Who finds nothing staged commits the version as empty."""
+class CommitWithoutAttempt(Mutant):
+    """A run that finds no staged attempt commits the version without one."""
 
     def close(self, s: State, i: int, process: Process) -> Steps:
         if self.adoptable(s, process.n):
             yield from super().close(s, i, process)
         else:
-            empty = self.to_decide(s, i, process.n, NONE, own=False)
-            yield ("finds nothing staged of version", process.n), with_process(s, i, empty)
+            empty = self.to_commit(s, i, process.n, NONE, own=False)
+            yield ("finds no staged attempt of version", process.n), with_process(s, i, empty)
 
 
 @caught_by("I12", "help")
-class HelpIsAnswer(Mutant):
-    """Who closes the version of another run takes it for the location of its own run, and does not look again."""
+class HelpIsResult(Mutant):
+    """A run that closes the version of another run treats it as its own version, and does not recover again."""
 
-    def after(self, s: State, i: int, n: int) -> Process:
+    def after_close(self, s: State, i: int, n: int) -> Process:
         return self.settled(s, i, n, n)
 
 
 @caught_by("I10", "help")
 class WaitForOwner(Mutant):
-    """A run that meets an open version of another run waits until that run has closed it."""
+    """A run that finds an open version of another run waits until that run has closed it."""
 
-    def seen(self, s: State, i: int, n: int) -> Process:
-        found = super().seen(s, i, n)
-        return Process(LOOK) if found.at == CLOSE and s.log[n].plan.run != self.actors[i].run else found
+    def recover_version(self, s: State, i: int, n: int) -> Process:
+        after = super().recover_version(s, i, n)
+        return Process(LIST_HEAD) if after.at == CLOSE and s.log[n].plan.run != self.actors[i].run else after
 
 
 @caught_by("I4", "help")
 class StartNotReread(Mutant):
-    """A plan that was lost is sent again for the next version, with the start that it had."""
+    """A run that lost the create of its plan sends it again for the next version, with the same start."""
 
     def plan_answered(self, s: State, i: int, process: Process, answer: object) -> State:
         return with_process(s, i, Process(STAGE, process.n) if answer else process._replace(at="read for plan"))
@@ -135,8 +135,8 @@ class StartNotReread(Mutant):
         self._moves["read for plan"] = self.read_for_plan
 
     def read_for_plan(self, s: State, i: int, process: Process) -> Steps:
-        """Close what is open, or send the old plan once more."""
-        after = self.seen(s, i, process.n)
+        """Close the open version, or send the old plan again."""
+        after = self.recover_version(s, i, process.n)
         if after.at == LOCATE:
-            after = Process(PLAN, process.n + 1, NONE, process.more)
+            after = Process(PLAN, process.n + 1, NONE, process.memory)
         yield ("reads version", process.n), with_process(s, i, after)

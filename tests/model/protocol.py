@@ -1,4 +1,4 @@
-"""The whole protocol: every process, everything that may go wrong, and everything that a person does."""
+"""The complete protocol: all processes, all faults, and all actions of an operator."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from tests.model.configurations import AMO, REPROCESS_RUN, TXN, Configuration
 from tests.model.publisher import Publisher
 from tests.model.state import (
     ABORT,
-    ANSWERED,
     CLAIM,
     CLOSE,
+    COMPLETED,
     DELETED,
+    DELIVER,
     EFFECT,
     HALFWAY,
+    LIST_HEAD,
     LOCATE,
-    LOOK,
-    LOOK_AT,
     MANIFEST,
     NOBODY,
     NONE,
+    OPERATOR,
     OUTCOME,
-    PERSON,
     PLAN,
     POINTER,
+    READ_HEAD,
     RECEIPTS,
-    SEND,
     STAGE,
     TRANSACT,
     UNKNOWN,
     Attempt,
+    ExternalSinks,
     Move,
     Outcome,
-    Outside,
     Process,
     State,
     Steps,
@@ -47,15 +47,15 @@ from tests.model.state import (
 
 
 class Protocol(Publisher):
-    """The protocol as PROTOCOL.md has it. A mutant is a subclass that breaks one rule."""
+    """The protocol of PROTOCOL.md. A mutant is a subclass that breaks one rule."""
 
-    folds = True  # states that differ only in what nobody can tell apart are one state; mutants can tell apart more
+    folds = True  # whether equivalent states are folded into one. Mutants can distinguish more states
 
     def __init__(self, configuration: Configuration) -> None:
         super().__init__(configuration)
         self._moves: dict[str, Callable[[State, int, Process], Steps]] = {
-            LOOK: self.peek,
-            LOOK_AT: self.look_at,
+            LIST_HEAD: self.list_head,
+            READ_HEAD: self.read_head,
             LOCATE: self.locate,
             PLAN: self.plan,
             CLOSE: self.close,
@@ -65,137 +65,137 @@ class Protocol(Publisher):
             POINTER: self.pointer,
             OUTCOME: self.outcome,
             TRANSACT: self.transact,
-            SEND: self.deliver,
+            DELIVER: self.deliver,
             CLAIM: self.claim,
             EFFECT: self.effect,
             RECEIPTS: self.receipts,
-            ANSWERED: self.clear,
+            COMPLETED: self.clear,
         }
         pairs = zip(self.actors, self.actors[1:], strict=False)
         self._twins = [i for i, (a, b) in enumerate(pairs) if a == b] if self.folds else []
 
     def start(self) -> State:
-        """Nothing is stored and every process looks."""
+        """The initial state: nothing is stored, and every process lists the head."""
         runs = 1 + max(actor.run for actor in self.actors)
-        processes = tuple(Process(LOOK) for _ in self.actors)
-        return State((), ((),) * runs, Outside(), frozenset(), processes, self.configuration.left)
+        processes = tuple(Process(LIST_HEAD) for _ in self.actors)
+        return State((), ((),) * runs, ExternalSinks(), frozenset(), processes, self.configuration.budget)
 
     def successors(self, s: State) -> list[Move]:
-        """Every step from a state, each with the state after it, and with the run that takes it, where one does of its own."""
+        """All steps from a state. Each has its run, or ``NONE`` for a fault or an action of an operator, its label and the state after it."""
         found: list[Move] = []
         for i, process in enumerate(s.processes):
             actor = self.actors[i]
             who = f"{actor.name}[{i}]"
             for label, after in self._moves[process.at](s, i, process):
-                found.append((actor.run, (who, *label), self.tidy(after)))
-            if s.left.crashes and process.at not in (LOOK, ANSWERED):
+                found.append((actor.run, (who, *label), self.normalize(after)))
+            if s.budget.crashes and process.at not in (LIST_HEAD, COMPLETED):
                 label = (who, "crashes at:", process.at, process.n)
-                found.append((NONE, label, self.tidy(self.crash(s, i, process))))
-        for move in (self.late, self.abort, self.skip, self.vacuum):
-            found.extend((NONE, label, self.tidy(after)) for label, after in move(s))
+                found.append((NONE, label, self.normalize(self.crash(s, i, process))))
+        for move in (self.apply_late, self.abort, self.skip, self.vacuum):
+            found.extend((NONE, label, self.normalize(after)) for label, after in move(s))
         return found
 
-    # ---- what must always be possible (I10)
+    # ---- liveness (I10)
 
     def is_closed(self, s: State) -> bool:
-        """No version is open, and none waits for receipts."""
-        return not s.log or (s.log[-1].outcome is not None and not self.owes_receipts(s, len(s.log) - 1))
+        """Whether no version is open and none has pending publishes."""
+        return not s.log or (s.log[-1].outcome is not None and not self.has_pending_publishes(s, len(s.log) - 1))
 
-    def is_served(self, s: State, run: int) -> bool:
-        """Every process of a run was answered, or waits for the commit that it is to reprocess, with nothing open that it could close."""
+    def is_complete(self, s: State, run: int) -> bool:
+        """Whether every process of a run completed. A reprocessing run may also wait for its commit while no version is open."""
         closed, commits = self.is_closed(s), sum(committed(version) for version in s.log)
         return all(
-            p.at == ANSWERED or (closed and actor.kind == REPROCESS_RUN and commits <= actor.of)
+            p.at == COMPLETED or (closed and actor.kind == REPROCESS_RUN and commits <= actor.of)
             for p, actor in zip(s.processes, self.actors, strict=True)
             if actor.run == run
         )
 
     def waits_for_others(self, s: State, run: int) -> bool:
-        """Whether a run is meant to wait: another run claimed an effect, or a sink refuses the head, and a person has not skipped it."""
-        if not s.log or not self.owes_receipts(s, len(s.log) - 1):
+        """Whether a run may wait: another run claimed an effect, or a sink refuses the head and an operator has not skipped it."""
+        if not s.log or not self.has_pending_publishes(s, len(s.log) - 1):
             return False
         head = s.log[-1]
-        return self.configuration.poison or (head.claim not in (NOBODY, PERSON) and head.plan.run != run)
+        return self.configuration.poison or (head.claim not in (NOBODY, OPERATOR) and head.plan.run != run)
 
-    # ---- what may go wrong
+    # ---- faults
 
     def crash(self, s: State, i: int, process: Process) -> State:
-        """All memory is lost, a request that was under way may still be applied, and the run is started again."""
+        """The process loses its memory and the run starts again. Its request may still be applied."""
         request = ("effect", process.n) if process.at == EFFECT else self.request(s, i, process)
         s = with_late(spend(s, "crashes"), self.useful(s, request))
-        return with_process(s, i, Process(LOOK))
+        return with_process(s, i, Process(LIST_HEAD))
 
-    def late(self, s: State) -> Steps:
-        """A copy of a request is applied, and nobody hears the answer."""
+    def apply_late(self, s: State) -> Steps:
+        """Apply a request in flight. No process gets the answer."""
         for request in s.late:
             after = s._replace(late=s.late - {request})
-            yield ("a late", *request[:2], "is applied"), self.land(after, request)[0]
+            yield ("a late", *request[:2], "is applied"), self.apply(after, request)[0]
 
     def clear(self, s: State, i: int, _: Process) -> Steps:
-        """A finished run is started again with its run key."""
-        if s.left.clears:
-            yield ("is cleared",), with_process(spend(s, "clears"), i, Process(LOOK))
+        """Start a completed run again with its run key."""
+        if s.budget.clears:
+            yield ("is cleared",), with_process(spend(s, "clears"), i, Process(LIST_HEAD))
 
-    # ---- what a person does
+    # ---- actions of an operator
 
     def abort(self, s: State) -> Steps:
-        """Close the open version as an abort: its pointer first, then its outcome, which may be applied at any time (W22)."""
+        """Abort the open version: create its pointer, then send its outcome, which may be applied at any time (W22)."""
         n = len(s.log) - 1
-        if not s.left.aborts or n < 0 or s.log[n].outcome is not None:
+        if not s.budget.aborts or n < 0 or s.log[n].outcome is not None:
             return
         plan = s.log[n].plan
-        after = spend(self.land(s, ("pointer", plan.run, plan.j, n))[0], "aborts")
-        yield ("a person aborts version", n), with_late(after, ("outcome", n, self.abort_of(s, n)))
+        after = spend(self.apply(s, ("pointer", plan.run, plan.j, n))[0], "aborts")
+        yield ("an operator aborts version", n), with_late(after, ("outcome", n, self.abort_of(s, n)))
 
     def abort_of(self, s: State, n: int) -> Outcome:
-        """An abort leaves ``next`` where it was, of a reprocessing run too, and hides nothing."""
+        """The outcome of an abort. It changes no ``next`` and hides no files, also for a reprocessing run."""
         return Outcome(ABORT, NONE, next_after(s.log, n - 1))
 
     def skip(self, s: State) -> Steps:
         """
-        Give up publishing the newest commit: a transaction of the sink that moves the marker without rows, or a claim that nobody performs. Where another
-        entry has claimed, and is known to be gone, a person closes the claim by receipts that say *unknown*.
+        Skip the newest commit for a sink: a transaction that sets the marker without rows, or a claim whose effect is not performed. If another publisher
+        has claimed the effect and has ended, the operator creates receipts with *unknown*.
         """
         n = len(s.log) - 1
-        if not s.left.skips or n < 0 or not self.owes_receipts(s, n):
+        if not s.budget.skips or n < 0 or not self.has_pending_publishes(s, n):
             return
-        label = ("a person skips version", n)
-        if TXN in self.sinks and s.outside.marker < n:
+        label = ("an operator skips version", n)
+        if TXN in self.sinks and s.external.marker < n:
             yield label, with_late(spend(s, "skips"), ("transaction", n, NONE, True))
         if AMO in self.sinks and not s.log[n].claim:
-            yield label, with_late(spend(s, "skips"), ("claim", n, PERSON))
+            yield label, with_late(spend(s, "skips"), ("claim", n, OPERATOR))
         if self.sinks == (AMO,) and s.log[n].claim:
             closed = with_late(spend(s, "skips"), ("receipts", n, (UNKNOWN,)))
-            yield ("a person closes the claim of version", n), closed
+            yield ("an operator closes the claim of version", n), closed
 
     def vacuum(self, s: State) -> Steps:
-        """Delete what losing attempts of one closed version left: files, then manifests (V1, V3)."""
-        if not s.left.vacuums:
+        """Delete the losing attempts of one closed version: files, then manifests (V1, V3)."""
+        if not s.budget.vacuums:
             return
         for n, version in enumerate(s.log):
             if not self.may_vacuum(version):
                 continue
             kept = NONE if version.outcome is None else version.outcome.attempt
-            swept = tuple(a if x == kept else self.swept(a) for x, a in enumerate(version.attempts))
-            if swept != version.attempts:
+            attempts = tuple(a if x == kept else self.deleted(a) for x, a in enumerate(version.attempts))
+            if attempts != version.attempts:
                 yield (
-                    ("vacuum sweeps version", n),
-                    with_version(spend(s, "vacuums"), n, version._replace(attempts=swept)),
+                    ("vacuum deletes losing attempts of version", n),
+                    with_version(spend(s, "vacuums"), n, version._replace(attempts=attempts)),
                 )
 
     def may_vacuum(self, version: Version) -> bool:
-        """Only closed versions (V1)."""
+        """Whether vacuum may delete attempts of a version: only if it is closed (V1)."""
         return version.outcome is not None
 
     @staticmethod
-    def swept(attempt: Attempt) -> Attempt:
-        """An attempt of which nothing is left."""
+    def deleted(attempt: Attempt) -> Attempt:
+        """The attempt after its files and its manifest were deleted."""
         return attempt._replace(files=DELETED, manifest=False)
 
-    # ---- one state for many
+    # ---- equivalent states
 
-    def tidy(self, s: State) -> State:
-        """Forget what can change nothing: copies of requests without effect, dead nonces, and in the unbroken protocol what ``fold`` names."""
+    def normalize(self, s: State) -> State:
+        """Remove what cannot affect any later step: requests without effect, nonces of ended publishers and, without a mutant, the rest in ``fold``."""
         if AMO in self.sinks:
             s = self.retire(s)
         if self.folds:
@@ -208,11 +208,13 @@ class Protocol(Publisher):
 
     def fold(self, s: State) -> State:
         """
-        Where vacuum takes no part any more, nobody reads the losing attempts of a closed version: whoever still works there meets its outcome in the end. So
-        they are forgotten, the winner is attempt 0, and who works on an attempt there works on none. (A sink may hold the number of an attempt by then, so not
-        where vacuum and sinks meet.) Twins, two processes of the same run, are interchangeable.
+        Map equivalent states to one state.
+
+        If vacuum cannot run again, no step reads the losing attempts of a closed version: a process that still stages one finds the outcome later. They are
+        removed, the winner becomes attempt 0, and processes lose their attempt. This is not done in scopes with vacuum and sinks, because a sink may hold the
+        number of an attempt. Twins, two processes of the same run, are interchangeable.
         """
-        if not s.left.vacuums and not (self.sinks and self.configuration.left.vacuums):
+        if not s.budget.vacuums and not (self.sinks and self.configuration.budget.vacuums):
             log = tuple(self.folded(version) for version in s.log)
             processes = tuple(
                 p._replace(x=NONE) if p.x >= 0 and log[p.n].outcome is not None else p for p in s.processes
@@ -227,7 +229,7 @@ class Protocol(Publisher):
 
     @staticmethod
     def folded(version: Version) -> Version:
-        """A closed version with the attempt that won, if one did, and no other."""
+        """A closed version without its losing attempts."""
         outcome = version.outcome
         if outcome is None or (outcome.attempt <= 0 and len(version.attempts) == committed(version)):
             return version
@@ -238,7 +240,7 @@ class Protocol(Publisher):
 
     @staticmethod
     def renamed(s: State, a: int, b: int) -> State:
-        """The state after the nonces of two processes changed locations."""
+        """The state with the nonces of two processes exchanged."""
         new = {a: b, b: a}
         log = tuple(v._replace(claim=new.get(v.claim, v.claim)) for v in s.log)
         late = frozenset(("claim", r[1], new.get(int(str(r[2])), r[2])) if r[0] == "claim" else r for r in s.late)

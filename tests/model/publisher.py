@@ -1,108 +1,110 @@
-"""Publishing to sinks outside the log, after the decision. PROTOCOL.md 4.7 reserves it; the model holds the rules that it will have to follow."""
+"""The publish stage: sinks outside the log get the rows of a commit (PROTOCOL.md, 4.7)."""
 
 from __future__ import annotations
 
 from tests.model.state import (
     CLAIM,
     DEAD,
-    DONE_ONCE,
+    DONE,
     EFFECT,
-    LOOK,
-    PERSON,
+    LIST_HEAD,
+    OPERATOR,
     REFUSED,
-    SENT_ON,
+    SENT,
     UNKNOWN,
     Process,
     Request,
     State,
     Steps,
     spend,
+    with_external,
     with_late,
-    with_outside,
     with_process,
 )
 from tests.model.writer import Writer
 
 
 class Publisher(Writer):
-    """The steps from a decided commit to its receipts."""
+    """The steps from a commit to its receipts."""
 
     def transact(self, s: State, i: int, process: Process) -> Steps:
-        """The transactional sink: marker and rows in one transaction."""
+        """Publish to the transactional sink: marker and rows in one transaction."""
         yield from self.send(s, i, process)
 
     def transact_answered(self, s: State, i: int, process: Process, answer: str) -> State:
-        """What the sink says goes into the receipts; refused: this process is scheduled again later; passed: the receipts are there already."""
+        """Record the sink's answer for the receipts. If the sink refused, the run starts again."""
         n = process.n
         if answer == REFUSED:
-            return with_process(s, i, Process(LOOK))
+            return with_process(s, i, Process(LIST_HEAD))
         if answer == "":
-            return with_process(s, i, self.passed(s, i, process))
-        return with_process(s, i, self.publish(s, n, self.said(process, self.disposition_said(answer))))
+            return with_process(s, i, self.after_passed_marker(s, i, process))
+        return with_process(s, i, self.publish(s, n, self.with_result(process, self.receipt_result(answer))))
 
-    def disposition_said(self, answer: str) -> str:
-        """The receipts say what the marker says: applied or skipped."""
+    def receipt_result(self, answer: str) -> str:
+        """The result in the receipts: the marker's state, applied or skipped."""
         return answer
 
-    def passed(self, s: State, i: int, process: Process) -> Process:
-        """The marker is above n: Receipts(n) exist, and are what is known of n."""
+    def after_passed_marker(self, s: State, i: int, process: Process) -> Process:
+        """The step if the marker is above n. Receipts(n) exist then, except in mutants."""
         if s.log[process.n].receipts is not None:
-            return self.after(s, i, process.n)
-        return self.publish(s, process.n, self.said(process, "applied"))
+            return self.after_close(s, i, process.n)
+        return self.publish(s, process.n, self.with_result(process, "applied"))
 
     @staticmethod
-    def said(process: Process, word: str) -> tuple[str, ...]:
-        """The answers of the sinks so far."""
-        return (*process.more, word)  # type: ignore[arg-type]
+    def with_result(process: Process, result: str) -> tuple[str, ...]:
+        """The results of the sinks so far, with one more."""
+        return (*process.memory, result)  # type: ignore[arg-type]
 
     def deliver(self, s: State, i: int, process: Process) -> Steps:
-        """The at-least-once sink: sent until an answer came. Copies that come late deliver what was delivered already, or is sent again."""
+        """Deliver to the at-least-once sink until it answers. Late copies are not modelled: they deliver the same version again."""
         n = process.n
-        delivered = tuple(sorted({*s.outside.delivered, n}))
-        after = with_outside(s, s.outside._replace(delivered=delivered))
-        yield ("delivers version", n), with_process(after, i, self.publish(s, n, self.said(process, SENT_ON)))
+        delivered = tuple(sorted({*s.external.delivered, n}))
+        after = with_external(s, s.external._replace(delivered=delivered))
+        yield ("delivers version", n), with_process(after, i, self.publish(s, n, self.with_result(process, SENT)))
 
     def claim(self, s: State, i: int, process: Process) -> Steps:
-        """The at-most-once sink: claim the effect first."""
+        """Claim the effect of the at-most-once sink."""
         yield from self.send(s, i, process)
 
     def claim_answered(self, s: State, i: int, process: Process, _: object) -> State:
-        """Only a claim that shows this very entry's nonce permits the effect."""
+        """Only a claim with this publisher's nonce permits the effect."""
         if s.log[process.n].claim == self.nonce(s, i):
-            return with_process(s, i, Process(EFFECT, process.n, more=process.more))
-        return with_process(s, i, self.foreign_claim(s, i, process))
+            return with_process(s, i, Process(EFFECT, process.n, memory=process.memory))
+        return with_process(s, i, self.claim_of_other(s, i, process))
 
-    def foreign_claim(self, s: State, i: int, process: Process) -> Process:
-        """A retry of the same run closes a foreign claim as *unknown*, never as *done*; another run waits."""
+    def claim_of_other(self, s: State, i: int, process: Process) -> Process:
+        """A retry of the same run closes the claim of another publisher as *unknown*, never as *done*. Another run waits."""
         n = process.n
-        if s.log[n].plan.run != self.actors[i].run and s.log[n].claim != PERSON:
-            return Process(LOOK)
-        return self.publish(s, n, self.said(process, UNKNOWN))
+        if s.log[n].plan.run != self.actors[i].run and s.log[n].claim != OPERATOR:
+            return Process(LIST_HEAD)
+        return self.publish(s, n, self.with_result(process, UNKNOWN))
 
     def effect(self, s: State, i: int, process: Process) -> Steps:
-        """One call, without retries of its client."""
+        """Perform the effect: one call, without retries by its client."""
         n = process.n
-        done = self.publish(s, n, self.said(process, DONE_ONCE))
-        yield ("performs the effect of version", n), with_process(self.land(s, ("effect", n))[0], i, done)
-        if s.left.unknown:
+        done = self.publish(s, n, self.with_result(process, DONE))
+        yield ("performs the effect of version", n), with_process(self.apply(s, ("effect", n))[0], i, done)
+        if s.budget.unknown:
             lost = with_late(spend(s, "unknown"), ("effect", n))
-            unsure = self.publish(s, n, self.said(process, UNKNOWN))
-            yield ("performs the effect of version", n, "-> unknown"), with_process(lost, i, unsure)
+            unknown = self.publish(s, n, self.with_result(process, UNKNOWN))
+            yield ("performs the effect of version", n, "-> unknown"), with_process(lost, i, unknown)
 
     def receipts(self, s: State, i: int, process: Process) -> Steps:
-        """Send Receipts(n). A run is answered only after them."""
+        """Send Receipts(n). The run completes only after they exist."""
         yield from self.send(s, i, process)
 
     def receipts_answered(self, s: State, i: int, process: Process, _: object) -> State:
-        return with_process(s, i, self.after(s, i, process.n))
+        return with_process(s, i, self.after_close(s, i, process.n))
 
     def retire(self, s: State) -> State:
         """
-        A nonce is minted at every entry to publishing and never used again. Numbers of processes stand for the nonces of entries that live; those of entries
-        that are over are all alike, since no later entry can equal them.
+        Replace the nonces of publishers that ended by ``DEAD``.
+
+        Each publisher mints its own nonce. The model uses the process's number as the nonce of a live publisher. No later publisher can have the nonce of one
+        that ended, so these need no distinction.
         """
         live = {self.nonce(s, i) for i, p in enumerate(s.processes) if p.at in (CLAIM, EFFECT)}
-        live |= {PERSON, DEAD}
+        live |= {OPERATOR, DEAD}
         for n, version in enumerate(s.log):
             if version.claim and version.claim not in live:
                 s = s._replace(log=(*s.log[:n], version._replace(claim=DEAD), *s.log[n + 1 :]))
@@ -112,5 +114,5 @@ class Publisher(Writer):
 
     @staticmethod
     def retired(request: Request, live: set[int]) -> Request:
-        """The late claim of an entry that is over."""
+        """A late claim with ``DEAD`` as its nonce, if its publisher ended."""
         return ("claim", request[1], DEAD) if request[0] == "claim" and request[2] not in live else request

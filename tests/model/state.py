@@ -1,8 +1,8 @@
 """
-What the model knows of the world at one moment: stored objects, sinks outside the log, requests under way, processes, and what may still go wrong.
+A state of the model: stored objects, sinks outside the log, requests in flight, processes, and the faults that may still occur.
 
-Offsets are one partition's. The rows of an attempt are two files, since "some of the files" is the only size that matters. Times and checksums are not here:
-no step depends on them.
+There is one partition. An attempt has two files, which is enough to model a partly written attempt. Times and checksums are not modelled, because no step
+depends on them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,30 @@ from typing import NamedTuple, TypeAlias
 
 BATCH, REPROCESS = "batch", "reprocess"
 COMMIT, ABORT = "commit", "abort"
-NONE = -1  # of a target, a replaced version, an attempt
-HALF, WHOLE, DELETED = 1, 2, 0  # the files of an attempt
-NOBODY, PERSON, DEAD = 0, 98, 99  # of a claim; a process that is alive bears its number + 1
-APPLIED, SKIPPED, REFUSED, DONE_ONCE, SENT_ON, UNKNOWN = "applied", "skipped", "refused", "done", "sent", "unknown"
+NONE = -1  # no target, no replaced version, no attempt
+HALF, WHOLE, DELETED = 1, 2, 0  # values of Attempt.files
+NOBODY, OPERATOR, DEAD = 0, 98, 99  # values of Version.claim; a live process has its number + 1
+APPLIED, SKIPPED, REFUSED, DONE, SENT, UNKNOWN = "applied", "skipped", "refused", "done", "sent", "unknown"
 
-# Where a process stands. The names are those of PROTOCOL.md, 4.
-LOOK, LOOK_AT, LOCATE, PLAN, CLOSE, STAGE, HALFWAY = "look", "look at", "locate", "plan", "close", "stage", "halfway"
+# The next step of a process. The names are those of PROTOCOL.md, 4.
+LIST_HEAD, READ_HEAD, LOCATE, PLAN, CLOSE, STAGE, HALFWAY = (
+    "list head",
+    "read head",
+    "locate",
+    "plan",
+    "close",
+    "stage",
+    "halfway",
+)
 MANIFEST, POINTER, OUTCOME = "manifest", "pointer", "outcome"
-TRANSACT, SEND, CLAIM, EFFECT, RECEIPTS, ANSWERED = "transact", "send", "claim", "effect", "receipts", "answered"
+TRANSACT, DELIVER, CLAIM, EFFECT, RECEIPTS, COMPLETED = (
+    "transact",
+    "deliver",
+    "claim",
+    "effect",
+    "receipts",
+    "completed",
+)
 
 
 class Plan(NamedTuple):
@@ -36,7 +51,7 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Outcome(n); ``replaces`` is the version whose files it hides, ``writer`` tells outcomes of two writers apart where a mutant looks at it."""
+    """Outcome(n); ``replaces`` is the version whose files it hides. Only one mutant sets ``writer``: the process that created the outcome."""
 
     result: str
     attempt: int
@@ -47,9 +62,9 @@ class Outcome(NamedTuple):
 
 class Attempt(NamedTuple):
     """
-    What lies under one attempt id, which is its location in the version's list.
+    The objects of one attempt. Its id is its index in the version's list.
 
-    ``read`` is the end of the range that was really read; ``entries`` counts the entries to staging that wrote here.
+    ``read`` is the end of the range that the attempt read. ``entries`` counts how often a process began to stage under this id.
     """
 
     files: int
@@ -69,15 +84,15 @@ class Version(NamedTuple):
     attempts: tuple[Attempt, ...] = ()
 
 
-class Outside(NamedTuple):
+class ExternalSinks(NamedTuple):
     """
-    Sinks outside the log. ``marker`` and ``said`` are the marker of the transactional sink, ``rows`` what it holds: (base version, version, attempt).
+    Sinks outside the log. ``marker`` and ``marker_state`` are the marker of the transactional sink, ``rows`` its content: (root, version, attempt).
 
-    ``skipped`` is known to the checker only: a real sink remembers the disposition of its marker alone.
+    Only the predicates read ``skipped``. A real sink stores the state of its newest marker alone.
     """
 
     marker: int = -1
-    said: str = ""
+    marker_state: str = ""
     rows: tuple[tuple[int, int, int], ...] = ()
     skipped: tuple[int, ...] = ()
     effects: tuple[int, ...] = ()
@@ -85,16 +100,16 @@ class Outside(NamedTuple):
 
 
 class Process(NamedTuple):
-    """One process of a run: where it stands, the version it works on, the attempt it would decide, and what else it remembers."""
+    """One process of a run: its next step, its version, the attempt that it would commit, and its other memory."""
 
     at: str
     n: int = -1
     x: int = NONE
-    more: tuple[object, ...] = ()
+    memory: tuple[object, ...] = ()
 
 
 class Budget(NamedTuple):
-    """What may still happen: each a number of times, at any moment."""
+    """How often each fault or action may still occur. Each can occur at any moment."""
 
     unknown: int = 0
     crashes: int = 0
@@ -110,19 +125,19 @@ Label: TypeAlias = tuple[object, ...]
 
 
 class State(NamedTuple):
-    """One state. ``pointers[run][j]`` is the version that pointer j of a run names; ``late`` are requests that may yet be applied, or never."""
+    """One state. ``pointers[run][j]`` is the version that pointer j of a run names. ``late`` has requests that may be applied later, or never."""
 
     log: Log
     pointers: tuple[tuple[int, ...], ...]
-    outside: Outside
+    external: ExternalSinks
     late: frozenset[Request]
     processes: tuple[Process, ...]
-    left: Budget
-    gone: tuple[tuple[int, Outcome], ...] = ()  # outcomes that a mutant deleted: (version, what it said)
+    budget: Budget
+    deleted: tuple[tuple[int, Outcome], ...] = ()  # outcomes that a mutant deleted: (version, outcome)
 
 
 Step: TypeAlias = tuple[Label, State]
-Move: TypeAlias = tuple[int, Label, State]  # the run whose process moves, or NONE
+Move: TypeAlias = tuple[int, Label, State]  # the run whose process takes the step, or NONE
 Steps: TypeAlias = Iterator[Step]
 
 
@@ -132,24 +147,24 @@ def next_after(log: Log, n: int) -> int:
         outcome = log[n].outcome
         if outcome is not None:
             return outcome.next
-        n -= 1  # only where a mutant planned ahead
+        n -= 1  # only if a mutant planned ahead
     return 0
 
 
 def committed(version: Version) -> bool:
-    """Whether the version is decided as a commit."""
+    """Whether the version has an outcome that is a commit."""
     return version.outcome is not None and version.outcome.result == COMMIT
 
 
 def newest_of(log: Log, k: int, upto: int) -> int:
-    """The commit that holds the rows of ``k`` at version ``upto``: ``k`` or the newest committed reprocessing of the chain that began with it (W25)."""
+    """The commit that holds the rows of ``k`` at version ``upto``: ``k``, or the newest committed reprocessing run of its chain (W25)."""
     for n in range(k + 1, upto + 1):
         if log[n].plan.replaces == k and committed(log[n]):
             k = n
     return k
 
 
-def base_of(log: Log, n: int) -> int:
+def root_of(log: Log, n: int) -> int:
     """The batch at the root of a chain of reprocessing runs."""
     while log[n].plan.kind == REPROCESS:
         n = log[n].plan.replaces
@@ -168,32 +183,32 @@ def with_version(state: State, n: int, version: Version) -> State:
 
 
 def with_process(state: State, i: int, process: Process) -> State:
-    """The state after process ``i`` moved."""
-    log, pointers, outside, late, processes, left, gone = state
-    return State(log, pointers, outside, late, (*processes[:i], process, *processes[i + 1 :]), left, gone)
+    """The state after a step of process ``i``."""
+    log, pointers, external, late, processes, budget, deleted = state
+    return State(log, pointers, external, late, (*processes[:i], process, *processes[i + 1 :]), budget, deleted)
 
 
-def with_outside(state: State, outside: Outside) -> State:
+def with_external(state: State, external: ExternalSinks) -> State:
     """The state after a sink outside the log changed."""
-    return State(state.log, state.pointers, outside, *state[3:])
+    return State(state.log, state.pointers, external, *state[3:])
 
 
 def with_late(state: State, request: Request | None) -> State:
-    """The state after a copy of a request was left on its way."""
+    """The state with one more request in flight."""
     if request is None:
         return state
-    log, pointers, outside, late, processes, left, gone = state
-    return State(log, pointers, outside, late | {request}, processes, left, gone)
+    log, pointers, external, late, processes, budget, deleted = state
+    return State(log, pointers, external, late | {request}, processes, budget, deleted)
 
 
 def with_attempt(state: State, n: int, x: int, attempt: Attempt) -> State:
-    """The state after attempt ``x`` of version ``n`` changed, or was begun."""
+    """The state after attempt ``x`` of version ``n`` changed or began."""
     version = state.log[n]
     attempts = (*version.attempts[:x], attempt, *version.attempts[x + 1 :])
     return with_version(state, n, version._replace(attempts=attempts))
 
 
-def spend(state: State, what: str) -> State:
-    """The state with one less of something that may go wrong."""
-    left = state.left
-    return state._replace(left=left._replace(**{what: getattr(left, what) - 1}))
+def spend(state: State, field: str) -> State:
+    """The state with one less in a field of its budget."""
+    budget = state.budget
+    return state._replace(budget=budget._replace(**{field: getattr(budget, field) - 1}))

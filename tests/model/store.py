@@ -1,8 +1,8 @@
 """
-How a request is applied: create-if-absent in the store, a transaction or an effect in a sink outside the log.
+Applies requests: create-if-absent in the store, a transaction or an effect in a sink outside the log.
 
-A request is a tuple whose first item is its kind. ``land`` applies it and says whether it created its key; ``matters`` says whether a copy that is still on its
-way can change anything at all, since one that cannot need not be remembered.
+A request is a tuple whose first item is its kind. ``apply`` applies it and returns whether it created its key. ``matters`` returns whether a copy in flight
+can still change anything. A copy that cannot is dropped.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tests.model.state import (
     SKIPPED,
     WHOLE,
     Attempt,
+    ExternalSinks,
     Outcome,
-    Outside,
     Plan,
     Request,
     State,
     Version,
-    base_of,
     pointer,
+    root_of,
     with_attempt,
-    with_outside,
+    with_external,
     with_version,
 )
 
@@ -36,29 +36,29 @@ Answer = bool | str
 
 
 class Store:
-    """The store and the outside sinks, as they answer requests."""
+    """Answers of the store and of the sinks outside the log."""
 
     def __init__(self, configuration: Configuration) -> None:
         self.configuration = configuration
         self.actors = configuration.actors
         self.sinks = configuration.sinks
         self.stale = configuration.stale
-        self._land: dict[object, Callable[..., tuple[State, Answer]]] = {}
+        self._apply: dict[object, Callable[..., tuple[State, Answer]]] = {}
         self._matters: dict[object, Callable[..., bool]] = {}
         for kind in ("plan", "manifest", "pointer", "outcome", "claim", "receipts", "transaction", "effect", "force"):
-            self._land[kind] = getattr(self, f"land_{kind}")
+            self._apply[kind] = getattr(self, f"apply_{kind}")
             self._matters[kind] = getattr(self, f"{kind}_matters")
 
-    def land(self, s: State, request: Request) -> tuple[State, Answer]:
-        """The request is applied now: the state after it, and what the answer would say."""
-        return self._land[request[0]](s, *request[1:])
+    def apply(self, s: State, request: Request) -> tuple[State, Answer]:
+        """Apply the request now. Returns the state after it and the answer."""
+        return self._apply[request[0]](s, *request[1:])
 
     def matters(self, s: State, request: Request) -> bool:
-        """Whether applying the request, now or later, could still change something."""
+        """Whether the request, applied now or later, could still change something."""
         return self._matters[request[0]](s, *request[1:])
 
-    def land_plan(self, s: State, n: int, plan: Plan) -> tuple[State, Answer]:
-        """Create Plan(n). A plan is sent only by who knows version n - 1, so that n is at most one beyond the log."""
+    def apply_plan(self, s: State, n: int, plan: Plan) -> tuple[State, Answer]:
+        """Create Plan(n). The sender of a plan knows version n - 1, so n is at most one beyond the log."""
         if n < len(s.log):
             return s, False
         return s._replace(log=(*s.log, Version(plan))), True
@@ -66,8 +66,8 @@ class Store:
     def plan_matters(self, s: State, n: int, _: Plan) -> bool:
         return n >= len(s.log)
 
-    def land_manifest(self, s: State, n: int, x: int) -> tuple[State, Answer]:
-        """Create the staged manifest of attempt x: nobody else sends this key."""
+    def apply_manifest(self, s: State, n: int, x: int) -> tuple[State, Answer]:
+        """Create the staged manifest of attempt x. No other process sends this key."""
         if not self.manifest_matters(s, n, x):
             return s, False
         return with_attempt(s, n, x, s.log[n].attempts[x]._replace(manifest=True)), True
@@ -75,7 +75,7 @@ class Store:
     def manifest_matters(self, s: State, n: int, x: int) -> bool:
         return 0 <= x < len(s.log[n].attempts) and not s.log[n].attempts[x].manifest
 
-    def land_pointer(self, s: State, run: int, j: int, n: int) -> tuple[State, Answer]:
+    def apply_pointer(self, s: State, run: int, j: int, n: int) -> tuple[State, Answer]:
         """Create run pointer j."""
         if not self.pointer_matters(s, run, j, n):
             return s, False
@@ -86,8 +86,8 @@ class Store:
     def pointer_matters(self, s: State, run: int, j: int, _: int) -> bool:
         return pointer(s, run, j) < 0
 
-    def land_outcome(self, s: State, n: int, outcome: Outcome) -> tuple[State, Answer]:
-        """Create Outcome(n): the one object that decides."""
+    def apply_outcome(self, s: State, n: int, outcome: Outcome) -> tuple[State, Answer]:
+        """Create Outcome(n), the single object that decides the version."""
         if s.log[n].outcome is not None:
             return s, False
         return with_version(s, n, s.log[n]._replace(outcome=outcome)), True
@@ -95,14 +95,14 @@ class Store:
     def outcome_matters(self, s: State, n: int, _: Outcome) -> bool:
         return s.log[n].outcome is None
 
-    def land_force(self, s: State, n: int, outcome: Outcome) -> tuple[State, Answer]:
-        """Write Outcome(n) whatever is there. Sent by mutants only."""
+    def apply_force(self, s: State, n: int, outcome: Outcome) -> tuple[State, Answer]:
+        """Overwrite Outcome(n). Only mutants send this."""
         return with_version(s, n, s.log[n]._replace(outcome=outcome)), True
 
     def force_matters(self, *_: object) -> bool:
         return True
 
-    def land_claim(self, s: State, n: int, nonce: int) -> tuple[State, Answer]:
+    def apply_claim(self, s: State, n: int, nonce: int) -> tuple[State, Answer]:
         """Create Claim(n)."""
         if s.log[n].claim:
             return s, False
@@ -111,65 +111,65 @@ class Store:
     def claim_matters(self, s: State, n: int, _: int) -> bool:
         return not s.log[n].claim
 
-    def land_receipts(self, s: State, n: int, said: tuple[str, ...]) -> tuple[State, Answer]:
+    def apply_receipts(self, s: State, n: int, results: tuple[str, ...]) -> tuple[State, Answer]:
         """Create Receipts(n)."""
         if s.log[n].receipts is not None:
             return s, False
-        return with_version(s, n, s.log[n]._replace(receipts=said)), True
+        return with_version(s, n, s.log[n]._replace(receipts=results)), True
 
     def receipts_matters(self, s: State, n: int, _: object) -> bool:
         return s.log[n].receipts is None
 
-    def land_transaction(self, s: State, n: int, attempt: int, skip: bool) -> tuple[State, Answer]:
+    def apply_transaction(self, s: State, n: int, attempt: int, skip: bool) -> tuple[State, Answer]:
         """
-        One transaction of the transactional sink: set the marker to n where it is below n, and only then change rows.
+        One transaction of the transactional sink: set the marker to n if it is below n, and only then change rows.
 
-        The rows of a reprocessing run take the place of the rows of their whole chain; a skip moves the marker and no rows.
+        The rows of a reprocessing run replace the rows of their whole chain. A skip sets the marker and changes no rows.
         """
-        at = s.outside
-        if at.marker >= n:
-            return s, self.disposition(at, n)
+        sink = s.external
+        if sink.marker >= n:
+            return s, self.marker_state_at(sink, n)
         if self.configuration.poison and n == 0 and not skip:
             return s, REFUSED
-        return with_outside(s, self.applied(s, n, attempt, skip)), SKIPPED if skip else APPLIED
+        return with_external(s, self.after_transaction(s, n, attempt, skip)), SKIPPED if skip else APPLIED
 
     def transaction_matters(self, s: State, n: int, *_: object) -> bool:
-        return s.outside.marker < n
+        return s.external.marker < n
 
-    def disposition(self, at: Outside, n: int) -> str:
-        """What the sink says of a version that its marker has reached. Above n, the receipts of n exist and are what counts."""
-        return at.said if at.marker == n else ""
+    def marker_state_at(self, sink: ExternalSinks, n: int) -> str:
+        """The marker's state if it is at n. If it is above n, the result is empty: Receipts(n) exist and have the result."""
+        return sink.marker_state if sink.marker == n else ""
 
-    def applied(self, s: State, n: int, attempt: int, skip: bool) -> Outside:
+    def after_transaction(self, s: State, n: int, attempt: int, skip: bool) -> ExternalSinks:
         """The transactional sink after version n was applied or skipped."""
-        at = s.outside
+        sink = s.external
         if skip:
-            return at._replace(marker=n, said=SKIPPED, skipped=(*at.skipped, n))
-        rows = tuple(sorted([*self.kept(s, n), (base_of(s.log, n), n, attempt)]))
-        return at._replace(marker=n, said=APPLIED, rows=rows)
+            return sink._replace(marker=n, marker_state=SKIPPED, skipped=(*sink.skipped, n))
+        rows = tuple(sorted([*self.kept_rows(s, n), (root_of(s.log, n), n, attempt)]))
+        return sink._replace(marker=n, marker_state=APPLIED, rows=rows)
 
-    def kept(self, s: State, n: int) -> list[tuple[int, int, int]]:
-        """The rows in the sink that version n does not replace. A batch replaces none, be they its own."""
-        replaced = base_of(s.log, n) if s.log[n].plan.kind == REPROCESS else NONE
-        return [row for row in s.outside.rows if row[0] != replaced]
+    def kept_rows(self, s: State, n: int) -> list[tuple[int, int, int]]:
+        """The rows in the sink that version n does not replace. A batch replaces none, not even its own."""
+        replaced = root_of(s.log, n) if s.log[n].plan.kind == REPROCESS else NONE
+        return [row for row in s.external.rows if row[0] != replaced]
 
-    def land_effect(self, s: State, n: int) -> tuple[State, Answer]:
-        """The effect of the at-most-once sink happens."""
-        return with_outside(s, s.outside._replace(effects=tuple(sorted((*s.outside.effects, n))))), True
+    def apply_effect(self, s: State, n: int) -> tuple[State, Answer]:
+        """Perform the effect of the at-most-once sink."""
+        return with_external(s, s.external._replace(effects=tuple(sorted((*s.external.effects, n))))), True
 
     def effect_matters(self, *_: object) -> bool:
         return True
 
     def useful(self, s: State, request: Request | None) -> Request | None:
-        """The request, where a copy of it can still change something."""
+        """The request if a copy of it can still change something, else ``None``."""
         return request if request is not None and self.matters(s, request) else None
 
 
-def whole(attempt: Attempt) -> bool:
-    """Whether every file is there with the recorded size and checksum (W17)."""
+def has_all_files(attempt: Attempt) -> bool:
+    """Whether every file exists with the recorded size and checksum (W17)."""
     return attempt.files == WHOLE
 
 
 def unexpected(value: Any) -> AssertionError:
-    """A value that no table of the model names."""
+    """An error for a value that the model does not handle."""
     return AssertionError(f"the model has no case for {value!r}")

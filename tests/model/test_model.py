@@ -1,4 +1,4 @@
-"""The protocol holds in every scope that is explored to its end, and every rule of it is needed: a mutant that breaks one is caught."""
+"""The protocol satisfies all invariants in every scope, and every mutant that breaks one of its rules is caught."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from airflow_provider_streamsem.protocol.machine import RECOVERY, Step
 from tests.model.configurations import AMO, CONFIGURATIONS, EXHAUSTIVE, SMALL, TXN, A, Configuration, D, R
 from tests.model.explore import Explorer, explore
-from tests.model.mutants import MUTANTS, hunt
-from tests.model.predicates import STEPS, STORED, TOLD
+from tests.model.mutants import MUTANTS, find_violation
+from tests.model.predicates import RETURNED, STEPS, STORED
 from tests.model.protocol import Protocol
 from tests.model.state import (
     ABORT,
-    ANSWERED,
     BATCH,
     COMMIT,
+    COMPLETED,
     NONE,
     PLAN,
     Budget,
@@ -28,56 +28,56 @@ from tests.model.state import (
 )
 
 
-def holds(name: str) -> None:
+def require_holds(name: str) -> None:
     verdict = explore(Protocol(CONFIGURATIONS[name]))
     assert verdict.holds, f"{name}: {verdict}"
-    assert verdict.states == CONFIGURATIONS[name].states, "the model explores another number of states than it did"
+    assert verdict.states == CONFIGURATIONS[name].states, "the number of explored states has changed"
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_protocol_holds_in_every_small_configuration(name: str) -> None:
-    holds(name)
+    require_holds(name)
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", EXHAUSTIVE)
 def test_protocol_holds_in_every_exhaustive_configuration(name: str) -> None:
-    holds(name)
+    require_holds(name)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_is_caught(name: str) -> None:
-    verdict = hunt(name)
+    verdict = find_violation(name)
     assert verdict.invariant == MUTANTS[name].invariant, f"{name}: {verdict}"
 
 
-def test_every_invariant_is_broken_by_a_mutant() -> None:
-    assert {broken.invariant for broken in MUTANTS.values()} == {*STORED, *TOLD, *STEPS, "I10"}
+def test_every_invariant_is_violated_by_a_mutant() -> None:
+    assert {mutant.invariant for mutant in MUTANTS.values()} == {*STORED, *RETURNED, *STEPS, "I10"}
 
 
-def test_every_mutant_says_what_is_wrong() -> None:
-    for name, broken in MUTANTS.items():
-        assert broken.protocol.__dict__.get("__doc__"), name
+def test_every_mutant_has_a_docstring() -> None:
+    for name, mutant in MUTANTS.items():
+        assert mutant.protocol.__dict__.get("__doc__"), name
 
 
 def test_readme_lists_every_scope_and_every_mutant() -> None:
     text = Path(__file__).with_name("README.md").read_text()
     for name, scope in CONFIGURATIONS.items():
         assert re.search(rf"^\| {name} \|.*\| {scope.states:,} \|$", text, re.MULTILINE), name
-    for name, broken in MUTANTS.items():
-        assert re.search(rf"^\| {name} \| {broken.invariant} \| {broken.configuration}", text, re.MULTILINE), name
+    for name, mutant in MUTANTS.items():
+        assert re.search(rf"^\| {name} \| {mutant.invariant} \| {mutant.configuration}", text, re.MULTILINE), name
 
 
-@pytest.mark.parametrize(("result", "where"), RECOVERY)
-def test_model_takes_the_step_that_the_table_of_the_code_names(result: str, where: str) -> None:
-    target = {"no target": NONE, "below target": 9, "target reached": 2}[where]
+@pytest.mark.parametrize(("result", "position"), RECOVERY)
+def test_model_takes_the_step_of_the_recovery_table_of_the_product(result: str, position: str) -> None:
+    target = {"no target": NONE, "below target": 9, "target reached": 2}[position]
     outcome = Outcome(COMMIT, 0, 2) if result == "commit" else Outcome(ABORT, NONE, 2)
     protocol = Protocol(Configuration((D if target != NONE else A,), Budget()))
     log = (Version(Plan(BATCH, 0, 2, 0, 0, target), outcome),)
     start = protocol.start()._replace(log=log, pointers=((0,),))
-    expected = {Step.PLAN: PLAN, Step.COMPLETE: ANSWERED}[RECOVERY[result, where]]
-    assert protocol.located(start, 0, -1).at == expected
+    expected = {Step.PLAN: PLAN, Step.COMPLETE: COMPLETED}[RECOVERY[result, position]]
+    assert protocol.next_step(start, 0, -1).at == expected
 
 
 TINY = {
@@ -90,16 +90,16 @@ TINY = {
 }
 
 
-def of_winners(s: State) -> State:
-    """The state with attempt 0 wherever a sink, or a transaction on its way to it, names the attempt that won."""
-    rows = tuple((base, n, 0) for base, n, _ in s.outside.rows)
+def with_attempt_0(s: State) -> State:
+    """The state with attempt 0 as the winning attempt in the sink and in transactions in flight."""
+    rows = tuple((root, n, 0) for root, n, _ in s.external.rows)
     late = frozenset((*r[:2], 0, False) if r[0] == "transaction" and not r[3] else r for r in s.late)
-    return s._replace(outside=s.outside._replace(rows=rows), late=late)
+    return s._replace(external=s.external._replace(rows=rows), late=late)
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_folding_states_hides_nothing(name: str) -> None:
-    """The protocol without folding reaches more states, holds in them too, and each of them folds to one that was reached with folding."""
+def test_folding_reaches_the_same_states(name: str) -> None:
+    """Without folding, the protocol reaches more states and holds in all of them. Folded, they are exactly the states that are reached with folding."""
 
     class Unfolded(Protocol):
         folds = False
@@ -108,12 +108,12 @@ def test_folding_states_hides_nothing(name: str) -> None:
     verdicts = folded.run(), unfolded.run()
     assert all(verdict.holds for verdict in verdicts), [str(verdict) for verdict in verdicts]
     assert verdicts[0].states < verdicts[1].states
-    tidy = Protocol(TINY[name]).tidy
-    assert {tidy(of_winners(s)) for s in unfolded.states()} == set(folded.states())
+    normalize = Protocol(TINY[name]).normalize
+    assert {normalize(with_attempt_0(s)) for s in unfolded.states()} == set(folded.states())
 
 
-def test_a_counterexample_is_the_shortest_and_can_be_read() -> None:
-    verdict = hunt("plan_ahead")
+def test_counterexample_is_the_shortest_and_readable() -> None:
+    verdict = find_violation("plan_ahead")
     assert verdict.trace == (
         "A[0] lists the head and sees version -1",
         "A[0] reads its run pointers after version -1, then: plan 0",
@@ -121,13 +121,13 @@ def test_a_counterexample_is_the_shortest_and_can_be_read() -> None:
         "A[1] plans ahead of version 0",
         "A[1] sends its plan of version 1 -> created",
     )
-    assert str(verdict).startswith("I2: version 1 is planned, version 0 is open")
+    assert str(verdict).startswith("I2: version 1 is planned while version 0 is open")
 
 
-def test_the_scopes_cover_what_can_go_wrong() -> None:
-    """Every kind of fault, every kind of run and every kind of sink takes part in a small scope; no two scopes are the same."""
+def test_small_scopes_cover_all_faults_runs_and_sinks() -> None:
+    """Every kind of fault, run and sink occurs in a small scope. No two scopes are the same."""
     for field in ("unknown", "crashes", "aborts", "vacuums", "clears", "skips"):
-        assert any(getattr(scope.left, field) for scope in SMALL.values()), field
+        assert any(getattr(scope.budget, field) for scope in SMALL.values()), field
     assert {sink for scope in SMALL.values() for sink in scope.sinks} == {
         "transactional",
         "at-least-once",
@@ -137,4 +137,4 @@ def test_the_scopes_cover_what_can_go_wrong() -> None:
     scopes: list[Configuration] = list(CONFIGURATIONS.values())
     for scope in scopes:
         assert len({actor.run for actor in scope.actors}) == len(set(scope.actors)), "a run key belongs to one run"
-    assert len({(c.actors, c.left, c.sinks, c.stale, c.poison) for c in scopes}) == len(scopes)
+    assert len({(c.actors, c.budget, c.sinks, c.stale, c.poison) for c in scopes}) == len(scopes)

@@ -1,32 +1,32 @@
 """
-What a run does, from its look at the head to its decision (PROTOCOL.md, 4.1 to 4.4 and 4.6).
+The steps of a run, from the listing of the head to the commit (PROTOCOL.md, 4.1 to 4.4 and 4.6).
 
-Each step is one request, or reads whose answers could as well have come at one moment: stored objects never change, so a chain of reads says what one read at
-the time of its last would have said. A rule that a mutant breaks is a method of its own.
+Each step is one request, or several reads that are modelled as one. This is sound because stored objects never change: a chain of reads has the same result
+as one read at the time of the last. Each rule that a mutant breaks is a separate method.
 """
 
 from __future__ import annotations
 
 from tests.model.configurations import AMO, DRAIN, DRAIN_LENGTH, REPROCESS_RUN, TXN
 from tests.model.state import (
-    ANSWERED,
     BATCH,
     CLAIM,
     CLOSE,
     COMMIT,
+    COMPLETED,
+    DELIVER,
     HALF,
     HALFWAY,
+    LIST_HEAD,
     LOCATE,
-    LOOK,
-    LOOK_AT,
     MANIFEST,
     NONE,
     OUTCOME,
     PLAN,
     POINTER,
+    READ_HEAD,
     RECEIPTS,
     REPROCESS,
-    SEND,
     STAGE,
     TRANSACT,
     WHOLE,
@@ -46,80 +46,80 @@ from tests.model.state import (
     with_late,
     with_process,
 )
-from tests.model.store import Store, whole
+from tests.model.store import Store, has_all_files
 
 
 class Writer(Store):
-    """The steps of a run up to its decision."""
+    """The steps of a run up to its commit."""
 
-    remembers_own = False  # only writers that delete what they staged need to know whether they staged it
+    knows_own_attempt = False  # only a mutant that deletes its own attempt needs to know whether it staged it
 
-    # ---- look (W8 to W12)
+    # ---- recover (W8 to W12)
 
-    def peek(self, s: State, i: int, _: Process) -> Steps:
-        """LIST the head. A stale listing shows any earlier head; what it shows is then read by key (W9)."""
+    def list_head(self, s: State, i: int, _: Process) -> Steps:
+        """List the head. A stale listing shows any earlier head. The listed version is then read by key (W9)."""
         head = len(s.log) - 1
         for n in range(-1, head + 1) if self.stale else (head,):
-            yield ("lists the head and sees version", n), with_process(s, i, self.seen(s, i, n))
+            yield ("lists the head and sees version", n), with_process(s, i, self.recover_version(s, i, n))
 
-    def look_at(self, s: State, i: int, process: Process) -> Steps:
-        """Look again from a version that is known, by computed keys (W12)."""
-        yield ("reads version", process.n), with_process(s, i, self.seen(s, i, process.n))
+    def read_head(self, s: State, i: int, process: Process) -> Steps:
+        """Recover again from a known version, by computed keys (W12)."""
+        yield ("reads version", process.n), with_process(s, i, self.recover_version(s, i, process.n))
 
-    def seen(self, s: State, i: int, n: int) -> Process:
-        """What is to be done with the newest version that is known: close it, publish it, or find this run's location after it."""
+    def recover_version(self, s: State, i: int, n: int) -> Process:
+        """The next step for the newest known version: close it, publish it, or read the run pointers."""
         if n < 0:
             return Process(LOCATE, n)
         if s.log[n].outcome is None:
             return Process(CLOSE, n)
-        if self.owes_receipts(s, n):
+        if self.has_pending_publishes(s, n):
             return self.publish(s, n, ())
         return Process(LOCATE, n)
 
-    def owes_receipts(self, s: State, n: int) -> bool:
-        """Whether a sink outside the log may still wait for version n. An abort has no pending publishes."""
+    def has_pending_publishes(self, s: State, n: int) -> bool:
+        """Whether version n is a commit with sinks outside the log and without receipts."""
         return bool(self.sinks) and committed(s.log[n]) and s.log[n].receipts is None
 
     def locate(self, s: State, i: int, process: Process) -> Steps:
-        """Follow the run's own pointers, the head being known (W10, W11)."""
-        after = self.located(s, i, process.n)
+        """Follow the run's own pointers after the head was read (W10, W11)."""
+        after = self.next_step(s, i, process.n)
         yield (f"reads its run pointers after version {process.n}, then:", after.at, after.n), with_process(s, i, after)
 
-    def located(self, s: State, i: int, known: int) -> Process:
-        """Where the run stands (table RECOVERY)."""
+    def next_step(self, s: State, i: int, known: int) -> Process:
+        """The next step of the run by its newest pointer (table RECOVERY)."""
         newest = self.newest_pointer(s, i)
         if newest < 0:
             return self.cut(s, i, known, 0, NONE)
         if newest > known:
-            after = self.seen(s, i, newest)
+            after = self.recover_version(s, i, newest)
             if after.at != LOCATE:
                 return after
             known = newest
         return self.settled(s, i, known, newest)
 
     def newest_pointer(self, s: State, i: int) -> int:
-        """The version of the last pointer before the first that is missing, or ``NONE``."""
+        """The version of the last pointer before the first missing one, or ``NONE``."""
         run, j = self.actors[i].run, 0
         while pointer(s, run, j) >= 0:
             j += 1
         return pointer(s, run, j - 1) if j else NONE
 
     def settled(self, s: State, i: int, head: int, n: int) -> Process:
-        """Where a run stands whose newest version is n, closed, while the newest closed version that is known is ``head``."""
+        """The next step of a run whose newest version n is closed. ``head`` is the newest known closed version."""
         plan = s.log[n].plan
-        if self.is_answer(s, i, head, n):
-            return Process(ANSWERED, n)
+        if self.is_result(s, i, head, n):
+            return Process(COMPLETED, n)
         return self.cut(s, i, head, plan.j + 1, plan.target)
 
-    def is_answer(self, s: State, i: int, head: int, n: int) -> bool:
-        """A commit answers a single batch or a reprocessing run; a drain is answered where the *head* has reached its target."""
+    def is_result(self, s: State, i: int, head: int, n: int) -> bool:
+        """Whether version n completes its run: a commit completes a single batch or a reprocessing run, a *head* at the target completes a drain."""
         target = s.log[n].plan.target
         return committed(s.log[n]) if target == NONE else next_after(s.log, head) >= target
 
     # ---- plan (W13 to W15, W24, W25)
 
     def cut(self, s: State, i: int, head: int, j: int, target: int) -> Process:
-        """Cut Plan(head + 1). The source has grown whenever it is asked, so that a target which is not frozen would move."""
+        """Cut Plan(head + 1). The source grows before every poll, so that a target that is not frozen would change."""
         actor, start = self.actors[i], next_after(s.log, head)
         if actor.kind == REPROCESS_RUN:
             return self.cut_reprocess(s, i, head, j)
@@ -128,10 +128,10 @@ class Writer(Store):
             end = min(start + actor.size, target)
         else:
             end = start + actor.size
-        return Process(PLAN, head + 1, more=(Plan(BATCH, start, end, self.run_key(s, i), j, target),))
+        return Process(PLAN, head + 1, memory=(Plan(BATCH, start, end, self.run_key(s, i), j, target),))
 
     def target_of(self, start: int, target: int) -> int:
-        """The drain's frozen target; the source's end where this is the run's first plan (W14)."""
+        """The drain's frozen target. For the run's first plan it is the end of the source (W14)."""
         return target if target != NONE else start + DRAIN_LENGTH
 
     def run_key(self, s: State, i: int) -> int:
@@ -139,14 +139,14 @@ class Writer(Store):
         return self.actors[i].run
 
     def cut_reprocess(self, s: State, i: int, head: int, j: int) -> Process:
-        """Cut a reprocessing run of the commit that was asked for from the log as it stands at ``head``; before that commit nothing to reprocess."""
+        """Cut the plan of a reprocessing run from the log at ``head``. If the commit to reprocess does not exist yet, list the head again."""
         commits = [n for n in range(head + 1) if committed(s.log[n])]
         if len(commits) <= self.actors[i].of:
-            return Process(LOOK)
+            return Process(LIST_HEAD)
         replaces = self.replaced(s, i, commits[self.actors[i].of], head)
         old = s.log[replaces].plan
         start, end = self.reprocess_range(s, head, old)
-        return Process(PLAN, head + 1, more=(Plan(REPROCESS, start, end, self.run_key(s, i), j, NONE, replaces),))
+        return Process(PLAN, head + 1, memory=(Plan(REPROCESS, start, end, self.run_key(s, i), j, NONE, replaces),))
 
     def replaced(self, s: State, i: int, k: int, head: int) -> int:
         """The commit that holds the rows of ``k`` at ``head`` (W25)."""
@@ -161,23 +161,23 @@ class Writer(Store):
         yield from self.send(s, i, process)
 
     def plan_answered(self, s: State, i: int, process: Process, answer: object) -> State:
-        """Created: stage at once (W17). Otherwise somebody planned n, perhaps an earlier sending of this process: look again (W12)."""
-        return with_process(s, i, Process(STAGE, process.n) if answer else Process(LOOK_AT, process.n))
+        """Stage at once if the plan was created (W17). Otherwise recover again (W12): the stored plan may be of another run, or an earlier copy of this request."""
+        return with_process(s, i, Process(STAGE, process.n) if answer else Process(READ_HEAD, process.n))
 
-    # ---- run (W16 to W18)
+    # ---- stage (W16 to W18)
 
     def close(self, s: State, i: int, process: Process) -> Steps:
-        """An open version whose plan this process did not create: adopt what was staged, or stage (W17)."""
+        """Close an open version whose plan this process did not create: adopt a staged attempt, or stage a new one (W17)."""
         n = process.n
         found = self.adoptable(s, n)
         for x in found:
-            yield (f"adopts attempt {x} of version", n), with_process(s, i, self.to_decide(s, i, n, x, own=False))
+            yield (f"adopts attempt {x} of version", n), with_process(s, i, self.to_commit(s, i, n, x, own=False))
         if not found or self.stale:
             yield from self.stage(s, i, process)
 
     def adoptable(self, s: State, n: int) -> list[int]:
-        """Attempts with a manifest, every file of which is there."""
-        return [x for x, a in enumerate(s.log[n].attempts) if a.manifest and whole(a)]
+        """Attempts with a manifest and all files."""
+        return [x for x, a in enumerate(s.log[n].attempts) if a.manifest and has_all_files(a)]
 
     def stage(self, s: State, i: int, process: Process) -> Steps:
         """Mint an attempt id and write the first file (W18)."""
@@ -192,25 +192,25 @@ class Writer(Store):
         yield (f"writes the first file of attempt {x} of version", n), with_process(s, i, Process(HALFWAY, n, x))
 
     def attempt_id(self, s: State, i: int, n: int) -> int:
-        """A fresh one at every entry to staging."""
+        """A new id each time that a process begins to stage."""
         return len(s.log[n].attempts)
 
     def owner(self, i: int) -> int:
-        """Nobody asks whose an attempt is; only a mutant does."""
+        """The process that owns an attempt. Only a mutant sets it."""
         return 0
 
     def range_read(self, s: State, i: int, process: Process) -> int:
-        """Where the range ends that is read: that of the stored plan (W16)."""
+        """The end of the range that the attempt reads: that of the stored plan (W16)."""
         return s.log[process.n].plan.end
 
     def halfway(self, s: State, i: int, process: Process) -> Steps:
-        """Write the last file. Only then comes the manifest (W18)."""
+        """Write the last file. The manifest follows it (W18)."""
         n, x = process.n, process.x
         s = self.last_file(s, n, x)
         yield (f"writes the last file of attempt {x} of version", n), with_process(s, i, Process(MANIFEST, n, x))
 
     def last_file(self, s: State, n: int, x: int) -> State:
-        """The attempt is whole, unless vacuum took its first file meanwhile."""
+        """The attempt has all files, unless vacuum deleted its first file in the meantime."""
         if not 0 <= x < len(s.log[n].attempts) or s.log[n].attempts[x].files != HALF:
             return s
         return with_attempt(s, n, x, s.log[n].attempts[x]._replace(files=WHOLE))
@@ -220,18 +220,18 @@ class Writer(Store):
         yield from self.send(s, i, process)
 
     def manifest_answered(self, s: State, i: int, process: Process, _: object) -> State:
-        return with_process(s, i, self.to_decide(s, i, process.n, process.x, own=True))
+        return with_process(s, i, self.to_commit(s, i, process.n, process.x, own=True))
 
-    # ---- decide (W20, W21)
+    # ---- commit (W20, W21)
 
-    def to_decide(self, s: State, i: int, n: int, x: int, *, own: bool) -> Process:
-        """The pointer first; a pointer that is there already needs no request whose answer is known."""
-        more = (1,) if own and self.remembers_own else ()
+    def to_commit(self, s: State, i: int, n: int, x: int, *, own: bool) -> Process:
+        """Send the run pointer first. If it exists, continue with the outcome: the answer would be *exists*."""
+        memory = (1,) if own and self.knows_own_attempt else ()
         _, run, j, _ = self.pointer_of(s, i, n)
-        return Process(POINTER if pointer(s, run, j) < 0 else OUTCOME, n, x, more)
+        return Process(POINTER if pointer(s, run, j) < 0 else OUTCOME, n, x, memory)
 
     def pointer_of(self, s: State, i: int, n: int) -> tuple[str, int, int, int]:
-        """The pointer that Plan(n) names, whoever decides (W20)."""
+        """The pointer that Plan(n) names, whichever run closes the version (W20)."""
         plan = s.log[n].plan
         return "pointer", plan.run, plan.j, n
 
@@ -243,7 +243,7 @@ class Writer(Store):
         return with_process(s, i, process._replace(at=OUTCOME))
 
     def commit_of(self, s: State, i: int, n: int, x: int) -> Outcome:
-        """The commit of attempt x. A reprocessing run leaves ``next`` as it was (W26)."""
+        """The commit of attempt x. A reprocessing run does not change ``next`` (W26)."""
         plan = s.log[n].plan
         return Outcome(COMMIT, x, plan.end if plan.kind == BATCH else next_after(s.log, n - 1), plan.replaces)
 
@@ -252,17 +252,17 @@ class Writer(Store):
         yield from self.send(s, i, process)
 
     def outcome_answered(self, s: State, i: int, process: Process, _: object) -> State:
-        """Whatever is stored is the answer (W21): a commit is published, after an abort the run goes on."""
-        return with_process(s, i, self.after_decision(s, i, process.n))
+        """Continue with the stored outcome, whichever process created it (W21)."""
+        return with_process(s, i, self.after_outcome(s, i, process.n))
 
-    def after_decision(self, s: State, i: int, n: int) -> Process:
-        """What follows once Outcome(n) was read."""
+    def after_outcome(self, s: State, i: int, n: int) -> Process:
+        """The step after Outcome(n) was read: publish a commit."""
         if self.sinks and committed(s.log[n]):
             return self.publish(s, n, ())
-        return self.after(s, i, n)
+        return self.after_close(s, i, n)
 
-    def after(self, s: State, i: int, n: int) -> Process:
-        """The version is closed: of this run, see whether it is the answer; of another, look for this run's location again (W12)."""
+    def after_close(self, s: State, i: int, n: int) -> Process:
+        """The step after version n was closed. If it is of another run, this run reads its pointers again (W12)."""
         if s.log[n].plan.run == self.actors[i].run:
             return self.settled(s, i, n, n)
         return Process(LOCATE, n)
@@ -270,10 +270,10 @@ class Writer(Store):
     # ---- requests
 
     def request(self, s: State, i: int, process: Process) -> Request | None:
-        """The request that a process has under way, if it waits for one."""
-        at, n, x, more = process
+        """The request of the process's next step, or ``None``."""
+        at, n, x, memory = process
         if at == PLAN:
-            return "plan", n, more[0]
+            return "plan", n, memory[0]
         if at == MANIFEST:
             return "manifest", n, x
         if at == POINTER:
@@ -283,37 +283,37 @@ class Writer(Store):
         if at == CLAIM:
             return "claim", n, self.nonce(s, i)
         if at == RECEIPTS:
-            return "receipts", n, more
+            return "receipts", n, memory
         if at == TRANSACT:
             return self.transaction(s, n)
         return None
 
     def send(self, s: State, i: int, process: Process) -> Steps:
-        """The request is applied and answered; or its answer is unknown, a copy stays on its way, and the same bytes are sent again (W6)."""
+        """Apply and answer the request; or leave a copy in flight and send the same bytes again, because the answer is unknown (W6)."""
         request = self.request(s, i, process)
         assert request is not None
-        after, answer = self.land(s, request)
+        after, answer = self.apply(s, request)
         after = getattr(self, f"{process.at}_answered")(after, i, process, answer)
         yield (f"sends its {process.at} of version", process.n, "->", answer), after
-        if s.left.unknown:
+        if s.budget.unknown:
             yield from self.unanswered(s, i, process, request)
 
     def unanswered(self, s: State, i: int, process: Process, request: Request) -> Steps:
-        """Applied now, later or never. A copy that can change nothing, or is on its way already, makes no new state worth a look."""
+        """The request is applied now, later or never. A copy that can change nothing, or is in flight already, adds no state."""
         if self.useful(s, request) and request not in s.late:
-            yield self.unknown_label(process), with_late(spend(s, "unknown"), request)
+            yield self.unknown_answer_label(process), with_late(spend(s, "unknown"), request)
 
-    def unknown_label(self, process: Process) -> tuple[object, ...]:
+    def unknown_answer_label(self, process: Process) -> tuple[object, ...]:
         return (f"sends its {process.at} of version", process.n, "-> unknown")
 
-    # ---- publishing is another file's; named here for the types
+    # ---- used by the publish stage (publisher.py), defined here for the types
 
-    def publish(self, s: State, n: int, said: tuple[str, ...]) -> Process:
-        """Which sink comes next, after those that said ``said``; the receipts after the last."""
-        if len(said) == len(self.sinks):
-            return Process(RECEIPTS, n, more=said)
-        sink = self.sinks[len(said)]
-        return Process(TRANSACT if sink == TXN else CLAIM if sink == AMO else SEND, n, more=said)
+    def publish(self, s: State, n: int, results: tuple[str, ...]) -> Process:
+        """The step after the sinks with ``results``: publish the next sink, or create the receipts after the last."""
+        if len(results) == len(self.sinks):
+            return Process(RECEIPTS, n, memory=results)
+        sink = self.sinks[len(results)]
+        return Process(TRANSACT if sink == TXN else CLAIM if sink == AMO else DELIVER, n, memory=results)
 
     def transaction(self, s: State, n: int) -> Request:
         """The sink transaction that publishes version n."""
@@ -322,5 +322,5 @@ class Writer(Store):
         return "transaction", n, outcome.attempt, False
 
     def nonce(self, s: State, i: int) -> int:
-        """The nonce of this entry to publishing. It dies with the entry, see ``retire``."""
+        """The nonce of this publisher. It is not used after the publisher ends, see ``retire``."""
         return i + 1
