@@ -1,4 +1,4 @@
-"""``python -m tests.simulation SEED [-v]``: play one seed again; ``-v`` prints its trace, one line an event."""
+"""``python -m tests.simulation SEED [-v]``: simulate one seed. ``-v`` prints the trace, one line per event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main() -> int:
     root = scratch()
     violation = ""
     try:
-        trace = simulate(arguments.seed, root / "world").scheduler.trace
+        trace = simulate(arguments.seed, root / "simulation").scheduler.trace
     except Violation as error:
         violation, trace = str(error), error.trace
     finally:
@@ -27,7 +27,7 @@ def main() -> int:
     if arguments.verbose:
         print(text, end="")
     print(f"seed {arguments.seed}: {len(trace)} events, sha256 {hashlib.sha256(text.encode()).hexdigest()}")
-    print(violation or "all is as it must be")
+    print(violation or "no violations")
     return bool(violation)
 
 

@@ -1,4 +1,4 @@
-"""The source's and the dataset's directories: real files, but every request to them is a turn of the scheduler."""
+"""The directories of the source and of the datasets. They have real files, but every request to them waits for a turn of the scheduler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPENERS = [
 
 
 class Directory(LocalDataset):
-    """A directory as the process whose turn it is sees it. A listing of the source may miss what arrived last."""
+    """A directory that the current process accesses in turns. A listing of the source may miss the newest files."""
 
     def __init__(self, root: str, scheduler: Scheduler) -> None:
         super().__init__(root)
@@ -50,7 +50,7 @@ class Directory(LocalDataset):
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
         fate = self._turn("list", prefix, listing=self._name == "in")
-        # The plain store's own walk asks for each file; those are not requests of the process.
+        # The store's own listing calls stat for each file. These calls are not requests of the process.
         found = list(LocalStore(self.root).list(prefix, limit, start_after))
         if fate is Fate.STALE:
             newest = sorted(found, key=lambda stat: stat.mtime_ns)[-self._scheduler.rng.randrange(1, 3) :]
@@ -61,9 +61,9 @@ class Directory(LocalDataset):
         process = self._scheduler.current
         if process is None or process.holds_locks:
             return Fate.GOOD
-        what = f"{self._name}: {method} {key}"
-        fate = process.sends(what, listing=listing, on_disk=True)
-        self._scheduler.says(process.name, what)
+        request = f"{self._name}: {method} {key}"
+        fate = process.begin_request(request, listing=listing, on_disk=True)
+        self._scheduler.record(process.name, request)
         if fate is Fate.NEVER:
             raise UnknownAnswerError(key)
         if fate is Fate.CRASH_AFTER:
@@ -71,28 +71,28 @@ class Directory(LocalDataset):
         return fate
 
 
-class TurningEngine(RowsEngine):
-    """Writes each file in two halves, and takes a turn at every step."""
+class SimulatedEngine(RowsEngine):
+    """An engine that writes each file in two halves and waits for a turn at every step."""
 
     def _write(self, location: str, rows: list[dict[str, Any]], format: str) -> None:
         super()._write(location, rows, format)
         path = os.path.join(split_url(location)[1], f"part-00000.{format}")
-        if not os.path.exists(path):  # of no rows no Parquet is written
+        if not os.path.exists(path):  # without rows no Parquet file is written
             return
         with open(path, "rb") as file:
-            whole = file.read()
-        for part in (whole[: len(whole) // 2], whole):
+            content = file.read()
+        for written in (content[: len(content) // 2], content):
             with open(path, "wb") as file:
-                file.write(part)
+                file.write(written)
             self._step("wrote part of a file")
 
 
 @contextmanager
-def turning_directories(scheduler: Scheduler, beside_log: str) -> Iterator[None]:
+def simulated_directories(scheduler: Scheduler, beside_log: str) -> Iterator[None]:
     """
-    While the block runs, the product opens directories of this simulation.
+    Within the block, the product opens directories of this simulation.
 
-    :param beside_log: the directory in which data files lie that the product puts below its log, which is in memory
+    :param beside_log: the directory for data files below the log's root. The log itself is in memory
     """
 
     def opened(url: str) -> Directory:
@@ -102,6 +102,6 @@ def turning_directories(scheduler: Scheduler, beside_log: str) -> Iterator[None]
     with ExitStack() as stack:
         for name in _OPENERS:
             stack.enter_context(patch(name, opened))
-        # Its probes use threads, and say nothing about the protocol.
+        # The store probes use threads and are not part of the protocol.
         stack.enter_context(patch("airflow_provider_streamsem.commitlog.doctor.require_safe", lambda log: None))
         yield

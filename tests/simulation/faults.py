@@ -1,4 +1,4 @@
-"""What can happen to one request or step, and how often in one simulation."""
+"""The faults of a request or step, and their rates in one simulation."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from random import Random
 
 
 class Fate(Enum):
-    """What happens to one request."""
+    """What happens to one request. Every member except ``GOOD`` is a fault."""
 
     GOOD = "applied and answered"
     SLOW = "applied, and answered some turns later"
     LOST_REPLY = "applied; the answer is lost"
-    LATE = "no answer; applied later, perhaps after its sender died"
-    NEVER = "no answer, never applied"
-    CONFLICT = "409: not applied, and the sender cannot know"
+    LATE = "no answer; applied later, possibly after the sender died"
+    NEVER = "no answer; never applied"
+    CONFLICT = "409; not applied, but the answer does not prove it"
     STALE = "a listing of an earlier state"
-    CRASH_BEFORE = "its sender dies; not applied"
-    CRASH_AFTER = "applied; its sender dies before the answer"
-    PAUSE = "its sender stops for long, then sends it"
+    CRASH_BEFORE = "the sender dies; not applied"
+    CRASH_AFTER = "applied; the sender dies before the answer"
+    PAUSE = "the sender pauses for many turns, then sends it"
     PARTITION = "this and the sender's next requests get no answer; each may be applied"
 
 
@@ -37,19 +37,19 @@ STALE_RATES = (0.0, 0.2, 0.6)
 ON_DISK = (Fate.CRASH_BEFORE, Fate.CRASH_AFTER, Fate.PAUSE, Fate.NEVER)
 
 
-class Weather:
-    """Which faults a simulation has, and how often: each seed has some and lacks others, so that they meet in many mixtures."""
+class FaultModel:
+    """Draws the faults of a simulation. Each seed has other rates, and lacks some faults, so that the seeds cover many combinations."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._rates = {fate: rng.choice(rates) for fate, rates in RATES.items()}
         self._stale = rng.choice(STALE_RATES)
         self.longest_pause = rng.choice((20, 80, 400))
-        self.calm = False
+        self.stopped = False
 
     def fate(self, *, listing: bool = False) -> Fate:
         """The fate of one request to the store."""
-        if self.calm:
+        if self.stopped:
             return Fate.GOOD
         drawn = self._rng.random()
         for fate, rate in self._rates.items():
@@ -59,6 +59,6 @@ class Weather:
         return Fate.STALE if listing and self._rng.random() < self._stale else Fate.GOOD
 
     def fate_on_disk(self, *, listing: bool = False) -> Fate:
-        """The fate of a step of the engine or of a request to a directory: it may die or wait; what it did is known."""
+        """The fate of a step of the engine or of a request to a directory. The process may die or pause. No applied request gets an unknown answer."""
         fate = self.fate(listing=listing)
         return fate if fate in ON_DISK or (fate is Fate.STALE and listing) else Fate.GOOD

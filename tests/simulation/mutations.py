@@ -1,4 +1,4 @@
-"""Wrong versions of the product, each wrong in one location. The simulation must see every one of them."""
+"""Mutations of the product, each with one fault. The simulation must detect all of them."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ from airflow_provider_streamsem.pipeline.plan import plan_batch
 from airflow_provider_streamsem.protocol import codec, keys, known, machine, procedures
 from airflow_provider_streamsem.protocol.entries import Discovery, Outcome, RunPointer
 from airflow_provider_streamsem.protocol.view import ClosedHead
-from tests.simulation.scenario import world_of
-from tests.simulation.store import Truth
+from tests.simulation.scenario import fixture_of
+from tests.simulation.store import SimulatedStore
 
 
 @dataclass(frozen=True)
 class Mutation:
     """
-    :param apply: makes the product wrong until the test ends
-    :param seen: what the violation says, so that a mutation that merely breaks down does not count as caught
-    :param fixture: the kind of world that must see it
-    :param first: a seed that is tried first, where few see it
+    A mutation and the violation that it must cause.
+
+    :param apply: mutates the product until the test ends
+    :param message: a pattern for the message of the violation. A mutation that fails for another reason is not detected
+    :param fixture: the name of the pipeline that must detect it
+    :param first: a seed to try first, if few seeds detect it
     """
 
     apply: Callable[[pytest.MonkeyPatch], None]
-    seen: str
+    message: str
     fixture: str = "files"
     first: int | None = None
 
     def seeds(self, seeds: int) -> list[int]:
-        """Those of its kind of world, in the order in which they are tried."""
-        found = [seed for seed in range(seeds) if world_of(seed).name == self.fixture and seed != self.first]
+        """The seeds with the mutation's pipeline, in the order in which they are tried."""
+        found = [seed for seed in range(seeds) if fixture_of(seed).name == self.fixture and seed != self.first]
         return found if self.first is None else [self.first, *found]
 
 
-def outcome_before_its_pointer(patch: pytest.MonkeyPatch) -> None:
+def outcome_is_created_before_its_pointer(patch: pytest.MonkeyPatch) -> None:
     def decide(head: Any, outcome: Outcome) -> Any:
         key = keys.outcome(head.plan.version)
         written = yield from procedures.create_entry(key, outcome)
@@ -55,7 +57,7 @@ def outcome_before_its_pointer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(procedures, "decide", decide)
 
 
-def outcome_is_its_own_even_where_it_lost(patch: pytest.MonkeyPatch) -> None:
+def writer_returns_its_own_outcome_after_a_lost_create(patch: pytest.MonkeyPatch) -> None:
     real = procedures.decide
 
     def decide(head: Any, outcome: Outcome) -> Any:
@@ -66,14 +68,14 @@ def outcome_is_its_own_even_where_it_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def plans_are_overwritten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Truth, "overwrites", lambda self, key: key.endswith(".p.json"))
+    patch.setattr(SimulatedStore, "overwrites", lambda self, key: key.endswith(".p.json"))
 
 
 def outcomes_are_overwritten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Truth, "overwrites", lambda self, key: key.endswith(".c.json"))
+    patch.setattr(SimulatedStore, "overwrites", lambda self, key: key.endswith(".c.json"))
 
 
-def unknown_is_taken_for_created(patch: pytest.MonkeyPatch) -> None:
+def unknown_answer_is_treated_as_created(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(machine.CREATE, (machine.CreateState.SENT, "unknown"), machine.CreateState.WON)
 
 
@@ -84,21 +86,21 @@ def writer_deletes_its_files_after_an_unknown_answer(patch: pytest.MonkeyPatch) 
         try:
             return real(self, head, fresh=fresh)
         except UnavailableError:
-            mine = self.opened.log.clock._name + "-"  # type: ignore[attr-defined]
+            own = self.opened.log.clock._name + "-"  # type: ignore[attr-defined]
             for sink in self.opened.pipeline.sinks.values():
                 for version, attempt in sorted(sink.attempts(head.plan.version)):
-                    if attempt.startswith(mine):
+                    if attempt.startswith(own):
                         sink.discard(version, attempt)
             raise
 
     patch.setattr(run.Run, "close", close)
 
 
-def adoption_looks_at_no_file(patch: pytest.MonkeyPatch) -> None:
+def adoption_does_not_check_files(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FilesSink, "is_complete", lambda self, committable: True)
 
 
-def lost_plan_is_run_anyway(patch: pytest.MonkeyPatch) -> None:
+def plan_is_staged_after_a_lost_create(patch: pytest.MonkeyPatch) -> None:
     def put_plan(head: Any, plan: Any) -> Any:
         written = yield from procedures.create_entry(keys.plan(plan.version), plan)
         return head.planned(plan, codec.encode(plan).sha256), written.first
@@ -106,11 +108,11 @@ def lost_plan_is_run_anyway(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(procedures, "put_plan", put_plan)
 
 
-def drain_target_is_drawn_anew_for_each_batch(patch: pytest.MonkeyPatch) -> None:
-    def plan(opened: Any, planner: Any, ready: Any, **named: Any) -> Any:
+def drain_target_is_polled_for_each_batch(patch: pytest.MonkeyPatch) -> None:
+    def plan(opened: Any, planner: Any, ready: Any, **kwargs: Any) -> Any:
         if ready.target is not None:
             ready = replace(ready, target=planner.poll(ready.head.hint).offsets)
-        return plan_batch(opened, planner, ready, **named)
+        return plan_batch(opened, planner, ready, **kwargs)
 
     patch.setattr(run, "plan_batch", plan)
 
@@ -140,7 +142,7 @@ def pointers_are_read_before_the_head(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(procedures, "locate", locate)
 
 
-def pointers_are_taken_from_a_listing(patch: pytest.MonkeyPatch) -> None:
+def pointers_are_read_from_a_listing(patch: pytest.MonkeyPatch) -> None:
     def newest_pointer(run_key: str) -> Any:
         listed = yield from machine.list_keys(keys.run(run_key), 1)
         if not listed:
@@ -162,7 +164,7 @@ def newest_pointer_is_not_confirmed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(procedures, "_newest_pointer", newest_pointer)
 
 
-def drain_looks_at_its_own_last_outcome_only(patch: pytest.MonkeyPatch) -> None:
+def drain_checks_only_its_own_last_outcome(patch: pytest.MonkeyPatch) -> None:
     real = procedures.settled
 
     def settled(head: Any, plan: Any, outcome: Outcome) -> Any:
@@ -183,23 +185,23 @@ def vacuum_deletes_attempts_of_open_versions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(maintenance, "range", lambda *bounds: range(*bounds[:-1], bounds[-1] + 1), raising=False)
 
 
-def vacuum_deletes_what_reprocessing_runs_replaced(patch: pytest.MonkeyPatch) -> None:
+def vacuum_deletes_files_that_reprocessing_runs_replaced(patch: pytest.MonkeyPatch) -> None:
     real = maintenance.vacuum
 
-    def vacuum(pipeline: Any, *, log: CommitLog, **named: Any) -> Any:
-        done = real(pipeline, log=log, **named)
+    def vacuum(pipeline: Any, *, log: CommitLog, **kwargs: Any) -> Any:
+        report = real(pipeline, log=log, **kwargs)
         version = 0
         while (found := log.outcome(version)) is not None:
             if found[0].replaces is not None:
                 for at, attempt in sorted(pipeline.sinks["out"].attempts(found[0].replaces.version)):
                     pipeline.sinks["out"].discard(at, attempt)
             version += 1
-        return done
+        return report
 
     patch.setattr(maintenance, "vacuum", vacuum)
 
 
-def files_that_a_listing_missed_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+def files_missing_from_a_listing_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     real = known.compare
 
     def compare(node: known.Opened, listed: Any, settled_ns: int) -> Any:
@@ -210,7 +212,7 @@ def files_that_a_listing_missed_are_forgotten(patch: pytest.MonkeyPatch) -> None
     patch.setattr(known, "compare", compare)
 
 
-def lost_discovery_is_kept(patch: pytest.MonkeyPatch) -> None:
+def discovery_is_used_after_a_lost_create(patch: pytest.MonkeyPatch) -> None:
     def create(self: Ledger, entry: Discovery) -> bool:
         self._log.perform(procedures.create_entry(keys.discovered(entry.i), entry))
         self._newest = entry
@@ -219,18 +221,18 @@ def lost_discovery_is_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "_create", create)
 
 
-def abort_forgets(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(maintenance, "Outcome", lambda **named: Outcome(**{**named, "state": None}))
+def abort_drops_the_state(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(maintenance, "Outcome", lambda **kwargs: Outcome(**{**kwargs, "state": None}))
 
 
-def reprocess_is_held_against_what_is_remembered_now(patch: pytest.MonkeyPatch) -> None:
-    def remembered(self: run.Run, head: Any, plan: Any) -> Any:
+def reprocess_uses_the_current_deduplication_state(patch: pytest.MonkeyPatch) -> None:
+    def dedup_state(self: run.Run, head: Any, plan: Any) -> Any:
         return (None if head.outcome is None else head.outcome.state), plan.planned_at_ms
 
-    patch.setattr(run.Run, "_dedup_state", remembered)
+    patch.setattr(run.Run, "_dedup_state", dedup_state)
 
 
-def reprocess_forgets_what_came_after_its_root(patch: pytest.MonkeyPatch) -> None:
+def reprocess_ignores_ids_after_its_root(patch: pytest.MonkeyPatch) -> None:
     real = run.Run._chain_states
 
     def chain_states(self: run.Run, head: Any, plan: Any) -> Any:
@@ -240,20 +242,20 @@ def reprocess_forgets_what_came_after_its_root(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(run.Run, "_chain_states", chain_states)
 
 
-def adoption_looks_at_no_remembered_id(patch: pytest.MonkeyPatch) -> None:
+def adoption_does_not_check_the_deduplication_state(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run.dedup, "is_complete", lambda log, state: True)
 
 
-def time_of_ids_is_asked_anew_by_each_attempt(patch: pytest.MonkeyPatch) -> None:
+def each_attempt_reads_its_own_clock(patch: pytest.MonkeyPatch) -> None:
     real = run.Run._dedup_state
 
-    def remembered(self: run.Run, head: Any, plan: Any) -> Any:
+    def dedup_state(self: run.Run, head: Any, plan: Any) -> Any:
         return real(self, head, plan)[0], self.opened.log.clock.now_ms()
 
-    patch.setattr(run.Run, "_dedup_state", remembered)
+    patch.setattr(run.Run, "_dedup_state", dedup_state)
 
 
-def layers_are_dropped_by_their_oldest_id(patch: pytest.MonkeyPatch) -> None:
+def layers_expire_with_their_oldest_id(patch: pytest.MonkeyPatch) -> None:
     real = dedup.state_after
 
     def state_after(kept: Any, older: Any, written: Any, now_ms: int) -> Any:
@@ -264,30 +266,39 @@ def layers_are_dropped_by_their_oldest_id(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dedup, "state_after", state_after)
 
 
+RESULT = "(run|abort|skip) result"
+NO_POINTER = f"I16|{RESULT}|more than once|not numbered"
+DUPLICATES = "duplicate id|as a duplicate|missing or duplicated|id twice"
+
 MUTATIONS = (
-    Mutation(outcome_before_its_pointer, "I16|answer|more than once|miscounted|no run pointer"),
-    Mutation(outcome_is_its_own_even_where_it_lost, "answer"),
+    Mutation(outcome_is_created_before_its_pointer, f"{NO_POINTER}|no run pointer"),
+    Mutation(writer_returns_its_own_outcome_after_a_lost_create, RESULT),
     Mutation(plans_are_overwritten, "I3|I4|sha256 of its plan"),
-    Mutation(outcomes_are_overwritten, "I3|answer|doubled|I7"),
-    Mutation(unknown_is_taken_for_created, "."),
-    Mutation(writer_deletes_its_files_after_an_unknown_answer, "I6|gone", first=71),
-    Mutation(adoption_looks_at_no_file, "I6|gone"),
-    Mutation(lost_plan_is_run_anyway, "I3"),
-    Mutation(drain_target_is_drawn_anew_for_each_batch, "target"),
+    Mutation(outcomes_are_overwritten, f"I3|{RESULT}|duplicated|I7"),
+    Mutation(unknown_answer_is_treated_as_created, "."),
+    Mutation(writer_deletes_its_files_after_an_unknown_answer, "I6|visible file is missing", first=71),
+    Mutation(adoption_does_not_check_files, "I6|visible file is missing"),
+    Mutation(plan_is_staged_after_a_lost_create, "I3"),
+    Mutation(drain_target_is_polled_for_each_batch, "target"),
     Mutation(reprocess_replaces_the_first_commit, "I20|not visible"),
-    Mutation(reprocess_trusts_the_listed_head, "made nothing anew|only a committed version"),
-    Mutation(pointers_are_read_before_the_head, "I16|answer|more than once|miscounted", first=92),
-    Mutation(pointers_are_taken_from_a_listing, "I16|answer|more than once|miscounted"),
-    Mutation(newest_pointer_is_not_confirmed, "I16|answer|more than once|miscounted"),
-    Mutation(drain_looks_at_its_own_last_outcome_only, "a drain has not reached its target, but"),
-    Mutation(vacuum_deletes_attempts_of_open_versions, "I6|gone"),
-    Mutation(vacuum_deletes_what_reprocessing_runs_replaced, "I6|gone"),
-    Mutation(files_that_a_listing_missed_are_forgotten, "D1|doubled"),
-    Mutation(lost_discovery_is_kept, ".", first=122),
-    Mutation(abort_forgets, "repeat|lost or doubled|id twice", "dedup", first=597),
-    Mutation(reprocess_is_held_against_what_is_remembered_now, "other ids|lost or doubled", "dedup"),
-    Mutation(reprocess_forgets_what_came_after_its_root, "repeat|lost or doubled|id twice", "dedup"),
-    Mutation(adoption_looks_at_no_remembered_id, "deduplication state is missing|magic bytes", "dedup", first=133),
-    Mutation(time_of_ids_is_asked_anew_by_each_attempt, "repeat|other ids", "dedup"),
-    Mutation(layers_are_dropped_by_their_oldest_id, "repeat|other ids", "dedup"),
+    Mutation(reprocess_trusts_the_listed_head, "made no new version|only a committed version"),
+    Mutation(pointers_are_read_before_the_head, NO_POINTER, first=92),
+    Mutation(pointers_are_read_from_a_listing, NO_POINTER),
+    Mutation(newest_pointer_is_not_confirmed, NO_POINTER),
+    Mutation(drain_checks_only_its_own_last_outcome, "a drain has not reached its target, but"),
+    Mutation(vacuum_deletes_attempts_of_open_versions, "I6|visible file is missing"),
+    Mutation(vacuum_deletes_files_that_reprocessing_runs_replaced, "I6|visible file is missing"),
+    Mutation(files_missing_from_a_listing_are_forgotten, "D1|duplicated"),
+    Mutation(discovery_is_used_after_a_lost_create, ".", first=122),
+    Mutation(abort_drops_the_state, DUPLICATES, "dedup", first=597),
+    Mutation(reprocess_uses_the_current_deduplication_state, "other ids|missing or duplicated", "dedup"),
+    Mutation(reprocess_ignores_ids_after_its_root, DUPLICATES, "dedup"),
+    Mutation(
+        adoption_does_not_check_the_deduplication_state,
+        "deduplication state is missing|magic bytes",
+        "dedup",
+        first=133,
+    ),
+    Mutation(each_attempt_reads_its_own_clock, "duplicate id|as a duplicate|other ids", "dedup"),
+    Mutation(layers_expire_with_their_oldest_id, "duplicate id|as a duplicate|other ids", "dedup"),
 )

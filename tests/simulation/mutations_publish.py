@@ -1,4 +1,4 @@
-"""Wrong versions of the publish stage, and of the sinks that it brings rows and effects to."""
+"""Mutations of the publish stage and of its sinks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from airflow_provider_streamsem.protocol.view import ClosedHead
 from tests.simulation.mutations import Mutation
 
 
-def publisher_does_not_ask_the_marker(patch: pytest.MonkeyPatch) -> None:
+def publisher_ignores_the_marker(patch: pytest.MonkeyPatch) -> None:
     real = database.set_marker
 
-    def set_marker(*given: Any) -> bool:
-        real(*given)
+    def set_marker(*args: Any) -> bool:
+        real(*args)
         return True
 
     patch.setattr(database, "set_marker", set_marker)
@@ -42,23 +42,23 @@ def marker_and_rows_are_two_transactions(patch: pytest.MonkeyPatch) -> None:
         return real(self, connection, markers, batch, new, found)
 
     patch.setattr(JdbcSink, "_commit", commit)
-    patch.setattr(database, "set_marker", lambda *given: True)
+    patch.setattr(database, "set_marker", lambda *args: True)
 
 
-def skip_moves_no_marker(patch: pytest.MonkeyPatch) -> None:
+def skip_does_not_set_the_marker(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JdbcSink, "skip", lambda self, batch, effects: Receipt(result="skipped", rows=0))
 
 
-def publisher_believes_itself_and_not_the_marker(patch: pytest.MonkeyPatch) -> None:
+def receipts_ignore_the_marker_state(patch: pytest.MonkeyPatch) -> None:
     applied = staticmethod(lambda batch, state, detail=None: Receipt(result="applied", rows=batch.committable.rows))
     patch.setattr(JdbcSink, "receipt", applied)
 
 
-def reprocess_does_not_replace(patch: pytest.MonkeyPatch) -> None:
+def reprocess_replaces_no_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JdbcSink, "_delete_replaced", lambda self, connection, target, batch: None)
 
 
-def reprocess_replaces_the_rows_of_the_version_it_names(patch: pytest.MonkeyPatch) -> None:
+def reprocess_replaces_only_rows_of_the_replaced_version(patch: pytest.MonkeyPatch) -> None:
     real = publish.batch_of
 
     def batch_of(opened: Any, outcome: Any, sha: str, name: str) -> Batch:
@@ -68,14 +68,14 @@ def reprocess_replaces_the_rows_of_the_version_it_names(patch: pytest.MonkeyPatc
     patch.setattr(publish, "batch_of", batch_of)
 
 
-def empty_reprocess_leaves_what_stands(patch: pytest.MonkeyPatch) -> None:
+def empty_reprocess_keeps_the_old_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Batch, "is_nothing", property(lambda self: not self.committable.files))
 
 
-def receipts_are_written_before_publishing(patch: pytest.MonkeyPatch) -> None:
+def receipts_are_created_before_publishing(patch: pytest.MonkeyPatch) -> None:
     real = publish._roll_forward
 
-    def roll_forward(opened: Any, head: ClosedHead, outcome: Outcome, **named: Any) -> ClosedHead:
+    def roll_forward(opened: Any, head: ClosedHead, outcome: Outcome, **kwargs: Any) -> ClosedHead:
         sinks = {name: Receipt(result="applied", rows=outcome.sinks[name].rows) for name in outcome.publish}
         own = Marker(version=outcome.version, outcome=head.outcome_sha)
         markers = {**outcome.markers, **{name: own for name in sinks if outcome.sinks[name].files}}
@@ -83,12 +83,12 @@ def receipts_are_written_before_publishing(patch: pytest.MonkeyPatch) -> None:
             version=outcome.version, outcome=head.outcome_sha, sinks=sinks, markers=markers, published_at_ms=0, nonce=opened.log.clock.new_id()
         )  # fmt: skip
         opened.log.put_receipts(head, receipts)
-        return real(opened, head, outcome, **named)
+        return real(opened, head, outcome, **kwargs)
 
     patch.setattr(publish, "_roll_forward", roll_forward)
 
 
-def receipts_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+def plan_does_not_wait_for_receipts(patch: pytest.MonkeyPatch) -> None:
     real = procedures.read_head
 
     def read_head(version: int) -> Any:
@@ -98,16 +98,16 @@ def receipts_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(procedures, "read_head", read_head)
 
 
-def last_sink_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+def last_sink_is_not_published(patch: pytest.MonkeyPatch) -> None:
     real = publish.publishing
 
     def publishing(pipeline: Any, name: str) -> Any:
         sink = real(pipeline, name)
         if name != pipeline.publishes[-1]:
             return sink
-        return Unmoved()
+        return UnpublishedSink()
 
-    class Unmoved:
+    class UnpublishedSink:
         delivery = "exactly_once"
 
         def publish(self, batch: Batch, effects: Any) -> Receipt:
@@ -122,8 +122,8 @@ def staged_rows_are_deleted_before_the_receipts(patch: pytest.MonkeyPatch) -> No
     real = maintenance._SinkLocation.spent
 
     def spent(self: Any, version: int, lost: Any) -> Any:
-        everyone = (attempt for _, attempt in sorted(self.sink.attempts(version)))
-        return everyone if self._is_spent else real(self, version, lost)
+        all_attempts = (attempt for _, attempt in sorted(self.sink.attempts(version)))
+        return all_attempts if self._is_spent else real(self, version, lost)
 
     patch.setattr(maintenance._SinkLocation, "spent", spent)
 
@@ -138,7 +138,7 @@ def claim_is_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CommitLog, "claim", claim)
 
 
-def claim_is_the_runs_and_not_the_entrys(patch: pytest.MonkeyPatch) -> None:
+def claim_nonce_is_the_run_key(patch: pytest.MonkeyPatch) -> None:
     def claim(self: publish.LoggedEffects, chunk: int, round: int) -> bool:
         plan = self._log.plan(self._version)
         assert plan is not None
@@ -149,18 +149,18 @@ def claim_is_the_runs_and_not_the_entrys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(publish.LoggedEffects, "claim", claim)
 
 
-def unknown_is_called_done(patch: pytest.MonkeyPatch) -> None:
+def unknown_effects_are_recorded_as_done(patch: pytest.MonkeyPatch) -> None:
     real = publish.LoggedEffects.record
 
     def record(
-        self: publish.LoggedEffects, chunk: int, round: int, *, done: int, unknown: int = 0, **named: int
+        self: publish.LoggedEffects, chunk: int, round: int, *, done: int, unknown: int = 0, **kwargs: int
     ) -> Any:
-        return real(self, chunk, round, done=done + unknown, **named)
+        return real(self, chunk, round, done=done + unknown, **kwargs)
 
     patch.setattr(publish.LoggedEffects, "record", record)
 
 
-def effects_are_noted_before_the_calls(patch: pytest.MonkeyPatch) -> None:
+def effects_are_recorded_before_the_calls(patch: pytest.MonkeyPatch) -> None:
     real = Publication._performed
 
     def performed(self: Publication, endpoint: Any, at: Any) -> Any:
@@ -170,11 +170,11 @@ def effects_are_noted_before_the_calls(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Publication, "_performed", performed)
 
 
-def skip_claims_nothing(patch: pytest.MonkeyPatch) -> None:
-    def skipped_sinks(self: Publication, at: Any) -> Any:
+def skip_does_not_claim(patch: pytest.MonkeyPatch) -> None:
+    def skip_without_claim(self: Publication, at: Any) -> Any:
         return self._effects.record(at.chunk, at.number, done=0, skipped=at.rows)
 
-    patch.setattr(Publication, "_skip_or_mark_unknown", skipped_sinks)
+    patch.setattr(Publication, "_skip_or_mark_unknown", skip_without_claim)
 
 
 def other_runs_close_claims(patch: pytest.MonkeyPatch) -> None:
@@ -182,56 +182,56 @@ def other_runs_close_claims(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run, "publish", lambda opened, head, outcome, *, is_own: real(opened, head, outcome, is_own=True))
 
 
-def key_of_a_call_is_of_its_try(patch: pytest.MonkeyPatch) -> None:
+def idempotency_key_changes_with_each_try(patch: pytest.MonkeyPatch) -> None:
     real = HttpSink.key
     tries = iter(range(10**9))
-    patch.setattr(HttpSink, "key", lambda self, *given: f"{real(self, *given)}-{next(tries)}")
+    patch.setattr(HttpSink, "key", lambda self, *args: f"{real(self, *args)}-{next(tries)}")
 
 
-def at_most_once_calls_again(patch: pytest.MonkeyPatch) -> None:
+def at_most_once_call_is_repeated(patch: pytest.MonkeyPatch) -> None:
     real = Publication._answer
 
     def answer(self: Publication, endpoint: Any, call: Any) -> Any:
-        found = real(self, endpoint, call)
-        return real(self, endpoint, call) if found.kind == "unclear" else found
+        result = real(self, endpoint, call)
+        return real(self, endpoint, call) if result.kind == "unclear" else result
 
     patch.setattr(Publication, "_answer", answer)
 
 
-def rest_of_a_part_is_performed_under_the_first_claim(patch: pytest.MonkeyPatch) -> None:
+def later_rounds_use_the_first_claim(patch: pytest.MonkeyPatch) -> None:
     real = publish.LoggedEffects.claim
     patch.setattr(publish.LoggedEffects, "claim", lambda self, chunk, round: round > 0 or real(self, chunk, round))
 
 
-def deferred_calls_are_counted_as_done(patch: pytest.MonkeyPatch) -> None:
+def deferred_calls_are_recorded_as_done(patch: pytest.MonkeyPatch) -> None:
     real = publish.LoggedEffects.record
 
-    def record(self: publish.LoggedEffects, chunk: int, round: int, *, done: int, left: int = 0, **named: int) -> Any:
-        return real(self, chunk, round, done=done + left, **named)
+    def record(self: publish.LoggedEffects, chunk: int, round: int, *, done: int, left: int = 0, **kwargs: int) -> Any:
+        return real(self, chunk, round, done=done + left, **kwargs)
 
     patch.setattr(publish.LoggedEffects, "record", record)
 
 
 PUBLISH_MUTATIONS = (
-    Mutation(publisher_does_not_ask_the_marker, "I18", "tables"),
+    Mutation(publisher_ignores_the_marker, "I18", "tables"),
     Mutation(marker_and_rows_are_two_transactions, "I18", "tables"),
-    Mutation(skip_moves_no_marker, "I15|I18|marker", "tables"),
-    Mutation(publisher_believes_itself_and_not_the_marker, "receipts", "tables"),
-    Mutation(reprocess_does_not_replace, "I18", "tables"),
-    Mutation(reprocess_replaces_the_rows_of_the_version_it_names, "I18|failed", "tables", first=321),
-    Mutation(empty_reprocess_leaves_what_stands, "I18", "tables", first=193),
-    Mutation(receipts_are_written_before_publishing, "I15|I18|receipts", "tables"),
-    Mutation(receipts_are_not_waited_for, "before the receipts|I2", "tables"),
-    Mutation(last_sink_is_forgotten, "I15|I18", "tables"),
+    Mutation(skip_does_not_set_the_marker, "I15|I18|marker", "tables"),
+    Mutation(receipts_ignore_the_marker_state, "receipts", "tables"),
+    Mutation(reprocess_replaces_no_rows, "I18", "tables"),
+    Mutation(reprocess_replaces_only_rows_of_the_replaced_version, "I18|failed", "tables", first=321),
+    Mutation(empty_reprocess_keeps_the_old_rows, "I18", "tables", first=193),
+    Mutation(receipts_are_created_before_publishing, "I15|I18|receipts", "tables"),
+    Mutation(plan_does_not_wait_for_receipts, "before the receipts|I2", "tables"),
+    Mutation(last_sink_is_not_published, "I15|I18", "tables"),
     Mutation(staged_rows_are_deleted_before_the_receipts, "staged file", "effects"),
     Mutation(claim_is_not_checked, "I17", "effects"),
-    Mutation(claim_is_the_runs_and_not_the_entrys, "I17", "effects"),
-    Mutation(unknown_is_called_done, "not so", "effects"),
-    Mutation(effects_are_noted_before_the_calls, "not so", "effects"),
-    Mutation(skip_claims_nothing, "not so", "effects"),
+    Mutation(claim_nonce_is_the_run_key, "I17", "effects"),
+    Mutation(unknown_effects_are_recorded_as_done, "(receipts|effects) are wrong", "effects"),
+    Mutation(effects_are_recorded_before_the_calls, "(receipts|effects) are wrong", "effects"),
+    Mutation(skip_does_not_claim, "(receipts|effects) are wrong", "effects"),
     Mutation(other_runs_close_claims, "P5", "effects"),
-    Mutation(key_of_a_call_is_of_its_try, "performed twice", "effects"),
-    Mutation(at_most_once_calls_again, "I17", "effects"),
-    Mutation(rest_of_a_part_is_performed_under_the_first_claim, "I17", "effects"),
-    Mutation(deferred_calls_are_counted_as_done, "not so", "effects"),
+    Mutation(idempotency_key_changes_with_each_try, "performed twice", "effects"),
+    Mutation(at_most_once_call_is_repeated, "I17", "effects"),
+    Mutation(later_rounds_use_the_first_claim, "I17", "effects"),
+    Mutation(deferred_calls_are_recorded_as_done, "(receipts|effects) are wrong", "effects"),
 )

@@ -1,4 +1,4 @@
-"""One simulation: a small world, the processes that meet in it, and what must be true of all they saw."""
+"""One simulation: a pipeline, concurrent processes on its log, and checks of all results."""
 
 from __future__ import annotations
 
@@ -27,118 +27,127 @@ from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
-from tests.simulation.disk import TurningEngine, turning_directories
-from tests.simulation.effects import Effects
+from tests.simulation.disk import SimulatedEngine, simulated_directories
+from tests.simulation.effects import EffectsPipeline
 from tests.simulation.scheduler import Process, Scheduler, Violation
-from tests.simulation.simulated_pipeline import PipelineFixture, Repeats
-from tests.simulation.tables import Tables
+from tests.simulation.simulated_pipeline import DedupPipeline, PipelineFixture
+from tests.simulation.tables import TablesPipeline
 from tests.small_nodes import small_nodes
 
-SINGLES, DRAINS, REDOS = ("single-a", "single-b"), ("drain-a", "drain-b"), ("reprocess-a", "reprocess-b")
-WORLDS: tuple[type[PipelineFixture], ...] = (
-    *(PipelineFixture, Tables, PipelineFixture, Effects, PipelineFixture, Repeats, PipelineFixture, PipelineFixture),
+SINGLES, DRAINS, REPROCESSES = ("single-a", "single-b"), ("drain-a", "drain-b"), ("reprocess-a", "reprocess-b")
+FIXTURES: tuple[type[PipelineFixture], ...] = (
+    *(
+        PipelineFixture,
+        TablesPipeline,
+        PipelineFixture,
+        EffectsPipeline,
+        PipelineFixture,
+        DedupPipeline,
+        PipelineFixture,
+        PipelineFixture,
+    ),
     *(
         PipelineFixture,
         PipelineFixture,
         PipelineFixture,
-        Effects,
+        EffectsPipeline,
         PipelineFixture,
-        Repeats,
+        DedupPipeline,
         PipelineFixture,
         PipelineFixture,
     ),
 )
-"""The kinds of world, seed by seed, over and over: the costly ones come more seldom"""
+"""The pipelines of consecutive seeds, in a cycle. Slow ones occur less often."""
 
 
-def world_of(seed: int) -> type[PipelineFixture]:
-    return WORLDS[seed % len(WORLDS)]
+def fixture_of(seed: int) -> type[PipelineFixture]:
+    return FIXTURES[seed % len(FIXTURES)]
 
 
 @dataclass
 class Simulation:
     """
-    A simulation of one seed. The same seed does the same, byte for byte.
+    A simulation of one seed. Two simulations of a seed have the same trace.
 
-    :attr answers: what runs were answered: (run key, result), in order
-    :attr announced: the versions that some answer announced
-    :attr readings: version → files and ids as the first reader saw them
+    :attr results: the results of runs in order, as (run key, result)
+    :attr announced: the versions that a result announced
+    :attr reads: version → files and ids that the first reader found
     """
 
     seed: int
     root: Path
-    answers: list[tuple[str, RunResult]] = field(default_factory=list)
+    results: list[tuple[str, RunResult]] = field(default_factory=list)
     announced: set[int] = field(default_factory=set)
-    readings: dict[int, tuple[list[str], Counter[int]]] = field(default_factory=dict)
+    reads: dict[int, tuple[list[str], Counter[int]]] = field(default_factory=dict)
     reprocessed: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rng = Random(self.seed)
         self.scheduler = Scheduler(self.rng)
-        self.summary = self.scheduler.summary
+        self.store = self.scheduler.store
         self.count = self.scheduler.count
-        self.fixture = world_of(self.seed)(self.root, self.scheduler)
-        wide = self.fixture.pipeline()
-        self.pipelines = (wide, wide.replace(limits=Limits(max_files=1)))
-        self.waiting = [self.rng.choice(self.fixture.kinds) for _ in range(self.rng.randrange(5, 10))]
-        self.waiting[0] = self.rng.choice(("single", "drain"))
+        self.fixture = fixture_of(self.seed)(self.root, self.scheduler)
+        pipeline = self.fixture.pipeline()
+        self.pipelines = (pipeline, pipeline.replace(limits=Limits(max_files=1)))
+        self.pending = [self.rng.choice(self.fixture.kinds) for _ in range(self.rng.randrange(5, 10))]
+        self.pending[0] = self.rng.choice(("single", "drain"))
         self.restarts: list[tuple[str, str]] = []
 
-    # --- the world
+    # --- files and processes
 
-    def arrive(self) -> None:
-        """One more file, mostly newer than all others; sometimes it was written earlier than it shows; sometimes with a bad line."""
-        n = self.fixture.made
+    def add_file(self) -> None:
+        """Write one more file. Some files have an mtime before that of earlier files, and some have a bad line."""
+        n = self.fixture.files_added
         name = f"{n:03d}.json"
         bad = "{not json\n" if self.rng.random() < 0.2 else ""
         path = self.root / "in" / name
         path.write_text("".join(json.dumps({"id": i}) + "\n" for i in self.fixture.next_ids()) + bad)
-        back = self.rng.choice((0, 0, 0, 3))
-        stamp = 1_700_000_000_000_000_000 + (n - back) * 1_000_000
-        os.utime(path, ns=(stamp, stamp))
+        files_back = self.rng.choice((0, 0, 0, 3))
+        mtime_ns = 1_700_000_000_000_000_000 + (n - files_back) * 1_000_000
+        os.utime(path, ns=(mtime_ns, mtime_ns))
         self.count["files arrived"] += 1
-        self.scheduler.says("(world)", f"{name} arrives" + (" with a bad line" if bad else ""))
+        self.scheduler.record("(setup)", f"{name} arrives" + (" with a bad line" if bad else ""))
 
-    def raw(self) -> RawLog:
-        return checks.raw_log(self.summary.everything())
+    def raw_log(self) -> RawLog:
+        return checks.parse_log(self.store.objects())
 
-    def more(self) -> bool:
-        """Whether anybody is still to come."""
-        return bool(self.waiting or self.restarts)
+    def has_pending(self) -> bool:
+        """Whether more processes will start."""
+        return bool(self.pending or self.restarts)
 
-    def tick(self) -> None:
-        """Before a turn: perhaps somebody new, or an end."""
+    def before_turn(self) -> None:
+        """Start pending processes, and kill a running one at random."""
         scheduler = self.scheduler
-        idle = not any(p.wakes <= scheduler.turns for p in scheduler.live)
-        if self.waiting and (idle or self.rng.random() < 0.06):
-            self.begin(self.waiting.pop(0))
-        if self.restarts and (not self.waiting or self.rng.random() < 0.03):
-            self.run_again(*self.restarts.pop(0))
-        if scheduler.live and not scheduler.weather.calm and self.rng.random() < 0.002:
+        idle = not any(p.paused_until <= scheduler.turns for p in scheduler.live)
+        if self.pending and (idle or self.rng.random() < 0.06):
+            self.start(self.pending.pop(0))
+        if self.restarts and (not self.pending or self.rng.random() < 0.03):
+            self.start_run(*self.restarts.pop(0))
+        if scheduler.live and not scheduler.faults.stopped and self.rng.random() < 0.002:
             scheduler.kill(self.rng.choice(scheduler.live))
 
-    def begin(self, kind: str) -> None:
+    def start(self, kind: str) -> None:
         if (
             kind in ("reprocess", "named reprocess", "reader", "vacuum")
-            and self.summary.closed < 0
+            and self.store.closed < 0
             and self.rng.random() < 0.9
         ):
-            # There is nothing for it yet; sometimes it comes nevertheless.
-            self.waiting.append(kind)
-            kind = "drain" if not self.scheduler.live else "nobody"
-        if kind == "nobody":
-            return
+            # No version exists yet, so this process starts later. A few start anyway.
+            self.pending.append(kind)
+            if self.scheduler.live:
+                return
+            kind = "drain"
         if kind == "arrival":
-            self.arrive()
+            self.add_file()
         elif kind in ("single", "drain"):
             if self.rng.random() < 0.5:
-                self.arrive()
-            self.run_again("run", self.rng.choice(SINGLES if kind == "single" else DRAINS))
+                self.add_file()
+            self.start_run("run", self.rng.choice(SINGLES if kind == "single" else DRAINS))
         elif kind == "named reprocess":
-            self.run_again("reprocess", self.rng.choice(REDOS))
+            self.start_run("reprocess", self.rng.choice(REPROCESSES))
         else:
             body: Callable[[Process], Any] = {
-                "reprocess": self.reprocess_anew,
+                "reprocess": self.reprocess_without_run_key,
                 "abort": self.abort,
                 "vacuum": self.vacuum,
                 "reader": self.read,
@@ -146,17 +155,17 @@ class Simulation:
             }[kind]
             self.scheduler.start(kind, body)
 
-    def run_again(self, what: str, run_key: str) -> None:
-        if what == "reprocess":
-            self.scheduler.start("named reprocess", lambda process: self.reprocess_named(process, run_key))
+    def start_run(self, operation: str, run_key: str) -> None:
+        if operation == "reprocess":
+            self.scheduler.start("named reprocess", lambda process: self.reprocess_with_run_key(process, run_key))
         else:
             kind = "drain" if run_key in DRAINS else "single"
             self.scheduler.start(kind, lambda process: self.run(process, run_key))
 
-    # --- what processes do
+    # --- bodies of processes
 
     def engine(self, process: Process) -> RowsEngine:
-        return TurningEngine(process.step)
+        return SimulatedEngine(process.step)
 
     def run(self, process: Process, run_key: str) -> str:
         process.retry = ("run", run_key)
@@ -165,12 +174,12 @@ class Simulation:
         result = run_batch(
             self.rng.choice(self.pipelines), run_key=run_key, drain=drain, engine=self.engine(process), log=process.log
         )
-        self.answered(process, result, run_key)
+        self.check_completed(process, result, run_key)
         return run_key
 
-    def reprocess_named(self, process: Process, run_key: str) -> None:
+    def reprocess_with_run_key(self, process: Process, run_key: str) -> None:
         process.retry = ("reprocess", run_key)
-        committed = self.raw().committed
+        committed = self.raw_log().committed
         if run_key not in self.reprocessed:
             if not committed:
                 return
@@ -182,113 +191,113 @@ class Simulation:
             engine=self.engine(process),
             log=process.log,
         )
-        self.answered(process, result, run_key)
+        self.check_completed(process, result, run_key)
 
-    def reprocess_anew(self, process: Process) -> None:
-        """A reprocessing run without a run key: whatever reprocessing runs there were, the rows are reprocessed, after it was asked for."""
-        before = self.raw()
+    def reprocess_without_run_key(self, process: Process) -> None:
+        """Reprocess without a run key. The run always makes a new version, even if other runs reprocessed the commit."""
+        before = self.raw_log()
         if not before.committed:
             return
         version = self.rng.choice(before.committed)
         result = reprocess(self.pipelines[0], version, engine=self.engine(process), log=process.log)
-        self.answered(process, result, result.run_key)
-        held = before.newest_of_chain(version)
-        require(result.version > held, "a reprocessing run made nothing anew", process.name, result.version, held)
+        self.check_completed(process, result, result.run_key)
+        newest = before.newest_of_chain(version)
+        require(result.version > newest, "a reprocessing run made no new version", process.name, result.version, newest)
 
     def abort(self, process: Process) -> None:
-        for _ in range(40):  # a person comes when a version hangs
-            if self.summary.planned == self.summary.closed:
+        for _ in range(40):  # an operator aborts a version that stays open
+            if self.store.planned == self.store.closed:
                 process.turn()
         record = process.log.read_pipeline()
-        version = self.raw().open
+        version = self.raw_log().open
         if record is not None and version is not None:
-            outcome = maintenance.abort(process.log, record, version, reason="asked for")
-            stored = self.raw().outcomes[version]
-            require(stored["result"] == outcome.result, "an abort was answered by what is not stored", version)
+            outcome = maintenance.abort(process.log, record, version, reason="requested")
+            stored = self.raw_log().outcomes[version]
+            require(stored["result"] == outcome.result, "abort result differs from the stored outcome", version)
 
     def vacuum(self, process: Process) -> None:
         record = process.log.read_pipeline()
         if record is not None:
             done = maintenance.vacuum(self.pipelines[0], log=process.log)
             self.count["attempts vacuumed"] += len(done.attempts)
-            self.scheduler.says(process.name, f"vacuumed {[attempt for _, *attempt in done.attempts]}")
+            self.scheduler.record(process.name, f"vacuumed {[attempt for _, *attempt in done.attempts]}")
 
     def skip(self, process: Process) -> None:
-        """A person gives up what waits for one of the sinks."""
-        for _ in range(60):  # and comes when something waits
-            if self.summary.closed > self.summary.published and (version := self.raw().owing) is not None:
+        """Skip the pending publish for one sink."""
+        for _ in range(60):  # an operator skips when a commit has pending publishes
+            if self.store.closed > self.store.published and (version := self.raw_log().pending_publish) is not None:
                 break
             process.turn()
         else:
             return
-        sink = self.rng.choice(self.fixture.outside)
-        receipts = skip(self.pipelines[0], version, sink=sink, reason="asked for", log=process.log)
-        stored = self.raw().receipts[version]
-        require(plain(receipts)["sinks"] == stored["sinks"], "a skip was answered by what is not stored", version)
+        sink = self.rng.choice(self.fixture.external_sinks)
+        receipts = skip(self.pipelines[0], version, sink=sink, reason="requested", log=process.log)
+        stored = self.raw_log().receipts[version]
+        require(plain(receipts)["sinks"] == stored["sinks"], "skip result differs from the stored receipts", version)
 
     def read(self, process: Process) -> None:
-        """The head, then a version that is fixed: it reads as it did to everybody before."""
-        closed = self.summary.closed
+        """Read the head, then a fixed version twice. A version reads the same for every reader."""
+        closed = self.store.closed
         if process.log.read_pipeline() is None:
             return
         opened = open_log(process.log)
         view = opened.view()
-        within = view.version <= self.summary.closed and (process.saw_stale or closed <= view.version)
-        require(within, "a reader saw a head that is not there", view.version, closed, self.summary.closed)
-        self.reading(view.version, [file.file.key for file in view.sink("out")])
-        version = self.rng.choice([view.version, *self.readings])
+        is_possible = view.version <= self.store.closed and (process.saw_stale or closed <= view.version)
+        require(is_possible, "a reader found a head that does not exist", view.version, closed, self.store.closed)
+        self.check_read(view.version, [file.file.key for file in view.sink("out")])
+        version = self.rng.choice([view.version, *self.reads])
         for _ in range(2):
             files = opened.files(version=version)
-            self.reading(version, [os.path.relpath(file.path, self.root / "out") for file in files])
-            self.count["readings"] += 1
+            self.check_read(version, [os.path.relpath(file.path, self.root / "out") for file in files])
+            self.count["versions read"] += 1
 
-    def reading(self, version: int, files: list[str]) -> None:
-        seen = (files, self.fixture.ids(files))
-        twice = seen[1] and max(seen[1].values()) > 1
-        require(not (twice and self.fixture.once), "a reader saw an id twice", version)
-        require(self.readings.setdefault(version, seen) == seen, "a version reads in another way (I7)", version)
+    def check_read(self, version: int, files: list[str]) -> None:
+        found = (files, self.fixture.ids(files))
+        twice = found[1] and max(found[1].values()) > 1
+        require(not (twice and self.fixture.unique_ids), "a reader found an id twice", version)
+        require(self.reads.setdefault(version, found) == found, "a version reads differently than before (I7)", version)
 
-    def answered(self, process: Process, result: RunResult, run_key: str) -> None:
-        self.scheduler.says(process.name, f"answer {result.status} {result.version} {dict(result.ranges)}")
-        log = self.raw()
+    def check_completed(self, process: Process, result: RunResult, run_key: str) -> None:
+        self.scheduler.record(process.name, f"result {result.status} {result.version} {dict(result.ranges)}")
+        log = self.raw_log()
         if result.batches:
-            checks.check_answer(log, result, run_key)
+            checks.check_result(log, result, run_key)
             checks.check_published(log, result.version)
-            self.answers.append((run_key, result))
-        else:  # another process of the same run may have found something since this one looked, but not before it began
-            known = [v for v in log.of_run(run_key) if v <= process.began_at and v in log.committed]
-            require(not known, "an empty answer of a run that committed", result, known)
+            self.results.append((run_key, result))
+        else:  # another process of the same run may have committed after this one polled the source, but not before this one started
+            known = [v for v in log.versions_of_run(run_key) if v <= process.head_at_start and v in log.committed]
+            require(not known, "run result is empty but the run committed", result, known)
         checks.check_announced(log, result, run_key)
         self.announced.update(range(*result.versions))
         self.fixture.check(log)
 
-    # --- how processes end
+    # --- ends of processes
 
     def ended(self, process: Process) -> None:
         if process.ended == "failed":
-            self.excuse(process)
+            self.check_failure(process)
         if process.ended == "died":
             self.lose_files(process)
-        if process.retry is not None and process.ended != "answered":
+        if process.retry is not None and process.ended != "completed":
             self.restarts.append(process.retry)
 
-    def excuse(self, process: Process) -> None:
-        """A process may fail for want of an answer, or because what a person asked for is not so (any more); for nothing else."""
+    def check_failure(self, process: Process) -> None:
+        """Check that a process failed only for a reason that the fixture allows."""
         error = process.error
-        if not self.fixture.excuses(process, error, self.raw()):
+        if not self.fixture.allows_failure(process, error, self.raw_log()):
             raise Violation(f"{process.name} failed: {type(error).__name__}: {error}") from error
         if isinstance(error, PublishError) and self.rng.random() < 0.5:
-            self.waiting.insert(0, "skip")
+            self.pending.insert(0, "skip")
 
     def lose_files(self, process: Process) -> None:
-        """A machine died, and a file of its undecided attempt with it, if nobody who lives has seen the manifest."""
-        version = self.raw().open
-        if version is None or self.scheduler.weather.calm or self.scheduler.under_way(keys.outcome(version)):
+        """Lose staged files of a process that died, as if its machine was lost, unless a live process has read the manifest."""
+        version = self.raw_log().open
+        if version is None or self.scheduler.faults.stopped or self.scheduler.in_flight(keys.outcome(version)):
             return
         prefix = keys.attempts(version) + process.name
-        seen = {key for other in self.scheduler.live for key in other.manifests}
-        mine = [s.key for s in self.summary.list(prefix) if s.key not in seen]
-        for key in mine:
+        known = {key for other in self.scheduler.live for key in other.manifests}
+        unread = [s.key for s in self.store.list(prefix) if s.key not in known]
+        for key in unread:
             prefix = keys.data_prefix(version, key.split("/")[-1].removesuffix(".json"))
             staged = [path for location in self.fixture.locations() for path in sorted((location / prefix).glob("*"))]
             for path in self.rng.sample(staged, self.rng.randrange(1, len(staged))) if len(staged) > 1 else staged:
@@ -297,57 +306,65 @@ class Simulation:
                 else:
                     path.write_bytes(path.read_bytes()[:-1])
                 self.count["staged files lost with their machine"] += 1
-                self.scheduler.says("(world)", f"{process.name} lost what it had staged of {version}")
+                self.scheduler.record("(setup)", f"{process.name} lost staged files of version {version}")
 
-    # --- from start to end
+    # --- the simulation
 
     def play(self) -> None:
-        """The whole simulation, and all that must be true afterwards."""
-        with turning_directories(self.scheduler, str(self.root / "log")), self.fixture.turning():
+        """Run the simulation and its checks."""
+        with simulated_directories(self.scheduler, str(self.root / "log")), self.fixture.intercepted():
             for _ in range(self.rng.randrange(1, 4)):
-                self.arrive()
-            self.scheduler.run(self.tick, self.ended, self.more)
+                self.add_file()
+            self.scheduler.run(self.before_turn, self.ended, self.has_pending)
             self.settle()
             self.check()
 
     def settle(self) -> None:
-        """The faults stop, what is under way lands, and a last drain reads all there is."""
-        self.scheduler.weather.calm = True
-        self.scheduler.land(everything=True)
-        self.arrive()
-        self.scheduler.says("(world)", "calm")
-        last = run_batch(self.pipelines[0], run_key="last", drain=True, engine=RowsEngine(), log=self.by_hand("last"))
-        self.answers.append(("last", last))
+        """Stop the faults, apply late requests, drain the source, and repeat every run."""
+        self.scheduler.faults.stopped = True
+        self.scheduler.apply_late(also_future=True)
+        self.add_file()
+        self.scheduler.record("(setup)", "faults stop")
+        last = run_batch(
+            self.pipelines[0], run_key="last", drain=True, engine=RowsEngine(), log=self.log_without_faults("last")
+        )
+        self.results.append(("last", last))
         self.announced.update(range(*last.versions))
-        for n, (run_key, result) in enumerate(dict(self.answers).items()):
-            if run_key in (*SINGLES, *DRAINS, *REDOS, "last"):
+        for n, (run_key, result) in enumerate(dict(self.results).items()):
+            if run_key in (*SINGLES, *DRAINS, *REPROCESSES, "last"):
                 self.repeat(n, run_key, result)
 
     def repeat(self, n: int, run_key: str, result: RunResult) -> None:
-        """A run again under the key that it was given: the same answer, and no work."""
-        engine, log = RowsEngine(), self.by_hand(f"again{n}")
-        stored = len(self.summary.history)
+        """Repeat a run with the same run key. It must return the same result without work."""
+        engine, log = RowsEngine(), self.log_without_faults(f"repeat{n}")
+        stored = len(self.store.history)
         if run_key in (*SINGLES, *DRAINS, "last"):
-            again = run_batch(self.pipelines[0], run_key=run_key, drain=run_key not in SINGLES, engine=engine, log=log)
+            repeated = run_batch(
+                self.pipelines[0], run_key=run_key, drain=run_key not in SINGLES, engine=engine, log=log
+            )
         else:
-            again = reprocess(self.pipelines[0], self.raw().committed[0], run_key=run_key, engine=engine, log=log)
-        require(again == result, "the same run was answered otherwise", again, result)
-        require((engine.staged, len(self.summary.history)) == (0, stored), "an answered run did work again", run_key)
+            repeated = reprocess(
+                self.pipelines[0], self.raw_log().committed[0], run_key=run_key, engine=engine, log=log
+            )
+        require(repeated == result, "run result changed when the run was repeated", repeated, result)
+        did_no_work = (engine.staged, len(self.store.history)) == (0, stored)
+        require(did_no_work, "run result existed, but the repeated run did work", run_key)
 
-    def by_hand(self, name: str) -> CommitLog:
-        return CommitLog(self.summary, ManualClock(self.scheduler.now_ms, name))
+    def log_without_faults(self, name: str) -> CommitLog:
+        return CommitLog(self.store, ManualClock(self.scheduler.now_ms, name))
 
     def check(self) -> None:
-        log = self.by_hand("check")
-        raw = self.raw()
-        require(raw.open is None, "a version stayed open")
-        unnamed = {v for v in raw.committed if raw.plans[v]["run_key"].startswith("reprocess:")}
-        silent = {*raw.committed} - self.announced - {v for v in unnamed if v > max(self.announced, default=-1)}
-        require(not silent, "no answer announced these commits (A5)", silent)
+        log = self.log_without_faults("check")
+        raw = self.raw_log()
+        require(raw.open is None, "a version is still open")
+        without_run_key = {v for v in raw.committed if raw.plans[v]["run_key"].startswith("reprocess:")}
+        exempt = {v for v in without_run_key if v > max(self.announced, default=-1)}
+        missing = {*raw.committed} - self.announced - exempt
+        require(not missing, "no run result announces these commits (A5)", missing)
         checks.check_runs(raw)
         checks.check_published(raw, len(raw.outcomes))
-        for run_key, result in self.answers:
-            checks.check_answer(raw, result, run_key)
+        for run_key, result in self.results:
+            checks.check_result(raw, result, run_key)
         maintenance.vacuum(self.pipelines[0], log=log)
         opened = open_log(log, pipeline=self.pipelines[0])
         verdict = verify(opened)
@@ -356,24 +373,24 @@ class Simulation:
         head = len(raw.outcomes) - 1
         self.fixture.check(raw)
         self.fixture.check_end(raw)
-        for version in sorted({*self.readings, head}):
+        for version in sorted({*self.reads, head}):
             files = [os.path.relpath(file.path, self.root / "out") for file in opened.files(version=version)]
             require(files == raw.visible(version), "the reader and the raw log differ", version)
-            self.reading(version, files)
+            self.check_read(version, files)
 
 
 def scratch() -> Path:
-    """A directory for the files of many simulations: in memory where the machine offers that."""
+    """A temporary directory for simulations, in memory if the machine has ``/dev/shm``."""
     memory = Path("/dev/shm")
     return Path(tempfile.mkdtemp(prefix="streamsem-simulation-", dir=memory if os.access(memory, os.W_OK) else None))
 
 
 def simulate(seed: int, root: Path, before: Callable[[Simulation], None] = lambda simulation: None) -> Simulation:
     """
-    Play one seed in a directory that is emptied first.
+    Simulate one seed in a directory. The directory is recreated first.
 
-    :param before: may change the simulation before it starts
-    :raises Violation: something that the protocol excludes was seen; names the seed and how to play it again
+    :param before: called with the simulation before it starts
+    :raises Violation: the protocol was violated. The message names the command that repeats the simulation
     """
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
@@ -386,9 +403,9 @@ def simulate(seed: int, root: Path, before: Callable[[Simulation], None] = lambd
         with small_nodes():
             simulation.play()
     except Exception as error:
-        violation = Violation(f"{error}\nAgain: python -m tests.simulation {seed} -v")
+        violation = Violation(f"{error}\nTo repeat: python -m tests.simulation {seed} -v")
         violation.trace = simulation.scheduler.trace
         raise violation from error
     finally:
-        logger.setLevel(level)  # tests of what is logged share this process
+        logger.setLevel(level)  # other tests in this process check log records
     return simulation

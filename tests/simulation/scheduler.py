@@ -1,4 +1,4 @@
-"""Processes that take turns: each is a greenlet, and who goes on is drawn by the seed. No threads, no clock of the machine."""
+"""Runs processes in turns. Each process is a greenlet, and the seed determines which one runs next. No threads and no system clock are used."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.simulation.faults import Fate, Weather
-from tests.simulation.store import Truth, View, shown
+from tests.simulation.faults import Fate, FaultModel
+from tests.simulation.store import ProcessStore, SimulatedStore, shown
 
-CALM_AFTER = 2_500
-MOST_TURNS = 8_000
-_BEGAN_MS = 1_700_000_000_000
+FAULTS_STOP_AFTER = 2_500
+MAX_TURNS = 8_000
+_START_MS = 1_700_000_000_000
 _TURN_MS = 50
 
 
 class Violation(AssertionError):
-    """Something that the protocol excludes was seen. ``trace``: the events until then."""
+    """The protocol was violated. ``trace`` has the events up to the violation."""
 
     trace: Sequence[str] = ()
 
 
-class TurningClock(ManualClock):
-    """A process's own clock: it goes on with the turns, is off by some seconds, and to sleep is to give up one's turn."""
+class ProcessClock(ManualClock):
+    """The clock of one process. It advances with the turns and differs from other clocks by some seconds. A sleep ends the process's turn."""
 
-    def __init__(self, process: Process, off_ms: int) -> None:
-        super().__init__(off_ms, process.name)
+    def __init__(self, process: Process, offset_ms: int) -> None:
+        super().__init__(offset_ms, process.name)
         self._process = process
 
     def now_ms(self) -> int:
@@ -43,8 +43,8 @@ class TurningClock(ManualClock):
         self._process.turn()
 
 
-class WaitingClock:
-    """The clock by which sinks wait before they ask again: whoever sleeps gives up its turn."""
+class SinkClock:
+    """The clock that sinks use to wait between tries. A sleep ends the process's turn."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -56,15 +56,16 @@ class WaitingClock:
 
 class Process:
     """
-    One process: it dies, waits and is answered as its fate has it. Dead, it can do nothing more, whatever it tries while it unwinds.
+    One process. After it died, all its requests raise :class:`Crash` and have no effect, also while its stack unwinds.
 
-    :attr holds_locks: whether others would wait for it forever: what it does to files meanwhile is no turn
-    :attr refused: whether a sink outside the log refused it something
+    :attr had_fault: whether a request of it met a fault
+    :attr refused: whether a sink outside the log refused a request of it
     :attr deferred: whether an endpoint limited the rate of its calls
-    :attr manifests: keys of staged manifests that it read or made, and could decide
-    :attr began_at: the newest closed version when it began
-    :attr retry: what is to be started again where it ends without an answer
-    :attr ended: ``answered``, ``died`` or ``failed``; ``""`` while it lives
+    :attr holds_locks: whether it holds a lock. Its requests to files then wait for no turn, because other processes would wait for the lock forever
+    :attr head_at_start: the newest closed version when it started
+    :attr manifests: keys of staged manifests that it has read, and whose attempts it could commit
+    :attr retry: the kind and run key of the process to start if this one ends without a result
+    :attr ended: ``completed``, ``died`` or ``failed``; ``""`` while it runs
     """
 
     def __init__(self, scheduler: Scheduler, kind: str, name: str, body: Callable[[Process], Any]) -> None:
@@ -72,22 +73,22 @@ class Process:
         self.kind = kind
         self.name = name
         self.dead = False
-        self.wakes = 0
-        self.cut_off = 0
+        self.paused_until = 0
+        self.partitioned_requests = 0
         self.saw_stale = False
-        self.disturbed = False
+        self.had_fault = False
         self.refused = False
         self.deferred = False
         self.holds_locks = False
-        self.began_at = scheduler.summary.closed
+        self.head_at_start = scheduler.store.closed
         self.manifests: set[str] = set()
         self.retry: tuple[str, str] | None = None
         self.result: Any = None
         self.error: Exception | None = None
         self.ended = ""
         self.log = CommitLog(
-            View(self, scheduler.summary),
-            TurningClock(self, scheduler.rng.randrange(-5_000, 5_000)),
+            ProcessStore(self, scheduler.store),
+            ProcessClock(self, scheduler.rng.randrange(-5_000, 5_000)),
             RetryPolicy(tries=scheduler.rng.choice((2, 3, 5))),
         )
         self._body = body
@@ -96,48 +97,48 @@ class Process:
     def _run(self) -> None:
         try:
             self.result = self._body(self)
-            self.ended = "answered"
+            self.ended = "completed"
         except Crash:
             self.ended = "died"
-        except Exception as error:  # whether it may fail so, the scenario says
+        except Exception as error:  # the scenario checks whether this failure is allowed
             self.error = error
             self.ended = "failed"
 
     def turn(self) -> None:
-        """Let the others go on; comes back when the scheduler says so, or not at all."""
+        """End the turn. Returns in the process's next turn, or raises :class:`Crash` if the process was killed."""
         if self.dead:
             raise Crash
         self.scheduler.hub.switch()
         if self.dead:
             raise Crash
 
-    def sends(self, what: str, *, listing: bool = False, on_disk: bool = False) -> Fate:
-        """A request or step is about to be done: wait for a turn and draw its fate."""
+    def begin_request(self, request: str, *, listing: bool = False, on_disk: bool = False) -> Fate:
+        """Wait for a turn before a request or step, and draw its fate."""
         self.turn()
-        weather = self.scheduler.weather
-        if self.cut_off and not weather.calm and not on_disk:
-            self.cut_off -= 1
+        faults = self.scheduler.faults
+        if self.partitioned_requests and not faults.stopped and not on_disk:
+            self.partitioned_requests -= 1
             fate = self.scheduler.rng.choice((Fate.NEVER, Fate.LOST_REPLY, Fate.LATE))
         else:
-            fate = weather.fate_on_disk(listing=listing) if on_disk else weather.fate(listing=listing)
+            fate = faults.fate_on_disk(listing=listing) if on_disk else faults.fate(listing=listing)
         if fate is not Fate.GOOD:
-            self.disturbed = True
+            self.had_fault = True
             self.scheduler.count[fate.name] += 1
-            self.scheduler.says(self.name, f"{what} ! {fate.name}")
+            self.scheduler.record(self.name, f"{request} ! {fate.name}")
         if fate is Fate.PARTITION:
-            self.cut_off = self.scheduler.rng.randrange(1, 6)
+            self.partitioned_requests = self.scheduler.rng.randrange(1, 6)
             fate = Fate.NEVER
         if fate is Fate.CRASH_BEFORE:
             self.die()
         if fate is Fate.PAUSE:
-            self.wakes = self.scheduler.turns + self.scheduler.rng.randrange(10, 11 + weather.longest_pause)
+            self.paused_until = self.scheduler.turns + self.scheduler.rng.randrange(10, 11 + faults.longest_pause)
             self.turn()
             fate = Fate.GOOD
         return fate
 
-    def answered(self, fate: Fate, key: str, what: str) -> None:
-        """A request was applied; whether its sender learns of it is its fate."""
-        self.scheduler.says(self.name, what)
+    def end_request(self, fate: Fate, key: str, event: str) -> None:
+        """Record an applied request. Depending on its fate, the sender dies or gets an unknown answer."""
+        self.scheduler.record(self.name, event)
         if fate is Fate.CRASH_AFTER:
             self.die()
         if fate is Fate.SLOW:
@@ -145,10 +146,10 @@ class Process:
         if fate is Fate.LOST_REPLY:
             raise UnknownAnswerError(key)
 
-    def step(self, what: str) -> None:
-        """A step that is no request: it may die before it, or wait."""
-        fate = self.sends(what, on_disk=True)
-        self.scheduler.says(self.name, what)
+    def step(self, event: str) -> None:
+        """Record a step that is not a request. The process may die before or after it, or pause."""
+        fate = self.begin_request(event, on_disk=True)
+        self.scheduler.record(self.name, event)
         if fate is Fate.CRASH_AFTER:
             self.die()
 
@@ -159,16 +160,16 @@ class Process:
 
 class Scheduler:
     """
-    Who goes on, and when what was delayed happens.
+    Selects the process of each turn, and applies late requests.
 
-    :param rng: the only source of chance
-    :attr trace: one line an event
+    :param rng: the only source of randomness
+    :attr trace: one line per event
     """
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
-        self.weather = Weather(rng)
-        self.summary = Truth()
+        self.faults = FaultModel(rng)
+        self.store = SimulatedStore()
         self.hub = getcurrent()
         self.turns = 0
         self.live: list[Process] = []
@@ -176,75 +177,77 @@ class Scheduler:
         self.count: Counter[str] = Counter()
         self.trace: list[str] = []
         self._late: list[tuple[int, str, Callable[[], Any]]] = []
-        self._born = 0
+        self._started = 0
 
     @property
     def now_ms(self) -> int:
-        """The true time."""
-        return _BEGAN_MS + self.turns * _TURN_MS
+        """The time without the offset of a process's clock."""
+        return _START_MS + self.turns * _TURN_MS
 
-    def says(self, who: str, what: str) -> None:
-        self.trace.append(f"{self.turns:04d} {who:12} {what}")
+    def record(self, actor: str, event: str) -> None:
+        self.trace.append(f"{self.turns:04d} {actor:12} {event}")
 
-    def later(self, what: str, apply: Callable[[], Any]) -> None:
-        """A request that is under way and lands some turns from now."""
-        self._late.append((self.turns + self.rng.randrange(1, 120), what, apply))
+    def schedule_late(self, request: str, apply: Callable[[], Any]) -> None:
+        """Apply a request some turns from now."""
+        self._late.append((self.turns + self.rng.randrange(1, 120), request, apply))
 
-    def under_way(self, key: str) -> bool:
-        """Whether a request for this key may still land."""
-        return any(what.endswith(shown(key)) for _, what, _ in self._late)
+    def in_flight(self, key: str) -> bool:
+        """Whether a late request for this key may still be applied."""
+        return any(request.endswith(shown(key)) for _, request, _ in self._late)
 
-    def age(self, changes: int) -> int:
-        """How many changes a stale listing misses: mostly a few, sometimes all."""
+    def changes_missed(self, changes: int) -> int:
+        """The number of changes that a stale listing misses: mostly a few, sometimes all."""
         return min(changes, self.rng.choice((1, 2, 3, 5, 10, 10**9)))
 
     def start(self, kind: str, body: Callable[[Process], Any]) -> Process:
-        process = Process(self, kind, f"p{self._born:02d}.{kind}", body)
-        self._born += 1
+        process = Process(self, kind, f"p{self._started:02d}.{kind}", body)
+        self._started += 1
         self.live.append(process)
         self.count[f"started: {kind}"] += 1
-        self.says(process.name, "starts")
+        self.record(process.name, "starts")
         return process
 
     def kill(self, process: Process) -> None:
-        """The process dies where it stands, paused or not."""
+        """Kill the process at its current request, even if it is paused."""
         process.dead = True
         self.count["KILLED"] += 1
-        self.says(process.name, "is killed")
-        process.wakes = 0
+        self.record(process.name, "is killed")
+        process.paused_until = 0
         self._resume(process)
 
-    def land(self, *, everything: bool = False) -> None:
-        """Requests under way whose time has come are applied."""
-        due = [late for late in self._late if everything or late[0] <= self.turns]
+    def apply_late(self, *, also_future: bool = False) -> None:
+        """Apply the late requests that are due. With ``also_future``, apply all of them."""
+        due = [late for late in self._late if also_future or late[0] <= self.turns]
         self._late = [late for late in self._late if late not in due]
-        for _, what, apply in due:
-            self.says("(late)", what)
+        for _, request, apply in due:
+            self.record("(late)", request)
             apply()
 
-    def run(self, tick: Callable[[], None], ended: Callable[[Process], None], more: Callable[[], bool]) -> None:
+    def run(
+        self, before_turn: Callable[[], None], ended: Callable[[Process], None], has_pending: Callable[[], bool]
+    ) -> None:
         """
-        Take turns until nobody lives and nobody is to come. After many turns the faults stop, so that all comes to an end.
+        Take turns until no process runs and none is pending. After many turns the faults stop, so that every process ends.
 
-        :param tick: called before each turn; may start processes
+        :param before_turn: called before each turn. It may start processes
         :param ended: called with each process that ended
-        :param more: whether more are to come
+        :param has_pending: whether more processes will start
         """
-        while self.live or more():
-            tick()
-            self.land()
+        while self.live or has_pending():
+            before_turn()
+            self.apply_late()
             self.turns += 1
-            self.weather.calm = self.turns > CALM_AFTER
-            if self.turns > MOST_TURNS:
-                raise Violation("the processes never end")
-            ready = [p for p in self.live if p.wakes <= self.turns]
+            self.faults.stopped = self.turns > FAULTS_STOP_AFTER
+            if self.turns > MAX_TURNS:
+                raise Violation(f"a process did not end within {MAX_TURNS} turns")
+            ready = [p for p in self.live if p.paused_until <= self.turns]
             if ready:
                 process = self.rng.choice(ready)
                 self._resume(process)
             for process in [p for p in self.live if p.ended]:
                 self.live.remove(process)
                 self.count[f"{process.ended}: {process.kind}"] += 1
-                self.says(process.name, process.ended + (f" {type(process.error).__name__}" if process.error else ""))
+                self.record(process.name, process.ended + (f" {type(process.error).__name__}" if process.error else ""))
                 ended(process)
 
     def _resume(self, process: Process) -> None:

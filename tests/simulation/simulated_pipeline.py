@@ -1,4 +1,4 @@
-"""What a simulation is of: files into files, with dedup by id; what is outside the log has modules of its own."""
+"""The simulated pipelines: files into files, and files into files with dedup. Pipelines with sinks outside the log are in other modules."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.simulation.store import URL
 
 class PipelineFixture:
     """
-    Files into files.
+    A pipeline from files into files.
 
-    :cvar kinds: of processes, each as often as it is drawn
-    :cvar outside: sinks outside the log
-    :attr once: whether each id is visible once
-    :attr run_keys: of the processes that run one, by their names
+    :cvar kinds: the kinds of processes from which the simulation draws. A kind that occurs more often is drawn more often
+    :cvar external_sinks: the names of the sinks outside the log
+    :attr unique_ids: whether each id is visible at most once
+    :attr run_keys: the run key of each process that has one, by the process's name
     """
 
     name: ClassVar[str] = "files"
@@ -43,14 +43,14 @@ class PipelineFixture:
         "reader",
         "arrival",
     )
-    outside: ClassVar[tuple[str, ...]] = ()
-    once: bool = True
+    external_sinks: ClassVar[tuple[str, ...]] = ()
+    unique_ids: bool = True
 
     def __init__(self, root: Path, scheduler: Scheduler) -> None:
         self.root = root
         self.scheduler = scheduler
         self.rng = scheduler.rng
-        self.made = 0
+        self.files_added = 0
         self.run_keys: dict[str, str] = {}
         (root / "in").mkdir()
 
@@ -68,74 +68,74 @@ class PipelineFixture:
         )
 
     @contextmanager
-    def turning(self) -> Iterator[None]:
-        """While the block runs, every request to what is outside the log is a turn of the scheduler."""
+    def intercepted(self) -> Iterator[None]:
+        """Within the block, every request to a sink outside the log waits for a turn of the scheduler."""
         yield
 
     def next_ids(self) -> list[int]:
-        """The ids in the next file: a new one, and what a kind of world adds."""
-        self.made += 1
-        return [self.made - 1]
+        """The ids in the next file: a new one, and those that a subclass adds."""
+        self.files_added += 1
+        return [self.files_added - 1]
 
     def refused_until(self) -> int:
-        """The turn up to which something outside the log is refused: for most things this one."""
+        """The turn before which a sink outside the log refuses something. It is mostly the current turn."""
         long = self.rng.choice((20, 60, 300)) if self.rng.random() < 0.1 else 0
         return self.scheduler.turns + long
 
     def locations(self) -> list[Path]:
-        """Directories in which an attempt leaves files."""
-        return [self.root / "out", *(self.root / name for name in self.outside)]
+        """The directories to which an attempt writes files."""
+        return [self.root / "out", *(self.root / name for name in self.external_sinks)]
 
     def ids(self, files: list[str]) -> Counter[int]:
         """The ids in some files of the dataset."""
         return checks.ids(self.root / "out", files)
 
-    def excuses(self, process: Process, error: Exception | None, log: RawLog) -> bool:
-        """Whether a process may end with this error, for want of an answer, or because what a person asked for is not so (any more)."""
+    def allows_failure(self, process: Process, error: Exception | None, log: RawLog) -> bool:
+        """Whether a process may end with this error: after unknown answers, or if the request of an operator was outdated."""
         if isinstance(error, UnavailableError) and error.fields.get("version") in log.receipts:
-            self.scheduler.count["gave up: staged files were spent"] += 1
+            self.scheduler.count["gave up: staged files were deleted"] += 1
             return True
-        if isinstance(error, StreamsemError) and error.retryable and process.disturbed:
+        if isinstance(error, StreamsemError) and error.retryable and process.had_fault:
             self.scheduler.count["gave up: no answer"] += 1
             return True
-        asked = process.kind in ("abort", "skip") or (process.kind == "reader" and process.saw_stale)
-        if isinstance(error, InvalidError) and asked:
-            self.scheduler.count["refused: what it was asked for was not as it saw the log"] += 1
+        may_be_outdated = process.kind in ("abort", "skip") or (process.kind == "reader" and process.saw_stale)
+        if isinstance(error, InvalidError) and may_be_outdated:
+            self.scheduler.count["refused: the request was outdated"] += 1
             return True
         return False
 
     def check(self, log: RawLog) -> None:
-        """What must be true of all that is outside the log, whenever a process was answered."""
+        """Check the sinks outside the log. Called whenever a run returned its result."""
 
     def check_end(self, log: RawLog) -> None:
-        """What must be true in the end."""
+        """Check the final state. Called once, after the last run."""
         found = self.ids(log.visible(len(log.outcomes) - 1))
-        require(found == Counter(range(self.made)), "ids were lost or doubled", found)
+        require(found == Counter(range(self.files_added)), "ids are missing or duplicated", found)
 
 
-class Repeats(PipelineFixture):
-    """Files that repeat ids, into files with dedup. Ids are remembered for some seconds, or forever."""
+class DedupPipeline(PipelineFixture):
+    """A pipeline with dedup. Its files repeat ids. Ids expire after some seconds, or never."""
 
     name = "dedup"
 
     def __init__(self, root: Path, scheduler: Scheduler) -> None:
         super().__init__(root, scheduler)
         self.ttl_s = self.rng.choice((3, 10, 1_000_000))
-        self.once = self.ttl_s == 1_000_000
+        self.unique_ids = self.ttl_s == 1_000_000
 
     def pipeline(self, **changes: Any) -> Pipeline:
         return super().pipeline(dedup=Dedup(keys=["id"], ttl_s=self.ttl_s), **changes)
 
     def next_ids(self) -> list[int]:
         fresh = super().next_ids()
-        repeated = [self.rng.randrange(self.made) for _ in range(self.rng.choice((0, 1, 2)))]
+        repeated = [self.rng.randrange(self.files_added) for _ in range(self.rng.choice((0, 1, 2)))]
         return sorted(fresh + repeated, key=lambda _: self.rng.random())
 
     def locations(self) -> list[Path]:
         return [*super().locations(), self.root / "log" / "state"]
 
     def check_end(self, log: RawLog) -> None:
-        """Each id passes once within its time, by the readings in the plans; a reprocessing run lets pass what its root let pass."""
+        """Check that each id passes once within its TTL, by the clock readings in the plans, and that a reprocessing run passes the ids of its root."""
         passed: dict[int, int] = {}
         newest_ms = 0
         for version in log.committed:
@@ -143,27 +143,27 @@ class Repeats(PipelineFixture):
             require(not found or max(found.values()) == 1, "an id passed twice in one batch", version)
             if plan["kind"] == "reprocess":
                 root = self.ids(log.files(log.root(version)))
-                require(found == root, "a reprocessing run lets other ids pass than its root", version, found, root)
+                require(found == root, "a reprocessing run passed other ids than its root", version, found, root)
                 continue
             now_ms = plan["planned_at_ms"]
-            # Where a clock goes back, either reading may be taken.
+            # If the clock goes back between plans, either reading is allowed.
             newest_ms = max(newest_ms, now_ms)
             read = self._read(plan["pins"])
-            require(found.keys() <= read.keys(), "ids passed that were not read", version)
+            require(found.keys() <= read.keys(), "ids passed that the batch did not read", version)
             for n in read:
                 at_ms = passed.get(n)
                 if at_ms is None or at_ms < now_ms - self.ttl_s * 1000:
-                    require(n in found, "an id was taken for a repeat that was none", version, n, at_ms)
+                    require(n in found, "a new or expired id was dropped as a duplicate", version, n, at_ms)
                 elif at_ms >= newest_ms - self.ttl_s * 1000:
-                    require(n not in found, "a repeat passed within its time", version, n, at_ms)
-            self.scheduler.count["repeats dropped"] += sum(read.values()) - len(found)
-            self.scheduler.count["ids forgotten after their time"] += len(found.keys() & passed.keys())
+                    require(n not in found, "a duplicate id passed within its TTL", version, n, at_ms)
+            self.scheduler.count["duplicates dropped"] += sum(read.values()) - len(found)
+            self.scheduler.count["expired ids"] += len(found.keys() & passed.keys())
             passed.update(dict.fromkeys(found, now_ms))
-        if self.once:
+        if self.unique_ids:
             super().check_end(log)
 
     def _read(self, pins: list[dict[str, Any]]) -> Counter[int]:
-        """The ids in the files of a plan, bad lines apart."""
+        """The ids in the files of a plan, without bad lines."""
         lines = [
             line
             for path in (pin["path"] for pin in pins)

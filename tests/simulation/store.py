@@ -1,4 +1,4 @@
-"""The one true store of a simulation, and the store as one process sees it: late, silent, stale."""
+"""The store of a simulation, and the access of one process to it: with delays, lost answers and stale listings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ URL = "memory://simulation"
 _ENTRIES = {"p": "plan", "c": "outcome", "d": "receipt"}
 
 
-class Truth(MemoryStore):
+class SimulatedStore(MemoryStore):
     """
-    What is stored, and in which order it came and went, so that a listing can show any earlier state.
+    The stored objects, and the history of all changes, so that a listing can show any earlier state.
 
-    :attr closed: the newest version with an outcome; ``planned`` the newest with a plan, ``published`` the newest with receipts
+    :attr closed: the newest version with an outcome
+    :attr planned: the newest version with a plan
+    :attr published: the newest version with receipts
     """
 
     def __init__(self) -> None:
@@ -31,7 +33,7 @@ class Truth(MemoryStore):
         self.closed = self.planned = self.published = -1
 
     def overwrites(self, key: str) -> bool:
-        """Whether a create of this key replaces what is there: never. Mutations change this."""
+        """Whether a create overwrites an existing key. Only mutations return true."""
         return False
 
     def create(self, key: str, data: bytes) -> bool:
@@ -53,83 +55,83 @@ class Truth(MemoryStore):
         self.history.append((key, None))
         super().delete(key)
 
-    def as_of(self, age: int) -> MemoryStore:
-        """The store as it was ``age`` changes ago."""
-        past = MemoryStore(URL)
-        for key, data in self.history[: len(self.history) - age]:
+    def earlier(self, changes: int) -> MemoryStore:
+        """The store before the newest ``changes`` changes."""
+        earlier = MemoryStore(URL)
+        for key, data in self.history[: len(self.history) - changes]:
             if data is None:
-                past.delete(key)
+                earlier.delete(key)
             else:
-                past.create(key, data)
-        return past
+                earlier.create(key, data)
+        return earlier
 
-    def everything(self) -> dict[str, bytes]:
+    def objects(self) -> dict[str, bytes]:
         return dict(self._objects)
 
 
-class View:
-    """The store as one process sees it. Every request is a turn of the scheduler, and meets a fate there."""
+class ProcessStore:
+    """The store as one process accesses it. Before every request the process waits for a turn, and the scheduler draws the request's fate."""
 
-    def __init__(self, process: Process, summary: Truth) -> None:
-        self.url = summary.url
+    def __init__(self, process: Process, store: SimulatedStore) -> None:
+        self.url = store.url
         self._process = process
-        self._truth = summary
+        self._store = store
 
     def create(self, key: str, data: bytes) -> bool:
-        fate = self._sent("create", key)
+        fate = self._begin("create", key)
         if fate is Fate.LATE:
-            self._process.scheduler.later(f"create {shown(key)}", lambda: self._apply(key, data))
+            self._process.scheduler.schedule_late(f"create {shown(key)}", lambda: self._apply(key, data))
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
             raise UnknownAnswerError(key)
         created = self._apply(key, data)
-        self._process.answered(fate, key, f"create {shown(key)}: {'created' if created else 'exists'}")
+        self._process.end_request(fate, key, f"create {shown(key)}: {'created' if created else 'exists'}")
         return created
 
     def read(self, key: str) -> bytes | None:
-        fate = self._sent("read", key)
+        fate = self._begin("read", key)
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
             raise UnknownAnswerError(key)
-        data = self._truth.read(key)
+        data = self._store.read(key)
         if key.startswith("attempts/"):
             self._process.manifests.add(key)
-        self._process.answered(fate, key, f"read {shown(key)}: {'missing' if data is None else 'found'}")
+        self._process.end_request(fate, key, f"read {shown(key)}: {'missing' if data is None else 'found'}")
         return data
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        fate = self._sent("list", prefix, listing=True)
+        fate = self._begin("list", prefix, listing=True)
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
             raise UnknownAnswerError(prefix)
-        store: MemoryStore = self._truth
+        store: MemoryStore = self._store
         if fate is Fate.STALE:
-            store = self._truth.as_of(self._process.scheduler.age(len(self._truth.history)))
+            store = self._store.earlier(self._process.scheduler.changes_missed(len(self._store.history)))
             self._process.saw_stale = True
         found = list(store.list(prefix, limit, start_after))
-        self._process.answered(fate, prefix, f"list {shown(prefix)}: {len(found)}")
+        self._process.end_request(fate, prefix, f"list {shown(prefix)}: {len(found)}")
         return iter(found)
 
     def stat(self, key: str) -> ObjectStat | None:
-        fate = self._sent("stat", key)
+        fate = self._begin("stat", key)
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
             raise UnknownAnswerError(key)
-        found = self._truth.stat(key)
-        self._process.answered(fate, key, f"stat {shown(key)}")
+        found = self._store.stat(key)
+        self._process.end_request(fate, key, f"stat {shown(key)}")
         return found
 
     def delete(self, key: str) -> None:
-        fate = self._sent("delete", key)
+        fate = self._begin("delete", key)
         if fate is Fate.LATE:
-            self._process.scheduler.later(f"delete {shown(key)}", lambda: self._truth.delete(key))
+            self._process.scheduler.schedule_late(f"delete {shown(key)}", lambda: self._store.delete(key))
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
             raise UnknownAnswerError(key)
-        self._truth.delete(key)
+        self._store.delete(key)
         self._process.scheduler.count["deleted manifests"] += 1
-        self._process.answered(fate, key, f"delete {shown(key)}")
+        self._process.end_request(fate, key, f"delete {shown(key)}")
 
-    def _sent(self, method: str, key: str, *, listing: bool = False) -> Fate:
-        return self._process.sends(f"{method} {shown(key)}", listing=listing)
+    def _begin(self, method: str, key: str, *, listing: bool = False) -> Fate:
+        return self._process.begin_request(f"{method} {shown(key)}", listing=listing)
 
     def _apply(self, key: str, data: bytes) -> bool:
-        created = self._truth.create(key, data)
+        created = self._store.create(key, data)
         parsed = keys.parse_entry(key)
         if parsed is not None:
             self._count(parsed[1], data, created=created)
@@ -149,7 +151,7 @@ class View:
 
 
 def shown(key: str) -> str:
-    """A key in the trace: without what depends on where the files lie (a spec's sha256), and short."""
+    """A key as the trace shows it: short, and without hashes that depend on the simulation's directory."""
     parsed = keys.parse_entry(key)
     if parsed is not None:
         return f"{_ENTRIES[parsed[1]]}({parsed[0]})"
@@ -158,4 +160,4 @@ def shown(key: str) -> str:
         return f"{directory}/…"
     if directory == "sources":
         return f"sources/…/{shown(rest.partition('/')[2])}"
-    return "/".join(part[:6] + "…" if len(part) == 64 else part for part in key.split("/"))
+    return "/".join(name[:6] + "…" if len(name) == 64 else name for name in key.split("/"))

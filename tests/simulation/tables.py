@@ -1,4 +1,4 @@
-"""Two tables in a database outside the log: each transaction of the product's own sink is a request, which may be late, lost, refused, or answered by a lie."""
+"""A simulated pipeline into two tables of a database. Each transaction of the product's sink may be late, lost, refused, or answered by a false error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from airflow_provider_streamsem.stores.contract import UnknownAnswerError
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
 from tests.simulation.faults import Fate
-from tests.simulation.scheduler import Process, Scheduler, WaitingClock
+from tests.simulation.scheduler import Process, Scheduler, SinkClock
 from tests.simulation.simulated_pipeline import PipelineFixture
 
 Row = dict[str, int]
@@ -33,17 +33,17 @@ _TABLES = """
 """
 
 
-class Tables(PipelineFixture):
-    """Files into files and two tables. Rows say which attempt made them; of some attempts no row, or not every one, gets into ``mart``."""
+class TablesPipeline(PipelineFixture):
+    """A pipeline into files and two tables. Each row has the number of its attempt. Of some attempts, not all rows get into ``mart``."""
 
     name = "tables"
     kinds = (*PipelineFixture.kinds, "reprocess", "named reprocess", "skip")
-    outside = ("audit", "mart")
+    external_sinks = ("audit", "mart")
 
     def __init__(self, root: Path, scheduler: Scheduler) -> None:
         super().__init__(root, scheduler)
         self._attempts = 0
-        self._path = root / "outside.db"
+        self._path = root / "tables.db"
         self._refusing: dict[tuple[str, int], int] = {}
         self._markers: dict[str, int] = {}
         self._rows: dict[int, list[Row]] = {}
@@ -53,36 +53,36 @@ class Tables(PipelineFixture):
 
     def pipeline(self, **changes: Any) -> Pipeline:
         tables = {
-            name: JdbcSink(conn_id="outside", table=name, staging=str(self.root / name), mode="replace_version")
-            for name in self.outside
+            name: JdbcSink(conn_id="tables", table=name, staging=str(self.root / name), mode="replace_version")
+            for name in self.external_sinks
         }
         out = FilesSink(path=str(self.root / "out"), format="json")
         return super().pipeline(sinks={"out": out, **tables}, transform=self._transform, rows="any", **changes)
 
     def _transform(self, rows: list[Row]) -> dict[str, list[Row]]:
         self._attempts += 1
-        made = [{"id": row["id"], "attempt": self._attempts} for row in rows]
-        return {"out": made, **{name: [row for row in made if _belongs(row, name)] for name in self.outside}}
+        output = [{"id": row["id"], "attempt": self._attempts} for row in rows]
+        return {"out": output, **{name: [row for row in output if _belongs(row, name)] for name in self.external_sinks}}
 
     # --- requests
 
     @contextmanager
-    def turning(self) -> Iterator[None]:
+    def intercepted(self) -> Iterator[None]:
         marker, commit = database.read_marker, JdbcSink._commit
         with ExitStack() as stack:
             stack.callback(self._engine.dispose)
-            for where, name, what in (
+            for target, name, replacement in (
                 (database, "connected", self._connected),
                 (database, "read_marker", partial(self._read_marker, marker)),
-                (JdbcSink, "_commit", lambda sink, *given: self._commit(partial(commit, sink), *given)),
-                # The rehearsal brings no row, and takes long.
+                (JdbcSink, "_commit", lambda sink, *args: self._commit(partial(commit, sink), *args)),
+                # The rehearsal writes no row, and is slow.
                 (JdbcSink, "resolve_schema", lambda sink, schema: schema),
             ):
-                stack.enter_context(patch.object(where, name, what))
+                stack.enter_context(patch.object(target, name, replacement))
             stack.enter_context(
                 patch(
                     "airflow_provider_streamsem.connectors.staged_parquet.transactions.SYSTEM_CLOCK",
-                    WaitingClock(self.scheduler),
+                    SinkClock(self.scheduler),
                 )
             )
             yield
@@ -96,40 +96,42 @@ class Tables(PipelineFixture):
         with self._request(f"{sink}: read the marker") as process:
             found = real(connection, table, uuid, sink)
             if process is not None:
-                said = None if found is None else (found.version, found.state)
-                self.scheduler.says(process.name, f"{sink}: the marker is {said}")
+                marker = None if found is None else (found.version, found.state)
+                self.scheduler.record(process.name, f"{sink}: the marker is {marker}")
         return found
 
     def _commit(
         self, real: Callable[..., bool], connection: sa.Connection, markers: sa.Table, batch: Batch,
         new: SinkMarker, found: SinkMarker | None,
     ) -> bool:  # fmt: skip
-        late = partial(self._land, real, markers, batch, new, found)
+        late = partial(self._commit_late, real, markers, batch, new, found)
         with self._request(f"{batch.sink}: {batch.version} {new.state}", late) as process:
             if process is not None and new.state == "applied" and self._refuses(batch):
                 process.refused = True
                 self.scheduler.count["transactions refused"] += 1
                 raise sqlite3.IntegrityError("poison")
-            done = real(connection, markers, batch, new, found)
-            self.scheduler.count["transactions applied" if done else "transactions that came too late"] += 1
-        return done
+            applied = real(connection, markers, batch, new, found)
+            self.scheduler.count["transactions applied" if applied else "transactions that came too late"] += 1
+        return applied
 
-    def _land(self, real: Callable[..., bool], markers: sa.Table, batch: Batch, *marker: SinkMarker | None) -> None:
-        """A transaction that was under way; nobody hears what becomes of it."""
+    def _commit_late(
+        self, real: Callable[..., bool], markers: sa.Table, batch: Batch, *marker: SinkMarker | None
+    ) -> None:
+        """Commit a transaction that was in flight. No process gets the answer."""
         with self._engine.connect() as connection, suppress(StreamsemError, sa.exc.SQLAlchemyError):
-            done = real(connection, markers, batch, *marker)
-            self.scheduler.count["late transactions applied" if done else "transactions that came too late"] += 1
+            applied = real(connection, markers, batch, *marker)
+            self.scheduler.count["late transactions applied" if applied else "transactions that came too late"] += 1
 
     @contextmanager
-    def _request(self, what: str, late: Callable[[], Any] = bool) -> Iterator[Process | None]:
-        """The block is applied, or not, and its sender hears so, or not."""
+    def _request(self, request: str, late: Callable[[], Any] = bool) -> Iterator[Process | None]:
+        """Wait for a turn before the block. Depending on the request's fate, the block is applied now, later or never, or its answer is lost."""
         process = self.scheduler.current
         if process is None:
             yield None
             return
-        fate = process.sends(what)
+        fate = process.begin_request(request)
         if fate is Fate.LATE:
-            self.scheduler.later(what, late)
+            self.scheduler.schedule_late(request, late)
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
             raise sqlite3.OperationalError("no answer")
         held, process.holds_locks = process.holds_locks, True
@@ -138,66 +140,67 @@ class Tables(PipelineFixture):
         finally:
             process.holds_locks = held
         try:
-            process.answered(fate, what, what)
+            process.end_request(fate, request, request)
         except UnknownAnswerError:
-            # What an error says of a transaction that was applied may be wrong.
+            # The transaction was applied. Either error class may hide that.
             raise self.rng.choice((sqlite3.OperationalError, sqlite3.IntegrityError))("no answer") from None
 
     def _refuses(self, batch: Batch) -> bool:
-        """Some versions are refused for a time."""
-        if self.scheduler.weather.calm:
+        """Whether the table refuses a version now. Some versions are refused for a time."""
+        if self.scheduler.faults.stopped:
             return False
         key = (batch.sink, batch.version)
         if key not in self._refusing:
             self._refusing[key] = self.refused_until()
         return self.scheduler.turns < self._refusing[key]
 
-    # --- what must be true
+    # --- checks
 
-    def excuses(self, process: Process, error: Exception | None, log: RawLog) -> bool:
+    def allows_failure(self, process: Process, error: Exception | None, log: RawLog) -> bool:
         if isinstance(error, MarkerLostError):
-            return False  # no table ever loses anything here
-        if isinstance(error, PublishError) and (process.refused or process.disturbed):
+            return False  # the simulation deletes no table and no marker
+        if isinstance(error, PublishError) and (process.refused or process.had_fault):
             self.scheduler.count["gave up: a sink refused"] += 1
             return True
-        return super().excuses(process, error, log)
+        return super().allows_failure(process, error, log)
 
     def check(self, log: RawLog) -> None:
-        """Each table holds exactly the rows that were decided, up to its marker, skipped ones apart (I15, I18)."""
+        """Check that each table has exactly the committed rows up to its marker, without skipped versions (I15, I18)."""
         with closing(sqlite3.connect(self._path)) as db:
             markers = {
                 s: (v, state) for s, v, state in db.execute("SELECT sink, version, state FROM streamsem_markers")
             }
-            for name in self.outside:
+            for name in self.external_sinks:
                 at, state = markers.get(name, (-1, ""))
                 require(at >= self._markers.get(name, -1), "a marker went back (I15)", name, at)
                 self._markers[name] = at
                 if log.receipts:
-                    said = log.receipts[max(log.receipts)].get("markers", {}).get(name, {}).get("version", -1)
-                    is_due = at in log.receipts or at == -1
-                    require(said == at if is_due else said < at, "receipts carry another marker (I15)", name, said, at)
+                    recorded = log.receipts[max(log.receipts)].get("markers", {}).get(name, {}).get("version", -1)
+                    has_receipts = at in log.receipts or at == -1
+                    is_valid = recorded == at if has_receipts else recorded < at
+                    require(is_valid, "receipts have another marker than the table (I15)", name, recorded, at)
                 found = Counter(db.execute(f"SELECT id, attempt, _streamsem_version FROM {name}"))
-                expected = self._decided(log, name, at, state)
-                require(found == expected, "a table is not what was decided (I18)", name, found, expected)
+                expected = self._committed(log, name, at, state)
+                require(found == expected, "a table has other rows than the log (I18)", name, found, expected)
 
-    def _decided(self, log: RawLog, name: str, at: int, state: str) -> Counter[tuple[int, int, int]]:
+    def _committed(self, log: RawLog, name: str, at: int, state: str) -> Counter[tuple[int, int, int]]:
         current_output: dict[int, int] = {}
         for version in log.committed:
-            done = log.receipts.get(version)
-            told = "" if done is None else done["sinks"][name]["result"]
+            receipts = log.receipts.get(version)
+            result = "" if receipts is None else receipts["sinks"][name]["result"]
             if version == at:
-                require(told in ("", state), "receipts say what the marker does not", version, name, told, state)
-                told = state
-            if told == "applied":
+                require(result in ("", state), "receipts differ from the marker", version, name, result, state)
+                result = state
+            if result == "applied":
                 current_output[log.root(version)] = version
         return Counter(
             (row["id"], row["attempt"], root)
             for root, version in current_output.items()
-            for row in self._made(log, version)
+            for row in self._output(log, version)
             if _belongs(row, name)
         )
 
-    def _made(self, log: RawLog, version: int) -> list[Row]:
+    def _output(self, log: RawLog, version: int) -> list[Row]:
         if version not in self._rows:
             self._rows[version] = checks.rows(self.root / "out", log.files(version))
         return self._rows[version]
@@ -206,13 +209,15 @@ class Tables(PipelineFixture):
         super().check_end(log)
         for version, receipts in log.receipts.items():
             for name, receipt in receipts["sinks"].items():
-                rows = sum(_belongs(row, name) for row in self._made(log, version))
-                told = rows if receipt["result"] == "applied" else 0
-                require(receipt["rows"] == told, "receipts count other rows", version, name, receipt, rows)
+                rows = sum(_belongs(row, name) for row in self._output(log, version))
+                expected = rows if receipt["result"] == "applied" else 0
+                require(
+                    receipt["rows"] == expected, "receipts have another number of rows", version, name, receipt, rows
+                )
                 self.scheduler.count[f"tables: {receipt['result']}"] += 1
-                self.scheduler.count["tables: nothing to apply"] += rows == 0
+                self.scheduler.count["tables: no rows to apply"] += rows == 0
 
 
 def _belongs(row: Row, name: str) -> bool:
-    """Whether a row gets into a table: which ones do differs between attempts."""
+    """Whether a row gets into a table. For ``mart`` this depends on the attempt."""
     return name == "audit" or (row["id"] + row["attempt"]) % 3 > 0

@@ -1,7 +1,7 @@
 """
-The product itself under a scheduler and a store that are drawn by a seed: every interleaving, every answer that a store may give.
+Runs the product under a seeded scheduler and a seeded store, with all interleavings and all answers that a store may give.
 
-``STREAMSEM_SIMULATION_BASE`` sets the first of the fresh seeds that ``make prove`` plays.
+``STREAMSEM_SIMULATION_BASE`` sets the first of the fresh seeds of ``make prove``.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.simulation.faults import Fate
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.mutations_publish import PUBLISH_MUTATIONS
-from tests.simulation.scenario import WORLDS, Simulation, scratch, simulate
+from tests.simulation.scenario import FIXTURES, Simulation, scratch, simulate
 from tests.simulation.scheduler import Process, Violation
 
 SEEDS = 500
-SEARCHED = 2_000
+MUTATION_SEEDS = 2_000
 SEEDS_PER_TEST = 125
 FRESH_SEEDS = 20_000
 ROOT = Path(__file__).parents[2]
 
-KINDS = {kind for fixture in WORLDS for kind in fixture.kinds if kind != "arrival"}
-ENOUGH = {
+PROCESS_KINDS = {kind for fixture in FIXTURES for kind in fixture.kinds if kind != "arrival"}
+MINIMUM_COUNTS = {
     **{fate.name: 500 for fate in Fate if fate is not Fate.GOOD},
-    **{f"started: {kind}": 300 for kind in KINDS},
-    **{f"answered: {kind}": 200 for kind in KINDS},
-    **{f"died: {kind}": 20 for kind in KINDS},
+    **{f"started: {kind}": 300 for kind in PROCESS_KINDS},
+    **{f"completed: {kind}": 200 for kind in PROCESS_KINDS},
+    **{f"died: {kind}": 20 for kind in PROCESS_KINDS},
     "KILLED": 500,
     "adoptions": 100,
     "outcomes: commit": 2_000,
@@ -48,28 +48,28 @@ ENOUGH = {
     "deleted manifests": 50,
     "staged files lost with their machine": 50,
     "gave up: no answer": 500,
-    "readings": 1_000,
+    "versions read": 1_000,
     "files arrived": 5_000,
     "transactions applied": 500,
     "transactions refused": 100,
     "transactions that came too late": 30,
     "late transactions applied": 3,
     "tables: skipped": 10,
-    "tables: nothing to apply": 50,
+    "tables: no rows to apply": 50,
     "calls performed: once": 500,
     "calls performed: keyed": 500,
     "calls refused": 100,
     "calls deferred": 100,
     "rounds that left records": 50,
-    "gave up: the rate is limited": 20,
-    "calls whose key was known": 100,
+    "gave up: rate limit": 20,
+    "calls with a known key": 100,
     "effects: skipped": 3,
     "effects: unknown": 50,
     "gave up: claimed by another run": 20,
-    "repeats dropped": 500,
-    "ids forgotten after their time": 100,
+    "duplicates dropped": 500,
+    "expired ids": 100,
 }
-"""event → how often it must occur in 2,000 seeds: without these events the seeds prove little"""
+"""Event → how often it must occur in 2,000 seeds. Without these events the simulation tests little."""
 
 
 @pytest.fixture
@@ -82,21 +82,21 @@ def root() -> Iterator[Path]:
 def play(root: Path, first: int, seeds: int) -> Counter[str]:
     count: Counter[str] = Counter()
     for seed in range(first, first + seeds):
-        count.update(simulate(seed, root / "world").count)
-    print("\n".join(f"{n:9,} {what}" for what, n in sorted(count.items())))
+        count.update(simulate(seed, root / "simulation").count)
+    print("\n".join(f"{n:9,} {event}" for event, n in sorted(count.items())))
     return count
 
 
-def too_rare(count: Counter[str], seeds: int) -> dict[str, int]:
-    """The events that occurred less than half as often as 2,000 seeds need, scaled to the seeds that were played."""
-    return {what: count[what] for what, least in ENOUGH.items() if count[what] < least * seeds // 4_000}
+def rare_events(count: Counter[str], seeds: int) -> dict[str, int]:
+    """The events that occurred less than half as often as required, scaled to the number of seeds."""
+    return {event: count[event] for event, minimum in MINIMUM_COUNTS.items() if count[event] < minimum * seeds // 4_000}
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
 def test_no_seed_violates_the_protocol(root: Path, first: int) -> None:
     count = play(root, first, SEEDS_PER_TEST)
-    assert not too_rare(count, SEEDS_PER_TEST), "the simulation no longer reaches these events"
+    assert not rare_events(count, SEEDS_PER_TEST), "the simulation no longer reaches these events"
 
 
 @pytest.mark.prove
@@ -105,34 +105,34 @@ def test_no_fresh_seed_violates_the_protocol(root: Path) -> None:
     first = int(os.environ.get("STREAMSEM_SIMULATION_BASE") or int.from_bytes(os.urandom(5), "big"))
     print(f"STREAMSEM_SIMULATION_BASE={first}")
     count = play(root, first, FRESH_SEEDS)
-    assert not too_rare(count, FRESH_SEEDS), "the simulation no longer reaches these events"
+    assert not rare_events(count, FRESH_SEEDS), "the simulation no longer reaches these events"
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mutation", [*MUTATIONS, *PUBLISH_MUTATIONS], ids=lambda mutation: mutation.apply.__name__)
-def test_simulation_catches(root: Path, monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> None:
+def test_simulation_detects_mutation(root: Path, monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> None:
     mutation.apply(monkeypatch)
-    assert any(sees(seed, root, mutation) for seed in mutation.seeds(SEARCHED)), "no seed saw it"
+    assert any(detects(seed, root, mutation) for seed in mutation.seeds(MUTATION_SEEDS)), "no seed detects the mutation"
 
 
-def sees(seed: int, root: Path, mutation: Mutation) -> bool:
+def detects(seed: int, root: Path, mutation: Mutation) -> bool:
     try:
-        simulate(seed, root / "world")
+        simulate(seed, root / "simulation")
     except Violation as violation:
-        told = f"python -m tests.simulation {seed} -v" in str(violation)
-        return told and re.search(mutation.seen, str(violation)) is not None
+        names_command = f"python -m tests.simulation {seed} -v" in str(violation)
+        return names_command and re.search(mutation.message, str(violation)) is not None
     return False
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_same_seed_does_the_same(root: Path, seed: int) -> None:
-    first = simulate(seed, root / "world").scheduler.trace
+def test_same_seed_has_the_same_trace(root: Path, seed: int) -> None:
+    first = simulate(seed, root / "simulation").scheduler.trace
     assert len(first) > 50
     assert simulate(seed, root / "elsewhere").scheduler.trace == first
 
 
-def test_a_seed_is_played_again_from_the_command_line_whatever_the_hash_seed() -> None:
-    told = {
+def test_command_line_prints_the_same_trace_for_any_hash_seed() -> None:
+    outputs = {
         subprocess.run(
             [sys.executable, "-m", "tests.simulation", "3", "-v"],
             cwd=ROOT,
@@ -143,12 +143,12 @@ def test_a_seed_is_played_again_from_the_command_line_whatever_the_hash_seed() -
         ).stdout
         for hash_seed in ("1", "2")
     }
-    assert len(told) == 1
-    assert "all is as it must be" in told.pop()
+    assert len(outputs) == 1
+    assert "no violations" in outputs.pop()
 
 
-def test_the_dead_do_nothing_more(root: Path) -> None:
-    """A process that is killed unwinds, and whatever it tries on the way has no effect."""
+def test_killed_process_sends_no_more_requests(root: Path) -> None:
+    """Requests that a killed process makes while its stack unwinds have no effect."""
     tried: list[str] = []
 
     def body(process: Process) -> None:
@@ -166,4 +166,4 @@ def test_the_dead_do_nothing_more(root: Path) -> None:
     process.greenlet.switch()
     simulation.scheduler.kill(process)
     assert (process.ended, tried) == ("died", ["b", "c"])
-    assert simulation.summary.everything() == {}
+    assert simulation.store.objects() == {}
