@@ -218,9 +218,9 @@ class Simulation:
     def vacuum(self, process: Process) -> None:
         record = process.log.read_pipeline()
         if record is not None:
-            done = maintenance.vacuum(self.pipelines[0], log=process.log)
-            self.count["attempts vacuumed"] += len(done.attempts)
-            self.scheduler.record(process.name, f"vacuumed {[attempt for _, *attempt in done.attempts]}")
+            report = maintenance.vacuum(self.pipelines[0], log=process.log)
+            self.count["attempts vacuumed"] += len(report.attempts)
+            self.scheduler.record(process.name, f"vacuumed {[attempt for _, *attempt in report.attempts]}")
 
     def skip(self, process: Process) -> None:
         """Skip the pending publish for one sink."""
