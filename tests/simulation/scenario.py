@@ -16,7 +16,7 @@ from typing import Any
 
 from airflow_provider_streamsem import Limits, RunResult, reprocess, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import PublishError
+from airflow_provider_streamsem.errors import PublishError, StreamsemError
 from airflow_provider_streamsem.pipeline import maintenance
 from airflow_provider_streamsem.pipeline.publish import skip
 from airflow_provider_streamsem.protocol import keys
@@ -27,10 +27,11 @@ from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
-from tests.simulation.disk import SimulatedEngine, simulated_directories
+from tests.simulation.disk import simulated_directories
 from tests.simulation.effects import EffectsPipeline
 from tests.simulation.scheduler import Process, Scheduler, Violation
 from tests.simulation.simulated_pipeline import DedupPipeline, PipelineFixture
+from tests.simulation.stateful import StatefulPipeline
 from tests.simulation.tables import TablesPipeline
 from tests.small_nodes import small_nodes
 
@@ -43,7 +44,7 @@ FIXTURES: tuple[type[PipelineFixture], ...] = (
         EffectsPipeline,
         PipelineFixture,
         DedupPipeline,
-        PipelineFixture,
+        StatefulPipeline,
         PipelineFixture,
     ),
     *(
@@ -53,7 +54,7 @@ FIXTURES: tuple[type[PipelineFixture], ...] = (
         EffectsPipeline,
         PipelineFixture,
         DedupPipeline,
-        PipelineFixture,
+        StatefulPipeline,
         PipelineFixture,
     ),
 )
@@ -165,7 +166,7 @@ class Simulation:
     # --- bodies of processes
 
     def engine(self, process: Process) -> RowsEngine:
-        return SimulatedEngine(process.step)
+        return self.fixture.engine(process.step)
 
     def run(self, process: Process, run_key: str) -> str:
         process.retry = ("run", run_key)
@@ -216,6 +217,9 @@ class Simulation:
             require(stored["result"] == outcome.result, "abort result differs from the stored outcome", version)
 
     def vacuum(self, process: Process) -> None:
+        for _ in range(self.fixture.vacuum_waits):
+            if self.store.closed < self.fixture.vacuum_from:
+                process.turn()
         record = process.log.read_pipeline()
         if record is not None:
             report = maintenance.vacuum(self.pipelines[0], log=process.log)
@@ -278,7 +282,8 @@ class Simulation:
             self.check_failure(process)
         if process.ended == "died":
             self.lose_files(process)
-        if process.retry is not None and process.ended != "completed":
+        is_final = isinstance(process.error, StreamsemError) and not process.error.retryable
+        if process.retry is not None and process.ended != "completed" and not is_final:
             self.restarts.append(process.retry)
 
     def check_failure(self, process: Process) -> None:
@@ -298,7 +303,10 @@ class Simulation:
         known = {key for other in self.scheduler.live for key in other.manifests}
         unread = [s.key for s in self.store.list(prefix) if s.key not in known]
         for key in unread:
-            prefix = keys.data_prefix(version, key.split("/")[-1].removesuffix(".json"))
+            attempt_id = key.split("/")[-1].removesuffix(".json")
+            if self.fixture.loses_state(attempt_id, self.store):
+                continue
+            prefix = keys.data_prefix(version, attempt_id)
             staged = [path for location in self.fixture.locations() for path in sorted((location / prefix).glob("*"))]
             for path in self.rng.sample(staged, self.rng.randrange(1, len(staged))) if len(staged) > 1 else staged:
                 if self.rng.random() < 0.5:
@@ -326,7 +334,11 @@ class Simulation:
         self.add_file()
         self.scheduler.record("(setup)", "faults stop")
         last = run_batch(
-            self.pipelines[0], run_key="last", drain=True, engine=RowsEngine(), log=self.log_without_faults("last")
+            self.pipelines[0],
+            run_key="last",
+            drain=True,
+            engine=self.fixture.engine(),
+            log=self.log_without_faults("last"),
         )
         self.results.append(("last", last))
         self.announced.update(range(*last.versions))
@@ -336,7 +348,7 @@ class Simulation:
 
     def repeat(self, n: int, run_key: str, result: RunResult) -> None:
         """Repeat a run with the same run key. It must return the same result without work."""
-        engine, log = RowsEngine(), self.log_without_faults(f"repeat{n}")
+        engine, log = self.fixture.engine(), self.log_without_faults(f"repeat{n}")
         stored = len(self.store.history)
         if run_key in (*SINGLES, *DRAINS, "last"):
             repeated = run_batch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,8 +14,9 @@ from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError, UnavailableError
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
+from tests.simulation.disk import SimulatedEngine
 from tests.simulation.scheduler import Process, Scheduler
-from tests.simulation.store import URL
+from tests.simulation.store import URL, SimulatedStore
 
 
 class PipelineFixture:
@@ -24,6 +25,7 @@ class PipelineFixture:
 
     :cvar kinds: the kinds of processes from which the simulation draws. A kind that occurs more often is drawn more often
     :cvar external_sinks: the names of the sinks outside the log
+    :cvar vacuum_from: vacuum waits until this version is closed, for at most ``vacuum_waits`` turns
     :attr unique_ids: whether each id is visible at most once
     :attr run_keys: the run key of each process that has one, by the process's name
     """
@@ -44,6 +46,8 @@ class PipelineFixture:
         "arrival",
     )
     external_sinks: ClassVar[tuple[str, ...]] = ()
+    vacuum_from: ClassVar[int] = 0
+    vacuum_waits: ClassVar[int] = 0
     unique_ids: bool = True
 
     def __init__(self, root: Path, scheduler: Scheduler) -> None:
@@ -81,6 +85,18 @@ class PipelineFixture:
         """The turn before which a sink outside the log refuses something. It is mostly the current turn."""
         long = self.rng.choice((20, 60, 300)) if self.rng.random() < 0.1 else 0
         return self.scheduler.turns + long
+
+    def engine(self, step: Callable[[str], object] | None = None) -> SimulatedEngine:
+        """
+        The engine of a process.
+
+        :param step: as in :class:`RowsEngine`
+        """
+        return SimulatedEngine(step)
+
+    def loses_state(self, attempt_id: str, store: SimulatedStore) -> bool:
+        """Lose the operators' state of an attempt whose machine was lost, in place of its other files. Returns whether it was lost."""
+        return False
 
     def locations(self) -> list[Path]:
         """The directories to which an attempt writes files."""

@@ -21,6 +21,7 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.simulation.faults import Fate
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.mutations_publish import PUBLISH_MUTATIONS
+from tests.simulation.mutations_state import STATE_MUTATIONS
 from tests.simulation.scenario import FIXTURES, Simulation, scratch, simulate
 from tests.simulation.scheduler import Process, Violation
 
@@ -68,6 +69,7 @@ MINIMUM_COUNTS = {
     "gave up: claimed by another run": 20,
     "duplicates dropped": 500,
     "expired ids": 100,
+    "counts emitted": 3_000,
 }
 """Event → how often it must occur in 2,000 seeds. Without these events the simulation tests little."""
 
@@ -109,7 +111,7 @@ def test_no_fresh_seed_violates_the_protocol(root: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mutation", [*MUTATIONS, *PUBLISH_MUTATIONS], ids=lambda mutation: mutation.apply.__name__)
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *PUBLISH_MUTATIONS, *STATE_MUTATIONS], ids=lambda mutation: f"{mutation.apply.__name__}-{mutation.fixture}")
 def test_simulation_detects_mutation(root: Path, monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> None:
     mutation.apply(monkeypatch)
     assert any(detects(seed, root, mutation) for seed in mutation.seeds(MUTATION_SEEDS)), "no seed detects the mutation"
