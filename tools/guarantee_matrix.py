@@ -66,7 +66,7 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/pipeline/test_dedup.py::test_repeats_pass_nowhere_after_a_death_at_every_step",
     ),
     "Kafka": (
-        "tests/chaos/test_chaos.py::test_every_kind_of_fault_duplicates_and_loses_nothing",
+        "tests/chaos/test_chaos.py::test_no_kind_of_fault_duplicates_or_loses_records",
         "tests/integration/test_kafka.py::test_retry_reads_the_planned_range_though_more_records_arrived",
         "tests/integration/test_kafka.py::test_partition_truncated_below_a_planned_range_is_detected_though_it_has_grown_again",
         "tests/integration/test_kafka.py::test_executors_fail_on_missing_offsets_instead_of_reading_others",
@@ -81,7 +81,7 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
 PROOFS: Mapping[str, tuple[str, ...]] = {
     "files": (
         "tests/pipeline/test_crash_matrix.py::test_crash_then_a_new_process",
-        "tests/chaos/test_chaos.py::test_every_kind_of_fault_duplicates_and_loses_nothing",
+        "tests/chaos/test_chaos.py::test_no_kind_of_fault_duplicates_or_loses_records",
     ),
     "Delta": (
         "tests/connectors/delta/test_sink.py::test_crash_around_every_write_to_the_table_then_retry",

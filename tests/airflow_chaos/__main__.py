@@ -14,19 +14,22 @@ from tests.integration.parts.server import stop_servers_on_sigterm
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.airflow_chaos", description=__doc__)
     parser.add_argument(
-        "--database", choices=SCHEDULERS, default="sqlite", help="of Airflow; postgres has two schedulers"
+        "--database",
+        choices=SCHEDULERS,
+        default="sqlite",
+        help="database of Airflow; with postgres, two schedulers run",
     )
-    parser.add_argument("--minutes", type=float, default=10, help="of faults; starting and draining come on top")
+    parser.add_argument("--minutes", type=float, default=10, help="minutes of faults, without the start and the drain")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--report", type=Path, help="write the tables as Markdown, too")
-    given = parser.parse_args()
+    parser.add_argument("--report", type=Path, help="also write the tables to this Markdown file")
+    args = parser.parse_args()
     stop_servers_on_sigterm()
-    found = trial.run(given.database, given.minutes, given.seed, lambda line: print(line, flush=True))
-    if given.report:
-        given.report.write_text(report.markdown([found]))
+    found = trial.run(args.database, args.minutes, args.seed, lambda line: print(line, flush=True))
+    if args.report:
+        args.report.write_text(report.markdown([found]))
     report.show(found)
     if found.evidence:
-        print(f"not clean; everything was kept in {found.evidence}", flush=True)
+        print(f"not clean; logs and data were kept in {found.evidence}", flush=True)
     return 0 if found.is_clean else 1
 
 

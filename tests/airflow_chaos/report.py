@@ -1,4 +1,4 @@
-"""The tables of trials on Airflow, for a terminal and as Markdown."""
+"""Reports trials on Airflow as tables, in a terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from tests.airflow_chaos.trial import AirflowTrial
-from tests.chaos.report import by_fault, injected, markdown_table, notes, table
+from tests.chaos.report import fault_rows, injected, markdown_table, notes, table
 
-OF_TRIALS = (
+TRIAL_COLUMNS = (
     "database", "schedulers", "minutes", "faults", "records", "aborted on purpose", "commits", "attempts", "two attempts in one version",
-    "of them orphan and retry", "versions both wrote for", "duplicates", "losses", "unreadable files",
+    "of them orphan and retry", "versions with files of several attempts", "duplicates", "losses", "unreadable files",
 )  # fmt: skip
-OF_FAULTS = ("fault", "injected", "attempts", "duplicates", "losses")
+FAULT_COLUMNS = ("fault", "injected", "attempts", "duplicates", "losses")
 
 
-def in_one_row(trial: AirflowTrial) -> tuple[str, ...]:
+def summary_row(trial: AirflowTrial) -> tuple[str, ...]:
     numbers = (
         trial.schedulers, f"{trial.minutes:g}", injected(trial), trial.records, trial.aborted, trial.commits, trial.tries, len(trial.overlaps),
         trial.orphan_overlaps, trial.both_wrote, trial.duplicates, trial.losses, trial.unreadable,
@@ -28,27 +28,27 @@ def all_notes(trial: AirflowTrial) -> list[str]:
     """Return the facts that the tables do not show."""
     found = notes(trial)
     if not trial.orphan_overlaps:
-        found.append("no orphan ran beside its retry: this trial proves nothing of it")
+        found.append("no orphan was concurrent with its retry: this trial proves nothing about orphans")
     return found
 
 
 def show(trial: AirflowTrial) -> None:
     console = Console(width=max(Console().width, 200))
-    console.print(table(f"{trial.subject} (seed {trial.seed})", OF_FAULTS, list(by_fault(trial))))
-    console.print(table("outcome", OF_TRIALS, [in_one_row(trial)]))
+    console.print(table(f"{trial.subject} (seed {trial.seed})", FAULT_COLUMNS, list(fault_rows(trial))))
+    console.print(table("result", TRIAL_COLUMNS, [summary_row(trial)]))
     for note in all_notes(trial):
         console.print(note, soft_wrap=True)
 
 
 def markdown(trials: Sequence[AirflowTrial]) -> str:
-    lines = markdown_table(OF_TRIALS, [in_one_row(trial) for trial in trials])
+    lines = markdown_table(TRIAL_COLUMNS, [summary_row(trial) for trial in trials])
     for trial in trials:
         lines += ["", f"`--database {trial.subject} --minutes {trial.minutes:g} --seed {trial.seed}`", ""]
-        lines += markdown_table(OF_FAULTS, list(by_fault(trial)))
+        lines += markdown_table(FAULT_COLUMNS, list(fault_rows(trial)))
         lines += ["", *(f"- {note}" for note in all_notes(trial)), ""]
         rows = [
-            (str(n), i.kind, i.moment, i.done, str(i.duplicates), str(i.losses))
+            (str(n), i.kind, i.state, i.action, str(i.duplicates), str(i.losses))
             for n, i in enumerate(trial.injections, 1)
         ]
-        lines += markdown_table(("#", "fault", "at", "what was done", "duplicates", "losses"), rows)
+        lines += markdown_table(("#", "fault", "state at fault", "action", "duplicates", "losses"), rows)
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""All processes of one trial: Kafka, S3, the database, Airflow and the producer. It also records which processes were working on which version."""
+"""The processes of one trial: Kafka, S3, the database, Airflow and the producer. Records which processes work on which version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.airflow_chaos import pace
 from tests.chaos.setting import Setting
-from tests.chaos.setup import Tended
+from tests.chaos.setup import SupervisedTrial
 from tests.chaos.subjects.streamsem import Streamsem
 from tests.integration.parts.airflow import SUPERVISOR, TASK, Airflow
 from tests.integration.parts.kafka import Broker
@@ -30,7 +30,7 @@ SCHEDULERS = {"sqlite": 1, "postgres": 2}
 @dataclass(frozen=True)
 class Overlap:
     """
-    Two processes that worked on one open version. Both were alive when the younger one started.
+    Two processes that worked on one open version. Both were alive when the younger one started its batch.
 
     :param orphaned: whether the older one no longer had a supervisor
     """
@@ -41,7 +41,7 @@ class Overlap:
     orphaned: bool
 
 
-class PipelineFixture(Tended):
+class PipelineFixture(SupervisedTrial):
     """
     The processes of one trial.
 
@@ -88,20 +88,20 @@ class PipelineFixture(Tended):
             stack.callback(self.kill_producer)
             self.start_production()
             stack.enter_context(self.airflow.running())
-            stack.callback(pace.let_go, self.setting)
+            stack.callback(pace.release, self.setting)
             yield
 
-    def tend(self) -> None:
-        """Read the events of the batches. A process that starts a batch overlaps with each one that works on the same version."""
-        with suppress(BotoCoreError, ClientError):  # without an answer in time, the events are read at the next step
+    def supervise(self) -> None:
+        """Read new events. A process that starts a batch overlaps with every live process that works on the same version."""
+        with suppress(BotoCoreError, ClientError):  # if S3 does not answer, the next step reads the events
             for event in self.setting.read_events()[self._events_read :]:
-                for older in self.at_work():
+                for older in self.active_tasks():
                     if older.pid != event["pid"] and self._in_version[older.pid] == event["version"]:
                         self.overlaps.append(Overlap(event["version"], older.pid, event["pid"], is_orphan(older)))
                 self._in_version[event["pid"]] = event["version"]
                 self._events_read += 1
 
-    def at_work(self) -> list[psutil.Process]:
+    def active_tasks(self) -> list[psutil.Process]:
         """Return the live processes whose newest batch belongs to an open version."""
         newest, is_committed = self.subject.newest()
         found: list[psutil.Process] = []
@@ -117,7 +117,7 @@ class PipelineFixture(Tended):
 
     def is_busy(self) -> bool:
         with suppress(BotoCoreError, ClientError):
-            return bool(self.at_work())
+            return bool(self.active_tasks())
         return False
 
     def tasks(self) -> list[psutil.Process]:
@@ -128,7 +128,7 @@ class PipelineFixture(Tended):
         """Return how many attempts wrote files for a version."""
         return len({key.split("/data/")[1].split("/")[1] for key in self.subject.files_of(version)})
 
-    def drain_rest(self, patience_s: float = 240) -> bool:
+    def drain_rest(self, timeout_s: float = 240) -> bool:
         """Return whether a run that started after the end of production found nothing new."""
         mark = time.time()
 
@@ -138,7 +138,7 @@ class PipelineFixture(Tended):
                 return any(self._is_empty_since(run, mark) for run in self.newest_runs())
             return False
 
-        return self.until_done(drained, patience_s)
+        return self.until_drained(drained, timeout_s)
 
     def newest_runs(self, limit: int = 5) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.airflow.ask("GET", f"/dags/{DAG}/dagRuns?order_by=-run_after&limit={limit}")[
@@ -149,8 +149,8 @@ class PipelineFixture(Tended):
     def _is_empty_since(self, run: dict[str, Any], mark: float) -> bool:
         if run["state"] != "success" or not run["start_date"]:
             return False
-        began = datetime.fromisoformat(run["start_date"].replace("Z", "+00:00")).timestamp()
-        return began > mark and bool(self.airflow.result(DAG, run["dag_run_id"], DRAIN)["status"] == "empty")
+        started = datetime.fromisoformat(run["start_date"].replace("Z", "+00:00")).timestamp()
+        return started > mark and bool(self.airflow.result(DAG, run["dag_run_id"], DRAIN)["status"] == "empty")
 
 
 def title(process: psutil.Process) -> str:

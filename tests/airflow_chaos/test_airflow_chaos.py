@@ -1,4 +1,4 @@
-"""A short trial in each integration run, and tests that the harness counts only real overlaps."""
+"""A short chaos trial on a real Airflow, and tests that the harness counts only real overlaps."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from tests.chaos.setting import Setting
 @pytest.mark.integration
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
-def test_orphan_beside_its_retry_and_other_faults_on_a_real_airflow_duplicate_and_lose_nothing() -> None:
+def test_orphans_and_other_faults_on_a_real_airflow_duplicate_and_lose_no_records() -> None:
     found = trial.run("sqlite", 1, 11, print)
     assert (found.duplicates, found.losses, found.foreign, found.unreadable, found.findings) == (0, 0, 0, 0, []), found
     assert found.injections[0].kind == ORPHAN
-    assert found.orphans > 0, [i.done for i in found.injections]
+    assert found.orphans > 0, [i.action for i in found.injections]
     assert found.orphan_overlaps > 0
-    assert found.both_wrote > 0, "orphan and retry met in a version, and only one of them wrote files"
+    assert found.both_wrote > 0, "only one of orphan and retry wrote files for their version"
     assert found.is_clean, found.evidence
 
 
-def test_every_trial_starts_with_an_orphan_and_draws_every_kind_once_before_any_is_repeated() -> None:
+def test_trial_starts_with_an_orphan_and_draws_every_kind_once_before_any_is_repeated() -> None:
     kinds = list(islice(rounds(random.Random(3)), 2 * len(FAULTS)))
     assert kinds[0] == ORPHAN
     assert sorted(kinds[: len(FAULTS)]) == sorted(kinds[len(FAULTS) :]) == sorted(FAULTS)
 
 
-def test_trial_without_an_orphan_beside_its_retry_is_not_clean() -> None:
+def test_trial_without_an_orphan_concurrent_with_its_retry_is_not_clean() -> None:
     found = AirflowTrial("sqlite", "", 1, drained=True, overlaps=[Overlap(3, 10, 11, orphaned=False)])
     assert not found.is_clean
     found.overlaps.append(Overlap(4, 10, 12, orphaned=True))
@@ -50,7 +50,7 @@ def test_trial_without_an_orphan_beside_its_retry_is_not_clean() -> None:
 
 
 class OverlapCounter(PipelineFixture):
-    """Counts overlaps for a log whose newest version a test sets."""
+    """Counts overlaps. The test sets the newest version of the log."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -58,17 +58,17 @@ class OverlapCounter(PipelineFixture):
         self.version, self.is_committed = 0, False
         self.overlaps, self._in_version, self._events_read = [], {}, 0
 
-    def begins(self, pid: int, version: int) -> int:
-        """Start a batch in this process, and return the number of known overlaps."""
+    def begin(self, pid: int, version: int) -> int:
+        """Record the start of a batch in this process, and return the number of overlaps."""
         self.setting.record_event(event="started", pid=pid, version=version)
         self.version = version
-        self.tend()
+        self.supervise()
         return len(self.overlaps)
 
 
 @pytest.fixture
 def tasks() -> Iterator[list[psutil.Process]]:
-    """Start three processes with the title of a task. Their parent is no supervisor."""
+    """Start three processes with the title of a task. Their parent is not a supervisor."""
     code = "import setproctitle, time; setproctitle.setproctitle('airflow worker -- 01a2'); print(flush=True); time.sleep(60)"
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(3)]
     for process in started:
@@ -83,15 +83,15 @@ def tasks() -> Iterator[list[psutil.Process]]:
 def test_only_two_live_tasks_in_one_open_version_overlap(tmp_path: Path, tasks: list[psutil.Process]) -> None:
     fixture = OverlapCounter(Setting(location=str(tmp_path), topic="t", bootstrap="", master=""))
     one, two, three = (task.pid for task in tasks)
-    assert fixture.begins(one, 0) == 0
-    assert fixture.begins(one, 1) == 0
-    assert fixture.begins(two, 2) == 0
-    assert fixture.begins(one, 2) == 1
+    assert fixture.begin(one, 0) == 0
+    assert fixture.begin(one, 1) == 0
+    assert fixture.begin(two, 2) == 0
+    assert fixture.begin(one, 2) == 1
     assert fixture.overlaps == [Overlap(2, two, one, orphaned=True)]
     fixture.is_committed = True
-    assert fixture.begins(three, 2) == 1
+    assert fixture.begin(three, 2) == 1
     fixture.is_committed = False
     for task in tasks[:2]:
         task.kill()
         task.wait(5)
-    assert fixture.begins(three, 2) == 1
+    assert fixture.begin(three, 2) == 1

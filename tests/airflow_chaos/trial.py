@@ -1,4 +1,4 @@
-"""One trial on one database: faults for some minutes, end of production, drain of the rest, and comparison with the expected rows."""
+"""Runs one trial on one database: injects faults for some minutes, drains the topic, and compares the visible rows with the expected rows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from tests.airflow_chaos.faults import FAULTS, ORPHAN
 from tests.airflow_chaos.setup import SCHEDULERS, Overlap, PipelineFixture
 from tests.chaos.expected import expected_rows
-from tests.chaos.faults import drawn
-from tests.chaos.trial import Trial, inject, judge, kept
+from tests.chaos.faults import draw
+from tests.chaos.trial import Trial, compare, inject, keep_evidence
 
-_ORPHANS = 3  # how many orphan faults a trial starts with at most, until one orphan survives
+_MAX_FIRST_ORPHANS = 3  # orphan faults at the start of a trial, until one orphan survives
 
 
 @dataclass
 class AirflowTrial(Trial):
     """
-    The outcome, with the effects of two concurrent attempts.
+    The result of a trial, with the effects of concurrent attempts.
 
     :param overlaps: every overlap of two processes in one open version
     :param both_wrote: versions of such overlaps for which more than one attempt wrote files
@@ -43,27 +43,27 @@ class AirflowTrial(Trial):
 
     @property
     def is_clean(self) -> bool:
-        """Whether the trial is clean. A trial without an orphan beside its retry proves nothing."""
+        """Whether the trial is clean. A trial without an orphan concurrent with its retry proves nothing."""
         return super().is_clean and self.orphan_overlaps > 0
 
 
-def run(database: str, minutes: float, seed: int, say: Callable[[str], None]) -> AirflowTrial:
-    """Run one trial in a new directory, which is kept if the outcome is not clean."""
+def run(database: str, minutes: float, seed: int, emit: Callable[[str], None]) -> AirflowTrial:
+    """Run one trial in a new directory, which is kept if the trial is not clean."""
     home = Path(tempfile.mkdtemp(prefix=f"chaos-airflow-{database}-"))
     home.chmod(0o755)  # the database runs as another user
     trial = AirflowTrial(database, "", seed, minutes=minutes, schedulers=SCHEDULERS[database])
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     fixture = PipelineFixture(database, home, seed)
     with fixture.running():
         if not fixture.until(lambda: fixture.subject.commits() > 0, 240):
             raise RuntimeError(f"nothing was committed in four minutes without any fault; see {home}")
         deadline = time.monotonic() + 60 * minutes
-        kinds = rounds(chance)
+        kinds = rounds(rng)
         kind = next(kinds)
         while True:
-            trial.injections.append(inject(fixture, kind, FAULTS[kind], chance))
-            say(f"{database} {len(trial.injections)} {trial.injections[-1].in_words}")
-            if kind == ORPHAN and trial.orphans == 0 and len(trial.injections) < _ORPHANS:
+            trial.injections.append(inject(fixture, kind, FAULTS[kind], rng))
+            emit(f"{database} {len(trial.injections)} {trial.injections[-1].summary}")
+            if kind == ORPHAN and trial.orphans == 0 and len(trial.injections) < _MAX_FIRST_ORPHANS:
                 continue  # a task that is sending a request to its supervisor dies with it
             if time.monotonic() > deadline:
                 break
@@ -73,13 +73,13 @@ def run(database: str, minutes: float, seed: int, say: Callable[[str], None]) ->
         fixture.airflow.end()  # kill orphans, so that nothing is written after the comparison
         trial.overlaps = fixture.overlaps
         trial.both_wrote = sum(fixture.attempts_of(v) > 1 for v in {o.version for o in fixture.overlaps})
-        judge(trial, fixture.subject.visible(), expected_rows(fixture.setting), fixture)
-    return kept(trial, home)
+        compare(trial, fixture.subject.visible(), expected_rows(fixture.setting), fixture)
+    return keep_evidence(trial, home)
 
 
-def rounds(chance: random.Random) -> Iterator[str]:
-    """Yield an orphan first, so that the shortest trial has one. Then yield every kind once in a random order, and again in another."""
+def rounds(rng: random.Random) -> Iterator[str]:
+    """Yield an orphan first, so that the shortest trial has one. Then repeat all kinds, each time in a new random order."""
     yield ORPHAN
-    yield from drawn([kind for kind in FAULTS if kind != ORPHAN], len(FAULTS) - 1, chance)
+    yield from draw([kind for kind in FAULTS if kind != ORPHAN], len(FAULTS) - 1, rng)
     while True:
-        yield from drawn(list(FAULTS), len(FAULTS), chance)
+        yield from draw(list(FAULTS), len(FAULTS), rng)

@@ -1,1 +1,1 @@
-"""Chaos trials: random faults by a seed, injected into real servers while a subject drains a Kafka topic. `python -m tests.chaos --help`."""
+"""Chaos trials: seeded random faults, injected into real servers while a subject drains a Kafka topic. `python -m tests.chaos --help`."""

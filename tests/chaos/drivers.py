@@ -1,4 +1,4 @@
-"""Runner processes: started, killed, frozen, and restarted when they die or hang."""
+"""Starts, kills and freezes runner processes, and detects those that hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HANGS_AFTER_S = 90.0
 
 
 class Driver:
-    """One runner in its own session, with the JVM that it starts."""
+    """One runner process in its own session, and the JVM that it starts."""
 
     def __init__(self, subject: str, setting: Setting, environment: dict[str, str], *, once: bool = False) -> None:
         argv = [sys.executable, "-m", "tests.chaos.runner", subject, str(setting.root / "setting.json")]
@@ -43,7 +43,7 @@ class Driver:
         return self.process.poll() is None
 
     def jvm(self) -> psutil.Process | None:
-        """Return the JVM below the runner, as soon as it exists."""
+        """Return the JVM that the runner started, or ``None`` if there is none yet."""
         with suppress(psutil.Error):
             for child in psutil.Process(self.pid).children(recursive=True):
                 with suppress(psutil.Error):
@@ -67,8 +67,8 @@ class Driver:
         return self.process.wait() == -signal.SIGKILL
 
 
-class Watch:
-    """Distinguishes a slow driver from one that hangs: no event and no commit for 90 seconds in which it was not frozen."""
+class HangDetector:
+    """Detects a driver that hangs: it is not frozen, and caused no event and no commit for 90 seconds."""
 
     def __init__(self) -> None:
         self._last: object = None

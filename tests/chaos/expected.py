@@ -20,7 +20,7 @@ class Expected:
     Every number that a ``read_committed`` consumer sees.
 
     :param locations: number → (partition, offset), once for each record with the number
-    :param findings: contradictions between consumer and producer, with which the trial proves nothing
+    :param findings: contradictions between consumer and producer, which make the trial inconclusive
     """
 
     locations: dict[int, list[tuple[int, int]]]
@@ -46,7 +46,7 @@ def read_topic(bootstrap: str, topic: str, seconds: float = 120) -> dict[int, li
     deadline = time.monotonic() + seconds
     while left:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the topic could not be read to its end; partitions left: {sorted(left)}")
+            raise TimeoutError(f"the topic was not read to its end in time; partitions left: {sorted(left)}")
         message = consumer.poll(1.0)
         if message is None:
             continue
@@ -62,19 +62,19 @@ def read_topic(bootstrap: str, topic: str, seconds: float = 120) -> dict[int, li
 def expected_rows(setting: Setting) -> Expected:
     """Return the expected rows of a trial whose producer has ended."""
     locations = read_topic(setting.bootstrap, setting.topic)
-    findings = [f"number {n} lies in the topic {len(at)} times" for n, at in locations.items() if len(at) > 1]
+    findings = [f"number {n} is in the topic {len(at)} times" for n, at in locations.items() if len(at) > 1]
     counts: dict[str, int] = defaultdict(int)
     known: set[int] = set()
     for line in (setting.root / "produced.jsonl").read_text().splitlines():
         entry = json.loads(line)
         numbers = range(entry["first"], entry["end"])
         known.update(numbers)
-        there = sum(n in locations for n in numbers)
+        visible = sum(n in locations for n in numbers)
         counts[entry["state"]] += len(numbers)
         allowed = {"committed": {len(numbers)}, "aborted": {0}, "unknown": {0, len(numbers)}}[entry["state"]]
-        if there not in allowed:
+        if visible not in allowed:
             findings.append(
-                f"{entry['state']} transaction {entry['first']}..{entry['end']}: {there} records are visible"
+                f"{entry['state']} transaction {entry['first']}..{entry['end']}: {visible} records are visible"
             )
     findings += [f"number {n} was never produced" for n in sorted({*locations} - known)]
     return Expected(locations, counts["aborted"], counts["unknown"], findings)

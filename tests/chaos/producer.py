@@ -1,8 +1,8 @@
 """
 Produces numbered records in transactions, some of them aborted on purpose. `python -m tests.chaos.producer SETTING.json SEED` runs until SIGTERM.
 
-Its journal (`produced.jsonl`) has the state of every transaction: `committed`, `aborted`, or `unknown` if the broker never answered the commit. A number is
-used only once, whatever the state of its transaction.
+Its journal (`produced.jsonl`) records the state of every transaction: `committed`, `aborted`, or `unknown` if the broker never answered the commit. Each
+number is used in one transaction only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from confluent_kafka import KafkaException, Producer
 from tests.chaos.setting import Setting
 
 PARTITIONS = 3
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 stopping = False
 
 
@@ -29,10 +29,10 @@ def stop(*_: Any) -> None:
     stopping = True
 
 
-def connected(bootstrap: str, transactional_id: str) -> Producer:
-    """Return a producer. Its predecessor's open transaction is aborted."""
+def connect(bootstrap: str, transactional_id: str) -> Producer:
+    """Return an initialised producer. This aborts the open transaction of its predecessor."""
     while True:
-        made = Producer(
+        producer = Producer(
             {
                 "bootstrap.servers": bootstrap,
                 "transactional.id": transactional_id,
@@ -41,27 +41,27 @@ def connected(bootstrap: str, transactional_id: str) -> Producer:
             }
         )
         try:
-            made.init_transactions(PATIENCE_S)
-            return made
+            producer.init_transactions(TIMEOUT_S)
+            return producer
         except KafkaException:
             time.sleep(0.5)
 
 
-def transaction(producer: Producer, setting: Setting, first: int, chance: random.Random) -> tuple[str, int]:
+def transaction(producer: Producer, setting: Setting, first: int, rng: random.Random) -> tuple[str, int]:
     """Run one transaction. Return its state, and the first number after it."""
-    end = first + chance.randint(5, 60)
-    state = "aborted"  # before a commit was sent, no record can become visible
+    end = first + rng.randint(5, 60)
+    state = "aborted"  # no record can become visible before a commit is sent
     try:
         producer.begin_transaction()
         for number in range(first, end):
-            producer.produce(setting.topic, str(number).encode(), partition=chance.randrange(PARTITIONS))
-        if chance.random() < 0.2:
-            if producer.flush(PATIENCE_S):  # so that the aborted records are really in the topic
+            producer.produce(setting.topic, str(number).encode(), partition=rng.randrange(PARTITIONS))
+        if rng.random() < 0.2:
+            if producer.flush(TIMEOUT_S):  # the aborted records must be in the topic
                 return "aborted, and the broker did not answer", end
-            producer.abort_transaction(PATIENCE_S)
+            producer.abort_transaction(TIMEOUT_S)
             return "aborted", end
         state = "unknown"
-        producer.commit_transaction(PATIENCE_S)
+        producer.commit_transaction(TIMEOUT_S)
     except (KafkaException, BufferError):
         return state + ", and the broker did not answer", end
     return "committed", end
@@ -69,20 +69,20 @@ def transaction(producer: Producer, setting: Setting, first: int, chance: random
 
 def main(setting: Setting, seed: int) -> None:
     signal.signal(signal.SIGTERM, stop)
-    chance = random.Random(seed)
-    producer = connected(setting.bootstrap, setting.topic)
+    rng = random.Random(seed)
+    producer = connect(setting.bootstrap, setting.topic)
     number = 0
     with open(setting.root / "produced.jsonl", "a") as journal:
         while not stopping:
             first = number
-            state, number = transaction(producer, setting, first, chance)
+            state, number = transaction(producer, setting, first, rng)
             journal.write(json.dumps({"first": first, "end": number, "state": state.partition(",")[0]}) + "\n")
             journal.flush()
             if "did not answer" in state:
                 with suppress(KafkaException):
                     producer.purge()
-                producer = connected(setting.bootstrap, setting.topic)
-            time.sleep(chance.uniform(0.1, 0.5))
+                producer = connect(setting.bootstrap, setting.topic)
+            time.sleep(rng.uniform(0.1, 0.5))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tables of faults and outcomes, for a terminal and as Markdown."""
+"""Reports the faults and results of trials as tables, in a terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rich.table import Table
 
 from tests.chaos.trial import Trial
 
-OF_FAULTS = ("fault", "injected", "attempts", "duplicates", "losses")
-OF_SUBJECTS = (
+FAULT_COLUMNS = ("fault", "injected", "attempts", "duplicates", "losses")
+SUBJECT_COLUMNS = (
     "subject", "faults", "records", "aborted on purpose", "commits", "tries", "failed or killed", "hung", "duplicates", "losses", "unreadable files"
 )  # fmt: skip
 
 
-def by_fault(trial: Trial) -> Iterator[tuple[str, ...]]:
+def fault_rows(trial: Trial) -> Iterator[tuple[str, ...]]:
     for kind in sorted({i.kind for i in trial.injections}):
         of_kind = [i for i in trial.injections if i.kind == kind]
         numbers = (
@@ -32,9 +32,9 @@ def injected(trial: Trial) -> int:
     return sum(i.injected for i in trial.injections)
 
 
-def in_one_row(trial: Trial) -> tuple[str, ...]:
+def summary_row(trial: Trial) -> tuple[str, ...]:
     numbers = (
-        injected(trial), trial.records, trial.aborted, trial.commits, trial.tries, trial.tries - trial.done, trial.hung, trial.duplicates,
+        injected(trial), trial.records, trial.aborted, trial.commits, trial.tries, trial.tries - trial.completed, trial.hung, trial.duplicates,
         trial.losses, trial.unreadable,
     )  # fmt: skip
     return (trial.title, *map(str, numbers))
@@ -43,31 +43,33 @@ def in_one_row(trial: Trial) -> tuple[str, ...]:
 def show(trials: Sequence[Trial]) -> None:
     console = Console(width=max(Console().width, 150))  # a pipe has no width, and the widest table must fit
     for trial in trials:
-        console.print(table(f"{trial.title} (seed {trial.seed})", OF_FAULTS, list(by_fault(trial))))
-    console.print(table("outcome", OF_SUBJECTS, [(t.subject, *in_one_row(t)[1:]) for t in trials]))
+        console.print(table(f"{trial.title} (seed {trial.seed})", FAULT_COLUMNS, list(fault_rows(trial))))
+    console.print(table("result", SUBJECT_COLUMNS, [(t.subject, *summary_row(t)[1:]) for t in trials]))
     for trial in trials:
         for note in notes(trial):
             console.print(f"{trial.subject}: {note}", soft_wrap=True)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    made = Table(title=title)
+    result = Table(title=title)
     for n, column in enumerate(columns):
-        made.add_column(column, justify="left" if n == 0 else "right")
+        result.add_column(column, justify="left" if n == 0 else "right")
     for row in rows:
-        made.add_row(*row)
-    return made
+        result.add_row(*row)
+    return result
 
 
 def notes(trial: Trial) -> list[str]:
     """Return the facts that the tables do not show."""
     found = list(trial.findings)
     if trial.unknown:
-        found.append(f"{trial.unknown} records in transactions whose commit was never answered; the topic decided")
+        found.append(
+            f"{trial.unknown} records in transactions with an unknown commit; the topic determines whether they are expected"
+        )
     if trial.foreign:
-        found.append(f"{trial.foreign} rows are visible that no consumer of the topic sees")
+        found.append(f"{trial.foreign} visible rows are not in the topic")
     if not trial.drained:
-        found.append("the rest was not drained in time: losses may be records that were not yet read")
+        found.append("the topic was not drained in time: losses may be records that were not read yet")
     found += [f"tries that failed with {error}: {count}" for error, count in sorted(trial.failed.items())]
     if trial.evidence:
         found.append("not clean: logs and data were kept")
@@ -75,7 +77,7 @@ def notes(trial: Trial) -> list[str]:
 
 
 def markdown(trials: Sequence[Trial]) -> str:
-    lines = [*markdown_table(OF_SUBJECTS, [in_one_row(trial) for trial in trials])]
+    lines = [*markdown_table(SUBJECT_COLUMNS, [summary_row(trial) for trial in trials])]
     for trial in trials:
         lines += [
             "",
@@ -84,16 +86,16 @@ def markdown(trials: Sequence[Trial]) -> str:
             f"`--subject {trial.subject} --faults {len(trial.injections)} --seed {trial.seed}`",
             "",
         ]
-        lines += markdown_table(OF_FAULTS, list(by_fault(trial)))
+        lines += markdown_table(FAULT_COLUMNS, list(fault_rows(trial)))
         lines += [
             "",
             *(f"- {note}" for note in notes(trial)),
             "",
-            "| # | fault | at | what was done | duplicates | losses |",
+            "| # | fault | state at fault | action | duplicates | losses |",
             "|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| {n} | {i.kind} | {i.moment} | {i.done} | {i.duplicates} | {i.losses} |"
+            f"| {n} | {i.kind} | {i.state} | {i.action} | {i.duplicates} | {i.losses} |"
             for n, i in enumerate(trial.injections, 1)
         ]
     return "\n".join(lines) + "\n"

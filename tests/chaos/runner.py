@@ -1,7 +1,7 @@
 """
-A task that drains the topic with one subject, run key after run key. `python -m tests.chaos.runner SUBJECT SETTING.json [once]`.
+Drains the topic with one subject in a loop, with a new run key for each run. `python -m tests.chaos.runner SUBJECT SETTING.json [once]`.
 
-Any error ends the process, as it ends the try of a task. When the process is restarted, it retries the same run key.
+An error ends the process, as it ends a try of an Airflow task. A restarted process retries the same run key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(name: str, setting: Setting, once: bool) -> None:
             )
             raise
         setting.record_event(event="done", run=number, empty=empty)
-        setting.finished(number)
+        setting.finish_run(number)
         if once:
             return
         if empty:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 BUCKET = "lake"
-MAX_ROWS = 400  # batch limit of every subject; small, so that faults can hit a run at many moments
+MAX_ROWS = 400  # batch limit of every subject; small, so that a run has many batches that a fault can hit
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Setting:
     """
     Addresses and paths of one trial.
 
-    :param location: a directory of this trial
+    :param location: directory of this trial
     :param master: Spark master
     :param s3_endpoint: endpoint of the S3 server, or ``""`` if the subject needs none
     :param postgres: DSN of Postgres, or ``""``
@@ -69,8 +69,9 @@ class Setting:
         except FileNotFoundError:
             return 0
 
-    def finished(self, number: int) -> None:
-        following = max(number + 1, self.run_number())  # a zombie that finishes late must not set the number back
-        part = self.root / f"run.{os.getpid()}.{random.random()}"
-        part.write_text(str(following))
-        os.replace(part, self.root / "run")
+    def finish_run(self, number: int) -> None:
+        """Advance to the run key after this one."""
+        following = max(number + 1, self.run_number())  # a zombie that finishes late must not decrease the number
+        temporary = self.root / f"run.{os.getpid()}.{random.random()}"
+        temporary.write_text(str(following))
+        os.replace(temporary, self.root / "run")

@@ -1,4 +1,4 @@
-"""All processes of one trial: servers, the producer and the runners, with the loop that supervises them while time passes."""
+"""The processes of one trial (servers, producer and runners), and the loop that supervises them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import boto3
 import psutil
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.chaos.drivers import Driver, Watch
+from tests.chaos.drivers import Driver, HangDetector
 from tests.chaos.producer import PARTITIONS
 from tests.chaos.setting import BUCKET, Setting
 from tests.chaos.subjects import subject, subject_class
@@ -28,8 +28,8 @@ from tests.integration.parts.server import Server, search_path
 from tests.integration.parts.spark import Cluster
 
 
-class Tended:
-    """A subject, the producer that feeds it, and the loop that supervises both while time passes."""
+class SupervisedTrial:
+    """A subject, the producer that feeds its topic, and the loop that supervises both."""
 
     def __init__(self, setting: Setting, subject: Subject, seed: int) -> None:
         self.setting = setting
@@ -38,7 +38,7 @@ class Tended:
         self.hung = 0
         self._producer: subprocess.Popen[bytes] | None = None
 
-    def tend(self) -> None:
+    def supervise(self) -> None:
         """Run one step of the loop."""
         raise NotImplementedError
 
@@ -46,30 +46,30 @@ class Tended:
         """Return whether the subject is processing a batch."""
         raise NotImplementedError
 
-    def until(self, true: Callable[[], Any], seconds: float, *, every_s: float = 0.1) -> bool:
-        """Run the loop until something is true. Return whether it became true in time."""
+    def until(self, condition: Callable[[], Any], seconds: float, *, every_s: float = 0.1) -> bool:
+        """Run the loop until the condition is true. Return whether it became true in time."""
         deadline = time.monotonic() + seconds
-        while not true():
+        while not condition():
             if time.monotonic() > deadline:
                 return False
-            self.tend()
+            self.supervise()
             time.sleep(every_s)
         return True
 
     def pass_time(self, seconds: float) -> None:
         self.until(lambda: False, seconds)
 
-    def until_done(self, true: Callable[[], Any], patience_s: float) -> bool:
-        """Run the loop until something is true, for as long as there are commits. A long rest is fine as long as it shrinks."""
+    def until_drained(self, condition: Callable[[], Any], timeout_s: float) -> bool:
+        """Run the loop until the condition is true. Give up after a timeout without commits. A long backlog may take longer, as long as it shrinks."""
         while True:
             before = self.subject.commits()
-            if self.until(true, patience_s):
+            if self.until(condition, timeout_s):
                 return True
             if self.subject.commits() == before:
                 return False
 
     def start_production(self) -> None:
-        """Create the topic, and the bucket if there is an S3 server, and start to fill the topic."""
+        """Create the topic, and the bucket if there is an S3 server. Then start the producer."""
         admin = AdminClient({"bootstrap.servers": self.setting.bootstrap})
         admin.create_topics([NewTopic(self.setting.topic, PARTITIONS)])[self.setting.topic].result(30)
         if self.setting.s3_endpoint:
@@ -90,7 +90,7 @@ class Tended:
             )
 
     def end_production(self) -> None:
-        """Let the producer finish its transaction. Afterwards the topic is complete."""
+        """Stop the producer after its current transaction. Afterwards the topic is complete."""
         assert self._producer is not None
         self._producer.send_signal(signal.SIGTERM)
         if not self.until(lambda: self._producer is not None and self._producer.poll() is not None, 120):
@@ -102,7 +102,7 @@ class Tended:
             self._producer.wait()
 
 
-class PipelineFixture(Tended):
+class PipelineFixture(SupervisedTrial):
     """
     The processes of one trial.
 
@@ -132,16 +132,16 @@ class PipelineFixture(Tended):
         super().__init__(setting, subject(name, setting), seed)
         self.first: Driver | None = None
         self.others: list[Driver] = []
-        self._watch = Watch()
+        self._hang_detector = HangDetector()
 
     @property
     def servers(self) -> list[Server]:
-        alone = [server for server in (self.broker, self.s3, self.postgres) if server is not None]
-        return [*alone, *(self.cluster.servers if self.cluster else [])]
+        single = [server for server in (self.broker, self.s3, self.postgres) if server is not None]
+        return [*single, *(self.cluster.servers if self.cluster else [])]
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run all processes, with a topic, a bucket and a producer. At the end, stop each of them by its pid."""
+        """Start the servers, the producer and the first runner. At the end, stop each process by its pid."""
         try:
             for server in self.servers:
                 server.start()
@@ -163,23 +163,23 @@ class PipelineFixture(Tended):
         return Driver(self.name, self.setting, environment, once=once)
 
     def zombie(self) -> Driver:
-        """Start a second runner on the current run key, beside the first."""
-        made = self.driver(once=True)
-        self.others.append(made)
-        return made
+        """Start a second runner on the current run key, concurrent with the first."""
+        driver = self.driver(once=True)
+        self.others.append(driver)
+        return driver
 
-    def tend(self) -> None:
-        """Do what a scheduler does: restart a try that ended, and kill one that hangs."""
+    def supervise(self) -> None:
+        """Restart a runner that ended, and kill one that hangs, as a scheduler does."""
         assert self.first is not None
         progress = (len(self.setting.read_events()), self.subject.commits(), self.first.pid)
-        if self._watch.hangs(progress, self.first.is_stopped) and self.first.is_alive:
+        if self._hang_detector.hangs(progress, self.first.is_stopped) and self.first.is_alive:
             self.hung += 1
             self.first.kill()
         if not self.first.is_alive:
             self.first = self.driver()
 
     def is_busy(self) -> bool:
-        """Return whether the first runner has started a run key and not ended it."""
+        """Return whether the first runner has started a run and not ended it."""
         own = [e["event"] for e in self.setting.read_events() if self.first and e["pid"] == self.first.pid]
         return bool(own) and own[-1] == "started"
 
@@ -187,18 +187,18 @@ class PipelineFixture(Tended):
         """Return the running executors."""
         return self.cluster.executors() if self.cluster else []
 
-    def drain_rest(self, patience_s: float = 120) -> bool:
+    def drain_rest(self, timeout_s: float = 120) -> bool:
         """Return whether a run that started after the end of production found nothing new."""
         mark = len(self.setting.read_events())
 
         def drained() -> bool:
-            began: set[tuple[int, int]] = set()
+            started: set[tuple[int, int]] = set()
             for event in self.setting.read_events()[mark:]:
-                at = (event["pid"], event["run"])
+                run = (event["pid"], event["run"])
                 if event["event"] == "started":
-                    began.add(at)
-                elif event["event"] == "done" and event["empty"] and at in began:
+                    started.add(run)
+                elif event["event"] == "done" and event["empty"] and run in started:
                     return True
             return False
 
-        return self.until_done(drained, patience_s)
+        return self.until_drained(drained, timeout_s)

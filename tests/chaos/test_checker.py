@@ -1,4 +1,4 @@
-"""The checker detects what it is for: a duplicated record, a lost record, and a row of an aborted transaction."""
+"""The checker detects duplicated records, lost records and rows of aborted transactions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pyarrow.parquet
 import pytest
 
 from tests.chaos.expected import Expected
-from tests.chaos.faults import FAULTS, drawn, kinds
+from tests.chaos.faults import FAULTS, draw, kinds
 from tests.chaos.setting import Setting
 from tests.chaos.subjects import SUBJECTS, subject_class
 from tests.chaos.subjects.contract import VisibleRows
 from tests.chaos.subjects.into_sinks import StreamsemIntoSinks
 from tests.chaos.subjects.streamsem import Streamsem
-from tests.chaos.trial import Injection, Trial, judge
+from tests.chaos.trial import Injection, Trial, compare
 
 
 def parquet(numbers: list[int]) -> bytes:
@@ -36,7 +36,7 @@ def outcome(*keys: str, result: str = "commit") -> dict[str, Any]:
 
 
 class CheckerOnObjects(Streamsem):
-    """The checker on objects that a test provides."""
+    """A checker that reads the objects that a test provides."""
 
     def __init__(self, setting: Setting, objects: dict[str, Any]) -> None:
         super().__init__(setting)
@@ -54,7 +54,7 @@ def setting(tmp_path: Path) -> Setting:
     return Setting(location=str(tmp_path), topic="t", bootstrap="", master="")
 
 
-def test_only_rows_of_committed_outcomes_are_visible_and_as_often_as_they_are_named(setting: Setting) -> None:
+def test_rows_of_committed_outcomes_are_counted_each_time_an_outcome_names_their_file(setting: Setting) -> None:
     spilled = {"out": {"files": [{"key": "data/2/a/x"}]}}
     objects = {
         "log/log/0/0-0.c.json": outcome("data/0/a/x"),
@@ -70,20 +70,20 @@ def test_only_rows_of_committed_outcomes_are_visible_and_as_often_as_they_are_na
     assert seen.reached == {0: 21}
 
 
-def test_missing_file_that_an_outcome_names_is_an_error(setting: Setting) -> None:
+def test_missing_file_of_an_outcome_raises_an_error(setting: Setting) -> None:
     with pytest.raises(KeyError):
         CheckerOnObjects(setting, {"log/log/0/0-0.c.json": outcome("data/0/a/x")}).visible()
 
 
-def test_number_counts_if_all_sinks_show_it_as_often_as_in_the_sink_with_most_copies(setting: Setting) -> None:
-    shown = {"out": [0, 1, 2], "delta": [0, 1, 1, 2], "database": [0, 1], "topic": [0, 1, 2, 9]}
-    each = {name: VisibleRows(Counter(numbers), {0: max(numbers)}) for name, numbers in shown.items()}
-    seen = StreamsemIntoSinks(setting).together(each)
+def test_number_in_all_sinks_is_counted_as_often_as_in_the_sink_with_most_copies(setting: Setting) -> None:
+    numbers_of = {"out": [0, 1, 2], "delta": [0, 1, 1, 2], "database": [0, 1], "topic": [0, 1, 2, 9]}
+    each = {name: VisibleRows(Counter(numbers), {0: max(numbers)}) for name, numbers in numbers_of.items()}
+    seen = StreamsemIntoSinks(setting).merged(each)
     assert (dict(seen.counts), seen.reached) == ({0: 1, 1: 2}, {0: 1})
     assert sorted(text.partition(" is")[0] for text in seen.findings) == ["number 2", "number 9"]
 
 
-def test_rows_of_a_delta_table_are_those_that_its_log_adds_and_does_not_remove(setting: Setting) -> None:
+def test_rows_of_a_delta_table_are_those_of_added_files_that_were_not_removed(setting: Setting) -> None:
     def entry(*actions: dict[str, Any]) -> bytes:
         return b"\n".join(json.dumps(action).encode() for action in actions)
 
@@ -98,17 +98,17 @@ def test_rows_of_a_delta_table_are_those_that_its_log_adds_and_does_not_remove(s
             "t/delta/data/0/c": parquet([6]),
         }  # fmt: skip
 
-    assert dict(CheckerOnDeltaLog(setting)._delta().counts) == {4: 1, 5: 1}
+    assert dict(CheckerOnDeltaLog(setting)._delta_rows().counts) == {4: 1, 5: 1}
 
 
-def test_loss_is_attributed_to_the_first_fault_after_which_the_dataset_had_passed_the_record(setting: Setting) -> None:
+def test_loss_is_attributed_to_the_first_fault_after_which_the_dataset_was_past_the_record(setting: Setting) -> None:
     trial = Trial("streamsem", "", 0, [Injection("a", "", reached={0: 1}), Injection("b", "", reached={0: 9})])
     trial.drained = True
     seen = VisibleRows()
     seen.counts.update([0, 1, 1, 3, 77])
     known = Expected({n: [(0, n)] for n in range(4)}, aborted=0, unknown=0, findings=[])
     fixture: Any = SimpleNamespace(subject=SimpleNamespace(commits=lambda: 1), setting=setting, hung=0)
-    judge(trial, seen, known, fixture)
+    compare(trial, seen, known, fixture)
     assert (trial.duplicates, trial.losses, trial.foreign, trial.is_clean) == (1, 1, 1, False)
     assert [i.losses for i in trial.injections] == [0, 1]
 
@@ -117,5 +117,5 @@ def test_loss_is_attributed_to_the_first_fault_after_which_the_dataset_had_passe
 def test_every_kind_of_fault_is_drawn_once_before_any_is_repeated(name: str) -> None:
     names = kinds(subject_class(name).needs)
     assert set(names) <= set(FAULTS)
-    assert sorted(drawn(names, len(names), random.Random(1))) == sorted(names)
-    assert drawn(names, 30, random.Random(1)) == drawn(names, 30, random.Random(1))
+    assert sorted(draw(names, len(names), random.Random(1))) == sorted(names)
+    assert draw(names, 30, random.Random(1)) == draw(names, 30, random.Random(1))

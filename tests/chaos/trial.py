@@ -1,4 +1,4 @@
-"""One trial of a subject: inject faults, let it recover, read the visible rows, and compare the end with the expected rows."""
+"""Runs one trial of a subject: injects faults, drains the topic, and compares the visible rows with the expected rows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.chaos.expected import Expected, expected_rows
-from tests.chaos.faults import FAULTS, NotInjectedError, drawn, kinds
-from tests.chaos.setup import PipelineFixture, Tended
+from tests.chaos.faults import FAULTS, NotInjectedError, draw, kinds
+from tests.chaos.setup import PipelineFixture, SupervisedTrial
 from tests.chaos.subjects import subject_class
 from tests.chaos.subjects.contract import VisibleRows
 
-W = TypeVar("W", bound=Tended)
+W = TypeVar("W", bound=SupervisedTrial)
 T = TypeVar("T", bound="Trial")
 
 
@@ -26,15 +26,15 @@ class Injection:
     """
     One fault and its effects until the next one.
 
-    :param moment: the state of the subject at the time of the fault
-    :param attempts: tries of runners that started between this fault and the next reading
-    :param duplicates: additional duplicates in the reading after the fault
-    :param losses: records that are missing at the end, and that the dataset had passed in the reading after the fault and not before
+    :param state: the state of the subject at the time of the fault
+    :param attempts: tries of runners that started between this fault and the check after it
+    :param duplicates: additional duplicates in the check after the fault
+    :param losses: records that are missing at the end, and that the dataset was past in the check after the fault and not before
     """
 
     kind: str
-    moment: str
-    done: str = ""
+    state: str
+    action: str = ""
     injected: bool = False
     attempts: int = 0
     duplicates: int = 0
@@ -42,13 +42,13 @@ class Injection:
     reached: dict[int, int] = field(default_factory=dict)
 
     @property
-    def in_words(self) -> str:
-        return f"{self.kind} at {self.moment}: {self.done}; duplicates {self.duplicates}"
+    def summary(self) -> str:
+        return f"{self.kind} at {self.state}: {self.action}; duplicates {self.duplicates}"
 
 
 @dataclass
 class Trial:
-    """The outcome. `losses` and `duplicates` are those at the end. `foreign` rows are visible and not expected."""
+    """The result of a trial. `losses` and `duplicates` are those at the end. `foreign` rows are visible and not expected."""
 
     subject: str
     title: str
@@ -59,7 +59,7 @@ class Trial:
     unknown: int = 0
     commits: int = 0
     tries: int = 0
-    done: int = 0
+    completed: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     hung: int = 0
     drained: bool = False
@@ -76,32 +76,32 @@ class Trial:
         return self.drained and not wrong
 
 
-def run(name: str, faults: int, seed: int, say: Callable[[str], None], *, only: Sequence[str] = ()) -> Trial:
+def run(name: str, faults: int, seed: int, emit: Callable[[str], None], *, only: Sequence[str] = ()) -> Trial:
     """
-    Run one trial in a new directory, which is kept if the outcome is not clean.
+    Run one trial in a new directory, which is kept if the trial is not clean.
 
     :param only: kinds of faults; empty for all that are possible for the subject
     """
     home = Path(tempfile.mkdtemp(prefix=f"chaos-{name}-"))
     cls = subject_class(name)
     trial = Trial(name, cls.title, seed)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     fixture = PipelineFixture(name, home, seed)
     with fixture.running():
         if not fixture.until(lambda: fixture.subject.commits() > 0, 240):
             raise RuntimeError(f"{name} committed nothing in four minutes without any fault; see {home}")
-        for kind in drawn(list(only) or kinds(cls.needs), faults, chance):
-            trial.injections.append(inject(fixture, kind, FAULTS[kind], chance))
-            say(f"{name} {len(trial.injections)}/{faults} {trial.injections[-1].in_words}")
+        for kind in draw(list(only) or kinds(cls.needs), faults, rng):
+            trial.injections.append(inject(fixture, kind, FAULTS[kind], rng))
+            emit(f"{name} {len(trial.injections)}/{faults} {trial.injections[-1].summary}")
         fixture.until(lambda: False, 3)
         fixture.end_production()
         trial.drained = fixture.drain_rest()
-        judge(trial, fixture.subject.visible(), expected_rows(fixture.setting), fixture)
-    return kept(trial, home)
+        compare(trial, fixture.subject.visible(), expected_rows(fixture.setting), fixture)
+    return keep_evidence(trial, home)
 
 
-def kept(trial: T, home: Path) -> T:
-    """Delete the directory of a clean trial, and keep that of any other."""
+def keep_evidence(trial: T, home: Path) -> T:
+    """Delete the directory of a clean trial. Record the directory of any other as evidence."""
     if trial.is_clean:
         shutil.rmtree(home, ignore_errors=True)
     else:
@@ -109,52 +109,52 @@ def kept(trial: T, home: Path) -> T:
     return trial
 
 
-def inject(fixture: W, kind: str, fault: Callable[[W, random.Random], str], chance: random.Random) -> Injection:
-    """Inject a fault while the subject works. Read again after the next commit."""
-    fixture.pass_time(chance.uniform(0, 3))
-    doubled = excess(fixture.subject.visible())
+def inject(fixture: W, kind: str, fault: Callable[[W, random.Random], str], rng: random.Random) -> Injection:
+    """Inject a fault while the subject is processing a batch, and check the visible rows after the next commit."""
+    fixture.pass_time(rng.uniform(0, 3))
+    duplicates_before = count_duplicates(fixture.subject.visible())
     fixture.until(fixture.is_busy, 60)
-    if chance.random() < 0.5:
-        fixture.until(fixture.subject.exposed(), 20, every_s=0.01)
-    injection = Injection(kind, fixture.subject.moment())
-    began = started(fixture)
+    if rng.random() < 0.5:
+        fixture.until(fixture.subject.fault_condition(), 20, every_s=0.01)
+    injection = Injection(kind, fixture.subject.state())
+    started_before = count_started(fixture)
     try:
-        injection.done = fault(fixture, chance)
+        injection.action = fault(fixture, rng)
         injection.injected = True
     except NotInjectedError as error:
-        injection.done = f"not injected: {error}"
+        injection.action = f"not injected: {error}"
     commits = fixture.subject.commits()
     fixture.until(lambda: fixture.subject.commits() > commits, 90)
     seen = fixture.subject.visible()
-    injection.attempts = started(fixture) - began
-    injection.duplicates = excess(seen) - doubled
+    injection.attempts = count_started(fixture) - started_before
+    injection.duplicates = count_duplicates(seen) - duplicates_before
     injection.reached = seen.reached
     return injection
 
 
-def started(fixture: Tended) -> int:
+def count_started(fixture: SupervisedTrial) -> int:
     return sum(event["event"] == "started" for event in fixture.setting.read_events())
 
 
-def excess(seen: VisibleRows) -> int:
+def count_duplicates(seen: VisibleRows) -> int:
     return sum(count - 1 for count in seen.counts.values())
 
 
-def judge(trial: Trial, seen: VisibleRows, known: Expected, fixture: Tended) -> None:
-    """Compare with the expected rows. A loss is attributed to the first fault after which the dataset had passed the record."""
-    lost = [n for n in known.locations if n not in seen.counts]
-    trial.records, trial.aborted, trial.unknown = len(known.locations), known.aborted, known.unknown
-    trial.findings = known.findings + seen.findings
-    trial.duplicates, trial.losses = excess(seen), len(lost)
-    trial.foreign = sum(n not in known.locations for n in seen.counts)
+def compare(trial: Trial, seen: VisibleRows, expected: Expected, fixture: SupervisedTrial) -> None:
+    """Compare with the expected rows. A loss is attributed to the first fault after which the dataset was past the record."""
+    lost = [n for n in expected.locations if n not in seen.counts]
+    trial.records, trial.aborted, trial.unknown = len(expected.locations), expected.aborted, expected.unknown
+    trial.findings = expected.findings + seen.findings
+    trial.duplicates, trial.losses = count_duplicates(seen), len(lost)
+    trial.foreign = sum(n not in expected.locations for n in seen.counts)
     trial.unreadable = len(seen.unreadable)
     for number in lost:
-        ((partition, offset), *_) = known.locations[number]
+        ((partition, offset), *_) = expected.locations[number]
         for injection in trial.injections:
             if injection.reached.get(partition, -1) > offset:
                 injection.losses += 1
                 break
     events = fixture.setting.read_events()
-    trial.commits, trial.hung, trial.tries = fixture.subject.commits(), fixture.hung, started(fixture)
-    trial.done = sum(e["event"] == "done" for e in events)
+    trial.commits, trial.hung, trial.tries = fixture.subject.commits(), fixture.hung, count_started(fixture)
+    trial.completed = sum(e["event"] == "done" for e in events)
     trial.failed = Counter(str(e["error"]) for e in events if e["event"] == "failed")

@@ -1,4 +1,4 @@
-"""The DAG under test. It waits deferred, as for offsets, then drains the topic, and repeats."""
+"""The DAG under test. Each run defers for two seconds and then drains the topic."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk import BaseOperator, dag, task
 
 from airflow_provider_streamsem import Limits
-from tests.airflow_chaos.pace import in_a_batch
+from tests.airflow_chaos.pace import hold_batch
 from tests.chaos.setting import Setting
 from tests.chaos.subjects.streamsem import Streamsem
 from tests.integration.parts.spark import session_conf
 
 SETTING = Setting.read(os.environ["STREAMSEM_CHAOS_SETTING"])
-# A slow machine must keep up with the producer. Otherwise each run is longer than the one before it.
+# A slow machine must keep up with the producer. Otherwise each run takes longer than the run before it.
 LIMITS = Limits(max_rows=2_000)
 PYTHON = {"spark.pyspark.python": sys.executable, "spark.driver.memory": "512m"}
 
@@ -47,7 +47,7 @@ def numbers_to_s3() -> None:
         spark_conf={**session_conf(), **PYTHON},
     )
     def drain(numbers: Any) -> Any:
-        in_a_batch(SETTING)
+        hold_batch(SETTING)
         return numbers
 
     Wait(task_id="wait") >> drain()

@@ -1,4 +1,4 @@
-"""The subjects under test, by name: this package's pipeline, and the obvious alternatives to it."""
+"""The subjects under test, by name: pipelines of this package, and common alternatives."""
 
 from __future__ import annotations
 

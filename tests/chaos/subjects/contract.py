@@ -1,4 +1,4 @@
-"""The interface of a subject: a way to drain a topic, and a reader of its result that shares no code with it."""
+"""The interface of a subject: how it drains a topic, and a checker of the result that shares no code with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class VisibleRows:
 
     :param counts: number → how often it is visible
     :param reached: partition → the highest visible offset
-    :param unreadable: files that a reader finds and that are no complete Parquet files
+    :param unreadable: files that a reader finds and that are not complete Parquet files
     :param findings: conditions that must not exist at the end
     """
 
@@ -56,7 +56,7 @@ def rows_of(file: Any) -> Rows:
     return Rows([int(value) for value in table["value"].to_pylist()], reached)
 
 
-def in_delta(entries: Iterable[str]) -> list[str]:
+def delta_files(entries: Iterable[str]) -> list[str]:
     """Replay the entries of a Delta table's log, and return the paths that they add and do not remove."""
     paths: dict[str, None] = {}
     for entry in entries:
@@ -87,12 +87,12 @@ class Subject:
     def prepare(self) -> None:
         """Create what the subject needs before its first run."""
 
-    def exposed(self) -> Callable[[], bool]:
-        """Return a function that says whether a crash would do most harm now. It is called again for each fault, and half of the faults wait for it."""
-        return Uncommitted(self)
+    def fault_condition(self) -> Callable[[], bool]:
+        """Return a function that returns whether a crash would do most harm now. Half of the faults wait until it returns true."""
+        return HasUncommittedFiles(self)
 
     def drain(self, run_key: str) -> bool:
-        """Read the new records in a runner's process and write them. Return ``True`` if there were none."""
+        """Read and write the new records, in a runner's process. Return ``True`` if there were none."""
         raise NotImplementedError
 
     def commits(self) -> int:
@@ -103,13 +103,13 @@ class Subject:
         """Return the number of data files, committed or not."""
         return sum(1 for _ in self._files())
 
-    def moment(self) -> str:
-        """Describe the state of the subject, as far as it is visible from outside."""
+    def state(self) -> str:
+        """Describe the state of the subject's log and data."""
         return f"{self.commits()} committed, {self.files_written()} files"
 
     def visible(self) -> VisibleRows:
-        """Return the rows that a reader finds: here those of every file that is not hidden, as readers other than Spark ignore hidden files."""
-        return self.seen_in(sorted(self._files()))
+        """Return the rows that a reader finds. By default, these are the rows of all files that are not hidden."""
+        return self.rows_in(sorted(self._files()))
 
     def _files(self) -> Iterator[Path]:
         for location, below, names in os.walk(self.out):  # os.walk skips a directory that is deleted concurrently
@@ -118,7 +118,7 @@ class Subject:
                 if name.endswith(".parquet") and not name.startswith(("_", ".")):
                     yield Path(location, name)
 
-    def seen_in(self, files: Any) -> VisibleRows:
+    def rows_in(self, files: Any) -> VisibleRows:
         seen = VisibleRows()
         for path in map(Path, files):
             try:
@@ -132,8 +132,8 @@ class Subject:
         return seen
 
 
-class Uncommitted:
-    """Says whether files were written since the last commit, so that a crash would lose their work."""
+class HasUncommittedFiles:
+    """Returns whether files were written since the last commit. A crash would lose them."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject

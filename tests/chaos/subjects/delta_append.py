@@ -1,11 +1,11 @@
-"""The same plain task on a Delta table, without `txnAppId` and `txnVersion`. The reader replays the JSON entries of the table's log."""
+"""The plain task of `offsets_task`, with a Delta table. It appends without `txnAppId` and `txnVersion`. The checker replays the table's log."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tests.chaos.setting import Setting
-from tests.chaos.subjects.contract import VisibleRows, in_delta
+from tests.chaos.subjects.contract import VisibleRows, delta_files
 from tests.chaos.subjects.offsets_task import OffsetsTask
 
 
@@ -30,4 +30,4 @@ class DeltaAppend(OffsetsTask):
 
     def visible(self) -> VisibleRows:
         log = sorted(p for p in (self.out / "_delta_log").glob("*.json") if p.stem.isdigit())
-        return self.seen_in(self.out / path for path in in_delta(entry.read_text() for entry in log))
+        return self.rows_in(self.out / path for path in delta_files(entry.read_text() for entry in log))

@@ -1,4 +1,4 @@
-"""Structured Streaming's Parquet sink. Its directory is read by a reader that ignores `_spark_metadata`."""
+"""Structured Streaming's Parquet sink. The checker reads its directory and ignores `_spark_metadata`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ class FileSink(Subject):
     title = "Structured Streaming, Parquet file sink, read by pyarrow"
 
     def drain(self, run_key: str) -> bool:
-        from tests.chaos.subjects.session import drained, stream
+        from tests.chaos.subjects.session import drain_query, stream
 
         writer = stream(self.setting).writeStream.format("parquet").option("path", str(self.out))
-        return drained(writer, str(self.setting.root / "checkpoint"))
+        return drain_query(writer, str(self.setting.root / "checkpoint"))
 
     def commits(self) -> int:
         return sum(p.name.isdigit() for p in (self.setting.root / "checkpoint" / "commits").glob("*"))

@@ -11,7 +11,7 @@ class ForeachBatch(Subject):
     title = "Structured Streaming, `foreachBatch` appends Parquet"
 
     def drain(self, run_key: str) -> bool:
-        from tests.chaos.subjects.session import drained, stream
+        from tests.chaos.subjects.session import drain_query, stream
 
         out = str(self.out)
 
@@ -19,7 +19,7 @@ class ForeachBatch(Subject):
             batch.write.mode("append").parquet(out)
 
         writer = stream(self.setting).writeStream.foreachBatch(append)
-        return drained(writer, str(self.setting.root / "checkpoint"))
+        return drain_query(writer, str(self.setting.root / "checkpoint"))
 
     def commits(self) -> int:
         return sum(p.name.isdigit() for p in (self.setting.root / "checkpoint" / "commits").glob("*"))

@@ -1,7 +1,7 @@
 """
-KafkaSource → Parquet and a Delta table on S3, a Postgres table and a Kafka topic. One outcome commits them, and they are published one after the other.
+KafkaSource → Parquet and a Delta table on S3, a Postgres table and a Kafka topic. One outcome commits a version for all sinks. Each sink is then published.
 
-Each sink is read by its own means: the bytes of the logs, SQL, a plain consumer. A number counts as visible when all sinks show it.
+The checker reads each sink with its own tools: the bytes of the logs, SQL, a plain consumer. A number is visible if all sinks contain it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.chaos.expected import read_topic
 from tests.chaos.producer import PARTITIONS
 from tests.chaos.setting import BUCKET, Setting
-from tests.chaos.subjects.contract import Rows, VisibleRows, in_delta
+from tests.chaos.subjects.contract import Rows, VisibleRows, delta_files
 from tests.chaos.subjects.streamsem import Streamsem
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TABLE = "numbers"
 
 
-def shaped(frame: DataFrame) -> Mapping[str, DataFrame]:
+def rows_for_sinks(frame: DataFrame) -> Mapping[str, DataFrame]:
     """Return Kafka's columns for the files, numbers for the database, and a key for the topic."""
     rows = frame.select("value", "partition", "offset")
     numbers = frame.selectExpr("CAST(CAST(value AS STRING) AS BIGINT) AS id", "partition", "offset")
@@ -58,7 +58,7 @@ class StreamsemIntoSinks(Streamsem):
                 f"{location}/for-topic", topic=self._topic, bootstrap_servers=self.setting.bootstrap, transaction_timeout_s=20
             ),
         }  # fmt: skip
-        return plain.replace(sinks=sinks, transform=shaped)
+        return plain.replace(sinks=sinks, transform=rows_for_sinks)
 
     # The checker. It uses no code of the package.
 
@@ -68,10 +68,10 @@ class StreamsemIntoSinks(Streamsem):
         admin = AdminClient({"bootstrap.servers": self.setting.bootstrap})
         admin.create_topics([NewTopic(self._topic, PARTITIONS)])[self._topic].result(30)
 
-    def exposed(self) -> Callable[[], bool]:
-        """Alternate between the time before a commit and the time in which only some sinks have the version."""
+    def fault_condition(self) -> Callable[[], bool]:
+        """Alternate between uncommitted files and a committed version that is not published to every sink."""
         self._waits_for_pending_publishes = not self._waits_for_pending_publishes
-        return self._has_pending_publishes if self._waits_for_pending_publishes else super().exposed()
+        return self._has_pending_publishes if self._waits_for_pending_publishes else super().fault_condition()
 
     def _has_pending_publishes(self) -> bool:
         try:
@@ -80,44 +80,44 @@ class StreamsemIntoSinks(Streamsem):
         except (BotoCoreError, ClientError):
             return False
 
-    def moment(self) -> str:
-        return super().moment() + (", not yet everywhere" if self._has_pending_publishes() else "")
+    def state(self) -> str:
+        return super().state() + (", not yet published to every sink" if self._has_pending_publishes() else "")
 
     def visible(self) -> VisibleRows:
-        rows = {"out": super().visible(), "delta": self._delta(), "database": self._database()}
-        return self.together({**rows, "topic": self._consumed()})
+        rows = {"out": super().visible(), "delta": self._delta_rows(), "database": self._database_rows()}
+        return self.merged({**rows, "topic": self._topic_rows()})
 
-    def together(self, each: Mapping[str, VisibleRows]) -> VisibleRows:
-        """Merge the sinks: a number that all show counts as often as in the sink with most copies. A number that only some show is a finding."""
+    def merged(self, each: Mapping[str, VisibleRows]) -> VisibleRows:
+        """Merge the rows of the sinks. A number in all sinks counts as often as in the sink with most copies. A number in only some sinks is a finding."""
         seen = VisibleRows(unreadable=[name for one in each.values() for name in one.unreadable])
         for number in set().union(*(one.counts for one in each.values())):
             times = {name: one.counts[number] for name, one in each.items()}
             if all(times.values()):
                 seen.counts[number] = max(times.values())
             else:
-                seen.findings.append(f"number {number} is not everywhere: {times}")
+                seen.findings.append(f"number {number} is not in every sink: {times}")
         for partition in each["database"].reached:
             seen.reached[partition] = min(
                 each[name].reached.get(partition, -1) for name in ("out", "delta", "database")
             )
         return seen
 
-    def _delta(self) -> VisibleRows:
+    def _delta_rows(self) -> VisibleRows:
         """Replay the table's log, entry by entry."""
         entry = re.compile(r"/\d{20}\.json$")
         log = sorted(key for key in self._keys("delta/_delta_log/") if entry.search(key))
         seen = VisibleRows()
-        for path in in_delta(self._bytes(key).decode() for key in log):
+        for path in delta_files(self._bytes(key).decode() for key in log):
             self._add(seen, f"{self._prefix}delta/{path}")
         return seen
 
-    def _database(self) -> VisibleRows:
+    def _database_rows(self) -> VisibleRows:
         seen = VisibleRows()
         with psycopg.connect(self.setting.postgres) as connection:
             for number, partition, offset in connection.execute(f'SELECT id, "partition", "offset" FROM {TABLE}'):
                 seen.add(Rows([number], {partition: offset}))
         return seen
 
-    def _consumed(self) -> VisibleRows:
+    def _topic_rows(self) -> VisibleRows:
         found = read_topic(self.setting.bootstrap, self._topic)
         return VisibleRows(counts=Counter({number: len(locations) for number, locations in found.items()}))

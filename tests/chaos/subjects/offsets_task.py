@@ -1,8 +1,7 @@
 """
 A plain task: read the offsets file, read up to a bounded end, append, replace the offsets file.
 
-It is written as a careful engineer would. The end is fixed before the read and is the last stable offset. The offsets are replaced atomically, and only after
-the write.
+The task is written with care. It fixes the end, the last stable offset, before it reads. It replaces the offsets file atomically, after the write.
 """
 
 from __future__ import annotations
@@ -76,9 +75,9 @@ class OffsetsTask(Subject):
             return {"offsets": {str(p): 0 for p in range(PARTITIONS)}, "batches": 0}
 
     def _replace(self, state: Any) -> None:
-        part = self.setting.root / f"offsets.{uuid.uuid4().hex}"
-        part.write_text(json.dumps(state))
-        os.replace(part, self.setting.root / "offsets.json")
+        temporary = self.setting.root / f"offsets.{uuid.uuid4().hex}"
+        temporary.write_text(json.dumps(state))
+        os.replace(temporary, self.setting.root / "offsets.json")
 
     def commits(self) -> int:
         return int(self._state()["batches"])

@@ -1,4 +1,4 @@
-"""A plain Spark session and a plain Kafka stream for the alternatives."""
+"""The Spark session and the Kafka stream of the alternatives."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def session(setting: Setting, conf: Mapping[str, str] | None = None) -> SparkSes
     builder = builder.appName("chaos").master(setting.master).config("spark.ui.showConsoleProgress", "false")
     for key, value in {**session_conf(), **(conf or {})}.items():
         builder = builder.config(key, value)
-    made: SparkSession = builder.getOrCreate()
-    return made
+    spark: SparkSession = builder.getOrCreate()
+    return spark
 
 
 def stream(setting: Setting) -> Any:
@@ -38,8 +38,8 @@ def stream(setting: Setting) -> Any:
     )
 
 
-def drained(writer: Any, checkpoint: str) -> bool:
-    """Run a query up to the end that the topic had at its start. Return whether there was no input."""
+def drain_query(writer: Any, checkpoint: str) -> bool:
+    """Run a query up to the end of the topic at its start. Return whether there was no input."""
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     return not any(progress["numInputRows"] for progress in query.recentProgress)

@@ -1,4 +1,4 @@
-"""KafkaSource → FilesSink on S3, with its log on the same server. The checker reads the bytes of the log with only boto3 and pyarrow."""
+"""KafkaSource → FilesSink on S3, with the log on the same server. The checker uses only boto3 and pyarrow."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ class Streamsem(Subject):
         """Return the keys of the data files that all attempts at a version wrote."""
         return self._keys(f"out/data/{version}/")
 
-    def moment(self) -> str:
+    def state(self) -> str:
         newest, is_committed = self.newest()
         if newest < 0:
             return "before the first plan"
         if is_committed:
-            return f"version {newest} decided"
+            return f"version {newest} committed"
         staged = "staged" if self._keys(f"log/attempts/{newest}/") else "planned"
         return f"version {newest} {staged}, {len(self.files_of(newest))} data files"
 
@@ -128,7 +128,7 @@ class Streamsem(Subject):
 
     def _add(self, seen: VisibleRows, key: str) -> None:
         if key not in self._rows:
-            self._rows[key] = rows_of(io.BytesIO(self._bytes(key)))  # a missing file that an outcome names is an error
+            self._rows[key] = rows_of(io.BytesIO(self._bytes(key)))  # raises if a file that an outcome names is missing
         seen.add(self._rows[key])
 
 
@@ -137,11 +137,11 @@ class StreamsemOnACluster(Streamsem):
     needs = frozenset({"s3", "cluster"})
 
     def _conf(self) -> dict[str, str]:
-        of_aws = {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
+        aws = {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
         secret = {
-            "spark.hadoop.fs.s3a.access.key": of_aws.pop("AWS_ACCESS_KEY_ID"),
-            "spark.hadoop.fs.s3a.secret.key": of_aws.pop("AWS_SECRET_ACCESS_KEY"),
+            "spark.hadoop.fs.s3a.access.key": aws.pop("AWS_ACCESS_KEY_ID"),
+            "spark.hadoop.fs.s3a.secret.key": aws.pop("AWS_SECRET_ACCESS_KEY"),
         }
-        shown = {f"spark.executorEnv.{key}": value for key, value in of_aws.items()}
+        executor_env = {f"spark.executorEnv.{key}": value for key, value in aws.items()}
         # One core for each driver, so that each of two concurrent runners gets an executor.
-        return {**super()._conf(), **secret, **shown, "spark.executor.memory": "512m", "spark.cores.max": "1"}
+        return {**super()._conf(), **secret, **executor_env, "spark.executor.memory": "512m", "spark.cores.max": "1"}
