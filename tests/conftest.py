@@ -1,4 +1,4 @@
-"""Surroundings of every test: Airflow's home in a scratch folder, before anything can import Airflow; one Spark session."""
+"""Settings of all tests: a temporary home for Airflow, set before any import of Airflow, and one shared Spark session."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from tests.spark_location import Location
 
 assert "airflow" not in sys.modules, (
-    "Airflow reads its settings once, at its first import: it must come after this file"
+    "Airflow reads its settings at its first import, so this file must be imported before Airflow"
 )
-_MEMORY_DISK = Path("/dev/shm")
-if _MEMORY_DISK.is_dir() and shutil.disk_usage(_MEMORY_DISK).free > 8 << 30:
-    # Processes are killed, but the machine is not: durable writes may go to memory, where fsync takes no time.
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY_DISK))
+_RAM_DISK = Path("/dev/shm")
+if _RAM_DISK.is_dir() and shutil.disk_usage(_RAM_DISK).free > 8 << 30:
+    # The tests kill processes but not the machine, so durable writes may go to memory, where fsync takes no time.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_RAM_DISK))
 _HOME = tempfile.mkdtemp(prefix="streamsem-tests-")
 for _name in [name for name in os.environ if name.startswith(("AIRFLOW__", "AIRFLOW_", "AWS_"))]:
     del os.environ[_name]
@@ -42,7 +42,7 @@ os.environ.update(
 )
 
 
-# The same examples in every run: a test that fails does so for everyone. `make prove` looks for new ones.
+# By default, every run uses the same examples, so that failures are reproducible. `make prove` generates new examples.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("new", deadline=None, max_examples=1_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
@@ -54,13 +54,13 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def spark(streamsem_spark: SparkSession) -> SparkSession:
-    """The session that every Spark test shares; engines find it as the active one."""
+    """Return the session that all Spark tests share. Engines use it as the active session."""
     return streamsem_spark
 
 
 @pytest.fixture
 def location(tmp_path: Path, spark: SparkSession) -> Location:
-    """The directories of a pipeline that runs on the shared session."""
+    """Create the directories of a pipeline that runs on the shared session."""
     from tests.spark_location import Location
 
     return Location(tmp_path)

@@ -1,4 +1,4 @@
-"""A world with a database outside the log: a table with a marker beside its rows, in SQLite, so that a copy of the world's directory is a copy of all of it."""
+"""A pipeline fixture with sinks outside the log: tables in SQLite that store markers with their rows. The database is in the fixture's directory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from airflow_provider_streamsem.protocol.entries import Json, Receipt
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.pipeline_fixture import PipelineFixture
 
-# As another package would by an entry point.
+# Registers the sink, as another package does with an entry point.
 registry._BUILT_IN["sinks"]["table"] = "tests.external_systems:TableSink"
 
 
 @dataclass(frozen=True)
 class TableSink(StagedSink):
     """
-    Rows ``(id, root)`` and one marker for each pipeline and sink, in one transaction.
+    A sink that writes rows ``(id, root)`` and one marker for each pipeline and sink, in one transaction.
 
-    :cvar step: called before and after each transaction, so that a test can stop there
+    :cvar step: called before and after each transaction, so that a test can stop the sink there
     """
 
     delivery: ClassVar[str] = "exactly_once"
@@ -41,7 +41,7 @@ class TableSink(StagedSink):
     @classmethod
     @contextmanager
     def step_by_step(cls, step: Callable[[str], object]) -> Iterator[None]:
-        """Call ``step`` around each transaction while the block runs; what it raises is the transaction's failure."""
+        """Call ``step`` before and after each transaction within the block. An exception of ``step`` fails the transaction."""
         before, cls.step = cls.step, staticmethod(step)  # type: ignore[assignment]
         try:
             yield
@@ -51,7 +51,7 @@ class TableSink(StagedSink):
     @classmethod
     @contextmanager
     def dying(cls, at: str) -> Iterator[None]:
-        """The process of the block dies at a step."""
+        """Simulate that the process dies at a step within the block."""
 
         def die(name: str) -> None:
             if name == at:
@@ -59,7 +59,7 @@ class TableSink(StagedSink):
 
         with cls.step_by_step(die), suppress(Crash):
             yield
-            raise AssertionError("it did not die")
+            raise AssertionError("the process did not die")
 
     @property
     def location(self) -> str:
@@ -78,7 +78,7 @@ class TableSink(StagedSink):
         with closing(self._connected()) as db:
             return _marker(db, f"{pipeline_uuid}/{sink}")
 
-    def _transact(self, batch: Batch, word: str) -> Receipt | None:
+    def _transact(self, batch: Batch, state: str) -> Receipt | None:
         if batch.is_nothing:
             return Receipt(result="applied", rows=0)
         type(self).step(f"before publish {batch.sink}")
@@ -86,17 +86,17 @@ class TableSink(StagedSink):
             db.execute("BEGIN IMMEDIATE")
             app = f"{batch.pipeline_uuid}/{batch.sink}"
             found = _marker(db, app)
-            is_over = found is not None and (found.version > batch.version or batch.is_settled(found))
-            if not is_over and word == "applied":
+            is_settled = found is not None and (found.version > batch.version or batch.is_settled(found))
+            if not is_settled and state == "applied":
                 batch.check_marker(found, "the table has no marker", table=self.database)
-            if not is_over:
-                db.execute("INSERT OR REPLACE INTO markers VALUES (?, ?, ?, ?)", (app, batch.version, word, batch.outcome))  # fmt: skip
-            if not is_over and word == "applied":
+            if not is_settled:
+                db.execute("INSERT OR REPLACE INTO markers VALUES (?, ?, ?, ?)", (app, batch.version, state, batch.outcome))  # fmt: skip
+            if not is_settled and state == "applied":
                 db.execute("DELETE FROM rows WHERE sink = ? AND root = ?", (batch.sink, batch.root))
-                for part in record_batches(self.path, batch):
+                for records in record_batches(self.path, batch):
                     db.executemany(
                         "INSERT INTO rows VALUES (?, ?, ?)",
-                        [(batch.sink, n, batch.root) for n in part["id"].to_pylist()],
+                        [(batch.sink, n, batch.root) for n in records["id"].to_pylist()],
                     )
             found = _marker(db, app)
         assert found is not None
@@ -110,7 +110,7 @@ class TableSink(StagedSink):
         try:
             db = sqlite3.connect(self.database, isolation_level=None)
         except sqlite3.Error as error:
-            raise UnavailableError("the database gave no answer") from error
+            raise UnavailableError("the database did not answer") from error
         db.executescript(
             "PRAGMA synchronous = OFF; CREATE TABLE IF NOT EXISTS markers (id TEXT PRIMARY KEY, version INT, state TEXT, outcome TEXT);"
             "CREATE TABLE IF NOT EXISTS rows (sink TEXT, id INT, root INT)"
@@ -125,7 +125,7 @@ def _marker(db: sqlite3.Connection, app: str) -> SinkMarker | None:
 
 @dataclass
 class PublishingFixture(PipelineFixture):
-    """A world whose batches go into files, and into two tables outside the log."""
+    """A pipeline fixture that writes each batch to files and to two tables outside the log."""
 
     @property
     def database(self) -> str:
@@ -140,7 +140,7 @@ class PublishingFixture(PipelineFixture):
         return super().pipeline(**{"sinks": sinks, **changes})
 
     def rows(self, sink: str) -> Counter[int]:
-        """The ids in a table, each as often as it is there."""
+        """Return how often each id is in the table of a sink."""
         if not Path(self.database).exists():
             return Counter()
         with closing(sqlite3.connect(self.database)) as db:

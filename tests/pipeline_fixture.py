@@ -1,4 +1,4 @@
-"""A small world for tests: a location with JSON files, a log, a dataset, and an independent reading of what is visible."""
+"""A small pipeline for tests: input files, a log and a dataset, with a reader of the visible rows that is independent of the package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ _NAMES = count()
 @dataclass
 class PipelineFixture:
     """
-    ``root/in`` holds files ``00000.json`` … with rows ``{"id": n}``, ids never repeated; the log is in memory, the dataset in ``root/out``.
+    A pipeline that reads JSON files from ``root/in`` and writes to ``root/out``. Its log is in memory.
+
+    The files ``00000.json`` … have rows ``{"id": n}`` with unique ids.
+
+    :attr made: the number of files that arrived
+    :attr returned: the results of all runs
+    :attr ran: the pipeline of the last run, if the run was given one
     """
 
     root: Path
@@ -42,7 +48,7 @@ class PipelineFixture:
         (self.root / "in").mkdir(parents=True, exist_ok=True)
 
     def arrive(self, files: int, *, bad_lines: int = 0) -> None:
-        """Put more files into the source, one millisecond apart."""
+        """Add files to the source, with modification times one millisecond apart."""
         import os
 
         for _ in range(files):
@@ -56,11 +62,11 @@ class PipelineFixture:
 
     @property
     def expected(self) -> Counter[int]:
-        """Every id that arrived, once."""
+        """The ids of all files that arrived, each once."""
         return Counter(range(self.made * self.rows_per_file))
 
     def pipeline(self, **changes: Any) -> Pipeline:
-        """The pipeline of this world."""
+        """Return the pipeline."""
         spec = Pipeline(
             name="world",
             log=self.store.url,
@@ -71,7 +77,7 @@ class PipelineFixture:
         return spec.replace(**changes) if changes else spec
 
     def log(self, store: Store | None = None) -> CommitLog:
-        """A log as a process of its own would open it."""
+        """Open the log as a new process does."""
         return CommitLog(store or self.store, ManualClock(name=f"p{next(self.clocks)}"), RetryPolicy(tries=6))
 
     def run(
@@ -84,7 +90,7 @@ class PipelineFixture:
         pipeline: Pipeline | None = None,
         reprocessed: int | None = None,
     ) -> RunResult:
-        """Run as a process of its own would, or reprocess the version ``reprocessed``. What it returns is kept in ``returned``."""
+        """Run a batch as a new process does, or reprocess the version ``reprocessed``. Append the result to ``returned``."""
         spec, log, engine = pipeline or self.pipeline(), self.log(store), engine or RowsEngine()
         self.ran = pipeline
         if reprocessed is not None:
@@ -95,16 +101,16 @@ class PipelineFixture:
         return result
 
     def planner(self, pipeline: Pipeline | None = None) -> Any:
-        """The source's planner on the log, as a process of its own would bind it before the first version."""
+        """Open the source's planner on the log, as a new process does before the first version."""
         source = (pipeline or self.pipeline()).source
         return source.open(self.log().of_source(source.immutable_config()), None)
 
     def opened(self) -> CommittedLog:
-        """The log to read."""
+        """Open the log for reading."""
         return open_log(self.log())
 
     def dies(self, *arguments: Any, at: str = "read", batch: int = 1, **named: Any) -> None:
-        """Run as a process of its own would that dies in the midst of staging, in the first batch or a later one."""
+        """Run a batch in a process that dies at a step of staging, in the first batch or a later one."""
 
         def die(step: str) -> None:
             if step == at and engine.staged == batch:
@@ -113,21 +119,21 @@ class PipelineFixture:
         engine = RowsEngine(die)
         with suppress(Crash):
             self.run(*arguments, engine=engine, **named)
-            raise AssertionError("it did not die")
+            raise AssertionError("the process did not die")
 
     def visible(self) -> Counter[int]:
-        """The visible ids, read by ``json`` from the files that the log names."""
+        """Return the visible ids, read with ``json`` from the files that the log names."""
         ids: Counter[int] = Counter()
         for file in self.opened().files():
             ids.update(json.loads(line)["id"] for line in Path(file.path).read_text().splitlines())
         return ids
 
     def verdict(self) -> Verdict:
-        """What verify says of the pipeline that ran last."""
+        """Verify the log of the pipeline that ran last."""
         return verify(open_log(self.log(), pipeline=self.ran or self.pipeline()))
 
     def unannounced(self) -> list[int]:
-        """The committed versions that no result names which a run has returned."""
+        """Return the committed versions that the result of no run names."""
         return [
             v.version
             for v in self.opened().versions(newest_first=False)
@@ -140,7 +146,7 @@ class PipelineFixture:
         ]  # fmt: skip
 
     def check(self, seen: Callable[[], Counter[int]] | None = None) -> None:
-        """The log is clean and shows every id that arrived exactly once."""
+        """Check that the log is clean and that every id that arrived is visible exactly once."""
         verdict = self.verdict()
         assert verdict.findings == []
         visible = (seen or self.visible)()

@@ -1,4 +1,4 @@
-"""Where releases of Airflow differ: what an older one has not, and where it keeps what it has."""
+"""Differences between the supported releases of Airflow: features that older releases lack, and modules that were moved."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from packaging.version import Version
 
 
-def since(release: str, what: str) -> pytest.MarkDecorator:
-    """Skips a test of what Airflow has from ``release`` on, and says so."""
+def since(release: str, feature: str) -> pytest.MarkDecorator:
+    """Return a mark that skips a test of a feature on releases of Airflow before ``release``."""
     is_older = Version(version("apache-airflow-core")) < Version(release)
-    return pytest.mark.skipif(is_older, reason=f"Airflow has {what} since {release}")
+    return pytest.mark.skipif(is_older, reason=f"Airflow has {feature} since {release}")
 
 
 def dag_files() -> Any:
-    """The module with ``DagBag`` and ``sync_bag_to_db``."""
+    """Return the module with ``DagBag`` and ``sync_bag_to_db``."""
     try:
         from airflow.dag_processing import dagbag
     except ImportError:  # Airflow 3.1
@@ -25,7 +25,7 @@ def dag_files() -> Any:
 
 
 def serialization() -> Any:
-    """The class that makes JSON of a DAG."""
+    """Return the class that serializes a DAG to JSON."""
     from airflow.serialization import serialized_objects
 
     if hasattr(serialized_objects, "DagSerialization"):

@@ -1,4 +1,4 @@
-"""How often tests of races between publishers repeat. Enumerated steps prove the claim; the rounds vary the timing. `make prove` runs 50."""
+"""The number of rounds in tests of races between publishers. Other tests enumerate the steps; the rounds vary the timing. `make prove` sets 50."""
 
 from __future__ import annotations
 

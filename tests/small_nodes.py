@@ -1,4 +1,4 @@
-"""The trees of discovered files with nodes and pages of a few files, so that a few files reach every case."""
+"""Limits the nodes and pages of discovered files to a few files, so that a test needs only a few files to reach every case."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL: list[tuple[Any, str, int]] = [
 
 @contextmanager
 def small_nodes() -> Iterator[None]:
-    """Nodes and pages are small until the block ends."""
+    """Limit the size of nodes and pages within the block."""
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in SMALL:
             patch.setattr(module, name, value)

@@ -1,4 +1,4 @@
-"""A pipeline's directories (arrivals, log, dataset) for tests on real Spark, and input lines that these tests share."""
+"""The directories of a pipeline (input, log, dataset) for tests on real Spark, and input lines that these tests share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls as steps: of a process that may die, sleep or be told lies at any of them."""
+"""Reports calls as steps. At each step a test can kill the process, pause it, or give it a false reply."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def step_by_step(name: str, call: Callable[..., Any], step: Callable[[str], object]) -> Callable[..., Any]:
-    """The same call with the steps ``before NAME`` and ``after NAME`` around it."""
+    """Return a function that reports the steps ``before NAME`` and ``after NAME`` around the call."""
 
-    def taken(*given: Any, **named: Any) -> Any:
+    def stepped(*args: Any, **kwargs: Any) -> Any:
         step(f"before {name}")
-        answer = call(*given, **named)
+        result = call(*args, **kwargs)
         step(f"after {name}")
-        return answer
+        return result
 
-    return taken
+    return stepped

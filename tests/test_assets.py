@@ -1,4 +1,4 @@
-"""``streamsem://`` URIs, as Airflow takes them."""
+"""``streamsem://`` URIs as asset URIs of Airflow."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.airflow
         ("memory://name", "streamsem://memory/name"),
     ],
 )
-def test_every_log_has_one_uri_and_every_uri_one_log(log: str, uri: str) -> None:
+def test_log_and_uri_are_converted_one_to_one(log: str, uri: str) -> None:
     assert log_uri(log) == uri
     assert log_uri(log_of(uri)) == uri
     assert normalise(urlsplit(uri)).geturl() == uri
 
 
-def test_airflow_knows_the_scheme_and_spells_it_in_one_way() -> None:
+def test_airflow_normalizes_all_forms_of_a_uri_to_one() -> None:
     from airflow.sdk import Asset
 
     for uri in ("streamsem://s3/lake/log", "streamsem://s3/lake/log/", "STREAMSEM://s3/lake/log//"):
@@ -48,28 +48,28 @@ def test_airflow_knows_the_scheme_and_spells_it_in_one_way() -> None:
     "uri",
     ["streamsem://s3", "streamsem://s3/", "streamsem://ftp/x/y", "streamsem://s3/lake/log?version=1", "streamsem:lake"],
 )
-def test_uris_that_name_no_log_are_refused_when_the_dag_is_parsed(uri: str) -> None:
+def test_uri_without_a_log_is_refused_when_the_dag_is_parsed(uri: str) -> None:
     from airflow.sdk import Asset
 
     with pytest.raises(ValueError, match="Do:"):
         Asset("orders", uri=uri)
 
 
-def test_other_schemes_name_no_log() -> None:
+def test_uri_with_another_scheme_is_refused() -> None:
     with pytest.raises(InvalidError, match="commit log"):
         log_of("s3://lake/log")
 
 
-def test_provider_tells_airflow_of_handler_factory_and_converter() -> None:
+def test_provider_registers_handler_factory_and_converter_with_airflow() -> None:
     try:
         from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime as ProvidersManager
     except ImportError:  # Airflow 3.1
         from airflow.providers_manager import ProvidersManager
 
-    known: Any = ProvidersManager()
-    assert known.asset_uri_handlers["streamsem"] is normalise
-    assert known.asset_factories["streamsem"] is create_asset
-    assert known.asset_to_openlineage_converters["streamsem"] is to_openlineage
+    manager: Any = ProvidersManager()
+    assert manager.asset_uri_handlers["streamsem"] is normalise
+    assert manager.asset_factories["streamsem"] is create_asset
+    assert manager.asset_to_openlineage_converters["streamsem"] is to_openlineage
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_provider_tells_airflow_of_handler_factory_and_converter() -> None:
         ("/data/log", "file", "/data/log"),
     ],
 )
-def test_openlineage_names_the_log_as_its_rules_say(
+def test_openlineage_dataset_follows_the_naming_rules_of_openlineage(
     monkeypatch: pytest.MonkeyPatch, log: str, namespace: str, name: str
 ) -> None:
     from airflow.providers.common.compat.openlineage import facet
@@ -89,7 +89,7 @@ def test_openlineage_names_the_log_as_its_rules_say(
     assert to_openlineage(create_asset(log=log), None) == {"namespace": namespace, "name": name}
 
 
-def test_module_that_airflow_imports_with_every_asset_is_light() -> None:
+def test_assets_module_imports_no_heavy_package() -> None:
     code = textwrap.dedent("""
         import sys
         import airflow_provider_streamsem.assets

@@ -129,7 +129,7 @@ TABLES: dict[str, list[Row]] = {
             "the log was moved",
             LogMovedError,
             "set `log` to the location in the message",
-            "commitlog/test_move.py::test_log_can_be_moved_again_and_not_back",
+            "commitlog/test_move.py::test_log_can_be_moved_again_but_not_back",
         ),
     ],
     "Transform and columns": [
@@ -231,19 +231,19 @@ TABLES: dict[str, list[Row]] = {
             "the bucket does not exist",
             StoreRefusedError,
             "create the bucket, or correct the URL",
-            "stores/test_s3.py::test_missing_bucket_is_refused_by_name",
+            "stores/test_s3.py::test_error_names_a_missing_bucket",
         ),
         Row(
             "S3 credentials are missing",
             StoreRefusedError,
             "set the variables or the connection that the message names",
-            "stores/test_s3.py::test_missing_credentials_name_the_variables_and_the_connection",
+            "stores/test_s3.py::test_error_for_missing_credentials_names_the_variables_and_the_connection",
         ),
         Row(
             "the S3 endpoint does not answer",
             UnavailableError,
             "check the endpoint in the message, and the network",
-            "stores/test_s3.py::test_endpoint_that_does_not_answer_is_named",
+            "stores/test_s3.py::test_error_names_an_endpoint_that_does_not_answer",
         ),
         Row(
             "the log cannot be written: no permission, disk full",

@@ -1,4 +1,4 @@
-"""A store that breaks its promise is found out, and no pipeline starts on it."""
+"""The store probe detects stores that violate the store contract. No pipeline starts on such a store."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from tests.pipeline_fixture import PipelineFixture
 
 
 class Overwrites(MemoryStore):
-    """The condition is ignored: every create is answered *created*."""
+    """Ignores the condition: every create overwrites the object and returns true."""
 
     def create(self, key: str, data: bytes) -> bool:
         self._objects[key] = data
         return True
 
 
-class TellsEveryoneThatTheyWon(MemoryStore):
-    """The first bytes stay, but all are told that they created them."""
+class AcknowledgesEveryCreate(MemoryStore):
+    """Keeps the first bytes, but returns true for every create."""
 
     def create(self, key: str, data: bytes) -> bool:
         super().create(key, data)
         return True
 
 
-class ReadsSomethingElse(MemoryStore):
+class ReturnsOtherBytes(MemoryStore):
     def read(self, key: str) -> bytes | None:
         return b"x" if "probe" in key else super().read(key)
 
 
-class ListsBackwards(MemoryStore):
+class ListsInReverse(MemoryStore):
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
         return reversed(list(super().list(prefix, None, start_after)))  # type: ignore[return-value]
 
@@ -47,7 +47,7 @@ class ListsHalf(MemoryStore):
         return iter(list(super().list(prefix, limit, start_after))[::2])
 
 
-class LimitsFromTheEnd(MemoryStore):
+class ListsTheLastKeys(MemoryStore):
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
         found = list(super().list(prefix, None, start_after))
         return iter(found if limit is None else found[-limit:])
@@ -60,12 +60,12 @@ class NeverAnswers(MemoryStore):
         return super().create(key, data)
 
 
-class KeepsWhatIsDeleted(MemoryStore):
+class IgnoresDeletes(MemoryStore):
     def delete(self, key: str) -> None:
         return
 
 
-class MayNotDelete(MemoryStore):
+class RefusesDeletes(MemoryStore):
     def delete(self, key: str) -> None:
         raise StoreRefusedError("not allowed", key=key)
 
@@ -74,16 +74,18 @@ class MayNotDelete(MemoryStore):
     "store",
     [
         Overwrites,
-        TellsEveryoneThatTheyWon,
-        ReadsSomethingElse,
-        ListsBackwards,
+        AcknowledgesEveryCreate,
+        ReturnsOtherBytes,
+        ListsInReverse,
         ListsHalf,
-        LimitsFromTheEnd,
+        ListsTheLastKeys,
         NeverAnswers,
-        KeepsWhatIsDeleted,
+        IgnoresDeletes,
     ],
 )
-def test_store_that_breaks_its_promise_is_refused_with_what_was_seen(store: type[MemoryStore], tmp_path: Path) -> None:
+def test_store_that_violates_the_contract_is_refused_with_the_observed_behavior(
+    store: type[MemoryStore], tmp_path: Path
+) -> None:
     log = CommitLog(store("memory://broken"), ManualClock())
     report = doctor.examine(log)
     assert not report.passed
@@ -95,6 +97,6 @@ def test_store_that_breaks_its_promise_is_refused_with_what_was_seen(store: type
     assert MemoryStore.read(fixture.store, "pipeline.json") is None  # type: ignore[arg-type]
 
 
-def test_store_on_which_nothing_may_be_deleted_is_safe() -> None:
-    log = CommitLog(MayNotDelete(), ManualClock())
+def test_store_that_refuses_deletes_is_safe() -> None:
+    log = CommitLog(RefusesDeletes(), ManualClock())
     assert doctor.require_safe(log).passed

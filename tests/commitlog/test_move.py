@@ -1,4 +1,4 @@
-"""Moving a log: what moves, who is refused, and that a death or a pause at any request loses and doubles nothing."""
+"""Moving a log: refused moves, and faults at every request of a move. No fault loses or duplicates rows."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.pipeline_fixture import PipelineFixture
 
 _LOCATIONS = count()
 FAULTS = (Fault.LOST_REPLY, Fault.CONFLICT, Fault.APPLIED_LATE)
-DEATHS = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER)
+CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER)
 PAUSES = (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)
 
 
 class MovingFixture:
-    """A world with two versions, a log and a location to which it is moved."""
+    """A pipeline with two versions, whose log is moved to another store."""
 
     def __init__(self, root: Path, kind: type[PipelineFixture] = PipelineFixture) -> None:
         self.old = kind(root)
@@ -46,7 +46,7 @@ class MovingFixture:
         return move_log(self.old.log(old), self.new.log(new))
 
     def follow(self, fixture: PipelineFixture, run_key: str) -> StreamsemError | None:
-        """One more file arrives, and a run on one of the logs may or may not take it."""
+        """Add a file, and run the pipeline on one of the logs. Return the error if the log refuses the run."""
         self.old.arrive(1)
         self.new.made = self.old.made
         try:
@@ -56,7 +56,7 @@ class MovingFixture:
         return None
 
     def settle(self) -> None:
-        """The move is run again until it succeeds; then the pipeline goes on at the new location only."""
+        """Complete the move, and check that the pipeline continues only at the new location."""
         self.move()
         assert isinstance(self.follow(self.old, "on the old log"), LogMovedError)
         assert self.follow(self.new, "on the new log") is None
@@ -64,35 +64,37 @@ class MovingFixture:
         assert self.new.run("first", drain=True).ranges == {"files": (0, 3)}
 
 
-def test_moved_log_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_moved_log_continues_at_its_last_version(tmp_path: Path) -> None:
     fixture = MovingFixture(tmp_path)
-    done = fixture.move()
-    assert (done.pipeline, done.version, done.moved_to) == ("world", 1, fixture.new.store.url)
+    moved = fixture.move()
+    assert (moved.pipeline, moved.version, moved.moved_to) == ("world", 1, fixture.new.store.url)
     fixture.settle()
     assert fixture.move().copied == 0
     assert fixture.new.opened().log.store.url == fixture.new.store.url
 
 
-def test_rows_of_sinks_outside_the_log_stay_there_once(tmp_path: Path) -> None:
+def test_move_leaves_the_rows_of_sinks_outside_the_log_unchanged(tmp_path: Path) -> None:
     fixture = MovingFixture(tmp_path, PublishingFixture)
     fixture.settle()
 
 
 @pytest.mark.parametrize("side", ["old", "new"])
-@pytest.mark.parametrize("fault", [*DEATHS, *PAUSES, *FAULTS], ids=lambda fault: fault.name)
-def test_fault_at_any_request_of_a_move_beside_runs_on_both_logs(tmp_path: Path, side: str, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [*CRASHES, *PAUSES, *FAULTS], ids=lambda fault: fault.name)
+def test_fault_at_any_request_of_a_move_with_concurrent_runs_on_both_logs(
+    tmp_path: Path, side: str, fault: Fault
+) -> None:
     for at in count():
         fixture = MovingFixture(tmp_path / str(at))
 
-        def meanwhile(fixture: MovingFixture = fixture) -> None:
-            fixture.follow(fixture.old, "old, meanwhile")
+        def run_concurrently(fixture: MovingFixture = fixture) -> None:
+            fixture.follow(fixture.old, "old, concurrent")
             if fault in PAUSES:
                 with suppress(InvalidError):
                     fixture.move()
-            fixture.follow(fixture.new, "new, meanwhile")
+            fixture.follow(fixture.new, "new, concurrent")
 
         store = FaultyStore(
-            getattr(fixture, side).store, at, fault, other_processes=meanwhile if fault in PAUSES else None
+            getattr(fixture, side).store, at, fault, other_processes=run_concurrently if fault in PAUSES else None
         )
         with suppress(Crash):
             fixture.move(**{side: store})
@@ -100,27 +102,27 @@ def test_fault_at_any_request_of_a_move_beside_runs_on_both_logs(tmp_path: Path,
             assert at > 10
             return
         if fault not in PAUSES:
-            meanwhile()
+            run_concurrently()
         fixture.settle()
 
 
-def test_late_discovery_at_the_old_place_never_reaches_the_new_log(tmp_path: Path) -> None:
-    """A planner at the old location and a second mover stand still while the move is completed, then go on."""
+def test_late_discovery_in_the_old_log_never_reaches_the_new_log(tmp_path: Path) -> None:
+    """A planner on the old log and a second move pause while another process completes the move. Then they continue."""
     for at in count():
         fixture = MovingFixture(tmp_path / str(at))
 
-        def meanwhile(fixture: MovingFixture = fixture) -> None:
+        def run_concurrently(fixture: MovingFixture = fixture) -> None:
             zombie = fixture.old.pipeline().source.open(
                 fixture.old.log().of_source(fixture.old.pipeline().source.immutable_config()), None
             )
             fixture.move()
             fixture.old.arrive(1)
             zombie.poll(None)
-            fixture.follow(fixture.new, "new, meanwhile")
+            fixture.follow(fixture.new, "new, concurrent")
             fixture.old.arrive(1)
             zombie.poll(None)
 
-        store = FaultyStore(fixture.old.store, at, Fault.PAUSE_BEFORE, other_processes=meanwhile)
+        store = FaultyStore(fixture.old.store, at, Fault.PAUSE_BEFORE, other_processes=run_concurrently)
         fixture.move(old=store)
         if not store.reached:
             return
@@ -140,7 +142,7 @@ def test_log_with_an_open_version_is_not_moved(tmp_path: Path) -> None:
     fixture.settle()
 
 
-def test_log_can_be_moved_again_and_not_back(tmp_path: Path) -> None:
+def test_log_can_be_moved_again_but_not_back(tmp_path: Path) -> None:
     fixture = MovingFixture(tmp_path)
     fixture.move()
     third = PipelineFixture(tmp_path, store=MemoryStore(f"memory://moved-{next(_LOCATIONS)}"))
@@ -157,7 +159,7 @@ def test_log_can_be_moved_again_and_not_back(tmp_path: Path) -> None:
     assert caught.value.fields["moved_to"] == fixture.new.store.url
 
 
-def test_log_is_moved_to_one_place_only(tmp_path: Path) -> None:
+def test_log_cannot_be_moved_to_a_second_location(tmp_path: Path) -> None:
     fixture = MovingFixture(tmp_path)
     other = CommitLog(MemoryStore(f"memory://moved-{next(_LOCATIONS)}"))
     fixture.move()
@@ -166,7 +168,7 @@ def test_log_is_moved_to_one_place_only(tmp_path: Path) -> None:
     assert list(other.store.list("")) == []
 
 
-def test_log_that_was_moved_by_hand_is_recorded(tmp_path: Path) -> None:
+def test_log_that_a_user_copied_is_accepted_with_already_moved(tmp_path: Path) -> None:
     fixture = MovingFixture(tmp_path)
     uuid = fixture.old.opened().record.pipeline_uuid
     for stat in [*fixture.old.store.list("")]:
@@ -185,46 +187,46 @@ def test_log_that_was_moved_by_hand_is_recorded(tmp_path: Path) -> None:
     fixture.new.check()
 
 
-def occupied(fixture: MovingFixture) -> tuple[CommitLog, CommitLog]:
+def occupied_location(fixture: MovingFixture) -> tuple[CommitLog, CommitLog]:
     other = PipelineFixture(fixture.old.root / "other", store=fixture.new.store)
     other.run("a")
     return fixture.old.log(), fixture.new.log()
 
 
 @pytest.mark.parametrize(
-    ("locations", "kind", "what"),
+    ("locations", "kind", "message"),
     [
-        (occupied, ConflictError, "already holds a log"),
-        (lambda w: (w.new.log(), w.old.log()), InvalidError, "--already-moved"),
-        (lambda w: (w.new.log(), w.new.log()), InvalidError, "contain each other"),
+        (occupied_location, ConflictError, "already holds a log"),
+        (lambda fixture: (fixture.new.log(), fixture.old.log()), InvalidError, "--already-moved"),
+        (lambda fixture: (fixture.new.log(), fixture.new.log()), InvalidError, "contain each other"),
     ],
     ids=["occupied", "no log at the old location", "itself"],
 )
-def test_move_that_cannot_be_is_refused_before_the_old_log_ends(
+def test_invalid_move_is_refused_before_the_old_log_is_closed(
     tmp_path: Path,
     locations: Callable[[MovingFixture], tuple[CommitLog, CommitLog]],
     kind: type[StreamsemError],
-    what: str,
+    message: str,
 ) -> None:
     fixture = MovingFixture(tmp_path)
-    with pytest.raises(kind, match=what):
+    with pytest.raises(kind, match=message):
         move_log(*locations(fixture))
     assert fixture.old.store.read(keys.plan(2)) is None
     assert fixture.follow(fixture.old, "second") is None
     fixture.old.check()
 
 
-def test_reader_and_vacuum_of_a_moved_log_are_told_where_it_is(tmp_path: Path) -> None:
+def test_readers_and_vacuum_of_a_moved_log_get_an_error_with_the_new_location(tmp_path: Path) -> None:
     from airflow_provider_streamsem.pipeline.maintenance import vacuum
 
     fixture = MovingFixture(tmp_path)
     pipeline = fixture.old.pipeline()
     fixture.move()
-    for ask in (
+    for call in (
         lambda: fixture.old.opened().files(),
         lambda: fixture.old.verdict(),
         lambda: vacuum(pipeline, log=fixture.old.log()),
     ):
         with pytest.raises(LogMovedError) as caught:
-            ask()
+            call()
         assert caught.value.fields["moved_to"] == fixture.new.store.url

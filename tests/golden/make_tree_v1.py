@@ -1,7 +1,8 @@
 """
-Makes a whole pipeline of release 0.1.0, log, arrivals and dataset: ``python -m tests.golden.make_tree_v1``. Committed, and never changed: later releases go on from it.
+Creates the pipeline ``tree_v1``, with its input, log and dataset, as release 0.1.0 wrote it: ``python -m tests.golden.make_tree_v1``.
 
-A log holds absolute places, so it lies where it was made while a test uses it.
+The files are committed and never changed. Tests check that later releases continue the pipeline. The log contains absolute paths, so a test copies the
+files to the path at which they were created.
 """
 
 from __future__ import annotations
@@ -16,41 +17,45 @@ from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline
 from tests.pipeline_fixture import PipelineFixture
 from tests.small_nodes import small_nodes
 
-KEPT = Path(__file__).parent / "tree_v1"
-PLACE = Path("/var/tmp/streamsem-golden-tree-v1")
+STORED = Path(__file__).parent / "tree_v1"
+LOCATION = Path("/var/tmp/streamsem-golden-tree-v1")
 
 
 def pipeline() -> Pipeline:
     return Pipeline(
         name="tree",
-        log=str(PLACE / "log"),
-        source=FilesSource(path=str(PLACE / "in"), format="json", schema="id long"),
-        sinks={"out": FilesSink(path=str(PLACE / "out"), format="json")},
+        log=str(LOCATION / "log"),
+        source=FilesSource(path=str(LOCATION / "in"), format="json", schema="id long"),
+        sinks={"out": FilesSink(path=str(LOCATION / "out"), format="json")},
         limits=Limits(max_files=2),
     )
 
 
 @contextmanager
-def in_place() -> Iterator[Path]:
-    """The tree where it was made, for one process at a time."""
-    with open(f"{PLACE}.lock", "w") as lock:
+def restored_tree() -> Iterator[Path]:
+    """Copy the stored files to the path at which they were created. Only one process at a time enters the block."""
+    with open(f"{LOCATION}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        shutil.rmtree(PLACE, ignore_errors=True)
-        if KEPT.exists():
-            shutil.copytree(KEPT, PLACE)
+        shutil.rmtree(LOCATION, ignore_errors=True)
+        if STORED.exists():
+            shutil.copytree(STORED, LOCATION)
         try:
-            yield PLACE
+            yield LOCATION
         finally:
-            shutil.rmtree(PLACE, ignore_errors=True)
+            shutil.rmtree(LOCATION, ignore_errors=True)
 
 
 def make() -> None:
-    """Two versions of a drain, a redo of the first, an abort, and a version that is open; discovered files in small nodes, so that both trees exist."""
+    """
+    Create the pipeline: two versions of a drain, the reprocessing of the first, an aborted version and an open version.
+
+    The nodes of discovered files are small, so that the log has trees of pages and of known files.
+    """
     from airflow_provider_streamsem.pipeline.maintenance import abort
     from airflow_provider_streamsem.stores.local import LocalStore
 
-    shutil.rmtree(KEPT, ignore_errors=True)
-    with in_place() as location, small_nodes():
+    shutil.rmtree(STORED, ignore_errors=True)
+    with restored_tree() as location, small_nodes():
         fixture = PipelineFixture(location, store=LocalStore(str(location / "log")))
         fixture.arrive(3)
         fixture.run("first", drain=True, pipeline=pipeline())
@@ -60,7 +65,7 @@ def make() -> None:
         opened = fixture.opened()
         abort(opened.log, opened.record, opened.head + 1, reason="for the tree")
         fixture.dies("third", at="read", pipeline=pipeline())
-        shutil.copytree(location, KEPT)
+        shutil.copytree(location, STORED)
 
 
 if __name__ == "__main__":

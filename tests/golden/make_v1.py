@@ -1,7 +1,7 @@
 """
-Makes the golden logs of format 1: ``python -m tests.golden.make_v1``. They are committed, and never changed: every later release reads them.
+Creates the golden logs of format 1: ``python -m tests.golden.make_v1``. They are committed and never changed. Every later release must read them.
 
-Each is named by its fault and holds ``expect.json``: what ``verify`` must say.
+Each log is named after its fault, and has the expected findings of ``verify`` in ``expect.json``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LENGTH = 4
 Objects = dict[str, bytes]
 
 
-# As release 0.1.0 wrote it: a pipeline's arguments are no entry, and later releases have more of them.
+# The spec as release 0.1.0 wrote it. A spec is not an entry of the log, and later releases have more arguments.
 SPEC = canonical(
     {
         "format": 1,
@@ -64,23 +64,23 @@ SPEC = canonical(
 
 
 def objects(chain: list[tuple[Plan, Outcome]]) -> Objects:
-    """A log of these versions."""
+    """Return the objects of a log with these versions."""
     spec = SPEC
     record = PipelineRecord(pipeline_uuid="u", name="golden", spec=sha256(spec), nonce="n")
-    made = {keys.PIPELINE: encode(record).data, keys.spec(sha256(spec)): spec}
+    entries = {keys.PIPELINE: encode(record).data, keys.spec(sha256(spec)): spec}
     for plan, outcome in chain:
         pointer = RunPointer(run_key=plan.run_key, j=plan.j, version=plan.version, target=plan.target)
-        made[keys.plan(plan.version)] = encode(plan).data
-        made[keys.pointer(plan.run_key, plan.j)] = encode(pointer).data
-        made[keys.outcome(plan.version)] = encode(outcome).data
-    return made
+        entries[keys.plan(plan.version)] = encode(plan).data
+        entries[keys.pointer(plan.run_key, plan.j)] = encode(pointer).data
+        entries[keys.outcome(plan.version)] = encode(outcome).data
+    return entries
 
 
-def chained(*ranges: tuple[int, int]) -> list[tuple[Plan, Outcome]]:
-    """Commits of these ranges, each entry naming the one before it."""
-    made: list[tuple[Plan, Outcome]] = []
+def commits_of(*ranges: tuple[int, int]) -> list[tuple[Plan, Outcome]]:
+    """Return commits of these ranges. Each plan names the outcome before it."""
+    commits: list[tuple[Plan, Outcome]] = []
     for version, (start, end) in enumerate(ranges):
-        previous = encode(made[-1][1]).sha256 if made else ""
+        previous = encode(commits[-1][1]).sha256 if commits else ""
         initial_offsets = {"files": 0} if version == 0 else None
         plan = samples.plan(
             version,
@@ -89,51 +89,51 @@ def chained(*ranges: tuple[int, int]) -> list[tuple[Plan, Outcome]]:
             ranges={"files": (start, end)},
             run_start={"files": start},
         )
-        made.append((plan, samples.outcome(plan, next={"files": end}, spec=sha256(SPEC))))
-    return made
+        commits.append((plan, samples.outcome(plan, next={"files": end}, spec=sha256(SPEC))))
+    return commits
 
 
 def clean() -> Objects:
-    return objects(chained(*[(n, n + 1) for n in range(LENGTH)]))
+    return objects(commits_of(*[(n, n + 1) for n in range(LENGTH)]))
 
 
 def clean_with_an_abort_and_an_open_version() -> Objects:
-    made = chained((0, 1))
-    plan = samples.plan(1, previous=encode(made[0][1]).sha256)
+    commits = commits_of((0, 1))
+    plan = samples.plan(1, previous=encode(commits[0][1]).sha256)
     aborted = samples.outcome(plan, result="abort", reason="poison", schemas={"out": "{}"}, spec=sha256(SPEC))
     open_plan = samples.plan(
         2, previous=encode(aborted).sha256, ranges={"files": (1, 2)}, run_start={"files": 1}, j=1, run_key=plan.run_key
     )
-    return {**objects([*made, (plan, aborted)]), keys.plan(2): encode(open_plan).data}
+    return {**objects([*commits, (plan, aborted)]), keys.plan(2): encode(open_plan).data}
 
 
 def range_duplicated_at_2() -> Objects:
-    return objects(chained((0, 1), (1, 2), (1, 2), (2, 3)))
+    return objects(commits_of((0, 1), (1, 2), (1, 2), (2, 3)))
 
 
 def gap_at_2() -> Objects:
-    return objects(chained((0, 1), (1, 2), (3, 4), (4, 5)))
+    return objects(commits_of((0, 1), (1, 2), (3, 4), (4, 5)))
 
 
 def outcome_of_1_edited() -> Objects:
-    made = clean()
-    made[keys.outcome(1)] = made[keys.outcome(1)].replace(b'"rows":2', b'"rows":3')
-    return made
+    log = clean()
+    log[keys.outcome(1)] = log[keys.outcome(1)].replace(b'"rows":2', b'"rows":3')
+    return log
 
 
 def newest_outcome_edited_and_sealed_again() -> Objects:
-    made = chained(*[(n, n + 1) for n in range(LENGTH)])
-    plan, outcome = made[-1]
+    commits = commits_of(*[(n, n + 1) for n in range(LENGTH)])
+    plan, outcome = commits[-1]
     counts = {**outcome.counts, "read": 9}
-    return objects([*made[:-1], (plan, dataclasses.replace(outcome, counts=counts))])
+    return objects([*commits[:-1], (plan, dataclasses.replace(outcome, counts=counts))])
 
 
 def outcome_of_2_from_a_spliced_copy() -> Objects:
-    """Version 2 was decided a second time in a copy of the log, from which its outcome was copied back."""
-    made = clean()
-    elsewhere = samples.plan(2, nonce="made in the copy", previous="", ranges={"files": (2, 3)})
-    made[keys.outcome(2)] = encode(samples.outcome(elsewhere, nonce="decided in the copy")).data
-    return made
+    """Return a log in which the outcome of version 2 comes from a copy of the log, where version 2 was committed a second time."""
+    log = clean()
+    other_plan = samples.plan(2, nonce="made in the copy", previous="", ranges={"files": (2, 3)})
+    log[keys.outcome(2)] = encode(samples.outcome(other_plan, nonce="decided in the copy")).data
+    return log
 
 
 def outcome_of_1_missing() -> Objects:
@@ -149,16 +149,16 @@ def pointer_of_1_missing() -> Objects:
 
 
 def plan_of_3_torn() -> Objects:
-    made = clean()
-    made[keys.plan(3)] = made[keys.plan(3)][:100]
-    return made
+    log = clean()
+    log[keys.plan(3)] = log[keys.plan(3)][:100]
+    return log
 
 
 def outcome_of_3_in_a_newer_format() -> Objects:
-    made = clean()
-    body: dict[str, Any] = {**json.loads(made[keys.outcome(3)]), "format": 2}
-    made[keys.outcome(3)] = canonical(body)
-    return made
+    log = clean()
+    body: dict[str, Any] = {**json.loads(log[keys.outcome(3)]), "format": 2}
+    log[keys.outcome(3)] = canonical(body)
+    return log
 
 
 LOGS: dict[Callable[[], Objects], list[list[Any]]] = {
@@ -178,7 +178,7 @@ LOGS: dict[Callable[[], Objects], list[list[Any]]] = {
 
 
 def main() -> None:
-    """Write every log that is not there yet."""
+    """Write all logs."""
     for make, expected in LOGS.items():
         location = ROOT / make.__name__
         shutil.rmtree(location, ignore_errors=True)

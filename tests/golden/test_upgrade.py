@@ -1,4 +1,4 @@
-"""A pipeline of the first release is read, and goes on, in this one."""
+"""This release reads and continues a pipeline of the first release."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from airflow_provider_streamsem import open_log, run_batch, verify
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from tests.golden.make_tree_v1 import in_place, pipeline
+from tests.golden.make_tree_v1 import pipeline, restored_tree
 
 
 def visible(location: Path) -> Counter[int]:
@@ -17,9 +17,9 @@ def visible(location: Path) -> Counter[int]:
     return Counter(json.loads(line)["id"] for file in files for line in Path(file.path).read_text().splitlines())
 
 
-def test_pipeline_of_release_0_1_0_is_read_and_continued_without_loss_or_repetition() -> None:
-    with in_place() as location:
-        # The copy's times are not those of the arrivals; a file is known by its time, and git keeps none.
+def test_pipeline_of_release_0_1_0_is_read_and_continued_without_lost_or_duplicated_rows() -> None:
+    with restored_tree() as location:
+        # The log identifies a file by its modification time, which git does not store.
         for n, path in enumerate(sorted((location / "in").iterdir())):
             stamp = 1_700_000_000_000_000_000 + n * 1_000_000
             os.utime(path, ns=(stamp, stamp))

@@ -1,8 +1,8 @@
 """
-Real processes on one plan, killed and stopped at random moments: one outcome a version, nothing lost, nothing doubled.
+Kills and stops concurrent processes of one pipeline at random moments. Each version has one outcome, and no row is lost or duplicated.
 
-The processes are forked, so that a round is cheap; the random moments come from a seed that a failure prints. What is visible is counted by ``json`` from
-the files that the outcomes name, without the product's code.
+The processes are forked, so that a round is fast. A seed determines the random moments, and a failure prints it. The test counts the visible rows with
+``json`` from the files that the outcomes name, without code of the package.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ fork = multiprocessing.get_context("fork")
 
 
 def work(fixture: PipelineFixture, run_key: str, seed: int) -> None:
-    """A process: drains, a little slowly, so that there are moments to be killed in."""
-    chance = random.Random(seed)
-    engine = RowsEngine(lambda step: time.sleep(chance.random() * 0.01))
+    """Drain the pipeline slowly, so that there is time to kill the process during a batch."""
+    rng = random.Random(seed)
+    engine = RowsEngine(lambda step: time.sleep(rng.random() * 0.01))
     run_batch(
         fixture.pipeline(),
         run_key=run_key,
@@ -43,7 +43,7 @@ def work(fixture: PipelineFixture, run_key: str, seed: int) -> None:
 
 
 def independent_count(root: Path) -> tuple[Counter[int], list[int]]:
-    """Visible ids and the committed versions, read from the log's files as plain JSON."""
+    """Return the visible ids and the committed versions, read from the log's files as plain JSON."""
     ids: Counter[int] = Counter()
     versions = []
     for path in (root / "log" / "log").rglob("*.c.json"):
@@ -57,20 +57,20 @@ def independent_count(root: Path) -> tuple[Counter[int], list[int]]:
     return ids, sorted(versions)
 
 
-def disturb(processes: list[multiprocessing.process.BaseProcess], chance: random.Random) -> None:
-    """Kill some, stop and wake others, at random moments; then wait for all that live."""
+def disturb(processes: list[multiprocessing.process.BaseProcess], rng: random.Random) -> None:
+    """Kill some processes and stop others at random moments. Then resume the stopped ones, and wait for all."""
     stopped = []
     for process in processes:
-        time.sleep(chance.random() * 0.02)
-        deed = chance.choice(["kill", "stop", "leave"])
-        if not process.is_alive() or process.pid is None or deed == "leave":
+        time.sleep(rng.random() * 0.02)
+        action = rng.choice(["kill", "stop", "leave"])
+        if not process.is_alive() or process.pid is None or action == "leave":
             continue
         try:
-            os.kill(process.pid, signal.SIGKILL if deed == "kill" else signal.SIGSTOP)
+            os.kill(process.pid, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
         except ProcessLookupError:
             continue
-        stopped += [process.pid] if deed == "stop" else []
-    time.sleep(chance.random() * 0.1)
+        stopped += [process.pid] if action == "stop" else []
+    time.sleep(rng.random() * 0.1)
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     for process in processes:
@@ -79,28 +79,30 @@ def disturb(processes: list[multiprocessing.process.BaseProcess], chance: random
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_processes_killed_and_stopped_at_random_lose_and_double_nothing(tmp_path: Path, count: int) -> None:
+def test_processes_killed_and_stopped_at_random_lose_and_duplicate_no_rows(tmp_path: Path, count: int) -> None:
     kills = overlaps = 0
     for seed in range(ROUNDS // 2):
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         fixture = PipelineFixture(
             tmp_path / f"{count}-{seed}", store=LocalStore(str(tmp_path / f"{count}-{seed}" / "log"))
         )
         fixture.arrive(7)
-        # Retries and zombies of one run, and in every third round a second run beside them.
+        # Retries and zombies of one run, and in every third round a second, concurrent run.
         run_keys = ["run" if seed % 3 or i % 2 else "other" for i in range(count)]
         processes = [fork.Process(target=work, args=(fixture, key, seed * 10 + i)) for i, key in enumerate(run_keys)]
         for process in processes:
             process.start()
-        disturb(processes, chance)
+        disturb(processes, rng)
         kills += sum(process.exitcode == -signal.SIGKILL for process in processes)
         for key in sorted(set(run_keys)):
             fixture.run(key, drain=True)
         fixture.run("rest", drain=True)
         ids, versions = independent_count(fixture.root)
-        assert ids == fixture.expected, f"seed {seed}: lost {fixture.expected - ids}, doubled {ids - fixture.expected}"
+        assert ids == fixture.expected, (
+            f"seed {seed}: lost {fixture.expected - ids}, duplicated {ids - fixture.expected}"
+        )
         assert versions == list(range(len(versions))), f"seed {seed}"
         fixture.check()
         overlaps += sum(len(list(path.iterdir())) > 1 for path in (fixture.root / "out" / "data").iterdir())
-    assert kills > 5, "too few processes were killed for the test to say anything"
-    assert overlaps > 5, "too few versions had two attempts for the test to say anything"
+    assert kills > 5, "too few processes were killed for a valid test"
+    assert overlaps > 5, "too few versions had two attempts for a valid test"

@@ -1,4 +1,4 @@
-"""Every store against the public suite, moto's server included (with a lock before it: testing/s3.py says why)."""
+"""The public conformance suite for every store. The S3 store runs on moto's server behind a lock (see testing/s3.py)."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class TestOverlayStore(StoreContract):
     def fresh(self) -> Callable[[], Store]:
         return lambda: OverlayStore(MemoryStore())
 
-    def test_what_lies_under_it_is_seen_and_stays_as_it_is(self) -> None:
-        under = MemoryStore(objects={"p/b": b"under", "p/d": b"under"})
-        store = OverlayStore(under)
+    def test_objects_of_the_lower_store_are_visible_and_unchanged(self) -> None:
+        lower = MemoryStore(objects={"p/b": b"under", "p/d": b"under"})
+        store = OverlayStore(lower)
         assert not store.create("p/b", b"over")
         assert store.create("p/c", b"over")
         store.delete("p/b")
@@ -48,8 +48,8 @@ class TestOverlayStore(StoreContract):
             ("p/d", b"under"),
         ]
         assert [s.key for s in store.list("p/", 2)] == ["p/b", "p/c"]
-        assert store.stat("p/d") == under.stat("p/d")
-        assert [s.key for s in under.list("")] == ["p/b", "p/d"]
+        assert store.stat("p/d") == lower.stat("p/d")
+        assert [s.key for s in lower.list("")] == ["p/b", "p/d"]
 
 
 class TestLocalStore(StoreContract):

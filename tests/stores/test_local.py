@@ -1,4 +1,4 @@
-"""What the local store does when the file system fails under it."""
+"""The local store: errors of the file system, URLs, permissions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def failing(code: int) -> Any:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
 @pytest.mark.parametrize("call", ["fsync", "link"])
-def test_refusal_of_the_file_system_writes_nothing(
+def test_create_that_the_file_system_refuses_writes_nothing(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int, call: str
 ) -> None:
     store.create("dir/first", b"1")
@@ -43,13 +43,13 @@ def test_refusal_of_the_file_system_writes_nothing(
     assert store.create("dir/second", b"2")
 
 
-def test_other_failures_are_unknown_answers(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_unknown_answers(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider_streamsem.stores.local.os.link", failing(errno.EIO))
     with pytest.raises(UnknownAnswerError):
         store.create("k", b"1")
 
 
-def test_failed_sync_of_the_directory_is_an_unknown_answer_of_an_applied_create(
+def test_failed_sync_of_the_directory_is_an_unknown_answer_although_the_object_was_created(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.create("dir/first", b"1")
@@ -87,7 +87,7 @@ def test_object_whose_writer_died_before_the_link_is_never_visible(
     assert store.create("dir/k", b"2")
 
 
-def test_reading_what_may_not_be_read_is_refused(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_without_permission_is_refused(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create("k", b"1")
     monkeypatch.setattr("builtins.open", failing(errno.EACCES))
     with pytest.raises(StoreRefusedError):
@@ -115,13 +115,13 @@ def test_keys_outside_the_root_are_refused(store: LocalStore, key: str) -> None:
         5,
     ],
 )
-def test_unusable_places_are_named(url: Any) -> None:
+def test_invalid_url_is_refused_without_quoting_a_secret(url: Any) -> None:
     with pytest.raises(InvalidError) as caught:
         open_store(url)
     assert "secret" not in str(caught.value)
 
 
-def test_places_are_read_alike_in_all_their_forms() -> None:
+def test_equivalent_urls_are_parsed_equally() -> None:
     assert split_url("/a/b/") == split_url("file:///a/b") == split_url("file://localhost/a//b") == ("file", "/a/b")
     assert split_url("s3://bucket/a/") == ("s3", "bucket/a")
     assert split_url("memory://x") == ("memory", "x")
@@ -137,7 +137,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def modes(root: Path) -> set[int]:
-    """The permission bits of all directories and files below a location, the location itself included."""
+    """Return the permission bits of a directory and of all directories and files below it."""
     return {path.stat().st_mode & 0o777 for path in (root, *root.rglob("*"))}
 
 
@@ -151,14 +151,16 @@ def modes(root: Path) -> set[int]:
     ],
     indirect=["umask"],
 )
-def test_log_is_closed_to_other_users_and_the_umask_decides_the_rest(
+def test_log_denies_access_to_other_users_and_the_umask_sets_the_other_permissions(
     umask: int, log: set[int], dataset: set[int], tmp_path: Path
 ) -> None:
     LocalStore(str(tmp_path / "a" / "log")).create("quarantine/0/x/00000.jsonl", b"{}")
     LocalDataset(str(tmp_path / "a" / "out")).create("_streamsem.json", b"{}")
     assert modes(tmp_path / "a" / "log") == log
     assert modes(tmp_path / "a" / "out") == dataset
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o777 & ~umask, "a directory above the log is not the log's"
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o777 & ~umask, (
+        "the directory above the log must have the permissions of the umask"
+    )
     assert process_umask() == umask
 
 
@@ -167,6 +169,6 @@ def test_directories_of_a_log_keep_the_group_of_a_shared_directory(umask: int, t
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o2770)
     LocalStore(str(tmp_path / "shared" / "log")).create("log/0/a.json", b"{}")
-    made = tmp_path / "shared" / "log" / "log"
-    assert made.stat().st_mode & 0o7777 == 0o2770
-    assert made.stat().st_gid == (tmp_path / "shared").stat().st_gid
+    created = tmp_path / "shared" / "log" / "log"
+    assert created.stat().st_mode & 0o7777 == 0o2770
+    assert created.stat().st_gid == (tmp_path / "shared").stat().st_gid

@@ -1,4 +1,4 @@
-"""What the S3 store makes of S3's answers, by a client whose answers are written by hand."""
+"""How the S3 store interprets S3's responses. The tests use a client with scripted responses."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from airflow_provider_streamsem.testing.clock import ManualClock
 
 
 class Client:
-    """Answers each call with the next of a list: an exception is raised, anything else returned."""
+    """Returns the next scripted response for each call, or raises it if it is an exception."""
 
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
+    def __init__(self, *responses: Any) -> None:
+        self.responses = list(responses)
         self.sent: list[tuple[str, dict[str, Any]]] = []
         self.meta = SimpleNamespace(endpoint_url="http://s3.lake:9000")
 
     def __getattr__(self, method: str) -> Any:
         def call(**arguments: Any) -> Any:
             self.sent.append((method, arguments))
-            answer = self.answers.pop(0)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
+            response = self.responses.pop(0)
+            if isinstance(response, Exception):
+                raise response
+            return response
 
         return call
 
@@ -68,7 +68,7 @@ UNCLEAR = [
 
 
 @pytest.mark.parametrize("error", UNCLEAR, ids=lambda e: type(e).__name__ + str(getattr(e, "response", "")))
-def test_unclear_answer_is_unknown_and_is_not_retried_below(error: Exception) -> None:
+def test_unclear_response_is_an_unknown_answer_and_the_store_does_not_retry(error: Exception) -> None:
     client = Client(error)
     with pytest.raises(UnknownAnswerError):
         S3Store("b", "p", client).create("k", b"x")
@@ -78,30 +78,30 @@ def test_unclear_answer_is_unknown_and_is_not_retried_below(error: Exception) ->
 @pytest.mark.parametrize(
     "error", [refused(403, "AccessDenied"), refused(404, "NoSuchBucket"), refused(501), NoCredentialsError()]
 )
-def test_clear_refusal_says_that_nothing_was_written(error: Exception) -> None:
+def test_clear_refusal_reports_that_nothing_was_written(error: Exception) -> None:
     with pytest.raises(StoreRefusedError):
         S3Store("b", "p", Client(error)).create("k", b"x")
 
 
-def test_missing_credentials_name_the_variables_and_the_connection() -> None:
+def test_error_for_missing_credentials_names_the_variables_and_the_connection() -> None:
     with pytest.raises(StoreRefusedError, match=r"NoCredentialsError.*Do: set AWS_ACCESS_KEY_ID.*log_conn_id"):
         S3Store("b", "p", Client(NoCredentialsError())).create("k", b"x")
 
 
-def test_endpoint_that_does_not_answer_is_named() -> None:
+def test_error_names_an_endpoint_that_does_not_answer() -> None:
     client = Client(*[EndpointConnectionError(endpoint_url="http://s3.lake:9000")] * 3)
     with pytest.raises(UnavailableError, match=r"endpoint='http://s3.lake:9000' problem='EndpointConnectionError'"):
         log(client).create("k", b"mine")
 
 
-def test_create_is_conditional_on_absence() -> None:
+def test_create_sends_if_none_match() -> None:
     client = Client({})
     assert S3Store("b", "p", client).create("k", b"x")
     (_, sent) = client.sent[0]
     assert (sent["IfNoneMatch"], sent["Key"], sent["Body"]) == ("*", "p/k", b"x")
 
 
-def test_412_is_exists() -> None:
+def test_412_means_that_the_object_exists() -> None:
     assert S3Store("b", "", Client(refused(412, "PreconditionFailed"))).create("k", b"x") is False
 
 
@@ -109,50 +109,50 @@ def log(client: Client, tries: int = 3) -> CommitLog:
     return CommitLog(S3Store("b", "p", client), ManualClock(), RetryPolicy(tries=tries))
 
 
-def test_retried_create_that_had_landed_is_found_to_be_ours() -> None:
+def test_retried_create_that_landed_is_recognized_by_its_bytes() -> None:
     client = Client(refused(500), refused(412), {"Body": Body(b"mine")})
     created = log(client).create("k", b"mine")
     assert (created.mine, created.first) == (True, False)
     assert client.sent[0] == client.sent[1]
 
 
-def test_retried_create_that_another_won_gives_the_winners_bytes() -> None:
+def test_retried_create_that_another_writer_won_returns_the_winners_bytes() -> None:
     client = Client(refused(409), refused(412), {"Body": Body(b"theirs")})
     created = log(client).create("k", b"mine")
     assert (created.mine, created.data) == (False, b"theirs")
 
 
-def test_412_whose_read_finds_nothing_sends_the_same_bytes_again() -> None:
+def test_412_followed_by_a_read_without_result_sends_the_same_bytes_again() -> None:
     client = Client(refused(412), refused(404, "NoSuchKey"), {})
     created = log(client).create("k", b"mine")
     assert (created.mine, created.first) == (True, True)
 
 
-def test_spent_patience_reports_unknown_and_concludes_nothing() -> None:
+def test_create_whose_retries_are_exhausted_reports_an_unknown_result() -> None:
     client = Client(*[refused(503)] * 3)
     with pytest.raises(UnavailableError, match="unknown"):
         log(client).create("k", b"mine")
     assert [method for method, _ in client.sent] == ["put_object"] * 3
 
 
-def test_W7_refusal_after_an_unknown_answer_does_not_say_that_nothing_was_written() -> None:
+def test_W7_refusal_after_an_unknown_answer_reports_an_unknown_result() -> None:
     with pytest.raises(UnavailableError, match="unknown"):
         log(Client(ReadTimeoutError(endpoint_url="x"), refused(403, "AccessDenied"))).create("k", b"mine")
 
 
-def test_expired_credentials_may_be_tried_again() -> None:
+def test_expired_credentials_are_a_retryable_error() -> None:
     with pytest.raises(UnknownAnswerError) as caught:
         S3Store("b", "p", Client(refused(400, "ExpiredToken"))).create("k", b"x")
     assert caught.value.retryable
 
 
-def test_key_that_exists_but_cannot_be_read_spends_patience() -> None:
+def test_create_of_a_key_that_exists_but_cannot_be_read_exhausts_its_retries() -> None:
     client = Client(*[refused(412), refused(404, "NoSuchKey")] * 9)
     with pytest.raises(UnavailableError):
         log(client).create("k", b"mine")
 
 
-def test_folder_objects_are_no_files(streamsem_log: str) -> None:
+def test_folder_objects_are_not_listed_as_files(streamsem_log: str) -> None:
     from airflow_provider_streamsem import FilesSource
 
     location = open_store(streamsem_log)
@@ -164,38 +164,38 @@ def test_folder_objects_are_no_files(streamsem_log: str) -> None:
     assert [(f.path, f.identity[:5]) for f in source.listing(0)] == [("day/a.json", "etag:")]
 
 
-def test_waits_between_repeated_requests_double_up_to_a_bound() -> None:
+def test_waits_between_retries_double_up_to_a_maximum() -> None:
     waits: list[float] = []
 
-    class Watched(ManualClock):
+    class RecordingClock(ManualClock):
         def sleep(self, seconds: float) -> None:
             waits.append(seconds)
 
     opened = CommitLog(
         S3Store("b", "p", Client(*[refused(503)] * 5, {})),
-        Watched(),
+        RecordingClock(),
         RetryPolicy(tries=9, first_wait_s=1, longest_wait_s=4),
     )
     assert opened.create("k", b"x").mine
     assert waits == [1, 2, 4, 4, 4]
 
 
-def test_client_has_no_retries_of_its_own_and_finite_time_outs(streamsem_log: str) -> None:
+def test_client_has_no_retries_and_finite_timeouts(streamsem_log: str) -> None:
     config = open_store(streamsem_log)._client.meta.config  # type: ignore[attr-defined]
     assert config.retries["total_max_attempts"] == 1
     assert 0 < config.connect_timeout <= 10
     assert 0 < config.read_timeout <= 60
 
 
-def test_opening_a_store_sends_nothing_and_loads_no_client() -> None:
+def test_opening_a_store_sends_no_request() -> None:
     assert isinstance(open_store("s3://no-such-bucket/x"), S3Store)
 
 
-def test_prefix_with_an_empty_part_is_refused() -> None:
+def test_prefix_with_an_empty_segment_is_refused() -> None:
     with pytest.raises(InvalidError):
         open_store("s3://bucket/a//b")
 
 
-def test_missing_bucket_is_refused_by_name(streamsem_log: str) -> None:
+def test_error_names_a_missing_bucket(streamsem_log: str) -> None:
     with pytest.raises(StoreRefusedError, match=r"bucket does not exist.*s3://absent-bucket/x.*Do: create the bucket"):
         open_store("s3://absent-bucket/x").create("k", b"")
